@@ -31,7 +31,7 @@ pub struct GlobalAddr {
     pub offset: i32,
 }
 
-/// An address in either space. Registers of 64 bits address global memory, those of 32 bits and regions
+/// An address in either space. Registers of 64 bits address global memory, registers of 32 bits and regions
 /// shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Address {

@@ -75,7 +75,7 @@ impl Kernel {
             roles: Vec::new(),
             misuse: Vec::new(),
         };
-        let (block, watch) = (Block::new(), Watch::new());
+        let (block, watch) = (Block::new(), Watch::default());
         let state = State {
             kernel,
             block,
@@ -115,9 +115,7 @@ impl Builder {
     #[track_caller]
     fn loaded_param<T: Class>(&self, name: &str, kind: ParamKind) -> V<'_, T> {
         let param = self.param(name, kind);
-        let dst = self.define(T::TY);
-        self.push(Inst::Mem(MemInst::LoadParam { dst, param, ty: T::TY }));
-        V::new(self, dst).named(name)
+        self.result(|dst| Inst::Mem(MemInst::LoadParam { dst, param, ty: T::TY })).named(name)
     }
 
     /// Declares a parameter of 32 bits and loads it.
@@ -195,9 +193,7 @@ impl Builder {
     /// The address of a region, in a register.
     #[track_caller]
     pub fn address(&self, region: Region) -> V<'_, B32> {
-        let dst = self.define(Ty::B32);
-        self.push(Inst::RegionAddress { dst, region });
-        V::new(self, dst)
+        self.result(|dst| Inst::RegionAddress { dst, region })
     }
 }
 
@@ -428,6 +424,14 @@ impl Builder {
         self.register(ValueInfo { ty, name: None, mutable: false })
     }
 
+    /// Appends an instruction that defines a value, which it gives.
+    #[track_caller]
+    pub(crate) fn result<T: Class>(&self, inst: impl FnOnce(Value) -> Inst) -> V<'_, T> {
+        let dst = self.define(T::TY);
+        self.push(inst(dst));
+        V::new(self, dst)
+    }
+
     /// Appends an instruction.
     #[track_caller]
     pub(crate) fn push(&self, inst: Inst) {
@@ -440,13 +444,14 @@ impl Builder {
         self.state().block.push(Stmt { node, source });
     }
 
-    /// The source line that statements are attributed to now: the caller's, or that of an outer [`Builder::as_one`].
+    /// The source line that statements are attributed to now: the line of the caller, or of an outer
+    /// [`Builder::as_one`].
     #[track_caller]
     pub(crate) fn source(&self) -> Source {
         self.served().unwrap_or(Location::caller())
     }
 
-    /// While the result lives, statements are attributed to the caller's source line, or to that of an
+    /// While the result lives, statements are attributed to the source line of the caller, or of an
     /// outer call of this method.
     #[track_caller]
     pub(crate) fn as_one(&self) -> OnBehalf<'_> {

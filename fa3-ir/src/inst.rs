@@ -152,23 +152,12 @@ pub enum Access {
 impl Access {
     /// The register that it reads or assigns, if any.
     pub const fn value(self) -> Option<Value> {
-        match self {
-            Access::Read(Operand::Value(value), _) | Access::Write(value, _) | Access::Update(value, _) => {
-                Some(value)
-            }
-            Access::Read(Operand::Imm(_), _)
-            | Access::Shared { .. }
-            | Access::SharedBox { .. }
-            | Access::Mbarrier { .. }
-            | Access::Param(..)
-            | Access::TensorMap { .. }
-            | Access::Barrier(_)
-            | Access::Limit { .. }
-            | Access::Count { .. }
-            | Access::Vector { .. }
-            | Access::Constant(_)
-            | Access::MajorOf8Bit => None,
-        }
+        let (Access::Read(Operand::Value(value), _) | Access::Write(value, _) | Access::Update(value, _)) =
+            self
+        else {
+            return None;
+        };
+        Some(value)
     }
 }
 
@@ -231,8 +220,7 @@ impl Inst {
     /// Whether all lanes of the warp must execute it together (`.aligned`, or a mask of all lanes).
     pub fn is_collective(&self) -> bool {
         match self {
-            Inst::Warp(_) | Inst::Wgmma(_) => true,
-            Inst::Barrier(_) => true,
+            Inst::Warp(_) | Inst::Wgmma(_) | Inst::Barrier(_) => true,
             Inst::Cluster(inst) => inst.is_collective(),
             Inst::Misc(inst) => inst.is_collective(),
             Inst::Lane(_)

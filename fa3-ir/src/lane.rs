@@ -62,7 +62,7 @@ impl LaneInst {
 
 impl LaneOp {
     /// Whether PTX takes constants as operands: it has no constants of floating-point types below 32 bits. The last
-    /// type of the mnemonic is that of the operands. Builder methods move such constants to registers first.
+    /// type of the mnemonic is the operands' type. Builder methods move such constants to registers first.
     pub fn takes_constants(self) -> bool {
         let mnemonic = self.ptx().split(' ').next().unwrap_or_default();
         let ty = mnemonic.rsplit('.').next().unwrap_or_default();
@@ -137,7 +137,7 @@ macro_rules! lane_ops {
             /// Every operation, in the order of the table.
             pub const ALL: &[LaneOp] = &[$(LaneOp::$op),+];
 
-            /// Its name, that of the variant.
+            /// The name of the variant.
             pub const fn name(self) -> &'static str {
                 match self { $(LaneOp::$op => stringify!($op),)+ }
             }

@@ -20,7 +20,7 @@ pub use crate::smem::Region;
 pub use crate::address::{GlobalAddr, SharedAddr};
 pub use crate::lane::{Bits, Number, Select};
 pub use crate::ty::{B16, B32, B64, Class, F32, Pred, Stored, Word};
-pub use crate::value::{Arg, Condition, Reg, V, Var};
+pub use crate::value::{Arg, Condition, Reg, U32, U64, V, Var};
 
 // Observations.
 pub use crate::inst::observe::Observed;
@@ -31,7 +31,7 @@ pub use crate::inst::tma::{Coords, LoadOptions};
 pub use crate::tensor::BoxShape;
 pub use crate::tile::warpgroup_barriers::{WarpgroupBarrier, WarpgroupBarriers};
 
-// Tiles, pipelines (pipelines), and staging buffers of TMA stores (staging_buffers).
+// Tiles, pipelines, and staging buffers of TMA stores.
 pub use crate::tile::copy::TileMap;
 pub use crate::tile::pipeline::{
     Consumer, CpAsyncPipeline, CpAsyncProducer, EmptyStage, FenceWarp, FullStage, HeldStage, Pipeline,

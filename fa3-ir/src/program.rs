@@ -218,11 +218,7 @@ impl<K> Program<K> {
         K: Clone,
     {
         let mut added = |buffer: &Buffer| {
-            let role = if buffer.role == BufferRole::TileCounter {
-                BufferRole::TileCounter
-            } else {
-                BufferRole::Scratch
-            };
+            let role = if buffer.role.is_workspace() { buffer.role } else { BufferRole::Scratch };
             bind(buffer.name).unwrap_or_else(|| self.add(Buffer { role, ..buffer.clone() }))
         };
         let buffers: Vec<BufferId> = part.buffers.iter().map(&mut added).collect();

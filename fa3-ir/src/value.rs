@@ -94,6 +94,12 @@ pub struct V<'k, T> {
     class: PhantomData<T>,
 }
 
+/// A value of 32 bits.
+pub type U32<'k> = V<'k, B32>;
+
+/// A value of 64 bits.
+pub type U64<'k> = V<'k, B64>;
+
 /// A mutable register of class `T`: the state that a loop carries. Only [`Var::set`] assigns it, and a product whose
 /// accumulator it is. As an operand it stands for its content at that time; [`Var::get`] keeps that content.
 ///

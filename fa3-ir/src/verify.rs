@@ -43,13 +43,14 @@
 //! - V-24: the box of a tensor map is one that the driver encodes.
 //!
 //! Found by the builder:
-//! - V-25: a token that a block acquires (a stage of a pipeline, a staged tile of a staging buffer) is given back in that block, once; an
-//!   operation that it begins (a product, the sum of a chain) is not left to a branch or a loop within.
+//! - V-25: a token that a block acquires (a stage of a pipeline, a staged tile of a staging buffer) is given back in
+//!   that block, once; an operation that it begins (a product, the sum of a chain) is not left to a branch or a loop
+//!   within.
 //! - V-26: products in flight are waited for.
 //! - V-27: the shapes of a product, of a tile and its tensor map, of a fragment and its tile fit.
 //! - V-28: roles are declared in the prologue.
-//! - V-29: as many warps release a pipeline's stages as it was declared for. Where they do so in a branch, which only some
-//!   warps of a role may take, or stage by stage, only the simulator can tell.
+//! - V-29: as many warps release a pipeline's stages as it was declared for. Where they do so in a branch, which only
+//!   some warps of a role may take, or stage by stage, only the simulator can tell.
 //!
 //! It does not check properties that depend on data or on time: whether a condition that is declared uniform is
 //! uniform, bounds of computed addresses, races, phases, missing waits. The simulator checks these.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::{Fault, Source, VerifyError};
 
 /// A block under construction. Blocks are numbered as they are begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlockId(u32);
 
 /// Something that must be done in the block in which it became due.
@@ -62,7 +62,7 @@ struct Emptied {
 pub(crate) struct PipelineId(usize);
 
 /// The state; see the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Watch {
     duties: Vec<Duty>,
     groups: Vec<Group>,
@@ -72,6 +72,7 @@ pub(crate) struct Watch {
     /// Groups that may be unfinished, oldest first.
     open: Vec<Open>,
     block: BlockId,
+    /// The number of the last block.
     blocks: u32,
     misuse: Vec<VerifyError>,
 }
@@ -83,19 +84,6 @@ pub(crate) struct Outer {
 }
 
 impl Watch {
-    pub(crate) fn new() -> Watch {
-        Watch {
-            duties: Vec::new(),
-            groups: Vec::new(),
-            pipelines: Vec::new(),
-            branches: 0,
-            open: Vec::new(),
-            block: BlockId(0),
-            blocks: 1,
-            misuse: Vec::new(),
-        }
-    }
-
     /// Notes a mistake, for the verifier to report.
     pub(crate) fn fault(&mut self, fault: Fault, source: Source) {
         self.misuse.push(VerifyError { fault, source: Some(source) });
@@ -160,8 +148,8 @@ impl Watch {
     /// Begins the block of a branch or a loop.
     pub(crate) fn enter(&mut self) -> Outer {
         let outer = Outer { block: self.block, open: self.open.clone() };
-        self.block = BlockId(self.blocks);
         self.blocks += 1;
+        self.block = BlockId(self.blocks);
         outer
     }
 
@@ -282,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_wait_leaves_younger_groups_in_flight() {
-        let mut watch = Watch::new();
+        let mut watch = Watch::default();
         let [s, pv] = [commit(&mut watch), commit(&mut watch)];
         assert_eq!(wait(&mut watch, s), Some(1));
         assert_eq!(wait(&mut watch, pv), Some(0));
@@ -290,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_wait_for_the_younger_finishes_the_older() {
-        let mut watch = Watch::new();
+        let mut watch = Watch::default();
         let [s, pv] = [commit(&mut watch), commit(&mut watch)];
         assert_eq!(wait(&mut watch, pv), Some(0));
         assert_eq!(wait(&mut watch, s), None);
@@ -300,7 +288,7 @@ mod tests {
     /// A branch may be skipped, so that groups committed in it do not count.
     #[test]
     fn groups_of_a_branch_do_not_count() {
-        let mut watch = Watch::new();
+        let mut watch = Watch::default();
         let before = commit(&mut watch);
         let outer = watch.enter();
         let inside = commit(&mut watch);
@@ -314,7 +302,7 @@ mod tests {
     /// A loop may run zero times: a wait in it does not count, and its results must not be used after it.
     #[test]
     fn waits_in_a_loop_do_not_count() {
-        let mut watch = Watch::new();
+        let mut watch = Watch::default();
         let group = commit(&mut watch);
         let outer = watch.enter();
         assert_eq!(wait(&mut watch, group), Some(0));
@@ -330,7 +318,7 @@ mod tests {
     /// stay.
     #[test]
     fn all_but_the_last_of_a_loop() {
-        let mut watch = Watch::new();
+        let mut watch = Watch::default();
         let [last, _other] = [commit(&mut watch), commit(&mut watch)];
         let outer = watch.enter();
         assert_eq!(watch.wait_older(last), 1);
@@ -341,7 +329,7 @@ mod tests {
 
     #[test]
     fn all_but_the_last() {
-        let mut watch = Watch::new();
+        let mut watch = Watch::default();
         let [_, last] = [commit(&mut watch), commit(&mut watch)];
         assert_eq!(watch.wait_older(last), 1);
         assert_eq!(wait(&mut watch, last), Some(0));
@@ -349,7 +337,7 @@ mod tests {
 
     #[test]
     fn what_is_due_is_done_in_its_block() {
-        let mut watch = Watch::new();
+        let mut watch = Watch::default();
         let here = Location::caller();
         let [stage, other] = ["stage", "other"].map(|what| watch.due(what.to_owned(), here));
         watch.done(stage, here);

@@ -69,38 +69,39 @@ impl<'k> Append<'k> {
             }
             None => lengths(),
         };
-        let values = || b.if_else_uniform(cta.lt(new.queries), || self.append(new, Moved::Values), behind);
-        b.if_else_uniform(cta.lt(new.values), || self.append(new, Moved::Keys), values);
+        let Some(spec) = self.spec.new else { return };
+        let values = Moved {
+            from: &new.v_new,
+            to: &new.v_cache,
+            descale: new.v_descale,
+            head_dim: spec.head_dim_v,
+            first: new.values,
+            rotation: None,
+        };
+        let keys = Moved {
+            from: &new.k_new,
+            to: &new.k_cache,
+            descale: new.k_descale,
+            head_dim: spec.head_dim,
+            first: b.value(0),
+            rotation: self.spec.rotation,
+        };
+        let values = || {
+            b.if_else_uniform(cta.lt(new.queries), || self.append(new, spec.search, values), behind);
+        };
+        b.if_else_uniform(cta.lt(new.values), || self.append(new, spec.search, keys), values);
     }
 
     /// Appends the CTA's new rows to the cache.
     #[track_caller]
-    fn append(&self, new: &NewRows<InKernel<'k>>, moved: Moved) {
+    fn append(&self, new: &NewRows<InKernel<'k>>, search: Search, moved: Moved<'_, 'k>) {
         let b = self.builder;
-        let Some(spec) = self.spec.new else { return };
-        let Side { from, to, descale, head_dim, first, rotation } = match moved {
-            Moved::Keys => Side {
-                from: &new.k_new,
-                to: &new.k_cache,
-                descale: new.k_descale,
-                head_dim: spec.head_dim,
-                first: b.value(0),
-                rotation: self.spec.rotation,
-            },
-            Moved::Values => Side {
-                from: &new.v_new,
-                to: &new.v_cache,
-                descale: new.v_descale,
-                head_dim: spec.head_dim_v,
-                first: new.values,
-                rotation: None,
-            },
-        };
+        let Moved { from, to, descale, head_dim, first, rotation } = moved;
         let part = RowPart::new(b, head_dim, rotation, (first, new.rows));
         let (token, head) = new.heads.div_rem(part.row);
         let tokens =
             Tokens { of_sequence: new.of_sequence, cu_seqlens: new.cu_seqlens, count: self.params.count };
-        let token = tokens.token(b, spec.search, token, part.lanes());
+        let token = tokens.token(b, search, token, part.lanes());
         let x = part.load(b, from.global().at([token.entry, head, token.row_of_entry]));
         // Rows outside every sequence are treated as having a negative length, and are dropped.
         let used = self.of_sequence(self.params.used, &token, u32::MAX);
@@ -214,15 +215,8 @@ impl<'k> Append<'k> {
     }
 }
 
-/// The rows that a CTA moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Moved {
-    Keys,
-    Values,
-}
-
-/// New keys or values.
-struct Side<'p, 'k> {
+/// The rows that a CTA moves: new keys or values.
+struct Moved<'p, 'k> {
     from: &'p Strided<InKernel<'k>>,
     to: &'p Strided<InKernel<'k>>,
     /// The scales of the cache, if rows are quantized to e4m3.

@@ -31,12 +31,11 @@ mod transpose;
 // The roles.
 mod chains;
 mod channels;
+mod constants;
 mod consumer;
 mod epilogue;
-mod ones;
 mod producer;
 mod row_softmax;
-mod zeros;
 
 // The consumer's main loops.
 mod algorithm1;

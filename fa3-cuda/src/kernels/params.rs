@@ -12,7 +12,7 @@ use fa3_sched::backward::TileSplit;
 use fa3_sched::{Decoder, FastDiv, Order, TileCounts};
 
 /// A side that holds parameters.
-pub(crate) trait Side {
+pub(crate) trait Side: Copy {
     /// 32 bits.
     type U32: Copy;
     /// 64 bits.
@@ -188,22 +188,23 @@ impl Side for Filled {
 }
 
 /// Defines structs of parameters, generic over the [`Side`] that holds them, each with a function `pass`, which passes
-/// the fields in their order. A field states its kind. A kind is a method of [`Pass`], `cut`, `splits`, `decoder`,
-/// `geometry` or `div`, or `all` with another struct; a name after `=` replaces the field's name. `maybe` marks a field
-/// that only some kernels have.
+/// the fields in their order. A field states its kind: a method of [`Pass`], `div`, `all` with another struct, `named`
+/// with a struct whose parameters have the field's name in theirs, `numbers` with a type of named numbers, or `fixed`
+/// with a type that is no parameter, but decides about the code. A name after `=` replaces the field's name. `maybe`
+/// marks a field that only some kernels have.
 macro_rules! params {
     ($($(#[$meta:meta])* struct $name:ident {
         $($(#[$doc:meta])* $field:ident: $($kind:ident)+ $(= $as:literal)?,)+
     })+) => {$(
         $(#[$meta])*
-        pub(super) struct $name<S: Side> {
-            $($(#[$doc])* pub(super) $field: param!(@type S $($kind)+),)+
+        pub(crate) struct $name<S: Side> {
+            $($(#[$doc])* pub(crate) $field: param!(@type S $($kind)+),)+
         }
 
         impl<A: Side> $name<A> {
             /// Passes the fields in the order of the kernel's signature.
             #[track_caller]
-            pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> $name<B> {
+            pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> $name<B> {
                 $name {
                     $($field: param!(
                         @pass by (param!(@name $field $($as)?)) (self.$field) $($kind)+
@@ -218,10 +219,9 @@ macro_rules! params {
 macro_rules! param {
     (@type $side:ident maybe $($kind:ident)+) => { Option<param!(@type $side $($kind)+)> };
     (@type $side:ident all $params:ident) => { $params<$side> };
-    (@type $side:ident geometry) => { Geometry<$side::U32> };
-    (@type $side:ident cut) => { Cut<$side::U32> };
-    (@type $side:ident splits) => { TileSplit<$side::U32> };
-    (@type $side:ident decoder) => { Decoder<$side::U32> };
+    (@type $side:ident named $params:ident) => { $params<$side> };
+    (@type $side:ident numbers $numbers:ident) => { $numbers<$side::U32> };
+    (@type $side:ident fixed $fixed:ident) => { $fixed };
     (@type $side:ident div) => { FastDiv<$side::U32> };
     (@type $side:ident u32) => { $side::U32 };
     (@type $side:ident u64) => { $side::U64 };
@@ -234,17 +234,28 @@ macro_rules! param {
         $x.map(|x| param!(@pass $by ($name) (x) $($kind)+))
     };
     (@pass $by:ident ($name:expr) ($x:expr) all $params:ident) => { $x.pass($by) };
-    (@pass $by:ident ($name:expr) ($x:expr) geometry) => { $x.pass($by) };
-    (@pass $by:ident ($name:expr) ($x:expr) cut) => { param!(@numbers $by ($x)) };
-    (@pass $by:ident ($name:expr) ($x:expr) splits) => { param!(@numbers $by ($x)) };
-    (@pass $by:ident ($name:expr) ($x:expr) decoder) => { param!(@numbers $by ($x)) };
+    (@pass $by:ident ($name:expr) ($x:expr) named $params:ident) => { $x.pass($by, $name) };
+    (@pass $by:ident ($name:expr) ($x:expr) numbers $numbers:ident) => {
+        $x.map_named(&mut |name: &str, number| $by.u32(name, number))
+    };
+    (@pass $by:ident ($name:expr) ($x:expr) fixed $fixed:ident) => { $x };
     (@pass $by:ident ($name:expr) ($x:expr) div) => {
         $x.map_named($name, &mut |name: &str, number| $by.u32(name, number))
-    };
-    (@numbers $by:ident ($x:expr)) => {
-        $x.map_named(&mut |name: &str, number| $by.u32(name, number))
     };
     (@pass $by:ident ($name:expr) ($x:expr) $kind:ident) => { $by.$kind($name, $x) };
 }
 
-pub(crate) use {param, params};
+/// Makes structs of [`params`] `Copy`, if they have no tensors. `derive` cannot, since their fields' types are macros.
+macro_rules! copies {
+    ($($name:ident),+) => {$(
+        impl<S: Side> Copy for $name<S> {}
+
+        impl<S: Side> Clone for $name<S> {
+            fn clone(&self) -> $name<S> {
+                *self
+            }
+        }
+    )+};
+}
+
+pub(crate) use {copies, param, params};

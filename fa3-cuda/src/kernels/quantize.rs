@@ -61,35 +61,32 @@ struct Quantize<'k> {
 impl KernelSpec for Spec {
     /// Builds the kernel. The spec must come from [`Spec::of`].
     fn kernel(&self) -> Kernel {
-        kernel(self)
+        let tile = &self.tile;
+        let launch = Launch::threads(tile.threads()).per_sm(tile.ctas_per_sm).cluster(tile.cluster);
+        Kernel::build("quantize", launch, |b| {
+            if self.scale != ScaleSource::Heads {
+                // Without this, ptxas spills 40 bytes at head_dim 256. With scales of heads, this makes it spill 80
+                // bytes.
+                b.guard_all();
+            }
+            let (params, warps) = (Params::<Form>::form(self).pass(&mut Declare(b)), tile.threads() / 32);
+            let x = TmaPipeline::declare(b, "x", params.x, [tile.stages, warps]);
+            let maxima = BlockMax::declare(b, warps);
+            let rank = (tile.cluster > 1).then(|| b.cluster_cta_rank());
+            let lane = (b.tid() & (tile.lanes - 1), tile.lanes);
+            let signs = params.signs.as_ref().map(|words| Signs::declare(b, &words.0, tile.chunks(), lane));
+            let transposed = match self.layout {
+                ValueLayout::Rows => None,
+                ValueLayout::Transposed => Some(Transposed::declare(b, tile)),
+            };
+            b.init_mbarriers();
+            // PDL: CTAs of the next kernel become resident as CTAs of this one leave, and wait until all of these have
+            // ended.
+            b.launch_dependents();
+            b.grid_dependency_wait();
+            Quantize { builder: b, spec: *self, params, x, signs, transposed, lane, rank }.run(maxima);
+        })
     }
-}
-
-fn kernel(spec: &Spec) -> Kernel {
-    let tile = &spec.tile;
-    let launch = Launch::threads(tile.threads()).per_sm(tile.ctas_per_sm).cluster(tile.cluster);
-    Kernel::build("quantize", launch, |b| {
-        if spec.scale != ScaleSource::Heads {
-            // Without this, ptxas spills 40 bytes at head_dim 256. With scales of heads, this makes it spill 80 bytes.
-            b.guard_all();
-        }
-        let (params, warps) = (Params::<Form>::form(spec).pass(&mut Declare(b)), tile.threads() / 32);
-        let x = TmaPipeline::declare(b, "x", params.x, tile.stages, warps);
-        let maxima = BlockMax::declare(b, warps);
-        let rank = (tile.cluster > 1).then(|| b.cluster_cta_rank());
-        let lane = (b.tid() & (tile.lanes - 1), tile.lanes);
-        let signs = params.signs.as_ref().map(|words| Signs::declare(b, &words.0, tile.chunks(), lane));
-        let transposed = match spec.layout {
-            ValueLayout::Rows => None,
-            ValueLayout::Transposed => Some(Transposed::declare(b, tile)),
-        };
-        b.init_mbarriers();
-        // PDL: CTAs of the next kernel become resident as CTAs of this one leave, and wait until all of these have
-        // ended.
-        b.launch_dependents();
-        b.grid_dependency_wait();
-        Quantize { builder: b, spec: *spec, params, x, signs, transposed, lane, rank }.run(maxima);
-    })
 }
 
 impl<'k> Quantize<'k> {

@@ -23,10 +23,7 @@ pub enum ClusterInst {
 impl ClusterInst {
     /// Whether it is `.aligned`.
     pub(crate) fn is_collective(&self) -> bool {
-        match self {
-            ClusterInst::Arrive { .. } | ClusterInst::Wait => true,
-            ClusterInst::MapAddress { .. } | ClusterInst::StoreAsync { .. } => false,
-        }
+        matches!(self, ClusterInst::Arrive { .. } | ClusterInst::Wait)
     }
 
     pub(crate) fn visit(&self, see: &mut dyn FnMut(Access)) {
@@ -85,9 +82,8 @@ impl Builder {
     /// The address in CTA `cta` of the cluster that corresponds to `addr`.
     #[track_caller]
     pub fn map_address(&self, addr: impl Into<SharedAddr>, cta: impl Arg<Ty = B32>) -> V<'_, B32> {
-        let dst = self.define(Ty::B32);
-        self.push(Inst::Cluster(ClusterInst::MapAddress { dst, addr: addr.into(), cta: cta.operand() }));
-        V::new(self, dst)
+        let (addr, cta) = (addr.into(), cta.operand());
+        self.result(|dst| Inst::Cluster(ClusterInst::MapAddress { dst, addr, cta }))
     }
 
     /// Begins to store `x` to shared memory of a CTA of the cluster. On arrival it completes 4 bytes of a phase of the

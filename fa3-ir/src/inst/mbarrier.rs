@@ -173,18 +173,14 @@ impl Builder {
     /// Whether the phase of `parity` is complete, after waiting a little if it is not.
     #[track_caller]
     pub fn mbarrier_try_wait(&self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) -> V<'_, Pred> {
-        let dst = self.define(Ty::Pred);
         let (addr, parity) = (addr.into(), parity.operand());
-        self.push(Inst::Mbarrier(MbarrierInst::TryWait { dst, addr, parity }));
-        V::new(self, dst)
+        self.result(|dst| Inst::Mbarrier(MbarrierInst::TryWait { dst, addr, parity }))
     }
 
     /// Whether the phase of `parity` is complete now.
     #[track_caller]
     pub fn mbarrier_test_wait(&self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) -> V<'_, Pred> {
-        let dst = self.define(Ty::Pred);
         let (addr, parity) = (addr.into(), parity.operand());
-        self.push(Inst::Mbarrier(MbarrierInst::TestWait { dst, addr, parity }));
-        V::new(self, dst)
+        self.result(|dst| Inst::Mbarrier(MbarrierInst::TestWait { dst, addr, parity }))
     }
 }

@@ -230,9 +230,7 @@ impl Builder {
     /// Loads 32 bits with acquire semantics: what their writer released is visible afterwards, on the whole GPU.
     #[track_caller]
     pub fn load_acquire(&self, addr: impl Into<GlobalAddr>) -> V<'_, B32> {
-        let dst = self.define(Ty::B32);
-        self.push(Inst::Mem(MemInst::LoadAcquire { dst, addr: addr.into() }));
-        V::new(self, dst)
+        self.result(|dst| Inst::Mem(MemInst::LoadAcquire { dst, addr: addr.into() }))
     }
 
     /// Stores 32 bits with release semantics: earlier writes of this thread are visible to threads that acquire them.
@@ -243,9 +241,7 @@ impl Builder {
 
     #[track_caller]
     fn atomic<T: Class>(&self, op: AtomicOp, addr: impl Into<Address>, src: impl Arg<Ty = T>) -> V<'_, T> {
-        let dst = self.define(op.ty());
-        self.push(Inst::Mem(MemInst::Atomic { op, dst, addr: addr.into(), src: src.operand() }));
-        V::new(self, dst)
+        self.result(|dst| Inst::Mem(MemInst::Atomic { op, dst, addr: addr.into(), src: src.operand() }))
     }
 
     /// Adds integers in memory and returns the old value.

@@ -32,9 +32,7 @@ macro_rules! specials {
                 $(#[doc = $doc])+
                 #[track_caller]
                 pub fn $name(&self) -> V<'_, $class> {
-                    let dst = self.define($class::TY);
-                    self.push(Inst::Special { dst, register: Special::$register });
-                    V::new(self, dst)
+                    self.result(|dst| Inst::Special { dst, register: Special::$register })
                 }
             )+
         }

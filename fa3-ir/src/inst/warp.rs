@@ -144,11 +144,8 @@ impl WarpInst {
 impl<'k, T: Word> V<'k, T> {
     #[track_caller]
     fn shfl(self, mode: ShflMode, lane: impl Arg<Ty = B32>) -> V<'k, T> {
-        let b = self.builder();
         let (src, lane) = (self.register(), lane.operand());
-        let dst = b.define(T::TY);
-        b.push(Inst::Warp(WarpInst::Shfl { mode, ty: T::TY, dst, src, lane }));
-        V::new(b, dst)
+        self.builder().result(|dst| Inst::Warp(WarpInst::Shfl { mode, ty: T::TY, dst, src, lane }))
     }
 
     /// The value in `lane`.
@@ -180,11 +177,8 @@ impl<'k, T: Word> V<'k, T> {
 impl<'k> V<'k, Pred> {
     #[track_caller]
     fn vote(self, mode: VoteMode) -> V<'k, Pred> {
-        let b = self.builder();
         let src = self.register();
-        let dst = b.define(Ty::Pred);
-        b.push(Inst::Warp(WarpInst::Vote { mode, dst, src }));
-        V::new(b, dst)
+        self.builder().result(|dst| Inst::Warp(WarpInst::Vote { mode, dst, src }))
     }
 
     /// Whether the predicate is true in all lanes.
@@ -208,11 +202,8 @@ impl<'k> V<'k, Pred> {
     /// A word whose bit i is the predicate in lane i.
     #[track_caller]
     pub fn ballot(self) -> V<'k, B32> {
-        let b = self.builder();
         let src = self.register();
-        let dst = b.define(Ty::B32);
-        b.push(Inst::Warp(WarpInst::Ballot { dst, src }));
-        V::new(b, dst)
+        self.builder().result(|dst| Inst::Warp(WarpInst::Ballot { dst, src }))
     }
 }
 
@@ -221,9 +212,7 @@ impl Builder {
     /// True in one lane, always the same one of a warp.
     #[track_caller]
     pub fn elect(&self) -> V<'_, Pred> {
-        let dst = self.define(Ty::Pred);
-        self.push(Inst::Warp(WarpInst::Elect { dst }));
-        V::new(self, dst)
+        self.result(|dst| Inst::Warp(WarpInst::Elect { dst }))
     }
 
     /// Waits for the warp's other lanes. Memory accesses before it are visible to them afterwards.

@@ -278,7 +278,7 @@ impl<'k> Frag<'k> {
 
     /// The fragment, rounded, as the A operand of a product.
     ///
-    /// For 16-bit elements, a thread's registers already are those that A needs. For 8-bit elements they are not.
+    /// For 16-bit elements, a thread's registers already are the registers of A. For 8-bit elements they are not.
     /// Instead of exchanging registers between threads, the columns are permuted: within each 16, their order is 0 1 8
     /// 9 2 3 10 11 4 5 12 13 6 7 14 15. The rows of B must be stored in that order.
     #[track_caller]

@@ -1,4 +1,4 @@
-//! Pipelines: pipelines of stages in shared memory (CUTLASS: `PipelineTmaAsync`), which a producer fills by TMA copies and
+//! Pipelines of stages in shared memory (CUTLASS: `PipelineTmaAsync`), which a producer fills by TMA copies and
 //! consumers empty.
 //!
 //! Only this module handles stages and phases. A kernel has tokens for stages: [`Producer::acquire`] returns an
@@ -32,7 +32,7 @@ pub struct Pipeline<'k, const N: usize> {
     builder: &'k Builder,
     name: String,
     stages: u32,
-    /// The number of its first stage, if the pipeline is one stage of another pipeline.
+    /// The index of its stage, if the pipeline is one stage of another pipeline.
     first: Option<V<'k, B32>>,
     full: Region,
     empty: Region,
@@ -67,8 +67,8 @@ impl Builder {
         self.pipeline_across(name, stages, [producers, consumers], tiles, 1)
     }
 
-    /// Declares a pipeline in a cluster whose CTAs multicast into each other's stages: a stage is empty when the consumers
-    /// of all of these CTAs have released it.
+    /// Declares a pipeline in a cluster whose CTAs multicast into each other's stages: a stage is empty when the
+    /// consumers of all of these CTAs have released it.
     #[track_caller]
     pub fn cluster_pipeline<const N: usize>(
         &self,
@@ -91,13 +91,8 @@ impl Builder {
         cluster: u32,
     ) -> Pipeline<'_, N> {
         if stages == 0 {
-            self.fault(Fault::Limit {
-                what: "stages of a pipeline",
-                given: 0,
-                min: 1,
-                max: u32::MAX,
-                multiple: 1,
-            });
+            let what = "stages of a pipeline";
+            self.fault(Fault::Limit { what, given: 0, min: 1, max: u32::MAX, multiple: 1 });
         }
         let full = self.mbarriers(&format!("{name} full"), stages, producers);
         let empty = self.mbarriers(&format!("{name} empty"), stages, consumers.saturating_mul(cluster));
@@ -141,13 +136,13 @@ impl<'k, const N: usize> Pipeline<'k, N> {
             let count = self.stages as usize;
             self.builder.fault(Fault::Unknown { what: "stage of a pipeline", index, count });
         }
-        let known = Stage::Known(index.min(self.stages.saturating_sub(1)));
-        self.tiles(self.first.map_or(known, Stage::Number))
+        let known = StageIndex::Known(index.min(self.stages.saturating_sub(1)));
+        self.tiles(self.first.map_or(known, StageIndex::Number))
     }
 
     /// The stage of a pipeline that has only one.
-    fn only_stage(&self) -> Stage<'k> {
-        self.first.map_or(Stage::Known(0), Stage::Number)
+    fn only_stage(&self) -> StageIndex<'k> {
+        self.first.map_or(StageIndex::Known(0), StageIndex::Number)
     }
 
     /// A consumer warp's position in the pipeline.
@@ -162,24 +157,29 @@ impl<'k, const N: usize> Pipeline<'k, N> {
         Consumer { cursor: Cursor::by(self, rounds, 0) }
     }
 
+    /// Notes the duty to commit or release (`done`) a stage.
+    fn due(&self, done: &str, source: Source) -> DutyId {
+        self.builder.watch().due(format!("a stage of pipeline {} is {done}", self.name), source)
+    }
+
     /// The mbarrier of a stage.
     #[track_caller]
-    fn barrier(&self, of: Region, stage: Stage<'k>) -> SharedAddr {
+    fn barrier(&self, of: Region, stage: StageIndex<'k>) -> SharedAddr {
         self.address(of, 8, stage)
     }
 
     #[track_caller]
-    fn tiles(&self, stage: Stage<'k>) -> [Tile<'k, 'k>; N] {
+    fn tiles(&self, stage: StageIndex<'k>) -> [Tile<'k, 'k>; N] {
         self.tiles
             .map(|(region, shape)| Tile::new(self.builder, shape, self.address(region, shape.bytes(), stage)))
     }
 
     /// The address of the stage's part of a region that has `bytes` for each stage.
     #[track_caller]
-    fn address(&self, region: Region, bytes: u32, stage: Stage<'k>) -> SharedAddr {
+    fn address(&self, region: Region, bytes: u32, stage: StageIndex<'k>) -> SharedAddr {
         match stage {
-            Stage::Known(stage) => region.at((stage * bytes) as i32),
-            Stage::Number(stage) => {
+            StageIndex::Known(stage) => region.at((stage * bytes) as i32),
+            StageIndex::Number(stage) => {
                 let start = self.builder.address(region);
                 stage.mad(bytes, start).at(0)
             }
@@ -187,9 +187,9 @@ impl<'k, const N: usize> Pipeline<'k, N> {
     }
 }
 
-/// A stage of a pipeline: a number that is known when the kernel is built, or one that the kernel computes.
+/// The index of a stage: known when the kernel is built, or computed by the kernel.
 #[derive(Clone, Copy, Debug)]
-enum Stage<'k> {
+enum StageIndex<'k> {
     Known(u32),
     Number(V<'k, B32>),
 }
@@ -205,12 +205,10 @@ impl<'k, const N: usize> Producer<'k, N> {
     #[track_caller]
     pub fn acquire(&mut self) -> EmptyStage<'k, N> {
         let pipeline = self.cursor.pipeline.clone();
-        let b = pipeline.builder;
-        let due =
-            b.watch().due(format!("a stage of pipeline {} is committed", pipeline.name), Location::caller());
-        let _one = b.as_one();
-        let stage = self.cursor.next(pipeline.empty);
-        EmptyStage::new(pipeline, stage, due)
+        let due = pipeline.due("committed", Location::caller());
+        let _one = pipeline.builder.as_one();
+        let index = self.cursor.next(pipeline.empty);
+        EmptyStage::new(pipeline, index, due)
     }
 
     /// Waits in a whole warp until the next stage is empty; one of its threads fills it by loads. The compiler still
@@ -220,10 +218,10 @@ impl<'k, const N: usize> Producer<'k, N> {
         let pipeline = self.cursor.pipeline.clone();
         let (b, at) = (pipeline.builder, Location::caller());
         let _one = b.as_one();
-        let stage = self.cursor.next(pipeline.empty);
+        let index = self.cursor.next(pipeline.empty);
         b.once_per_warp(|| {
-            let due = b.watch().due(format!("a stage of pipeline {} is committed", pipeline.name), at);
-            fill(EmptyStage::new(pipeline, stage, due));
+            let due = pipeline.due("committed", at);
+            fill(EmptyStage::new(pipeline, index, due));
         });
     }
 }
@@ -240,8 +238,8 @@ impl<'k, const N: usize> Consumer<'k, N> {
     pub fn wait(&mut self) -> FullStage<'k, N> {
         let pipeline = self.cursor.pipeline.clone();
         let _one = pipeline.builder.as_one();
-        let stage = self.cursor.next(pipeline.full);
-        FullStage::new(pipeline, stage, Location::caller())
+        let index = self.cursor.next(pipeline.full);
+        FullStage::new(pipeline, index, Location::caller())
     }
 
     /// Whether the next stage is full now. Lanes may see different answers.
@@ -258,7 +256,7 @@ impl<'k, const N: usize> Consumer<'k, N> {
 #[derive(Debug)]
 pub struct FullStage<'k, const N: usize> {
     pipeline: Pipeline<'k, N>,
-    stage: Stage<'k>,
+    index: StageIndex<'k>,
     tiles: [Tile<'k, 'k>; N],
     due: DutyId,
 }
@@ -273,13 +271,9 @@ impl<'k> FullStage<'k, 1> {
 
 impl<'k, const N: usize> FullStage<'k, N> {
     #[track_caller]
-    fn new(pipeline: Pipeline<'k, N>, stage: Stage<'k>, source: Source) -> FullStage<'k, N> {
-        let tiles = pipeline.tiles(stage);
-        let due = pipeline
-            .builder
-            .watch()
-            .due(format!("a stage of pipeline {} is released", pipeline.name), source);
-        FullStage { pipeline, stage, tiles, due }
+    fn new(pipeline: Pipeline<'k, N>, index: StageIndex<'k>, source: Source) -> FullStage<'k, N> {
+        let (tiles, due) = (pipeline.tiles(index), pipeline.due("released", source));
+        FullStage { pipeline, index, tiles, due }
     }
 
     /// Its tiles.
@@ -352,7 +346,7 @@ impl<'k, const N: usize> FullStage<'k, N> {
     /// Arrives, in one thread, at the stage's empty mbarriers.
     #[track_caller]
     fn arrive(&self) {
-        let (b, empty) = (self.pipeline.builder, self.pipeline.barrier(self.pipeline.empty, self.stage));
+        let (b, empty) = (self.pipeline.builder, self.pipeline.barrier(self.pipeline.empty, self.index));
         match self.pipeline.cluster {
             1 => b.mbarrier_arrive(empty),
             ctas => (0..ctas).for_each(|cta| b.mbarrier_arrive_remote(b.map_address(empty, cta))),

@@ -1,7 +1,8 @@
-//! StagingBuffers: staging buffers for TMA stores, one tile of shared memory for each warpgroup.
+//! Staging buffers for TMA stores, one tile of shared memory for each warpgroup.
 //!
-//! [`StagingBuffer::acquire`] waits until the previous copy has read the tile. It returns a [`StagedTile`], which is written and
-//! sent. `send` does what must lie between the writes and the copy: a fence in every writing thread, and a barrier.
+//! [`StagingBuffer::acquire`] waits until the previous copy has read the tile. It returns a [`StagedTile`], which is
+//! written and stored. `store` does what must lie between the writes and the copy: a fence in every writing thread, and
+//! a barrier.
 
 use std::panic::Location;
 
@@ -28,7 +29,7 @@ pub struct StagingBuffer<'k> {
 }
 
 /// A staging tile that may be written.
-#[must_use = "a staged must be sent"]
+#[must_use = "a staged tile must be stored"]
 #[derive(Debug)]
 pub struct StagedTile<'k> {
     tile: Tile<'k, 'k>,
@@ -54,7 +55,7 @@ impl<'k> StagingBuffers<'k> {
         let last = index.operand().constant().unwrap_or(0);
         if last >= self.barriers.len() {
             b.fault(Fault::Unknown {
-                what: "staging_buffer",
+                what: "staging buffer",
                 index: last,
                 count: self.barriers.len() as usize,
             });
@@ -74,7 +75,7 @@ impl<'k> StagingBuffer<'k> {
         let b = self.tile.builder();
         let due = b
             .watch()
-            .due(format!("a staged tile of staging buffer {} is sent", self.name), Location::caller());
+            .due(format!("a staged tile of staging buffer {} is stored", self.name), Location::caller());
         let _one = b.as_one();
         b.once_per_warpgroup(|| b.bulk_wait_read(0));
         self.barrier.sync();

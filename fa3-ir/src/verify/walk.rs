@@ -249,7 +249,7 @@ impl<'k> Walk<'k> {
         }
     }
 
-    /// V-22, for operations that are not those of mbarriers.
+    /// V-22, for operations of other families than mbarriers.
     fn data(&mut self, addr: SharedAddr, bytes: u32) {
         let SharedBase::Region(region) = addr.base else { return };
         let Some(info) = self.kernel.smem.get(region) else { return };

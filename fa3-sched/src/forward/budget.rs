@@ -78,8 +78,8 @@ pub const ROW_SUM_COLS: u32 = 8;
 /// Converted blocks of K, and of V, in shared memory: one is read while the other is written.
 pub const CONVERTED_SLOTS: u32 = 2;
 
-/// Extra registers of a consumer that also issues loads: its positions in three pipelines, the blocks of K and V that were
-/// loaded last, the first block of the tile, its sequence and its head.
+/// Extra registers of a consumer that also issues loads: its positions in three pipelines, the blocks of K and V that
+/// were loaded last, the first block of the tile, its sequence and its head.
 pub const LOADING_RESERVE: u32 = 10;
 
 /// The most registers that an instruction can name.

@@ -27,7 +27,7 @@ fn v25_slots() {
     let due = |what: &str| what.to_owned();
     let forgotten = faults(|b| {
         let pipeline = b.pipeline("kv", 2, 4, [("k", shape(64))]);
-        let _slot = pipeline.producer().acquire();
+        let _stage = pipeline.producer().acquire();
     });
     assert_eq!(forgotten, [Fault::NotDone { what: due("a stage of pipeline kv is committed") }]);
     let elsewhere = faults(|b| {
@@ -41,12 +41,12 @@ fn v25_slots() {
         let stage = pipeline.consumer().wait();
         let _held = stage.hold();
     });
-    assert_eq!(held, [Fault::NotDone { what: due("the held stage of pipeline kv is released") }]);
-    let unsent = faults(|b| {
+    assert_eq!(held, [Fault::NotDone { what: due("a stage of pipeline kv is released") }]);
+    let unstored = faults(|b| {
         let staging_buffer = b.staging_buffers("out", shape(64), 1).of(0);
-        let _draft = staging_buffer.acquire();
+        let _staged = staging_buffer.acquire();
     });
-    assert_eq!(unsent, [Fault::NotDone { what: due("a staged tile of staging buffer out is sent") }]);
+    assert_eq!(unstored, [Fault::NotDone { what: due("a staged tile of staging buffer out is stored") }]);
 }
 
 /// Both sentences of V-25.
@@ -243,7 +243,7 @@ fn misuse_of_tiles_is_noted() {
             stage.load(1, &map, (0, 0));
             stage.commit();
         }),
-        ("no such staging_buffer", "V-5", |b| _ = b.staging_buffers("out", shape(64), 1).of(1)),
+        ("no such staging buffer", "V-5", |b| _ = b.staging_buffers("out", shape(64), 1).of(1)),
         ("no stages", "V-6", |b| _ = b.pipeline("kv", 0, 4, [("k", shape(64))])),
         ("an endless loop", "V-6", |b| b.for_each((0, 4), 0, |_| ())),
     ];

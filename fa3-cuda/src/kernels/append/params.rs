@@ -70,7 +70,7 @@ params! {
     /// Queries that are rotated.
     struct Queries {
         q: named Strided,
-        to: named Strided,
+        to: named Strided = "q_rotated",
         cu_seqlens: maybe pointer = "cu_seqlens_q",
         /// Rows of a sequence of a dense tensor, as a divisor.
         of_sequence: maybe div = "q_rows",
@@ -91,15 +91,14 @@ params! {
 }
 
 impl Spec {
-    /// The parameters that the kernel declares.
     pub(super) fn form(&self) -> Params<Form> {
         let array = |is_there: bool| is_there.then_some(Elem::U32);
         let is_packed = |search: Search| search != Search::Dense;
-        let tensor = |name| Strided::form(name, self.elem);
+        let tensor = || Strided::form(self.elem);
         Params {
             new: self.new.map(|new| NewRows {
-                k_new: tensor("k_new"),
-                v_new: tensor("v_new"),
+                k_new: tensor(),
+                v_new: tensor(),
                 k_cache: Strided::form(new.of_cache(self.elem)),
                 v_cache: Strided::form(new.of_cache(self.elem)),
                 k_descale: new.quantizes.then_some(Elem::F32),
@@ -124,8 +123,8 @@ impl Spec {
                 lengths: (),
             }),
             queries: self.queries.map(|queries| Queries {
-                q: tensor("q"),
-                to: tensor("q_rotated"),
+                q: tensor(),
+                to: tensor(),
                 cu_seqlens: array(is_packed(queries.search)),
                 of_sequence: (!is_packed(queries.search)).then_some(Form::div()),
                 heads: Form::div(),
@@ -150,7 +149,7 @@ impl Params<Host> {
         let (maybe, find) = (|name| program.find(name), |name| program.find(name).expect("it is the plan's"));
         // A divisor of 0 counts rows of an empty tensor, and is never used.
         let div = |by: usize| FastDiv::new((by as u32).max(1));
-        let strided = |name, tensor: &TensorDesc| Strided::of(name, find(name), tensor);
+        let strided = |name, tensor: &TensorDesc| Strided::of(find(name), tensor);
         let [values, queries, lengths] = plan.firsts();
         Params {
             new: problem.rows().map(|rows| NewRows {

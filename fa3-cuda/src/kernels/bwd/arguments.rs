@@ -29,12 +29,12 @@ use crate::kernels::parts::table::{PaddedRows, Table};
 use crate::kernels::tensors::{ragged_view, view};
 
 /// A tensor that a kernel addresses by rows. Packed sequences are one batch entry, whatever their indices.
-fn strided(plan: &Plan, name: &'static str, buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> {
+fn strided(plan: &Plan, buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> {
     let mut tensor = *tensor;
     if plan.dense().is_none() && tensor.shape.batch <= 1 {
         tensor.strides.batch = 0;
     }
-    Strided::of(name, buffer, &tensor)
+    Strided::of(buffer, &tensor)
 }
 
 /// The bounds of rows, and the summaries of what blocks of rows see, under a mask of intervals.
@@ -59,13 +59,8 @@ impl<'a> SplitArguments<'a> {
     pub(super) fn of(plan: &'a Plan, scratch: &Scratch) -> Option<SplitArguments<'a>> {
         let numbered = plan.dense()?;
         let (_, summaries) = intervals(plan, scratch)?;
-        Some(SplitArguments {
-            plan,
-            numbered,
-            splits: numbered.splits()?,
-            buffers: scratch.intervals?,
-            summaries,
-        })
+        let (splits, buffers) = (numbered.splits()?, scratch.intervals?);
+        Some(SplitArguments { plan, numbered, splits, buffers, summaries })
     }
 
     fn geometry(&self) -> Geometry<u32> {
@@ -82,24 +77,12 @@ impl<'a> SplitArguments<'a> {
         Parts { dk, dv }
     }
 
-    /// CTAs of the launch that finds blocks.
-    pub(super) fn q_blocks_grid(&self) -> u32 {
-        self.numbered.dkv().num_tiles().div_ceil(q_blocks::TILES)
-    }
-
-    /// CTAs of the launch that adds up parts: one each for dK and for dV of each block of a tile.
-    pub(super) fn reduce_grid(&self) -> u32 {
-        2 * self.plan.dkv().tile.tile_n / reduce::KEYS * self.splits.most_tiles()
-    }
-
-    /// The arguments of the launch that finds blocks.
-    pub(super) fn q_blocks(&self) -> QBlocksParams<Host> {
-        QBlocksParams {
-            geometry: self.geometry(),
-            summaries: self.summaries,
-            group: self.plan.problem().forward().heads().group_size() as u32,
-            to: self.tiles(),
-        }
+    /// The CTAs and the arguments of the launch that finds blocks.
+    pub(super) fn q_blocks(&self) -> (u32, QBlocksParams<Host>) {
+        let ctas = self.numbered.dkv().num_tiles().div_ceil(q_blocks::TILES);
+        let group = self.plan.problem().forward().heads().group_size() as u32;
+        let (geometry, summaries, to) = (self.geometry(), self.summaries, self.tiles());
+        (ctas, QBlocksParams { geometry, summaries, group, to })
     }
 
     /// The arguments of the launch that lists tiles and parts.
@@ -107,17 +90,20 @@ impl<'a> SplitArguments<'a> {
         SplitTilesParams { tiles: self.numbered.dkv().num_tiles(), splits: self.splits, to: self.tiles() }
     }
 
-    /// The arguments of the launch that adds up parts.
-    pub(super) fn reduce(&self) -> ReduceParams<Host> {
+    /// The CTAs and the arguments of the launch that adds up parts: a CTA each for dK and for dV of each block of a
+    /// tile.
+    pub(super) fn reduce(&self) -> (u32, ReduceParams<Host>) {
         let problem = self.plan.problem();
-        ReduceParams {
+        let ctas = 2 * self.plan.dkv().tile.tile_n / reduce::KEYS * self.splits.most_tiles();
+        let params = ReduceParams {
             geometry: self.geometry(),
             tiles: self.tiles(),
             parts: self.parts(),
             dk: strided(self.plan, buffers::DK, problem.dk()),
             dv: strided(self.plan, buffers::DV, problem.dv()),
             softmax_scale: problem.forward().softmax_scale().natural() as f32,
-        }
+        };
+        (ctas, params)
     }
 }
 
@@ -226,7 +212,6 @@ fn views(plan: &Plan) -> [Passed; 4] {
 }
 
 impl DkvParams<Host> {
-    /// The arguments of a launch.
     pub(super) fn of(
         plan: &Plan,
         stats: Passed,

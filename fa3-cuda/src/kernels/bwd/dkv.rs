@@ -19,7 +19,7 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::{Division, DkvTile};
 
 use self::state::{Adding, Dkv};
-use super::params::{DkvParams, stats_tile};
+use super::params::{DkvParams, Inputs, stats_tile};
 use super::spec::PartSpec;
 use crate::kernels::params::{Declare, Form};
 use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
@@ -31,7 +31,7 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
     Kernel::build("bwd_dkv", Launch::threads(tile.threads()), |b| {
         let mut params = DkvParams::<Form>::form(spec).pass(&mut Declare(b));
         let lookup = params.inputs.lookup;
-        let adding = params.dq_accum.take().map(|sums| Adding::declare(b, spec, &lookup, sums));
+        let adding = params.dq_accum.take().map(|dq_accum| Adding::declare(b, spec, &lookup, dq_accum));
         let (warps, inputs) = (4 * tile.consumers(), &params.inputs);
         let of_one = match tile.division {
             Division::Keys => warps,
@@ -40,20 +40,15 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         let [q, dout] = [inputs.q.shape(), inputs.dout.shape()];
         let rows = [("q", q), ("stats", stats_tile(tile.tile_m)), ("dout", dout)];
         let walkers = warps + writer::warps(tile);
-        let of_keys = params.tiles.map(TilesUnderIntervals::Keys);
-        let scheduler =
-            match inputs.lookup.under_intervals(of_keys, inputs.tile_counter, [tile.tile_n, tile.tile_m]) {
-                Some(tiles) => TileScheduler::declare_found(b, tiles, walkers),
-                None => {
-                    TileScheduler::declare(b, spec.scheduler, &inputs.lookup, inputs.tile_counter, walkers)
-                }
-            };
+        let of = params.tiles.map(|tiles| (TilesUnderIntervals::Keys(tiles), [tile.tile_n, tile.tile_m]));
+        let Inputs { lookup, tile_counter, .. } = inputs;
+        let scheduler = TileScheduler::declare(b, spec.scheduler, lookup, *tile_counter, of, walkers);
         let dkv = Dkv {
             builder: b,
             spec: *spec,
             // A3:4
-            k: TmaPipeline::declare(b, "k", inputs.k, tile.kv_stages, of_one),
-            v: TmaPipeline::declare(b, "v", inputs.v, tile.kv_stages, of_one),
+            k: TmaPipeline::declare(b, "k", inputs.k, [tile.kv_stages, of_one]),
+            v: TmaPipeline::declare(b, "v", inputs.v, [tile.kv_stages, of_one]),
             rows: b.pipeline("rows", tile.stages, warps, rows),
             scheduler: if tile.adds_in_order() { scheduler.in_order() } else { scheduler },
             params,

@@ -6,7 +6,7 @@ use fa3_sched::backward::DqTile;
 use super::elements::{Elements, ds};
 use super::gradients::{registers, write_tile};
 use super::hidden::{Hidden, visible};
-use super::params::DqParams;
+use super::params::{DqParams, Inputs};
 use super::spec::PartSpec;
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
@@ -36,19 +36,14 @@ pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
         let dq = Dq {
             builder: b,
             spec: *spec,
-            q: TmaPipeline::declare(b, "q", inputs.q, 1, warps),
-            dout: TmaPipeline::declare(b, "dout", inputs.dout, 1, warps),
-            k: TmaPipeline::declare(b, "k", inputs.k, tile.k_stages, warps),
-            v: TmaPipeline::declare(b, "v", inputs.v, tile.v_stages, warps),
+            q: TmaPipeline::declare(b, "q", inputs.q, [1, warps]),
+            dout: TmaPipeline::declare(b, "dout", inputs.dout, [1, warps]),
+            k: TmaPipeline::declare(b, "k", inputs.k, [tile.k_stages, warps]),
+            v: TmaPipeline::declare(b, "v", inputs.v, [tile.v_stages, warps]),
             scheduler: {
-                let of_rows = inputs.intervals.map(TilesUnderIntervals::Rows);
-                let sizes = [tile.tile_m, tile.tile_n];
-                match inputs.lookup.under_intervals(of_rows, inputs.tile_counter, sizes) {
-                    Some(tiles) => TileScheduler::declare_found(b, tiles, warps),
-                    None => {
-                        TileScheduler::declare(b, spec.scheduler, &inputs.lookup, inputs.tile_counter, warps)
-                    }
-                }
+                let Inputs { lookup, tile_counter, intervals, .. } = inputs;
+                let of = intervals.map(|rows| (TilesUnderIntervals::Rows(rows), [tile.tile_m, tile.tile_n]));
+                TileScheduler::declare(b, spec.scheduler, lookup, *tile_counter, of, warps)
             },
             params,
         };

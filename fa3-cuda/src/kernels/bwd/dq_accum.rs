@@ -1,5 +1,6 @@
-//! Sums of dQ in f32, to which CTAs add: blocks of 64 rows of a head, each in the register layout of the warpgroup that
-//! computed it, four registers of a thread at a time. The last kernel, which rounds sums, has the same layout.
+//! The dQ accumulators in f32, to which CTAs add: blocks of 64 rows of a head, each in the register layout of the
+//! warpgroup that computed it, four registers of a thread at a time. The last kernel, which rounds them, has the same
+//! layout.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
@@ -124,7 +125,7 @@ impl<'k> AccumBlock<'k> {
     }
 }
 
-/// Builds the kernel that rounds sums to dQ.
+/// Builds the kernel that rounds the accumulators to dQ.
 pub(super) fn kernel(spec: &RoundSpec) -> Kernel {
     Kernel::build("bwd_round", Launch::threads(WARPGROUP), |b| {
         let params = RoundParams::<Form>::form(spec).pass(&mut Declare(b));

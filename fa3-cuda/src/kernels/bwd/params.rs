@@ -56,7 +56,7 @@ params! {
         head: u64 = "lse_head",
     }
 
-    /// The sums of dQ, in f32.
+    /// The dQ accumulators, in f32.
     struct DqAccumParams {
         address: pointer = "sums",
         /// Query heads.
@@ -70,7 +70,7 @@ params! {
     struct InOrderParams {
         /// The semaphore of each block: the tile that has added last.
         last_added: pointer,
-        /// The tensor dQ, to which the rounded sums go.
+        /// The tensor dQ, to which the rounded accumulators go.
         dq: named Strided,
     }
 
@@ -119,7 +119,7 @@ params! {
         blocks: all RowBlocks,
         /// Strides of LSE, if sequences are in a table.
         lse_strides: maybe all LseStrides,
-        /// The sums or semaphores to be cleared.
+        /// The accumulators or semaphores to be cleared.
         dq_accum: maybe all DqAccumParams,
         /// The number of rows that no tile visits, which are the first rows of each sequence. Only in deterministic
         /// kernels for sequences of one length.
@@ -136,7 +136,7 @@ params! {
         keys: u32 = "summary_keys",
     }
 
-    /// The parameters of the kernel that rounds sums.
+    /// The parameters of the kernel that rounds accumulators.
     struct RoundParams {
         dq_accum: all DqAccumParams,
         dq: named Strided,
@@ -160,7 +160,6 @@ impl DqAccumParams<Form> {
 }
 
 impl RoundParams<Form> {
-    /// The parameters that a kernel declares.
     pub(super) fn form(spec: &RoundSpec) -> RoundParams<Form> {
         RoundParams {
             dq_accum: DqAccumParams::form(AddOrder::Any, spec.elem),
@@ -240,7 +239,6 @@ impl<'k> Inputs<InKernel<'k>> {
 }
 
 impl DkvParams<Form> {
-    /// The parameters that a kernel declares.
     pub(super) fn form(spec: &PartSpec<DkvTile>) -> DkvParams<Form> {
         let DkvTile { head_dim, head_dim_v, tile_n, tile_m, .. } = spec.tile;
         DkvParams {
@@ -256,15 +254,8 @@ impl DkvParams<Form> {
             dv: Strided::form(spec.elem),
             dq_accum: spec.tile.adds_dq.map(|order| DqAccumParams::form(order, spec.elem)),
             tiles: spec.mask.intervals().map(|_| KeyTiles::form()),
-            parts: spec.mask.intervals().map(|_| Parts::form()),
+            parts: spec.mask.intervals().map(|_| Parts { dk: Elem::F32, dv: Elem::F32 }),
         }
-    }
-}
-
-impl Parts<Form> {
-    /// The parameters that a kernel declares for parts.
-    pub(super) fn form() -> Parts<Form> {
-        Parts { dk: Elem::F32, dv: Elem::F32 }
     }
 }
 
@@ -274,7 +265,6 @@ pub(super) fn stats_tile(rows: u32) -> TileShape {
 }
 
 impl DqParams<Form> {
-    /// The parameters that a kernel declares.
     pub(super) fn form(spec: &PartSpec<DqTile>) -> DqParams<Form> {
         let DqTile { head_dim, head_dim_v, tile_m, tile_n, .. } = spec.tile;
         DqParams {
@@ -288,7 +278,6 @@ impl DqParams<Form> {
 }
 
 impl StatsParams<Form> {
-    /// The parameters that a kernel declares.
     pub(super) fn form(spec: &StatsSpec) -> StatsParams<Form> {
         let is_varlen = spec.rows != RowsForm::Dense;
         StatsParams {

@@ -60,7 +60,7 @@ fn gradients(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
 fn dk_and_dv(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch, grid: u32) {
     let split = SplitArguments::of(plan, scratch);
     if let (Some(split), Some(spec)) = (&split, BwdSpec::q_blocks(plan)) {
-        let (grid, q_blocks, list) = (split.q_blocks_grid(), split.q_blocks(), split.list());
+        let ((grid, q_blocks), list) = (split.q_blocks(), split.list());
         program.step(spec.into(), [grid, 1, 1], Fill::args(|by| _ = q_blocks.pass(by)));
         program.step(BwdSpec::SplitTiles.into(), [1, 1, 1], Fill::args(|by| _ = list.pass(by)));
     }
@@ -69,7 +69,7 @@ fn dk_and_dv(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch, grid: 
     let params = DkvParams::of(plan, program.tensor(scratch.stats), scratch, tile_counter);
     program.step(spec.into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
     if let (Some(split), Some(spec)) = (&split, BwdSpec::reduce(plan)) {
-        let (grid, params) = (split.reduce_grid(), split.reduce());
+        let (grid, params) = split.reduce();
         program.step(spec.into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
     }
 }

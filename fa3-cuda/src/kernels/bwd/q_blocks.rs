@@ -15,7 +15,6 @@ use crate::kernels::parts::geometry::{Geometry, WorkTile};
 use crate::kernels::parts::key_tiles::KeyTiles;
 
 params! {
-    /// The parameters of the kernel.
     struct QBlocksParams {
         geometry: numbers Geometry,
         summaries: all Summaries,
@@ -86,14 +85,14 @@ impl<'k> QBlocksParams<InKernel<'k>> {
         let (summaries, keys) = (&self.summaries, work.lens.q);
         let (none, of_head) = (VisibleQBlocks::none(keys), summaries.of_head(batch, head));
         let mine = QBlocksVars::new(b, none);
-        b.for_each((0, summaries.blocks()), 32 * AT_ONCE, |first| {
+        b.for_each((0, summaries.blocks), 32 * AT_ONCE, |first| {
             let blocks = (0..AT_ONCE).map(|turn| first + b.lane_id() + 32 * turn);
             let loaded: Vec<_> = blocks
-                .map(|block| (block, summaries.load(b, of_head, block.min(summaries.blocks() - 1))))
+                .map(|block| (block, summaries.load(b, of_head, block.min(summaries.blocks - 1))))
                 .collect();
             for (block, bounds) in loaded {
                 let seeing = VisibleQBlocks::of(block, &bounds, [work.row, work.row + tile_n], keys);
-                let there = block.lt(summaries.blocks());
+                let there = block.lt(summaries.blocks);
                 mine.set(mine.get().and(select(there, seeing, none)));
             }
         });

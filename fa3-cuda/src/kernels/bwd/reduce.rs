@@ -27,7 +27,7 @@ params! {
     }
 }
 
-/// Keys of a block: the keys of one consumer. Sums of dQ have blocks of as many rows.
+/// Keys of a block: the keys of one consumer. Blocks of the dQ accumulators have as many rows.
 pub(super) const KEYS: u32 = ADDED_ROWS;
 
 impl ReduceParams<Form> {
@@ -35,7 +35,7 @@ impl ReduceParams<Form> {
         ReduceParams {
             geometry: Geometry::form(order, Mask::None),
             tiles: KeyTiles::form(),
-            parts: Parts::form(),
+            parts: Parts { dk: Elem::F32, dv: Elem::F32 },
             dk: Strided::form(elem),
             dv: Strided::form(elem),
             softmax_scale: (),

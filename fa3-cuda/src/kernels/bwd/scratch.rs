@@ -14,9 +14,9 @@ use crate::kernels::{Spec, packed};
 pub(super) struct Scratch {
     /// Row statistics.
     pub(super) stats: BufferId,
-    /// Sums of dQ, if tiles add to dQ.
+    /// The dQ accumulators, if tiles add to dQ.
     pub(super) dq_accum: Option<BufferId>,
-    /// Semaphores of the sums, if tiles add in order: the tile that has added last.
+    /// Semaphores of the accumulators, if tiles add in order: the tile that has added last.
     pub(super) last_added: Option<BufferId>,
     /// The tables of sequences (varlen).
     pub(super) tables: Option<Tables>,
@@ -56,8 +56,8 @@ pub(super) fn pairs(plan: &Plan) -> u32 {
     }
 }
 
-/// Blocks of [`ADDED_ROWS`] rows of a head that have sums of dQ. They cover all blocks of the dK/dV kernel, whose last
-/// block may reach beyond the last row.
+/// Blocks of [`ADDED_ROWS`] rows of a head that have dQ accumulators. They cover all blocks of the dK/dV kernel, whose
+/// last block may reach beyond the last row.
 pub(super) fn accum_blocks(plan: &Plan) -> u32 {
     match plan.kind() {
         PlanKind::Dense(tiles) => tiles.lens().q.next_multiple_of(plan.dkv().tile.tile_m) / ADDED_ROWS,
@@ -77,8 +77,8 @@ pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     let stats = program.buffer("stats", Elem::F32, &[batch, heads, pairs(plan), 4], BufferRole::Scratch);
     let tile = plan.dkv().tile;
     let blocks = [batch, heads, accum_blocks(plan)];
-    let sums = tile.adds_dq.map(|_| {
-        // A single tile of keys is both first and last to add: it writes dQ, and needs no sum.
+    let dq_accum = tile.adds_dq.map(|_| {
+        // A single tile of keys is both first and last to add: it writes dQ, and needs no accumulator.
         let is_alone =
             tile.adds_in_order() && plan.dense().is_some_and(|tiles| tiles.lens().k <= tile.tile_n);
         let rows = if is_alone { 0 } else { ADDED_ROWS };
@@ -101,7 +101,7 @@ pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     };
     let forward = plan.problem().forward();
     let intervals = forward.mask().intervals().map(|form| interval_buffers(program, plan, form));
-    Scratch { stats, sums, last_added, tables, intervals }
+    Scratch { stats, dq_accum, last_added, tables, intervals }
 }
 
 /// Adds the buffers under a mask of intervals.

@@ -20,7 +20,6 @@ const WARPS: u32 = 32;
 const _: () = assert!(STATS_ROWS == 2 * 32, "a lane has a pair of rows");
 
 params! {
-    /// The parameters of the kernel.
     struct SinkParams {
         sink: pointer,
         stats: pointer,

@@ -26,7 +26,7 @@ pub enum BwdSpec {
     Reduce(ReduceSpec),
     /// dQ.
     Dq(PartSpec<DqTile>),
-    /// dQ, rounded from sums.
+    /// dQ, rounded from its accumulators.
     Round(RoundSpec),
     /// The gradient of sinks; the field says where lengths of sequences are known.
     Sink(SequenceForm),
@@ -52,21 +52,21 @@ pub struct StatsSpec {
 pub enum Cleared {
     /// No memory: tiles do not add to dQ.
     Nothing,
-    /// Sums with this number of columns, if tiles add in any order.
+    /// Accumulators with this number of columns, if tiles add in any order.
     Sums(u32),
     /// Semaphores, if tiles add in order, and dQ of rows that no tile visits, with this number of columns. The first
-    /// part of a sum is stored, so sums need not be cleared.
+    /// part of a block is stored, so accumulators need not be cleared.
     InOrder(u32),
 }
 
-/// The spec of the kernel that rounds sums of dQ.
+/// The spec of the kernel that rounds the dQ accumulators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RoundSpec {
     /// The elements of dQ: f16 or bf16.
     pub elem: Elem,
     /// Columns of dQ.
     pub head_dim: u32,
-    /// Columns of the sums, at least as many as dQ has.
+    /// Columns of the accumulators, at least as many as dQ has.
     pub cols: u32,
     /// The kernel's blocks of rows.
     pub rows: RowsForm,
@@ -147,16 +147,12 @@ impl BwdSpec {
 
     /// Whether CTAs fetch tiles from a counter.
     pub(super) fn fetches_tiles(&self) -> bool {
-        match self {
-            BwdSpec::Stats(_)
-            | BwdSpec::QBlocks(_)
-            | BwdSpec::SplitTiles
-            | BwdSpec::Reduce(_)
-            | BwdSpec::Round(_)
-            | BwdSpec::Sink(_) => false,
-            BwdSpec::Dkv(spec) => spec.scheduler == Scheduler::DynamicPersistent,
-            BwdSpec::Dq(spec) => spec.scheduler == Scheduler::DynamicPersistent,
-        }
+        const DYNAMIC: Scheduler = Scheduler::DynamicPersistent;
+        matches!(
+            self,
+            BwdSpec::Dkv(PartSpec { scheduler: DYNAMIC, .. })
+                | BwdSpec::Dq(PartSpec { scheduler: DYNAMIC, .. })
+        )
     }
 
     /// The spec of the gradient of sinks.
@@ -214,7 +210,8 @@ impl BwdSpec {
         })
     }
 
-    /// The spec of the kernel of dQ, or of the kernel that rounds sums; `None` if the dK/dV kernel writes dQ.
+    /// The spec of the kernel of dQ, or of the kernel that rounds its accumulators; `None` if the dK/dV kernel writes
+    /// dQ.
     pub(super) fn dq(plan: &Plan) -> Option<BwdSpec> {
         let forward = plan.problem().forward();
         let (elem, head_dim) = (elem(forward.dtype()), forward.head_dim() as u32);

@@ -9,7 +9,6 @@ use crate::kernels::params::{Declare, Form, InKernel, Pass, Side, param, params}
 use crate::kernels::parts::key_tiles::{Header, KeyTiles, SplitTile};
 
 params! {
-    /// The parameters of the kernel.
     struct SplitTilesParams {
         /// Tiles of keys.
         tiles: u32,

@@ -17,7 +17,7 @@ use crate::kernels::parts::row_blocks::{RowBlock, RowsForm, VarlenBlock};
 use crate::kernels::parts::unpack::unpacked;
 
 const THREADS: u32 = 128;
-const _: () = assert!(STATS_ROWS == ADDED_ROWS, "a CTA clears the sums of its rows");
+const _: () = assert!(STATS_ROWS == ADDED_ROWS, "a CTA clears the accumulators of its rows");
 /// Neighbouring threads that share a row.
 const LANES: u32 = 8;
 /// Elements that a thread loads at once: 16 bytes.
@@ -52,8 +52,8 @@ impl<'k> Stats<'_, 'k> {
         let lane = b.tid() & (LANES - 1);
         let first = block.row + (b.tid() >> LANES.ilog2());
         let rows: Vec<U32<'_>> = (0..STATS_ROWS / ROWS).map(|turn| first + turn * ROWS).collect();
-        if let Some(sums) = &params.dq_accum {
-            self.clear(sums, &rows, lane);
+        if let Some(dq_accum) = &params.dq_accum {
+            self.clear(dq_accum, &rows, lane);
         }
         // All loads are issued before the first sum.
         let last = block.rows - 1;
@@ -136,15 +136,15 @@ impl<'k> Stats<'_, 'k> {
         }
     }
 
-    /// Clears the memory that additions to these rows begin with. A block of rows is a block of the sums.
+    /// Clears the memory that additions to these rows begin with. A block of rows is a block of the accumulators.
     #[track_caller]
     fn clear(&self, dq_accum: &DqAccumParams<InKernel<'k>>, rows: &[U32<'k>], lane: U32<'k>) {
         let Stats { builder: b, spec, block, .. } = self;
-        let number = sums.number(block.padded_row(block.row));
+        let number = dq_accum.number(block.padded_row(block.row));
         if let Cleared::Sums(cols) = spec.cleared {
-            sums.block(b, number, cols).clear(b);
+            dq_accum.block(b, number, cols).clear(b);
         }
-        let Some(order) = &sums.in_order else { return };
+        let Some(order) = &dq_accum.in_order else { return };
         order.last(number).clear(b);
         let dq = order.dq.global();
         let (unvisited, used) = (self.unvisited_rows(), block.used);

@@ -7,40 +7,32 @@ use fa3_sched::backward::STATS_ROWS;
 use fa3_sched::{Bounds, VisibleKeys};
 use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
-use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 use crate::kernels::parts::intervals::{at_head, strides};
 
-/// The array of summaries: the [`Bounds`] of each interval, over [`STATS_ROWS`] rows.
-#[derive(Clone, Copy)]
-pub(super) struct Summaries<S: Side> {
-    of_row: IntervalsOfRow,
-    address: S::Pointer,
-    /// Blocks of a head.
-    blocks: S::U32,
-    /// Strides in blocks, from a sequence to the next and from a head to the next; 0 where these share their intervals.
-    strides: [S::U64; 2],
+params! {
+    /// The array of summaries: the [`Bounds`] of each interval, over [`STATS_ROWS`] rows.
+    struct Summaries {
+        of_row: fixed IntervalsOfRow,
+        address: pointer = "summaries",
+        /// Blocks of a head.
+        blocks: u32 = "summary_blocks",
+        /// Strides in blocks, from a sequence to the next and from a head to the next; 0 where these share their
+        /// intervals.
+        batch: u64 = "summaries_batch",
+        head: u64 = "summaries_head",
+    }
 }
+
+copies!(Summaries);
 
 /// Bytes of a summary of one interval.
 const SUMMARY: u32 = 16;
 
-impl<A: Side> Summaries<A> {
-    #[track_caller]
-    pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Summaries<B> {
-        let [batch, head] = self.strides;
-        Summaries {
-            of_row: self.of_row,
-            address: by.pointer("summaries", self.address),
-            blocks: by.u32("summary_blocks", self.blocks),
-            strides: [by.u64("summaries_batch", batch), by.u64("summaries_head", head)],
-        }
-    }
-}
-
 impl Summaries<Form> {
     /// The parameters of summaries of rows with this number of intervals.
     pub(super) fn form(of_row: IntervalsOfRow) -> Summaries<Form> {
-        Summaries { of_row, address: Elem::U32, blocks: (), strides: [(); 2] }
+        Summaries { of_row, address: Elem::U32, blocks: (), batch: (), head: () }
     }
 }
 
@@ -54,27 +46,22 @@ impl Summaries<Host> {
     /// The arguments of a launch with Q of this shape.
     pub(super) fn of(form: Intervals, q: Shape, buffer: BufferId) -> Summaries<Host> {
         let [_, heads, blocks, _] = Summaries::dims(form, q).map(u64::from);
-        let strides = strides(form, heads, blocks);
-        Summaries { of_row: form.of_row, address: buffer, blocks: blocks as u32, strides }
+        let [batch, head] = strides(form, heads, blocks);
+        Summaries { of_row: form.of_row, address: buffer, blocks: blocks as u32, batch, head }
     }
 }
 
 impl<'k> Summaries<InKernel<'k>> {
-    /// Blocks of a head.
-    pub(super) fn blocks(&self) -> U32<'k> {
-        self.blocks
-    }
-
     /// Whether heads have intervals of their own.
     #[track_caller]
     pub(super) fn has_own_heads(&self) -> V<'k, Pred> {
-        self.strides[1].ne(0_u64)
+        self.head.ne(0_u64)
     }
 
     /// The address of the summary of a head's first block.
     #[track_caller]
     pub(super) fn of_head(&self, batch: U32<'k>, head: U32<'k>) -> U64<'k> {
-        at_head(self.address, self.strides, [batch, head], self.bytes())
+        at_head(self.address, [self.batch, self.head], [batch, head], self.bytes())
     }
 
     /// Bytes of a block's summary.
@@ -93,7 +80,7 @@ impl<'k> Summaries<InKernel<'k>> {
     ) {
         let at = block.mad_wide(self.bytes(), self.of_head(batch, head));
         let is_first = |strides: U64<'k>, number: U32<'k>| strides.ne(0_u64) | number.eq(0);
-        let stores = is_first(self.strides[0], batch) & is_first(self.strides[1], head);
+        let stores = is_first(self.batch, batch) & is_first(self.head, head);
         b.guarded(b.elect() & stores & block.lt(self.blocks), || {
             for (number, Bounds { some, every }) in bounds.iter().enumerate() {
                 let words = [some.start, some.end, every.start, every.end];

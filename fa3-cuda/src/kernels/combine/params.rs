@@ -30,7 +30,6 @@ params! {
 }
 
 impl Params<Form> {
-    /// The parameters that a kernel declares.
     pub(super) fn form(spec: &Spec) -> Params<Form> {
         Params {
             out_partial: Strided::form(spec.input),
@@ -51,7 +50,7 @@ impl Params<Host> {
     pub(super) fn of<K>(plan: &Plan, program: &Program<K>) -> Params<Host> {
         let problem = plan.problem();
         let buffer = |name| program.find(name).unwrap_or(BufferId(usize::MAX));
-        let strided = |name, tensor| Strided::of(name, buffer(name), tensor);
+        let strided = |name, tensor| Strided::of(buffer(name), tensor);
         let bytes = |x: &Partials| x.stride.unsigned_abs() * x.first.dtype.bytes() as u64;
         Params {
             out_partial: strided("out_partial", &problem.out_partial().first),

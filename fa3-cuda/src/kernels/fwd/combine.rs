@@ -50,7 +50,6 @@ pub struct FwdCombineSpec {
 }
 
 params! {
-    /// The parameters.
     struct Params {
         o: named Strided,
         lse: pointer,

@@ -135,19 +135,15 @@ impl Params<Form> {
             },
             intervals: spec.mask.intervals().map(|form| IntervalRows::form(form.of_row)),
             tile_counter: spec.fetches_indices().then_some(Elem::U32),
-            strides: spec.lengths_are_data().then_some(BatchStrides {
-                q: (),
-                k: (),
-                v: (),
-                qv: tile.qv.then_some(()),
-                lse: (),
-                lse_head: (),
+            strides: spec.lengths_are_data().then(|| {
+                let qv = tile.qv.then_some(());
+                BatchStrides { q: (), k: (), v: (), qv, lse: (), lse_head: () }
             }),
             pages: spec.page_block.map(|_| Pages::form(spec.indexed)),
-            gathered: spec
-                .gathers()
-                .then(|| ["k", "v"].map(|name| RowStrides::form(name, spec.key_elem())))
-                .map(|[k, v]| Gathered { k, v }),
+            gathered: spec.gathers().then(|| {
+                let [k, v] = [RowStrides::form(spec.key_elem()); 2];
+                Gathered { k, v }
+            }),
             partials: spec.shares.map(|shares| Partials {
                 o: Elem::F32,
                 lse: Elem::F32,

@@ -71,18 +71,15 @@ impl FwdSpec {
     /// The spec of a plan's kernel.
     pub fn of(plan: &Plan) -> FwdSpec {
         let problem = plan.problem();
-        let (per_sm, pack) = match plan.kind() {
-            PlanKind::SplitKv(shared) => (shared.per_sm(), shared.pack()),
-            PlanKind::Dense(_) | PlanKind::Varlen(_) => (1, 1),
+        let (sequences, given_table, shared) = match plan.kind() {
+            PlanKind::Dense(_) => (SequenceForm::Dense, false, None),
+            PlanKind::Varlen(listed) => (SequenceForm::Varlen, listed.has_given_table(), None),
+            PlanKind::SplitKv(shared) => (SequenceForm::Varlen, false, Some(shared)),
         };
-        let gathers = plan.pages().is_some_and(|pages| pages.is_gathered());
+        let (output, pages) = (elem(problem.o().dtype), plan.pages());
         FwdSpec {
-            elem: elem(if plan.tile().precision.is_converted() {
-                problem.o().dtype
-            } else {
-                problem.dtype()
-            }),
-            output: elem(problem.o().dtype),
+            elem: if plan.tile().precision.is_converted() { output } else { elem(problem.dtype()) },
+            output,
             tile: plan.tile(),
             head_dim_v: problem.head_dim_v() as u32,
             mask: sides(problem.mask()),
@@ -91,20 +88,14 @@ impl FwdSpec {
             order: form(plan.order()),
             scheduler: plan.scheduler(),
             cluster: plan.cluster(),
-            sequences: match plan.kind() {
-                PlanKind::Dense(_) => SequenceForm::Dense,
-                PlanKind::Varlen(_) | PlanKind::SplitKv(_) => SequenceForm::Varlen,
-            },
-            given_table: matches!(plan.kind(), PlanKind::Varlen(listed) if listed.has_given_table()),
-            shares: match plan.kind() {
-                PlanKind::SplitKv(shared) => Some(ShareForm::of(shared)),
-                PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
-            },
-            per_sm,
-            pack,
-            page_block: plan.pages().map(|pages| pages.block_rows),
-            gathered_cols: gathers.then_some(problem.head_dim() as u32),
-            indexed: plan.pages().is_some_and(|pages| pages.indexed.is_some()),
+            sequences,
+            given_table,
+            shares: shared.map(ShareForm::of),
+            per_sm: shared.map_or(1, |shared| shared.per_sm()),
+            pack: shared.map_or(1, |shared| shared.pack()),
+            page_block: pages.map(|pages| pages.block_rows),
+            gathered_cols: pages.filter(|pages| pages.is_gathered()).map(|_| problem.head_dim() as u32),
+            indexed: pages.is_some_and(|pages| pages.indexed.is_some()),
         }
     }
 }

@@ -5,6 +5,7 @@ use fa3_sched::FastDiv;
 use fa3_sched::forward::ROW_SUM_COLS;
 use fa3_types::softcap;
 
+use super::constants;
 use super::dequantized::{self, Dequantized};
 use super::hand_over::HandOver;
 use super::p_type::PType;
@@ -12,7 +13,6 @@ use super::params::Params;
 use super::spec::FwdSpec;
 use super::tile_rows::ThreadRow;
 use super::transpose::Transposed;
-use super::{ones, zeros};
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::TilesUnderIntervals;
@@ -41,7 +41,7 @@ pub(super) struct Fwd<'k> {
     pub(super) v_second: Vec<TmaPipeline<'k>>,
     /// The pipeline of transposed e4m3 V, if V is to be transposed.
     pub(super) transposed: Option<Transposed<'k>>,
-    /// The pipelines of dequantized K and V, and perhaps Q, if these are to be dequantized.
+    /// The pipelines of dequantized K and V, and perhaps Q, if these are e4m3 beside products of 16 bits.
     pub(super) dequantized: Option<Dequantized<'k>>,
     pub(super) p: PType,
     /// Query heads of a tile, if it may have rows of several heads (PackGQA).
@@ -76,11 +76,11 @@ impl<'k> Fwd<'k> {
         // A pipeline of the columns from `col` on that `shape` has.
         let keys = |name, map: Option<TileMap>, (col, shape): (u32, TileShape), consumers| {
             let pipeline = match (map.map(|map| map.of_columns(shape.cols)), spec.page_block) {
-                (Some(map), None) => TmaPipeline::declare_shared(b, name, map, tile.stages, consumers),
+                (Some(map), None) => TmaPipeline::declare_shared(b, name, map, [tile.stages, consumers]),
                 (Some(map), Some(_)) => {
-                    TmaPipeline::declare_rows(b, name, map, tile.tile_n, tile.stages, consumers)
+                    TmaPipeline::declare_rows(b, name, map, tile.tile_n, [tile.stages, consumers])
                 }
-                (None, _) => TmaPipeline::declare_copied(b, name, shape, tile.stages, consumers),
+                (None, _) => TmaPipeline::declare_copied(b, name, shape, [tile.stages, consumers]),
             };
             pipeline.at_column(col)
         };
@@ -103,13 +103,13 @@ impl<'k> Fwd<'k> {
         Fwd {
             builder: b,
             spec: *spec,
-            q: TmaPipeline::declare_rows(b, "q", params.q, tile.tile_m, 1, of_q),
-            qv: params.qv.map(|map| TmaPipeline::declare_rows(b, "qv", map, tile.tile_m, 1, first)),
+            q: TmaPipeline::declare_rows(b, "q", params.q, tile.tile_m, [1, of_q]),
+            qv: params.qv.map(|map| TmaPipeline::declare_rows(b, "qv", map, tile.tile_m, [1, first])),
             k: keys("k", params.k, k_parts.0, of_k),
             k_second: k_parts.1.map(|part| keys("k_second", params.k, part, of_k)),
             v: match (params.v, spec.v_is_transposed()) {
                 (Some(map), true) => {
-                    TmaPipeline::declare_transposed(b, "v", map, ROW_SUM_COLS, tile.stages, of_v)
+                    TmaPipeline::declare_transposed(b, "v", map, ROW_SUM_COLS, [tile.stages, of_v])
                 }
                 (map, _) => keys("v", map, v_parts.0, of_v),
             },
@@ -128,14 +128,10 @@ impl<'k> Fwd<'k> {
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             scheduler: match params.walk {
                 Walk::Tiles(lookup) => {
-                    let sizes = [tile.tile_m, tile.tile_n];
-                    let of = params.intervals.map(TilesUnderIntervals::Rows);
-                    match lookup.under_intervals(of, params.tile_counter, sizes) {
-                        Some(tiles) => TileScheduler::declare_found(b, tiles, walkers),
-                        None => {
-                            TileScheduler::declare(b, spec.scheduler, &lookup, params.tile_counter, walkers)
-                        }
-                    }
+                    let Params { intervals, tile_counter, .. } = params;
+                    let of =
+                        intervals.map(|rows| (TilesUnderIntervals::Rows(rows), [tile.tile_m, tile.tile_n]));
+                    TileScheduler::declare(b, spec.scheduler, &lookup, tile_counter, of, walkers)
                 }
                 Walk::Shares(shares) => TileScheduler::declare_shares(b, shares, walkers),
             },
@@ -177,14 +173,14 @@ impl<'k> Fwd<'k> {
         if rows < tile.tile_m {
             for pipeline in [Some(&self.q), self.qv.as_ref()].into_iter().flatten() {
                 let [to] = pipeline.stages().tiles_of(0);
-                zeros::store(b, to.rows(rows, tile.tile_m - rows), b.tid(), tile.threads());
+                constants::store_zeros(b, to.rows(rows, tile.tile_m - rows), b.tid(), tile.threads());
             }
             b.fence(FenceInst::ProxyAsyncShared);
         }
         if self.spec.v_is_transposed() {
             for stage in 0..tile.stages {
                 let [to] = self.v.stages().tiles_of(stage);
-                ones::store(b, to, b.tid(), tile.threads());
+                constants::store_ones(b, to, b.tid(), tile.threads());
             }
             b.fence(FenceInst::ProxyAsyncShared);
         }

@@ -11,7 +11,7 @@
 use fa3_ir::lang::*;
 use fa3_sched::forward::{CtaTile, ROW_SUM_COLS};
 
-use super::ones;
+use super::constants;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::tile_scheduler::TileScheduler;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
@@ -58,7 +58,7 @@ impl<'k> Transposed<'k> {
     ) {
         for stage in 0..tile.stages {
             let [to] = self.pipeline.tiles_of(stage);
-            ones::store(b, to, b.tid() - 32 * (4 - self.warps), self.warps * 32);
+            constants::store_ones(b, to, b.tid() - 32 * (4 - self.warps), self.warps * 32);
         }
         let warp = (b.tid() >> 5).shfl_idx(0) - (4 - self.warps);
         // Three consumers leave too few registers for two.

@@ -43,7 +43,6 @@ params! {
 }
 
 impl Spec {
-    /// The parameters that the kernel declares.
     pub(super) fn form(&self) -> Params<Form> {
         let array = |is_there: bool| is_there.then_some(Elem::U32);
         Params {

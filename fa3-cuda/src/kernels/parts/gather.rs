@@ -37,7 +37,6 @@ const LANES: u32 = 32;
 /// A tensor with one stride between rows of memory, across all sequences.
 #[derive(Clone, Copy)]
 pub(crate) struct RowStrides<S: Side> {
-    name: &'static str,
     address: S::Pointer,
     /// Bytes from a row to the next.
     row: S::U32,
@@ -47,33 +46,27 @@ pub(crate) struct RowStrides<S: Side> {
 
 impl<A: Side> RowStrides<A> {
     #[track_caller]
-    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> RowStrides<B> {
+    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>, name: &str) -> RowStrides<B> {
         RowStrides {
-            name: self.name,
-            address: by.pointer(self.name, self.address),
-            row: by.u32(&format!("{}_row_bytes", self.name), self.row),
-            head: by.u64(&format!("{}_head_bytes", self.name), self.head),
+            address: by.pointer(name, self.address),
+            row: by.u32(&format!("{name}_row_bytes"), self.row),
+            head: by.u64(&format!("{name}_head_bytes"), self.head),
         }
     }
 }
 
 impl RowStrides<Form> {
     /// The parameters that a kernel declares for a tensor.
-    pub(crate) fn form(name: &'static str, elem: Elem) -> RowStrides<Form> {
-        RowStrides { name, address: elem, row: (), head: () }
+    pub(crate) fn form(elem: Elem) -> RowStrides<Form> {
+        RowStrides { address: elem, row: (), head: () }
     }
 }
 
 impl RowStrides<Host> {
     /// A tensor of a launch, whose rows are less than 2³² bytes apart.
-    pub(crate) fn of(
-        name: &'static str,
-        buffer: BufferId,
-        tensor: &TensorDesc,
-        rows: MemoryRows,
-    ) -> RowStrides<Host> {
+    pub(crate) fn of(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows) -> RowStrides<Host> {
         let ([_, head, _], row) = (strides(tensor), rows.stride * tensor.dtype.bytes() as u64);
-        RowStrides { name, address: buffer, row: row as u32, head }
+        RowStrides { address: buffer, row: row as u32, head }
     }
 }
 

@@ -9,7 +9,6 @@ use fa3_sched::{
 use fa3_types::{Chunk, Intervals, Mask};
 
 use super::out::Out;
-use crate::kernels::params::{Pass, Side};
 
 /// The numbers of a launch from which the index of a tile gives its rows and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +21,12 @@ pub(crate) struct Geometry<T> {
     tiling: Tiling<T>,
 }
 
-/// A work tile.
+/// A work tile in a kernel.
+pub(crate) type WorkTile<'k> = WorkTileOf<U32<'k>>;
+
+/// A work tile, on the host or in a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WorkTile<T> {
+pub(crate) struct WorkTileOf<T> {
     /// Its sequence.
     pub(crate) batch: T,
     /// Its head of Q and O.
@@ -59,7 +61,7 @@ pub(crate) struct Varlen<T> {
     pub(crate) padded_row: Option<T>,
 }
 
-impl<T: Copy> WorkTile<T> {
+impl<T: Copy> WorkTileOf<T> {
     /// Rows of O of its sequence, all of which are written.
     pub(crate) fn rows_of_o(&self) -> T {
         self.varlen.map_or(self.lens.q, |varlen| varlen.q_rows)
@@ -78,32 +80,27 @@ impl Geometry<()> {
     /// The parameters that all launches with this order and mask share.
     pub(crate) fn form(order: Order, mask: Mask) -> Geometry<()> {
         let (decoder, tiling) = (Decoder::new(TileCounts::ONE, order), Tiling::new(1, 1, 1, mask));
-        Geometry { tiles: 1, lens: SeqLens { q: 1, k: 1 }, decoder, tiling }.map_named(|_, _| ())
+        Geometry { tiles: 1, lens: SeqLens { q: 1, k: 1 }, decoder, tiling }.map_named(&mut |_, _| ())
     }
 }
 
 impl<T> Geometry<T> {
-    #[track_caller]
-    pub(crate) fn pass<A: Side<U32 = T>, B: Side>(self, by: &mut impl Pass<A, B>) -> Geometry<B::U32> {
-        self.map_named(|name, x| by.u32(name, x))
-    }
-
     /// Applies `f` to each number, in a fixed order.
-    fn map_named<U>(self, mut f: impl FnMut(&str, T) -> U) -> Geometry<U> {
+    pub(crate) fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Geometry<U> {
         Geometry {
             tiles: f("tiles", self.tiles),
             lens: SeqLens { q: f("seqlen_q", self.lens.q), k: f("seqlen_k", self.lens.k) },
-            decoder: self.decoder.map_named(&mut f),
-            tiling: self.tiling.map_named(&mut f),
+            decoder: self.decoder.map_named(f),
+            tiling: self.tiling.map_named(f),
         }
     }
 }
 
 impl<T: Int> Geometry<T> {
     /// The work tile with this index.
-    fn decode(&self, index: T) -> WorkTile<T> {
+    fn decode(&self, index: T) -> WorkTileOf<T> {
         let TileCoord { m_block, head, batch } = self.decoder.decode(index);
-        WorkTile {
+        WorkTileOf {
             batch,
             head,
             kv_head: self.tiling.kv_head(head),
@@ -198,13 +195,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::kernels::params::{Declare, Fill, Filled, Host};
 
     /// The numbers of each tile, as a kernel computes them.
     fn in_a_kernel(geometry: Geometry<u32>, form: Geometry<()>) -> Vec<[u32; 8]> {
         let kernel = Kernel::build("tiles", Launch::threads(32), |b| {
             let numbers = b.param_pointer("numbers", Elem::U32);
-            let WorkTile { batch, head, kv_head, row, kv, .. } = form.pass(&mut Declare(b)).work(b.cta_x());
+            let WorkTile { batch, head, kv_head, row, kv, .. } =
+                form.map_named(&mut |name, ()| b.param_u32(name)).work(b.cta_x());
             let at = b.cta_x().mad_wide(32, numbers);
             b.once_per_warp(|| {
                 b.store_vector(at.at(0), [batch, head, kv_head, row]);
@@ -213,9 +210,9 @@ mod tests {
         });
         let mut program = Program::new();
         let numbers = program.buffer("numbers", Elem::U32, &[geometry.tiles, 8], BufferRole::Output);
-        let mut args = Fill(vec![("numbers".to_owned(), Passed::Pointer(numbers))]);
-        _ = geometry.pass::<Host, Filled>(&mut args);
-        program.step(kernel, [geometry.tiles, 1, 1], args.0);
+        let mut args = vec![("numbers".to_owned(), Passed::Pointer(numbers))];
+        _ = geometry.map_named(&mut |name, x| args.push((name.to_owned(), Passed::U32(x))));
+        program.step(kernel, [geometry.tiles, 1, 1], args);
         let outcome = ProgramSimulation::new(&program).mode(Mode::Fast).run(&[vec![]]).unwrap();
         let numbers = outcome.buffers[0].as_chunks::<4>().0.iter().copied().map(u32::from_le_bytes);
         numbers.collect::<Vec<_>>().as_chunks::<8>().0.to_vec()
@@ -224,7 +221,7 @@ mod tests {
     /// The numbers of each tile, as the host computes them.
     fn on_the_host(geometry: Geometry<u32>) -> Vec<[u32; 8]> {
         let numbers = (0..geometry.tiles).map(|index| {
-            let WorkTile { batch, head, kv_head, row, kv, .. } = geometry.decode(index);
+            let WorkTileOf { batch, head, kv_head, row, kv, .. } = geometry.decode(index);
             [batch, head, kv_head, row, kv.first, kv.unmasked_first, kv.unmasked_end, kv.end]
         });
         numbers.collect()

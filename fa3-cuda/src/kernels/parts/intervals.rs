@@ -11,7 +11,7 @@ use super::geometry::{Geometry, WorkTile};
 use super::key_tiles::{KeyTile, KeyTiles};
 use super::out::Out;
 use super::visible::{Position, Visible};
-use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
 /// The name of the buffer of bounds.
 pub(crate) const INTERVALS: &str = "intervals";
@@ -48,31 +48,23 @@ pub(crate) fn at_head<'k>(
     address + (items << bytes.ilog2())
 }
 
-/// The location of the bounds of rows.
-#[derive(Clone, Copy)]
-pub(crate) struct IntervalRows<S: Side> {
-    of_row: IntervalsOfRow,
-    address: S::Pointer,
-    /// Strides in rows, from a sequence to the next and from a head to the next; 0 where these share their bounds.
-    strides: [S::U64; 2],
-}
-
-impl<A: Side> IntervalRows<A> {
-    #[track_caller]
-    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> IntervalRows<B> {
-        let [batch, head] = self.strides;
-        IntervalRows {
-            of_row: self.of_row,
-            address: by.pointer(INTERVALS, self.address),
-            strides: [by.u64("intervals_batch", batch), by.u64("intervals_head", head)],
-        }
+params! {
+    /// The location of the bounds of rows.
+    struct IntervalRows {
+        of_row: fixed IntervalsOfRow,
+        address: pointer = "intervals",
+        /// Strides in rows, from a sequence to the next and from a head to the next; 0 where these share their bounds.
+        batch: u64 = "intervals_batch",
+        head: u64 = "intervals_head",
     }
 }
+
+copies!(IntervalRows);
 
 impl IntervalRows<Form> {
     /// The parameters of rows with this number of intervals.
     pub(crate) fn form(of_row: IntervalsOfRow) -> IntervalRows<Form> {
-        IntervalRows { of_row, address: Elem::U32, strides: [(); 2] }
+        IntervalRows { of_row, address: Elem::U32, batch: (), head: () }
     }
 }
 
@@ -80,7 +72,8 @@ impl IntervalRows<Host> {
     /// The arguments of a launch with Q of this shape.
     pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> IntervalRows<Host> {
         let [_, heads, rows, _] = form.shape(q).map(|extent| extent as u64);
-        IntervalRows { of_row: form.of_row, address: buffer, strides: strides(form, heads, rows) }
+        let [batch, head] = strides(form, heads, rows);
+        IntervalRows { of_row: form.of_row, address: buffer, batch, head }
     }
 }
 
@@ -88,7 +81,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
     /// The address of the bounds of a head's first row.
     #[track_caller]
     pub(crate) fn of_head(&self, batch: U32<'k>, head: U32<'k>) -> U64<'k> {
-        at_head(self.address, self.strides, [batch, head], row_bytes(self.of_row))
+        at_head(self.address, [self.batch, self.head], [batch, head], row_bytes(self.of_row))
     }
 
     /// The keys of the intervals of a row, in a head whose bounds begin at `of_head`. A row beyond the end has the keys
@@ -167,7 +160,8 @@ pub(crate) fn over_warp<'k>(bounds: Bounds<U32<'k>>) -> Bounds<U32<'k>> {
 /// The producer's warp that finds blocks: the last one.
 pub(crate) const FINDER: u32 = 3;
 
-/// Work tiles whose blocks follow from the bounds of rows. A warp fetches tiles, finds their blocks, and sends both.
+/// Work tiles whose blocks follow from the bounds of rows. A warp fetches tiles, finds their blocks, and sends
+/// both.
 #[derive(Clone, Copy)]
 pub(crate) struct IntervalTiles<'k> {
     pub(crate) geometry: Geometry<U32<'k>>,
@@ -254,6 +248,6 @@ const RANGES: u32 = 16;
 /// Words at an address of shared memory. All lanes read them and take those words from one lane, so that the compiler
 /// knows that lanes agree.
 #[track_caller]
-pub(crate) fn load_words<'k>(b: &'k Builder, at: U32<'k>) -> Words<'k> {
-    b.load_vector::<B32, 4>(at.at(0)).map(|word| word.shfl_idx(0))
+pub(crate) fn load_words<'k>(b: &'k Builder, at: impl Into<fa3_ir::Address>) -> Words<'k> {
+    b.load_vector::<B32, 4>(at).map(|word| word.shfl_idx(0))
 }

@@ -7,21 +7,24 @@ use fa3_sched::KvRange;
 use fa3_sched::backward::{TileSplit, is_split, part};
 
 use super::out::Out;
-use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
 /// Words of an entry of both arrays.
 const WORDS: u32 = 4;
 
-/// The arrays of blocks and of parts.
-#[derive(Clone, Copy)]
-pub(crate) struct KeyTiles<S: Side> {
-    /// The range of blocks of each tile.
-    blocks: S::Pointer,
-    /// A [`Header`]; then `most_parts` entries for parts, each with the index of its tile and its index in the tile;
-    /// then the split tiles, each with its index, its first part, and its number of parts.
-    list: S::Pointer,
-    most_parts: S::U32,
+params! {
+    /// The arrays of blocks and of parts.
+    struct KeyTiles {
+        /// The range of blocks of each tile.
+        blocks: pointer = "blocks_of_keys",
+        /// A [`Header`]; then `most_parts` entries for parts, each with the index of its tile and its index in the
+        /// tile; then the split tiles, each with its index, its first part, and its number of parts.
+        list: pointer = "splits",
+        most_parts: u32,
+    }
 }
+
+copies!(KeyTiles);
 
 /// The counts of a split.
 #[derive(Clone, Copy)]
@@ -62,7 +65,6 @@ impl KeyTiles<Host> {
         [tiles, 1 + splits.most_parts() + splits.most_tiles()].map(|entries| [entries, WORDS])
     }
 
-    /// The arguments of a launch.
     pub(crate) fn of(splits: &TileSplit<u32>, [blocks, list]: [BufferId; 2]) -> KeyTiles<Host> {
         KeyTiles { blocks, list, most_parts: splits.most_parts() }
     }
@@ -72,17 +74,6 @@ impl KeyTiles<Form> {
     /// The parameters that a kernel declares for the arrays.
     pub(crate) fn form() -> KeyTiles<Form> {
         KeyTiles { blocks: Elem::U32, list: Elem::U32, most_parts: () }
-    }
-}
-
-impl<A: Side> KeyTiles<A> {
-    #[track_caller]
-    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> KeyTiles<B> {
-        KeyTiles {
-            blocks: by.pointer("blocks_of_keys", self.blocks),
-            list: by.pointer("splits", self.list),
-            most_parts: by.u32("most_parts", self.most_parts),
-        }
     }
 }
 

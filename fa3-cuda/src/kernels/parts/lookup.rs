@@ -4,7 +4,6 @@ use fa3_ir::lang::*;
 use fa3_sched::{KvRange, SeqLens, VisibleKeys};
 
 use super::geometry::{Geometry, keys};
-use super::intervals::{IntervalTiles, TilesUnderIntervals};
 use super::table::Table;
 use crate::kernels::params::{InKernel, Pass, Side};
 
@@ -38,7 +37,9 @@ impl<A: Side> Lookup<A> {
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Lookup<B> {
         match self {
-            Lookup::Dense(geometry) => Lookup::Dense(geometry.pass(by)),
+            Lookup::Dense(geometry) => {
+                Lookup::Dense(geometry.map_named(&mut |name: &str, number| by.u32(name, number)))
+            }
             Lookup::Varlen { table, tile_counter } => Lookup::Varlen {
                 table: table.pass(by),
                 tile_counter: by.pointer("tile_counter", tile_counter),
@@ -48,21 +49,6 @@ impl<A: Side> Lookup<A> {
 }
 
 impl<'k> Lookup<InKernel<'k>> {
-    /// The work tiles under a mask of intervals, fetched from the counter `tile_counter`; `None` under any other mask.
-    pub(crate) fn under_intervals(
-        &self,
-        of: Option<TilesUnderIntervals<'k>>,
-        tile_counter: Option<U64<'k>>,
-        tile: [u32; 2],
-    ) -> Option<IntervalTiles<'k>> {
-        match *self {
-            Lookup::Dense(geometry) => {
-                Some(IntervalTiles { geometry, tile_counter: tile_counter?, tile, of: of? })
-            }
-            Lookup::Varlen { .. } => None,
-        }
-    }
-
     /// The keys that query row `row` may see in a sequence of these lengths; unspecified for a row beyond its end.
     #[track_caller]
     pub(crate) fn keys(&self, row: U32<'k>, lens: SeqLens<U32<'k>>) -> VisibleKeys<U32<'k>> {

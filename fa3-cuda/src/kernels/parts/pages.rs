@@ -9,7 +9,7 @@ use fa3_ir::lang::*;
 use fa3_sched::{FastDiv, packed};
 
 use super::ragged::{RowSpan, TileCoords};
-use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
 /// Words of an L2 line.
 const LINE: u32 = 32;
@@ -17,28 +17,33 @@ const LINE: u32 = 32;
 /// The row index that stands for a missing row.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
-/// The page table of a launch.
-#[derive(Clone, Copy)]
-pub(crate) struct Pages<S: Side> {
-    /// Page numbers: a row of them for each sequence.
-    table: S::Pointer,
-    /// With an indirect page table: the table row of each sequence (cache_batch_idx), and the number of table rows.
-    index: Option<(S::Pointer, S::U32)>,
-    /// Entries of a table row.
-    per_sequence: S::U32,
-    /// Entries from a table row to the next.
-    stride: S::U32,
-    /// Rows of a page.
-    rows: FastDiv<S::U32>,
-    /// Number of pages in memory.
-    entries: S::U32,
+params! {
+    /// The page table of a launch.
+    struct Pages {
+        /// Page numbers: a row of them for each sequence.
+        table: pointer = "page_table",
+        /// With an indirect page table: the table row of each sequence, and the number of table rows.
+        index: maybe pointer = "cache_batch_idx",
+        table_rows: maybe u32 = "rows_of_page_table",
+        /// Entries of a table row.
+        per_sequence: u32 = "pages_of_sequence",
+        /// Rows of a page.
+        rows: div = "page_rows",
+        /// Number of pages in memory.
+        entries: u32 = "pages",
+        /// Entries from a table row to the next.
+        stride: u32 = "page_table_stride",
+    }
 }
+
+copies!(Pages);
 
 impl Pages<Form> {
     /// The parameters that a kernel declares, with an indirect page table or without.
     pub(crate) fn form(has_index: bool) -> Pages<Form> {
-        let index = has_index.then_some((Elem::U32, ()));
-        Pages { table: Elem::U32, index, per_sequence: (), stride: (), rows: Form::div(), entries: () }
+        let (index, table_rows) = has_index.then_some((Elem::U32, ())).unzip();
+        let (table, rows) = (Elem::U32, Form::div());
+        Pages { table, index, table_rows, per_sequence: (), rows, entries: (), stride: () }
     }
 }
 
@@ -46,30 +51,9 @@ impl Pages<Host> {
     /// The page table of a launch; `index` is cache_batch_idx, if the table is indirect.
     pub(crate) fn of(pages: &packed::PageLayout, table: BufferId, index: Option<BufferId>) -> Pages<Host> {
         let &packed::PageLayout { per_sequence, table_stride, rows, entries, indexed, .. } = pages;
-        Pages {
-            table,
-            index: index.zip(indexed),
-            per_sequence,
-            stride: table_stride,
-            rows: FastDiv::new(rows.max(1)),
-            entries,
-        }
-    }
-}
-
-impl<A: Side> Pages<A> {
-    #[track_caller]
-    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Pages<B> {
-        Pages {
-            table: by.pointer("page_table", self.table),
-            index: self.index.map(|(index, rows)| {
-                (by.pointer("cache_batch_idx", index), by.u32("rows_of_page_table", rows))
-            }),
-            per_sequence: by.u32("pages_of_sequence", self.per_sequence),
-            rows: self.rows.map_named("page_rows", &mut |name: &str, number| by.u32(name, number)),
-            entries: by.u32("pages", self.entries),
-            stride: by.u32("page_table_stride", self.stride),
-        }
+        let (index, table_rows) = index.zip(indexed).unzip();
+        let rows = FastDiv::new(rows.max(1));
+        Pages { table, index, table_rows, per_sequence, rows, entries, stride: table_stride }
     }
 }
 
@@ -78,7 +62,7 @@ impl<'k> Pages<InKernel<'k>> {
     /// than their entries are covered in part only.
     #[track_caller]
     pub(crate) fn prefetch(&self, b: &'k Builder, sequences: U32<'k>) {
-        let rows = self.index.map_or(sequences, |(_, rows)| rows);
+        let rows = self.table_rows.unwrap_or(sequences);
         let thread = b.cta_x().mad(b.launch().threads, b.tid());
         prefetch_words(b, thread, self.table, self.per_sequence * rows);
     }
@@ -121,7 +105,7 @@ impl<'k> PageSpan<'k> {
         apart: U32<'k>,
         [first, count]: [U32<'k>; 2],
     ) -> PageSpan<'k> {
-        let (table, count) = match pages.index {
+        let (table, count) = match pages.index.zip(pages.table_rows) {
             None => ((sequence * pages.stride).mad_wide(4, pages.table), count),
             Some((index, rows)) => {
                 // A sequence of length 0 may be the entry behind the last sequence, which the array does not have.

@@ -53,7 +53,7 @@ pub(crate) struct RowBlock<'k> {
     pub(crate) rows: U32<'k>,
     /// Rows of the sequence that take part in attention.
     pub(crate) used: U32<'k>,
-    /// The row's padded_row in memory and in padded arrays, if the sequence is in a table.
+    /// The padded_row of the row in memory and in padded arrays, if the sequence is in a table.
     pub(crate) varlen: Option<VarlenBlock<'k>>,
 }
 

@@ -1,9 +1,10 @@
 //! Decoding: how CTAs split the keys of a few query rows, and how the splits become one result.
 //!
-//! **Work decomposition** (Stream-K). A work unit is a tile of query rows of one sequence, which may have rows of all
-//! query heads that share a head of K and V (PackGQA). It visits a number of KV blocks. The units of a launch lie on a
-//! line, one behind the other, with a place for each KV block, and each CTA takes an equal share of the line, whatever
-//! the lengths of sequences. [`fa3_sched::WorkDecomposition`] has the arithmetic, which the host and the kernel share.
+//! **Work decomposition** (Stream-K). A work unit is a tile of query rows of one sequence, which may have rows of
+//! all query heads that share a head of K and V (PackGQA). It visits a number of KV blocks. The units of a launch lie
+//! on a line, one behind the other, with a place for each KV block, and each CTA takes an equal share of the line,
+//! whatever the lengths of sequences. [`fa3_sched::WorkDecomposition`] has the arithmetic, which the host and the
+//! kernel share.
 //!
 //! ```text
 //! units   ├─ 0 ───┼─ 1 ───────────────────┼─ 2 ───┼─ 3 ───┤      in KV blocks
@@ -30,7 +31,7 @@ use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::forward::{ReductionSource, SplitKvPlan};
 use fa3_sched::packed::{Arrays, ClampedRows, Cut};
-use fa3_sched::{Int, IterationSpace, SeqLens, Split, Tiling, WorkUnits};
+use fa3_sched::{Int, IterationSpace, SeqLens, Split, Tiling, WorkDecomposition as WorkShares, WorkUnits};
 use fa3_types::Mask;
 
 use super::geometry::WorkTile;
@@ -39,7 +40,7 @@ use super::pages::prefetch_words;
 use super::reduction::Reduction;
 use super::side_rows::SideRows;
 use super::work_tile_info::{Word, WorkTileInfo};
-use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
 /// Everything that the code of a split-KV kernel depends on, beside the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,44 +64,31 @@ impl ShareForm {
     }
 }
 
-/// The arguments of a split-KV launch.
-#[derive(Clone, Copy)]
-pub(crate) struct Shares<S: Side> {
-    /// The lengths of Q and of K.
-    pub(crate) q: SideRows<S>,
-    pub(crate) k: SideRows<S>,
-    /// Number of sequences.
-    pub(crate) count: S::U32,
-    pub(crate) shares: fa3_sched::WorkDecomposition<S::U32>,
-    /// The tile sizes and the mask.
-    pub(crate) tiling: Tiling<S::U32>,
-    /// Query heads of a tile.
-    pub(crate) pack: S::U32,
-    /// A [`Reduction`] for each unit or for each CTA, if messages say what is to be reduced.
-    pub(crate) begun: Option<S::Pointer>,
-    pub(crate) said_by: ReductionSource,
-}
-
-impl<A: Side> Shares<A> {
-    #[track_caller]
-    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Shares<B> {
-        Shares {
-            q: self.q.pass(by, "q"),
-            k: self.k.pass(by, "k"),
-            count: by.u32("sequences", self.count),
-            shares: self.shares.map_named(&mut |name: &str, number| by.u32(name, number)),
-            tiling: self.tiling.map_named(&mut |name: &str, number| by.u32(name, number)),
-            pack: by.u32("pack", self.pack),
-            begun: self.begun.map(|begun| by.pointer("begun", begun)),
-            said_by: self.said_by,
-        }
+params! {
+    /// The arguments of a split-KV launch.
+    struct Shares {
+        /// The lengths of Q and of K.
+        q: named SideRows,
+        k: named SideRows,
+        /// Number of sequences.
+        count: u32 = "sequences",
+        shares: numbers WorkShares,
+        /// The tile sizes and the mask.
+        tiling: numbers Tiling,
+        /// Query heads of a tile.
+        pack: u32,
+        /// A [`Reduction`] for each unit or for each CTA, if messages say what is to be reduced.
+        begun: maybe pointer,
+        said_by: fixed ReductionSource,
     }
 }
+
+copies!(Shares);
 
 impl Shares<Form> {
     /// The parameters that all launches with this mask share.
     pub(crate) fn form(ShareForm { q, k, said_by, twins }: ShareForm, mask: Mask) -> Shares<Form> {
-        let shares = fa3_sched::WorkDecomposition::new(1, 1, 0, Cut::new(1, 1, mask));
+        let shares = WorkShares::new(1, 1, 0, Cut::new(1, 1, mask));
         let in_pieces = said_by == ReductionSource::Lengths;
         let shares = if in_pieces { shares.fixed_size(1) } else { shares.or_whole_units(0) };
         let shares = if twins { shares.co_scheduled(1) } else { shares };

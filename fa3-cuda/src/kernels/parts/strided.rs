@@ -10,17 +10,15 @@ use crate::kernels::tensors::{strides, transposed_strides};
 
 /// A tensor in global memory: an address, and strides in bytes of sequences, heads and rows.
 pub(crate) struct Strided<S: Side> {
-    name: &'static str,
     address: S::Pointer,
     strides: [S::U64; 3],
 }
 
 impl<A: Side> Strided<A> {
     #[track_caller]
-    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Strided<B> {
-        let (name, [batch, head, row]) = (self.name, self.strides);
+    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>, name: &str) -> Strided<B> {
+        let [batch, head, row] = self.strides;
         Strided {
-            name,
             address: by.pointer(name, self.address),
             strides: [
                 by.u64(&format!("{name}_batch_bytes"), batch),
@@ -40,19 +38,19 @@ impl<'k, S: Side<Pointer = U64<'k>, U64 = U64<'k>>> Strided<S> {
 
 impl Strided<Form> {
     /// The parameters that a kernel declares for a tensor.
-    pub(crate) fn form(name: &'static str, elem: Elem) -> Strided<Form> {
-        Strided { name, address: elem, strides: [(); 3] }
+    pub(crate) fn form(elem: Elem) -> Strided<Form> {
+        Strided { address: elem, strides: [(); 3] }
     }
 }
 
 impl Strided<Host> {
     /// The arguments of a launch for a tensor.
-    pub(crate) fn of(name: &'static str, buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> {
-        Strided { name, address: buffer, strides: strides(tensor) }
+    pub(crate) fn of(buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> {
+        Strided { address: buffer, strides: strides(tensor) }
     }
 
     /// The arguments of a launch for V of this shape, transposed: a row has the keys of a channel.
-    pub(crate) fn transposed(name: &'static str, buffer: BufferId, shape: Shape) -> Strided<Host> {
-        Strided { name, address: buffer, strides: transposed_strides(shape) }
+    pub(crate) fn transposed(buffer: BufferId, shape: Shape) -> Strided<Host> {
+        Strided { address: buffer, strides: transposed_strides(shape) }
     }
 }

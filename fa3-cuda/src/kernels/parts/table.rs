@@ -8,39 +8,40 @@ use fa3_types::Mask;
 
 use super::geometry::{Varlen, WorkTile};
 use super::work_tile_info::{Word, WorkTileInfo};
-use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
 /// Bytes of a word.
 const WORD: u32 = 4;
 
-/// A table in memory, and the numbers of a launch that turn its records into work tiles.
-#[derive(Clone, Copy)]
-pub(crate) struct Table<S: Side> {
-    /// Its address.
-    pub(crate) address: S::Pointer,
-    /// Number of sequences. The table has one record more, for the rows behind the last sequence.
-    pub(crate) sequences: S::U32,
-    /// The order of heads.
-    pub(crate) sections: Sections<S::U32>,
-    /// The tile sizes and the mask.
-    pub(crate) tiling: Tiling<S::U32>,
-    /// Which tiles of a sequence are the longest.
-    pub(crate) longest: Longest,
-    /// The positions of rows of Q in arrays that pad each sequence to whole blocks, in kernels with such arrays.
-    pub(crate) padded: Option<PaddedRows<S>>,
-    /// The limits of a table that a caller has given, and that may hold any numbers.
-    pub(crate) within: Option<Within<S>>,
+params! {
+    /// A table in memory, and the numbers of a launch that turn its records into work tiles.
+    struct Table {
+        address: pointer = "table",
+        /// Number of sequences. The table has one record more, for the rows behind the last sequence.
+        sequences: u32,
+        /// The order of heads.
+        sections: numbers Sections,
+        /// The tile sizes and the mask.
+        tiling: numbers Tiling,
+        /// Which tiles of a sequence are the longest.
+        longest: fixed Longest,
+        /// The positions of rows of Q in arrays that pad each sequence to whole blocks, in kernels with such arrays.
+        padded: maybe all PaddedRows,
+        /// The limits of a table that a caller has given, and that may hold any numbers.
+        within: maybe all Within,
+    }
+
+    /// The limits to which a table's numbers are clamped, so that no table leads out of the tensors.
+    struct Within {
+        /// Row blocks for which the table has room.
+        blocks: u32 = "table_blocks",
+        /// Rows of Q and of K, over all packed sequences.
+        rows_q: u32 = "table_rows_q",
+        rows_k: u32 = "table_rows_k",
+    }
 }
 
-/// The limits to which a table's numbers are clamped, so that no table leads out of the tensors.
-#[derive(Clone, Copy)]
-pub(crate) struct Within<S: Side> {
-    /// Row blocks for which the table has room.
-    pub(crate) blocks: S::U32,
-    /// Rows of Q and of K, over all packed sequences.
-    pub(crate) rows_q: S::U32,
-    pub(crate) rows_k: S::U32,
-}
+copies!(Table, Within);
 
 /// The positions of rows of Q in arrays that pad each sequence to whole blocks. No two sequences share a position.
 #[derive(Clone, Copy)]
@@ -101,27 +102,15 @@ impl Table<Host> {
     }
 }
 
-impl<A: Side> Table<A> {
+impl<A: Side> PaddedRows<A> {
     #[track_caller]
-    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Table<B> {
-        Table {
-            address: by.pointer("table", self.address),
-            sequences: by.u32("sequences", self.sequences),
-            sections: self.sections.map_named(&mut |name: &str, number| by.u32(name, number)),
-            tiling: self.tiling.map_named(&mut |name: &str, number| by.u32(name, number)),
-            longest: self.longest,
-            padded: self.padded.map(|padded| match padded {
-                PaddedRows::OfBlocks => PaddedRows::OfBlocks,
-                PaddedRows::Firsts { firsts, most } => PaddedRows::Firsts {
-                    firsts: by.pointer("first_places", firsts),
-                    most: by.u32("padded", most),
-                },
-            }),
-            within: self.within.map(|within| Within {
-                blocks: by.u32("table_blocks", within.blocks),
-                rows_q: by.u32("table_rows_q", within.rows_q),
-                rows_k: by.u32("table_rows_k", within.rows_k),
-            }),
+    fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> PaddedRows<B> {
+        match self {
+            PaddedRows::OfBlocks => PaddedRows::OfBlocks,
+            PaddedRows::Firsts { firsts, most } => PaddedRows::Firsts {
+                firsts: by.pointer("first_places", firsts),
+                most: by.u32("padded", most),
+            },
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The tile scheduler: which tiles a CTA computes. Producer and consumers walk over the same tiles.
+//! The indices of the tiles that a CTA computes. Producer and consumers walk over the same tiles.
 
 use fa3_ir::lang::*;
 use fa3_sched::{Scheduler, next_dynamic, next_static};
 
-/// The tiles of a launch and how they reach CTAs.
+/// The tile indices of a launch, and how they reach CTAs.
 pub(crate) struct TileIndices<'k> {
     builder: &'k Builder,
     /// Number of tiles.
@@ -63,7 +63,7 @@ impl<'k> TileIndices<'k> {
         let source = match (scheduler, tile_counter) {
             (Scheduler::DynamicPersistent, Some(tile_counter)) => Fetch::Dynamic(Broadcast {
                 tile_counter,
-                pipeline: b.pipeline("mail", 1, consumers, []),
+                pipeline: b.pipeline("tile indices", 1, consumers, []),
                 word: b.region("next tile", 4, 4),
                 in_order: false,
             }),
@@ -76,16 +76,15 @@ impl<'k> TileIndices<'k> {
     /// Makes tiles begin in the order of their indices, so that a tile may wait for earlier ones, whatever else the GPU
     /// runs. Otherwise a CTA's first tile has the CTA's index, and may begin late. Under other schedulers nothing
     /// changes.
-    pub(crate) fn in_order(mut self) -> TileIndices<'k> {
+    pub(super) fn in_order(&mut self) {
         if let Fetch::Dynamic(broadcast) = &mut self.source {
             broadcast.in_order = true;
         }
-        self
     }
 
-    /// Runs `body` with the index of every tile, in the one thread that fetches from the counter. `body` calls its second
-    /// argument when the next index should be fetched: the atomic takes about 1 µs, but a late fetch balances load
-    /// better.
+    /// Runs `body` with the index of every tile, in the one thread that fetches from the counter. `body` calls its
+    /// second argument when the next index should be fetched: the atomic takes about 1 µs, but a late fetch balances
+    /// load better.
     #[track_caller]
     pub(crate) fn produce(&self, body: impl FnOnce(U32<'k>, &mut dyn FnMut())) {
         let b = self.builder;
@@ -97,18 +96,18 @@ impl<'k> TileIndices<'k> {
         // Each CTA fetches one index beyond the last tile. In order, it fetches its first tile, too.
         let (last, before) =
             if *in_order { (self.count + ctas - 1, b.copy(0)) } else { (self.count - 1, ctas) };
-        let fetch = || CounterValue::new(*tile_counter, last);
+        let value = || CounterValue::new(*tile_counter, last);
         let mut send = |tile: U32<'k>| {
             let stage = pipeline.acquire();
             b.store(*word, tile);
             stage.commit();
             tile
         };
-        let first = if *in_order { send(fetch().fetch(b)) } else { b.cta_x() };
+        let first = if *in_order { send(value().fetch(b)) } else { b.cta_x() };
         self.each(first, |tile| {
-            let mut tile_counter = fetch();
-            body(tile, &mut || _ = tile_counter.fetch(b));
-            send(next_dynamic(tile_counter.fetch(b), before))
+            let mut fetched = value();
+            body(tile, &mut || _ = fetched.fetch(b));
+            send(next_dynamic(fetched.fetch(b), before))
         });
     }
 

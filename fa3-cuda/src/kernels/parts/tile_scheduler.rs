@@ -1,15 +1,16 @@
 //! The work tiles of a CTA, in order (CUTLASS: the scheduler pipeline). Its producer and its consumers get equal work
 //! tiles.
 //!
-//! Where all sequences have one length, a role gets a tile index and computes the work tile from it ([`TileIndices`]). Where
-//! sequences are in a table, the producer looks the work tile up, by two dependent loads, and sends all of its words to
-//! the consumers. Consumers read the words again at a tile's end, so that these occupy no registers until then.
+//! Where all sequences have one length, a role gets a tile index and computes the work tile from it ([`TileIndices`]).
+//! Where sequences are in a table, the producer looks the work tile up, by two dependent loads, and sends all of its
+//! words to the consumers. Consumers read the words again at a tile's end, so that these occupy no registers until
+//! then.
 
 use fa3_ir::lang::*;
 use fa3_sched::{Scheduler, next_dynamic};
 
 use super::geometry::{Geometry, WorkTile};
-use super::intervals::IntervalTiles;
+use super::intervals::{IntervalTiles, TilesUnderIntervals, load_words};
 use super::lookup::Lookup;
 use super::shares::{Shares, Start};
 use super::table::Table;
@@ -26,9 +27,9 @@ const STAGES: u32 = 2;
 /// The work tiles of a launch, and how they reach CTAs.
 #[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
 pub(crate) enum TileScheduler<'k> {
-    /// Computed by each role from a tile index.
+    /// Each role computes work tiles from tile indices.
     Computed { tiles: TileIndices<'k>, geometry: Geometry<U32<'k>> },
-    /// SchedulerPipeline by the producer, or by a warp beside it.
+    /// The producer, or a warp beside it, sends work tiles.
     SchedulerPipeline(SchedulerPipeline<'k>),
 }
 
@@ -36,25 +37,24 @@ pub(crate) enum TileScheduler<'k> {
 pub(crate) struct SchedulerPipeline<'k> {
     builder: &'k Builder,
     source: WorkSource<'k>,
-    pipeline: Pipeline<'k, 1>,
-    /// The pipeline by which the producer requests for the next work tile, where a warp beside it finds work tiles.
-    requests: Option<Pipeline<'k, 0>>,
+    stages: Pipeline<'k, 1>,
 }
 
 /// The source of the work tiles that are sent.
 #[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
 enum WorkSource<'k> {
-    /// TileIndices of a table, whose indices are fetched from the tile counter.
-    Varlen(Varlen<'k>),
+    /// TileIndices of a table, whose indices come from the tile counter.
+    Varlen(VarlenTiles<'k>),
     /// The CTA's share of all keys (split-KV).
-    Shared(Shares<InKernel<'k>>),
-    /// TileIndices whose blocks follow from the bounds of their rows.
-    Found(IntervalTiles<'k>),
+    SplitKv(Shares<InKernel<'k>>),
+    /// TileIndices whose blocks follow from the bounds of their rows. A warp beside the producer's finds them. The pipeline
+    /// has the producer's requests for the next work tile.
+    Intervals(IntervalTiles<'k>, Pipeline<'k, 0>),
 }
 
 /// TileIndices of a table, and the tile counter.
 #[derive(Clone, Copy)]
-pub(crate) struct Varlen<'k> {
+struct VarlenTiles<'k> {
     table: Table<InKernel<'k>>,
     tile_counter: U64<'k>,
     /// Whether a CTA fetches its first tile, too: see [`TileIndices::in_order`].
@@ -62,35 +62,42 @@ pub(crate) struct Varlen<'k> {
 }
 
 /// The work tiles of a producer, ready to be walked over.
-#[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
-pub(crate) enum InitialWork<'w, 'k> {
-    Computed { tiles: &'w TileIndices<'k>, geometry: &'w Geometry<U32<'k>> },
-    Varlen { sent: &'w SchedulerPipeline<'k>, fetched: Varlen<'k> },
-    Shared { sent: &'w SchedulerPipeline<'k>, shares: Shares<InKernel<'k>>, start: Start<'k> },
-    Found { sent: &'w SchedulerPipeline<'k>, requests: &'w Pipeline<'k, 0> },
+pub(crate) struct InitialWork<'w, 'k> {
+    scheduler: &'w TileScheduler<'k>,
+    /// Where a CTA's share of all keys begins, in a split-KV kernel.
+    start: Option<Start<'k>>,
 }
 
 impl<'k> TileScheduler<'k> {
     /// Declares work tiles that `consumers` warps walk over beside the producer. Under
     /// [`Scheduler::DynamicPersistent`], `tile_counter` is the address of the tile counter, unless `lookup` has it.
+    /// Under a mask of intervals, a warp beside the producer's finds the blocks of tiles `of` these sizes
+    /// ([`TileScheduler::find`]).
     #[track_caller]
     pub(crate) fn declare(
         b: &'k Builder,
         scheduler: Scheduler,
         lookup: &Lookup<InKernel<'k>>,
         tile_counter: Option<U64<'k>>,
+        of: Option<(TilesUnderIntervals<'k>, [u32; 2])>,
         consumers: u32,
     ) -> TileScheduler<'k> {
-        match *lookup {
-            Lookup::Dense(geometry) => {
+        match (*lookup, of.zip(tile_counter)) {
+            (Lookup::Varlen { table, tile_counter }, _) => {
+                let tiles = VarlenTiles { table, tile_counter, in_order: false };
+                TileScheduler::sent(b, WorkSource::Varlen(tiles), consumers)
+            }
+            (Lookup::Dense(geometry), None) => {
                 let tiles = TileIndices::declare(b, scheduler, geometry.tiles, tile_counter, consumers);
                 TileScheduler::Computed { tiles, geometry }
             }
-            Lookup::Varlen { table, tile_counter } => TileScheduler::sent(
-                b,
-                WorkSource::Varlen(Varlen { table, tile_counter, in_order: false }),
-                consumers,
-            ),
+            (Lookup::Dense(geometry), Some(((of, tile), tile_counter))) => {
+                let tiles = IntervalTiles { geometry, tile_counter, tile, of };
+                // The producer's warp receives work tiles, too.
+                let stages = TileScheduler::stages(b, consumers + 1);
+                let source = WorkSource::Intervals(tiles, b.pipeline("requests", 1, 1, []));
+                TileScheduler::SchedulerPipeline(SchedulerPipeline { builder: b, source, stages })
+            }
         }
     }
 
@@ -101,49 +108,38 @@ impl<'k> TileScheduler<'k> {
         shares: Shares<InKernel<'k>>,
         consumers: u32,
     ) -> TileScheduler<'k> {
-        TileScheduler::sent(b, WorkSource::Shared(shares), consumers)
+        TileScheduler::sent(b, WorkSource::SplitKv(shares), consumers)
     }
 
-    /// Declares work tiles whose blocks follow from the bounds of rows. A warp beside the producer's finds them
-    /// ([`TileScheduler::find`]).
     #[track_caller]
-    pub(crate) fn declare_found(
-        b: &'k Builder,
-        tiles: IntervalTiles<'k>,
-        consumers: u32,
-    ) -> TileScheduler<'k> {
-        // The producer's warp receives work tiles, too.
-        match TileScheduler::sent(b, WorkSource::Found(tiles), consumers + 1) {
-            TileScheduler::SchedulerPipeline(sent) => TileScheduler::SchedulerPipeline(SchedulerPipeline {
-                requests: Some(b.pipeline("requests", 1, 1, [])),
-                ..sent
-            }),
-            computed @ TileScheduler::Computed { .. } => computed,
-        }
+    fn sent(b: &'k Builder, source: WorkSource<'k>, consumers: u32) -> TileScheduler<'k> {
+        let stages = TileScheduler::stages(b, consumers);
+        TileScheduler::SchedulerPipeline(SchedulerPipeline { builder: b, source, stages })
     }
 
-    /// Finds work tiles whose blocks follow from the bounds of rows, in a warp. It fetches a tile when the producer requests
-    /// for the next one, and sends it.
+    /// The stages of the scheduler pipeline. Most messages fill a part of a stage.
+    #[track_caller]
+    fn stages(b: &'k Builder, consumers: u32) -> Pipeline<'k, 1> {
+        b.pipeline("work tiles", STAGES, consumers, [("work", TileShape::new(Elem::U32, 8, 4))])
+    }
+
+    /// Finds work tiles under a mask of intervals, in a warp. It fetches a tile index when the producer requests for the
+    /// next tile, and sends the work tile.
     #[track_caller]
     pub(crate) fn find(&self) {
-        let TileScheduler::SchedulerPipeline(SchedulerPipeline {
-            builder: b,
-            source: WorkSource::Found(tiles),
-            pipeline,
-            requests: Some(requests),
-        }) = self
-        else {
+        let TileScheduler::SchedulerPipeline(SchedulerPipeline { builder: b, source, stages }) = self else {
             return;
         };
+        let WorkSource::Intervals(tiles, requests) = source else { return };
         let rounds = Rounds::begin(b);
-        let (mut pipeline, mut requests) = (pipeline.producer_by(rounds), requests.consumer());
+        let (mut stages, mut requests) = (stages.producer_by(rounds), requests.consumer());
         let count = tiles.count(b);
         let tile = b.var("tile", b.cta_x());
         let fetched = b.var("fetched", 0);
         b.repeat(|| {
             let number = tile.get();
             let words = tiles.words(b, number, count);
-            pipeline.fill_by_warp(|stage| {
+            stages.fill_by_warp(|stage| {
                 let [at] = stage.tiles().map(|tile| tile.element(0, 0));
                 for (number, words) in words.into_iter().enumerate() {
                     b.store_vector(at.at(VECTOR * number as i32), words);
@@ -153,57 +149,38 @@ impl<'k> TileScheduler<'k> {
             rounds.next();
             b.break_if(number.ge(count));
             requests.wait().release();
-            let mut tile_counter = CounterValue::new(tiles.tile_counter, count - 1);
-            b.if_lanes(b.lane_id().eq(0), || fetched.set(tile_counter.fetch(b)));
+            let mut next = CounterValue::new(tiles.tile_counter, count - 1);
+            b.if_lanes(b.lane_id().eq(0), || fetched.set(next.fetch(b)));
             tile.set(next_dynamic(fetched.get().shfl_idx(0), b.grid_x()));
         });
     }
 
-    #[track_caller]
-    fn sent(b: &'k Builder, source: WorkSource<'k>, consumers: u32) -> TileScheduler<'k> {
-        // A stage; most messages fill a part of it.
-        let stage = ("work", TileShape::new(Elem::U32, 8, 4));
-        TileScheduler::SchedulerPipeline(SchedulerPipeline {
-            builder: b,
-            source,
-            pipeline: b.pipeline("work tiles", STAGES, consumers, [stage]),
-            requests: None,
-        })
-    }
-
     /// Makes tiles begin in the order of their indices: see [`TileIndices::in_order`].
-    pub(crate) fn in_order(self) -> TileScheduler<'k> {
-        match self {
-            TileScheduler::Computed { tiles, geometry } => {
-                TileScheduler::Computed { tiles: tiles.in_order(), geometry }
+    pub(crate) fn in_order(mut self) -> TileScheduler<'k> {
+        match &mut self {
+            TileScheduler::Computed { tiles, .. } => tiles.in_order(),
+            TileScheduler::SchedulerPipeline(SchedulerPipeline {
+                source: WorkSource::Varlen(tiles), ..
+            }) => {
+                tiles.in_order = true;
             }
-            TileScheduler::SchedulerPipeline(sent) => {
-                let source = match sent.source {
-                    WorkSource::Varlen(fetched) => WorkSource::Varlen(Varlen { in_order: true, ..fetched }),
-                    other @ (WorkSource::Shared(_) | WorkSource::Found(_)) => other,
-                };
-                TileScheduler::SchedulerPipeline(SchedulerPipeline { source, ..sent })
-            }
+            TileScheduler::SchedulerPipeline(_) => {}
         }
+        self
     }
 
     /// Finds where the CTA's work tiles begin. In a split-KV kernel, whole warps of the producer must call it.
     #[track_caller]
     pub(crate) fn begin(&self) -> InitialWork<'_, 'k> {
-        match self {
-            TileScheduler::Computed { tiles, geometry } => InitialWork::Computed { tiles, geometry },
-            TileScheduler::SchedulerPipeline(sent) => match sent.source {
-                WorkSource::Varlen(fetched) => InitialWork::Varlen { sent, fetched },
-                WorkSource::Shared(shares) => {
-                    InitialWork::Shared { sent, shares, start: shares.start(sent.builder) }
-                }
-                WorkSource::Found(_) => {
-                    let requests =
-                        sent.requests.as_ref().expect("a warp that finds scheduler is asked for them");
-                    InitialWork::Found { sent, requests }
-                }
-            },
-        }
+        let start = match self {
+            TileScheduler::SchedulerPipeline(SchedulerPipeline {
+                builder,
+                source: WorkSource::SplitKv(shares),
+                ..
+            }) => Some(shares.start(builder)),
+            TileScheduler::SchedulerPipeline(_) | TileScheduler::Computed { .. } => None,
+        };
+        InitialWork { scheduler: self, start }
     }
 
     /// Runs `body` with every work tile, in a consumer's warps. The second argument reads the work tile again, so that
@@ -215,7 +192,10 @@ impl<'k> TileScheduler<'k> {
                 let work = geometry.work(tile);
                 body(work, &|| work);
             }),
-            TileScheduler::SchedulerPipeline(sent) => sent.consume(body),
+            TileScheduler::SchedulerPipeline(sent) => sent.receive(|work, read, stage| {
+                body(work, read);
+                stage.release_unfenced();
+            }),
         }
     }
 
@@ -234,21 +214,30 @@ impl<'k> TileScheduler<'k> {
 
 impl<'k> InitialWork<'_, 'k> {
     /// Runs `body` with every work tile, in the one thread that fetches from the counter, or in a whole warp if another
-    /// warp finds work tiles (see [`TileIndices::produce`]). The second argument of `body` reads the work tile again, so that
-    /// a loop need not keep it in registers. The third fetches the next tile.
+    /// warp finds work tiles (see [`TileIndices::produce`]). The second argument of `body` reads the work tile again,
+    /// so that a loop need not keep it in registers. The third fetches the next tile.
     #[track_caller]
     pub(crate) fn produce(
         &self,
         body: impl FnOnce(WorkTile<'k>, &dyn Fn() -> WorkTile<'k>, &mut dyn FnMut()),
     ) {
-        match *self {
-            InitialWork::Computed { tiles, geometry } => tiles.produce(|tile, fetch_next| {
-                let work = geometry.work(tile);
-                body(work, &|| work, fetch_next);
-            }),
-            InitialWork::Varlen { sent, fetched } => sent.fetch(&fetched, body),
-            InitialWork::Shared { sent, shares, start } => sent.share(&shares, start, body),
-            InitialWork::Found { sent, requests } => {
+        let sent = match self.scheduler {
+            TileScheduler::Computed { tiles, geometry } => {
+                return tiles.produce(|tile, fetch_next| {
+                    let work = geometry.work(tile);
+                    body(work, &|| work, fetch_next);
+                });
+            }
+            TileScheduler::SchedulerPipeline(sent) => sent,
+        };
+        match &sent.source {
+            WorkSource::Varlen(tiles) => sent.fetch(tiles, body),
+            WorkSource::SplitKv(shares) => {
+                if let Some(start) = self.start {
+                    sent.share(shares, start, body);
+                }
+            }
+            WorkSource::Intervals(_, requests) => {
                 let mut requests = requests.producer();
                 sent.receive(|work, read, stage| {
                     body(work, read, &mut || requests.fill_by_warp(EmptyStage::commit));
@@ -268,19 +257,19 @@ impl<'k> SchedulerPipeline<'k> {
     #[track_caller]
     fn fetch(
         &self,
-        &Varlen { table, tile_counter, in_order }: &Varlen<'k>,
+        &VarlenTiles { table, tile_counter, in_order }: &VarlenTiles<'k>,
         body: impl FnOnce(WorkTile<'k>, &dyn Fn() -> WorkTile<'k>, &mut dyn FnMut()),
     ) {
         let b = self.builder;
         let rounds = Rounds::begin(b);
-        let mut pipeline = self.pipeline.producer_by(rounds);
+        let mut stages = self.stages.producer_by(rounds);
         let count = table.tiles(b);
-        let fetch =
+        let value =
             || CounterValue::new(tile_counter, if in_order { count + b.grid_x() - 1 } else { count - 1 });
-        let first = if in_order { fetch().fetch(b) } else { b.cta_x() };
+        let first = if in_order { value().fetch(b) } else { b.cta_x() };
         let next = b.var("tile", first);
         b.repeat(|| {
-            let stage = pipeline.acquire();
+            let stage = stages.acquire();
             let [at] = stage.tiles().map(|tile| tile.element(0, 0));
             let store = |word: Word, value| b.store(at.at(word.offset()), value);
             let tile = next.get();
@@ -294,10 +283,10 @@ impl<'k> SchedulerPipeline<'k> {
             rounds.next();
             b.break_if(!is_tile);
             let read = || table.work(|word| b.load(at.at(word.offset())));
-            let mut tile_counter = fetch();
-            body(read(), &read, &mut || _ = tile_counter.fetch(b));
+            let mut fetched = value();
+            body(read(), &read, &mut || _ = fetched.fetch(b));
             let before = if in_order { b.copy(0) } else { b.grid_x() };
-            next.set(next_dynamic(tile_counter.fetch(b), before));
+            next.set(next_dynamic(fetched.fetch(b), before));
         });
     }
 
@@ -311,9 +300,9 @@ impl<'k> SchedulerPipeline<'k> {
     ) {
         let b = self.builder;
         let rounds = Rounds::begin(b);
-        let mut pipeline = self.pipeline.producer_by(rounds);
+        let mut stages = self.stages.producer_by(rounds);
         shares.walk(b, start, |write, is_there| {
-            let stage = pipeline.acquire();
+            let stage = stages.acquire();
             let [at] = stage.tiles().map(|tile| tile.element(0, 0));
             write(&|word, value| b.store(at.at(word.offset()), value));
             stage.commit();
@@ -324,24 +313,16 @@ impl<'k> SchedulerPipeline<'k> {
         });
     }
 
-    #[track_caller]
-    fn consume(&self, body: impl FnOnce(WorkTile<'k>, &dyn Fn() -> WorkTile<'k>)) {
-        self.receive(|work, read, stage| {
-            body(work, read);
-            stage.release_unfenced();
-        });
-    }
-
     /// Runs `body` with every work tile, a function that reads it again, and its stage, which `body` must release.
     #[track_caller]
     fn receive(&self, body: impl FnOnce(WorkTile<'k>, &dyn Fn() -> WorkTile<'k>, FullStage<'k, 1>)) {
         let b = self.builder;
         let rounds = Rounds::begin(b);
-        let mut pipeline = self.pipeline.consumer_by(rounds);
+        let mut stages = self.stages.consumer_by(rounds);
         b.repeat(|| {
-            let stage = pipeline.wait();
+            let stage = stages.wait();
             let at = stage.tile().element(0, 0);
-            if let WorkSource::Found(tiles) = &self.source {
+            if let WorkSource::Intervals(tiles, _) = &self.source {
                 let (work, is_tile) = tiles.work(b, at);
                 b.break_if(!is_tile);
                 body(work, &|| tiles.work(b, at).0, stage);
@@ -349,19 +330,15 @@ impl<'k> SchedulerPipeline<'k> {
                 return;
             }
             let read = || {
-                // All lanes read the words. The compiler knows that they agree only if they come from one lane.
-                let vectors = [0, 1, 2].map(|vector| {
-                    let words: [U32<'k>; 4] = b.load_vector(at.at(VECTOR * vector));
-                    words.map(|word| word.shfl_idx(0))
-                });
+                let vectors = [0, 1, 2].map(|vector| load_words(b, at.at(VECTOR * vector)));
                 let word = |word: Word| match vectors.as_flattened().get(word as usize) {
                     Some(value) => *value,
                     None => b.load::<B32>(at.at(word.offset())).shfl_idx(0),
                 };
                 match &self.source {
-                    WorkSource::Varlen(fetched) => fetched.table.work(word),
-                    WorkSource::Shared(shares) => shares.work(word),
-                    WorkSource::Found(_) => unreachable!("they have been read"),
+                    WorkSource::Varlen(tiles) => tiles.table.work(word),
+                    WorkSource::SplitKv(shares) => shares.work(word),
+                    WorkSource::Intervals(..) => unreachable!("they have been read"),
                 }
             };
             let work = read();

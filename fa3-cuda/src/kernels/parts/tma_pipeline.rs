@@ -9,7 +9,7 @@ use super::ragged::RowSpan;
 pub(crate) struct TmaPipeline<'k> {
     source: Source<'k>,
     along: Along,
-    pipeline: Pipeline<'k, 1>,
+    stages: Pipeline<'k, 1>,
     /// The first column of its tiles in the tensor.
     col: u32,
     /// The part of each tile that this CTA multicasts to its cluster; `None` if it loads whole tiles for itself.
@@ -31,7 +31,7 @@ pub(crate) struct TmaProducer<'k> {
     tile_rows: u32,
     along: Along,
     col: u32,
-    pipeline: Producer<'k, 1>,
+    stages: Producer<'k, 1>,
     part: Option<U32<'k>>,
 }
 
@@ -105,56 +105,19 @@ impl<'k> Sequence<'k> {
 }
 
 impl<'k> TmaPipeline<'k> {
+    fn new(source: Source<'k>, stages: Pipeline<'k, 1>) -> TmaPipeline<'k> {
+        TmaPipeline { source, along: Along::HeadDim, stages, col: 0, part: None }
+    }
+
     /// Declares a pipeline of `stages` tiles of the map's shape, which `consumers` warps release.
     #[track_caller]
     pub(crate) fn declare(
         b: &'k Builder,
         name: &str,
         map: TileMap,
-        stages: u32,
-        consumers: u32,
+        [stages, consumers]: [u32; 2],
     ) -> TmaPipeline<'k> {
-        let pipeline = b.pipeline(name, stages, consumers, [(name, map.shape())]);
-        TmaPipeline { source: Source::Tiles(map), along: Along::HeadDim, pipeline, col: 0, part: None }
-    }
-
-    /// Like `declare`, for tiles shared by a cluster: each CTA loads the rows that `map` copies, and multicasts them.
-    #[track_caller]
-    pub(crate) fn declare_shared(
-        b: &'k Builder,
-        name: &str,
-        map: TileMap,
-        stages: u32,
-        consumers: u32,
-    ) -> TmaPipeline<'k> {
-        let cluster = b.launch().cluster;
-        if cluster == 1 {
-            return TmaPipeline::declare(b, name, map, stages, consumers);
-        }
-        let shape = TileShape { rows: map.shape().rows * cluster, ..map.shape() };
-        let pipeline = b.cluster_pipeline(name, stages, consumers, [(name, shape)]);
-        TmaPipeline {
-            source: Source::Tiles(map),
-            along: Along::HeadDim,
-            pipeline,
-            col: 0,
-            part: Some(b.cluster_cta_rank()),
-        }
-    }
-
-    /// Like `declare`, for a transposed tensor. Each stage has `more` extra rows at its end that loads never write.
-    #[track_caller]
-    pub(crate) fn declare_transposed(
-        b: &'k Builder,
-        name: &str,
-        map: TileMap,
-        more: u32,
-        stages: u32,
-        consumers: u32,
-    ) -> TmaPipeline<'k> {
-        let shape = TileShape { rows: map.shape().rows + more, ..map.shape() };
-        let pipeline = b.pipeline(name, stages, consumers, [(name, shape)]);
-        TmaPipeline { source: Source::Tiles(map), along: Along::Seqlen, pipeline, col: 0, part: None }
+        TmaPipeline::declare_rows(b, name, map, map.shape().rows, [stages, consumers])
     }
 
     /// Like `declare`, for tiles of `rows` rows, of which `map` copies a few at a time.
@@ -164,11 +127,42 @@ impl<'k> TmaPipeline<'k> {
         name: &str,
         map: TileMap,
         rows: u32,
-        stages: u32,
-        consumers: u32,
+        [stages, consumers]: [u32; 2],
     ) -> TmaPipeline<'k> {
-        let pipeline = b.pipeline(name, stages, consumers, [(name, TileShape { rows, ..map.shape() })]);
-        TmaPipeline { source: Source::Tiles(map), along: Along::HeadDim, pipeline, col: 0, part: None }
+        let stages = b.pipeline(name, stages, consumers, [(name, TileShape { rows, ..map.shape() })]);
+        TmaPipeline::new(Source::Tiles(map), stages)
+    }
+
+    /// Like `declare`, for a transposed tensor. Each stage has `more` extra rows at its end that loads never write.
+    #[track_caller]
+    pub(crate) fn declare_transposed(
+        b: &'k Builder,
+        name: &str,
+        map: TileMap,
+        more: u32,
+        [stages, consumers]: [u32; 2],
+    ) -> TmaPipeline<'k> {
+        let rows = map.shape().rows + more;
+        let along = Along::Seqlen;
+        TmaPipeline { along, ..TmaPipeline::declare_rows(b, name, map, rows, [stages, consumers]) }
+    }
+
+    /// Like `declare`, for tiles shared by a cluster: each CTA loads the rows that `map` copies, and multicasts them.
+    #[track_caller]
+    pub(crate) fn declare_shared(
+        b: &'k Builder,
+        name: &str,
+        map: TileMap,
+        [stages, consumers]: [u32; 2],
+    ) -> TmaPipeline<'k> {
+        let cluster = b.launch().cluster;
+        if cluster == 1 {
+            return TmaPipeline::declare(b, name, map, [stages, consumers]);
+        }
+        let shape = TileShape { rows: map.shape().rows * cluster, ..map.shape() };
+        let stages = b.cluster_pipeline(name, stages, consumers, [(name, shape)]);
+        let part = Some(b.cluster_cta_rank());
+        TmaPipeline { part, ..TmaPipeline::new(Source::Tiles(map), stages) }
     }
 
     /// Like `declare`, for tiles that a warp copies row by row.
@@ -177,12 +171,11 @@ impl<'k> TmaPipeline<'k> {
         b: &'k Builder,
         name: &str,
         shape: TileShape,
-        stages: u32,
-        consumers: u32,
+        [stages, consumers]: [u32; 2],
     ) -> TmaPipeline<'k> {
         let copied = b.cp_async_pipeline(name, stages, consumers, [(name, shape)]);
-        let pipeline = copied.pipeline().clone();
-        TmaPipeline { source: Source::Rows(copied), along: Along::HeadDim, pipeline, col: 0, part: None }
+        let stages = copied.pipeline().clone();
+        TmaPipeline::new(Source::Rows(copied), stages)
     }
 
     /// Moves the tiles to column `col` of the tensor.
@@ -192,13 +185,13 @@ impl<'k> TmaPipeline<'k> {
 
     /// Columns of a tile.
     pub(crate) fn cols(&self) -> u32 {
-        let [tile] = self.pipeline.tiles_of(0);
+        let [tile] = self.stages.tiles_of(0);
         tile.shape().cols
     }
 
     /// The pipeline.
     pub(crate) fn stages(&self) -> &Pipeline<'k, 1> {
-        &self.pipeline
+        &self.stages
     }
 
     /// The pipeline for warps that copy rows, and the first column of its tiles; `None` if a tensor map is the source.
@@ -213,16 +206,16 @@ impl<'k> TmaPipeline<'k> {
     #[track_caller]
     pub(crate) fn producer(&self) -> TmaProducer<'k> {
         let Source::Tiles(map) = self.source else { unreachable!("rows that are copied have no tensor map") };
-        let [tile] = self.pipeline.tiles_of(0);
+        let [tile] = self.stages.tiles_of(0);
         let tile_rows = tile.shape().rows;
         let &TmaPipeline { along, col, part, .. } = self;
-        TmaProducer { map, tile_rows, along, col, pipeline: self.pipeline.producer(), part }
+        TmaProducer { map, tile_rows, along, col, stages: self.stages.producer(), part }
     }
 
     /// The consumer's end.
     #[track_caller]
     pub(crate) fn consumer(&self) -> Consumer<'k, 1> {
-        self.pipeline.consumer()
+        self.stages.consumer()
     }
 }
 
@@ -230,7 +223,7 @@ impl<'k> TmaProducer<'k> {
     /// Loads the tile of `head` that begins with `row`.
     #[track_caller]
     pub(crate) fn load(&mut self, head: U32<'k>, row: U32<'k>, of: impl Into<Sequence<'k>>) {
-        let mut stage = self.pipeline.acquire(); // A1:7
+        let mut stage = self.stages.acquire(); // A1:7
         match (of.into(), self.along, self.part) {
             (of @ (Sequence::Rows(_) | Sequence::RowsOfHeads(..)), ..) => {
                 of.load_from(&mut stage, 0, &self.map, (self.col, [head, row]));
@@ -270,8 +263,8 @@ impl<'k> TmaProducer<'k> {
         let Some(first) = loaders.first() else { return };
         match of {
             Keys::Of(sequence) => {
-                for TmaProducer { map, col, pipeline, .. } in loaders {
-                    pipeline.fill_by_warp(|mut stage| {
+                for TmaProducer { map, col, stages, .. } in loaders {
+                    stages.fill_by_warp(|mut stage| {
                         sequence.load_from(&mut stage, 0, map, (*col, [head, row])); // A1:7-8
                         stage.commit(); // A1:9
                     });
@@ -281,8 +274,8 @@ impl<'k> TmaProducer<'k> {
                 let rows = first.map.shape().rows;
                 // Looked up before the wait for the stage, because the look-up may take as long.
                 let blocks = pages.blocks(head, row, (first.tile_rows / rows, rows));
-                for TmaProducer { map, col, pipeline, .. } in loaders {
-                    pipeline.fill_by_warp(|mut stage| {
+                for TmaProducer { map, col, stages, .. } in loaders {
+                    stages.fill_by_warp(|mut stage| {
                         stage.load_blocks(0, map, blocks.iter().map(|block| block.at_column(*col))); // A1:7-8
                         stage.commit(); // A1:9
                     });

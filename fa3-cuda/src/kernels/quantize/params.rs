@@ -128,7 +128,6 @@ fn sign_words(head_dim: u32) -> [usize; 2] {
 }
 
 impl Params<Form> {
-    /// The parameters that a kernel declares.
     pub(super) fn form(spec: &Spec) -> Params<Form> {
         // Panels of 64 columns; missing columns are zeros.
         let tile = TileShape::new(spec.elem, spec.tile.rows, spec.tile.head_dim.next_multiple_of(64));

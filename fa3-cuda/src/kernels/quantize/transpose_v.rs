@@ -26,51 +26,43 @@ pub struct TransposeSpec {
 }
 
 params! {
-    /// The parameters of the kernel.
     struct Params {
         v: tensor,
-        codes: named Strided,
+        codes: named Strided = "v_transposed",
         decoder: numbers Decoder,
     }
 }
 
 impl KernelSpec for TransposeSpec {
     fn kernel(&self) -> Kernel {
-        kernel(self)
+        let head_dim = self.head_dim;
+        // Whole panels; missing columns are zeros.
+        let cols = head_dim.next_multiple_of(if head_dim <= 64 { 64 } else { 128 });
+        let shape = TileShape::new(Elem::E4m3, V_TILE_KEYS, cols);
+        Kernel::build("transpose_v", Launch::threads(THREADS), |b| {
+            let form = Params::<Form> {
+                v: TensorForm { tile: shape, rank: 4, rows: RowDims::One(2) },
+                codes: Strided::form(Elem::E4m3),
+                decoder: Form::decoder(Order::HEADS_FASTEST),
+            };
+            let params = form.pass(&mut Declare(b));
+            let (tile, arrived) = (b.tile("v", shape), b.mbarriers("arrived", 1, 1));
+            b.init_mbarriers();
+            // PDL: CTAs of the next kernel become resident as CTAs of this one leave, and wait until all of these have
+            // ended.
+            b.launch_dependents();
+            b.grid_dependency_wait();
+            let fa3_sched::TileCoord { m_block, head, batch } = params.decoder.decode(b.cta_x());
+            b.once_per_role(|| {
+                b.mbarrier_arrive_expect(arrived, shape.bytes());
+                let row = m_block * V_TILE_KEYS;
+                b.load_tile(tile, &params.v, (0, head, row, batch), arrived, LoadOptions::default());
+            });
+            b.mbarrier_wait(arrived, 0);
+            let codes = KeyRows { tile, row_of: |key| key, keys: V_TILE_KEYS, head_dim, threads: THREADS };
+            codes.store(b, params.codes.global(), [batch, head, m_block], None);
+        })
     }
-}
-
-fn kernel(spec: &TransposeSpec) -> Kernel {
-    let head_dim = spec.head_dim;
-    // Whole panels; missing columns are zeros.
-    let shape = TileShape::new(
-        Elem::E4m3,
-        V_TILE_KEYS,
-        head_dim.next_multiple_of(if head_dim <= 64 { 64 } else { 128 }),
-    );
-    Kernel::build("transpose_v", Launch::threads(THREADS), |b| {
-        let form = Params::<Form> {
-            v: TensorForm { tile: shape, rank: 4, rows: RowDims::One(2) },
-            codes: Strided::form(Elem::E4m3),
-            decoder: Form::decoder(Order::HEADS_FASTEST),
-        };
-        let params = form.pass(&mut Declare(b));
-        let (tile, arrived) = (b.tile("v", shape), b.mbarriers("arrived", 1, 1));
-        b.init_mbarriers();
-        // PDL: CTAs of the next kernel become resident as CTAs of this one leave, and wait until all of these have
-        // ended.
-        b.launch_dependents();
-        b.grid_dependency_wait();
-        let fa3_sched::TileCoord { m_block, head, batch } = params.decoder.decode(b.cta_x());
-        b.once_per_role(|| {
-            b.mbarrier_arrive_expect(arrived, shape.bytes());
-            let row = m_block * V_TILE_KEYS;
-            b.load_tile(tile, &params.v, (0, head, row, batch), arrived, LoadOptions::default());
-        });
-        b.mbarrier_wait(arrived, 0);
-        let codes = KeyRows { tile, row_of: |key| key, keys: V_TILE_KEYS, head_dim, threads: THREADS };
-        codes.store(b, params.codes.global(), [batch, head, m_block], None);
-    })
 }
 
 /// Adds the step that transposes `tensor`, which has these tiles, into `codes`.

@@ -23,6 +23,11 @@ const MANY_HEADS: usize = 400;
 
 const SOFTCAP: f64 = 30.0;
 
+/// Head dimensions of Q and K, and of V.
+const DIMS: [(usize, usize); 7] =
+    [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+const CACHE_DIMS: [(usize, usize); 6] = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+
 /// No bounded side of a mask, both sides, and each side alone.
 const MASKS: [Mask; 5] = [
     Mask::None,
@@ -35,14 +40,8 @@ const MASKS: [Mask; 5] = [
 /// The kernels of plans for problems of every head dimension that has a tile, and the kernels of the ablation.
 pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
-    let specs = half().chain(fp8()).map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
-    let specs = specs.chain(
-        packed()
-            .chain(sinks())
-            .chain(wide())
-            .chain(intervals())
-            .map(|spec| planned(spec, PlanOptions::default())),
-    );
+    let specs = half().chain(fp8()).chain(packed()).chain(sinks()).chain(wide()).chain(intervals());
+    let specs = specs.map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
     let specs = specs.chain(given().map(|spec| planned(spec, PlanOptions::default().given_table())));
     let specs = specs.chain(shared_plans().map(|plan| FwdSpec::of(&plan)));
     let specs = specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec));
@@ -51,11 +50,10 @@ pub(super) fn forward() -> impl Iterator<Item = Shipped> {
 
 /// Problems in bf16 with many tiles and in f16 with few, with a soft cap and without, of lengths that select all tiles.
 fn half() -> impl Iterator<Item = ProblemSpec> {
-    let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
     let lengths = [(64, 4096), (128, 4096), (512, 512), (4096, 4096), (8192, 8192)];
     let settings = [(Dtype::Bf16, MANY_HEADS), (Dtype::F16, 1)];
     let settings = settings.into_iter().flat_map(|setting| [(setting, None), (setting, Some(SOFTCAP))]);
-    let problems = settings.flat_map(move |setting| dims.map(|dims| (setting, dims)));
+    let problems = settings.flat_map(move |setting| DIMS.map(|dims| (setting, dims)));
     problems.flat_map(move |(((dtype, heads), softcap), (head_dim, head_dim_v))| {
         let lengths = lengths.into_iter().flat_map(|lengths| MASKS.map(|mask| (lengths, mask)));
         lengths.map(move |(lengths, mask)| {
@@ -115,8 +113,7 @@ fn ablation() -> impl Iterator<Item = FwdSpec> {
 /// soft caps alternate, so that each meets many tiles. Problems of e4m3 have scales of heads first, then scales of
 /// blocks.
 fn packed() -> impl Iterator<Item = ProblemSpec> {
-    let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
-    let half = dims.into_iter().flat_map(|dims| [64, 128, 512, 8192].map(|longest| (None, dims, longest)));
+    let half = DIMS.into_iter().flat_map(|dims| [64, 128, 512, 8192].map(|longest| (None, dims, longest)));
     let fp8 = [64, 128, 256]
         .into_iter()
         .flat_map(|dim| [512, 8192].map(|keys| (Some(Dtype::E4m3), (dim, dim), keys)));
@@ -179,8 +176,7 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
         let mask = Mask::Intervals(Intervals { of_row, per_sequence: false, per_head: false });
         problem(dtype, (keys, keys), MANY_HEADS, dims.0).head_dim_v(dims.1).mask(mask)
     };
-    let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
-    let two = dims.map(|dims| of(IntervalsOfRow::Two, Dtype::Bf16, 8192, dims));
+    let two = DIMS.map(|dims| of(IntervalsOfRow::Two, Dtype::Bf16, 8192, dims));
     let one = [64, 128, 256].map(|dim| of(IntervalsOfRow::One, Dtype::Bf16, 8192, (dim, dim)));
     let short = [64, 128].map(|dim| {
         let mut spec = of(IntervalsOfRow::Two, Dtype::F16, 512, (dim, dim)).sink();
@@ -245,8 +241,7 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
 /// Problems over caches: decoding with every head dimension and several group sizes, and chunked prefill, in pages of
 /// several sizes, with padding on the left and without.
 fn cache() -> impl Iterator<Item = ProblemSpec> {
-    let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
-    let decoding = dims.into_iter().enumerate().flat_map(|(number, (head_dim, head_dim_v))| {
+    let decoding = CACHE_DIMS.into_iter().enumerate().flat_map(|(number, (head_dim, head_dim_v))| {
         (0..2).map(move |turn| {
             let (group, rows) = [(4, 16), (8, 64), (16, 128), (1, 8), (3, 256)][(2 * number + turn) % 5];
             let kv = Shape { batch: 40, seqlen: rows, heads: 2, head_dim };
@@ -276,8 +271,7 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
 
 /// Problems over pages whose rows are copied one by one: small pages, and pages of any size with padding on the left.
 fn gathered() -> impl Iterator<Item = ProblemSpec> {
-    let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
-    let decoding = dims.into_iter().zip([1, 2, 4, 1, 12, 1]).enumerate();
+    let decoding = CACHE_DIMS.into_iter().zip([1, 2, 4, 1, 12, 1]).enumerate();
     let decoding = decoding.map(|(number, ((head_dim, head_dim_v), rows))| {
         let kv = Shape { batch: 400, seqlen: rows, heads: 2, head_dim };
         let q = Shape { batch: 2, seqlen: 1, heads: 8, head_dim };
@@ -348,12 +342,11 @@ fn shared_plans() -> impl Iterator<Item = Plan> {
 
 /// Problems over caches of e4m3: decoding with every head dimension, with 16-bit Q and e4m3 Q, and chunked prefill.
 fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
-    let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
     let paged = |q: Shape, rows, heads| {
         let kv = Shape { batch: 1000, seqlen: rows, heads, head_dim: q.head_dim };
         (q, kv, Sequences::paged(q.batch, 8192 / rows).used())
     };
-    let decoding = dims.into_iter().enumerate().map(move |(number, (head_dim, head_dim_v))| {
+    let decoding = CACHE_DIMS.into_iter().enumerate().map(move |(number, (head_dim, head_dim_v))| {
         let (group, rows) = [(4, 16), (8, 64), (4, 16), (16, 128), (1, 8), (3, 256)][number];
         let (q, kv, sequences) = paged(Shape { batch: 2, seqlen: 1, heads: 2 * group, head_dim }, rows, 2);
         let dtype = if number == 1 { Dtype::F16 } else { Dtype::Bf16 };
@@ -364,12 +357,13 @@ fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
         spec
     });
     let chunk = |head_dim| Shape { batch: 2, seqlen: 4096, heads: 32, head_dim };
-    let prefill =
-        dims.into_iter().zip([64, 16].into_iter().cycle()).map(move |((head_dim, head_dim_v), rows)| {
+    let prefill = CACHE_DIMS.into_iter().zip([64, 16].into_iter().cycle()).map(
+        move |((head_dim, head_dim_v), rows)| {
             let (q, kv, sequences) = paged(chunk(head_dim), rows, 8);
             let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(head_dim_v).e4m3_keys();
             spec.causal().seqs_k(sequences)
-        });
+        },
+    );
     let dense = [(64, 256), (128, 128)].into_iter().map(move |(head_dim, head_dim_v)| {
         let q = chunk(head_dim);
         let spec = ProblemSpec::dense(Dtype::Bf16, q, Shape { heads: 8, ..q });
@@ -380,7 +374,7 @@ fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
         ProblemSpec::dense(Dtype::E4m3, q, kv).causal().seqs_k(sequences)
     });
     let decoding_of_e4m3 =
-        dims.into_iter().zip([16, 64, 64, 1, 16, 16]).map(move |((head_dim, cols_v), rows)| {
+        CACHE_DIMS.into_iter().zip([16, 64, 64, 1, 16, 16]).map(move |((head_dim, cols_v), rows)| {
             let (q, kv, sequences) = paged(Shape { batch: 2, seqlen: 1, heads: 8, head_dim }, rows, 2);
             ProblemSpec::dense(Dtype::E4m3, q, kv).head_dim_v(cols_v).causal().seqs_k(sequences)
         });

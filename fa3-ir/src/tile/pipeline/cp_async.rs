@@ -2,8 +2,8 @@
 //!
 //! These copies write through the generic proxy, and products read through the async proxy, so that a fence must lie
 //! between the two. The copying warp should not execute it, since it would have to wait until its copies are complete,
-//! nor should a computing warp. Another warp does, the pipeline's [`FenceWarp`]: it waits until the copies of a stage have
-//! landed, executes the fence, and passes the stage on.
+//! nor should a computing warp. Another warp does, the pipeline's [`FenceWarp`]: it waits until the copies of a stage
+//! have landed, executes the fence, and passes the stage on.
 
 use super::{Cursor, Pipeline};
 use crate::lang::{Builder, Tile, TileShape};
@@ -21,8 +21,8 @@ pub struct CpAsyncPipeline<'k, const N: usize> {
 }
 
 impl Builder {
-    /// Declares a pipeline of `stages` stages with these tiles. One warp fills them by copies of 16 bytes a thread, another
-    /// warp fences, and `consumers` warps empty them.
+    /// Declares a pipeline of `stages` stages with these tiles. One warp fills them by copies of 16 bytes a thread,
+    /// another warp fences, and `consumers` warps empty them.
     #[track_caller]
     pub fn cp_async_pipeline<const N: usize>(
         &self,

@@ -1,6 +1,6 @@
 //! A position in a pipeline.
 
-use super::{Pipeline, Rounds, Stage};
+use super::{Pipeline, Rounds, StageIndex};
 use crate::Region;
 use crate::lang::{B32, Pred, V, Var};
 
@@ -47,12 +47,12 @@ impl<'k, const N: usize> Cursor<'k, N> {
             Next::OfRound { rounds, initial } => {
                 let stage = match pipeline.stages {
                     1 => pipeline.only_stage(),
-                    stages => Stage::Number(rounds.stage(stages)),
+                    stages => StageIndex::Number(rounds.stage(stages)),
                 };
                 b.mbarrier_test_wait(pipeline.barrier(of, stage), rounds.parity(pipeline.stages, initial))
             }
             Next::Kept { stage, parity } => {
-                let stage = stage.map_or(pipeline.only_stage(), |stage| Stage::Number(stage.get()));
+                let stage = stage.map_or(pipeline.only_stage(), |stage| StageIndex::Number(stage.get()));
                 b.mbarrier_test_wait(pipeline.barrier(of, stage), parity)
             }
         }
@@ -60,14 +60,14 @@ impl<'k, const N: usize> Cursor<'k, N> {
 
     /// Waits until the next stage is full, or empty, and advances to the one after it.
     #[track_caller]
-    pub(super) fn next(&self, of: Region) -> Stage<'k> {
+    pub(super) fn next(&self, of: Region) -> StageIndex<'k> {
         let b = self.pipeline.builder;
         let (next, kept) = match self.next {
             Next::OfRound { rounds, initial } => {
                 let stages = self.pipeline.stages;
                 let stage = match stages {
                     1 => self.pipeline.only_stage(),
-                    _ => Stage::Number(rounds.stage(stages)),
+                    _ => StageIndex::Number(rounds.stage(stages)),
                 };
                 b.mbarrier_wait(self.pipeline.barrier(of, stage), rounds.parity(stages, initial));
                 return stage;
@@ -81,13 +81,13 @@ impl<'k, const N: usize> Cursor<'k, N> {
             Next::Kept { stage: Some(stage), parity } => (stage, parity),
         };
         let stage = next.get();
-        b.mbarrier_wait(self.pipeline.barrier(of, Stage::Number(stage)), kept);
+        b.mbarrier_wait(self.pipeline.barrier(of, StageIndex::Number(stage)), kept);
         let after = stage + 1;
         let wraps = after.eq(self.pipeline.stages);
         let (first, flip) = (wraps.select(0, after), wraps.select::<B32>(1, 0));
         let parity = kept ^ flip;
         next.set(first);
         kept.set(parity);
-        Stage::Number(stage)
+        StageIndex::Number(stage)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use super::{Pipeline, Stage};
+use super::{Pipeline, StageIndex};
 use crate::lang::{Arg, B16, B32, B64, Builder, Coords, Pred, Tile, TileMap, V};
 use crate::watch::DutyId;
 use crate::{Fault, FenceInst, LoadOptions, SharedAddr};
@@ -21,16 +21,10 @@ pub struct EmptyStage<'k, const N: usize> {
 
 impl<'k, const N: usize> EmptyStage<'k, N> {
     #[track_caller]
-    pub(super) fn new(pipeline: Pipeline<'k, N>, stage: Stage<'k>, due: DutyId) -> EmptyStage<'k, N> {
-        let full = pipeline.barrier(pipeline.full, stage);
-        EmptyStage {
-            builder: pipeline.builder,
-            tiles: pipeline.tiles(stage),
-            pipeline: pipeline.name,
-            full,
-            bytes: 0,
-            due,
-        }
+    pub(super) fn new(pipeline: Pipeline<'k, N>, index: StageIndex<'k>, due: DutyId) -> EmptyStage<'k, N> {
+        let full = pipeline.barrier(pipeline.full, index);
+        let (builder, tiles) = (pipeline.builder, pipeline.tiles(index));
+        EmptyStage { builder, tiles, pipeline: pipeline.name, full, bytes: 0, due }
     }
 
     /// Begins to load tile `index`. It belongs in the block that acquired the stage (V-25): its bytes are counted once.
@@ -86,15 +80,12 @@ impl<'k, const N: usize> EmptyStage<'k, N> {
         self.builder.bulk_load(tile.address, from, tile.shape().bytes(), self.full, LoadOptions::default());
     }
 
-    /// Tile `index`, or its first `rows`. Its bytes are added to those that the stage expects.
+    /// Tile `index`, or its first `rows`. Its bytes are added to the bytes that the stage expects.
     #[track_caller]
     fn counted(&mut self, index: usize, rows: Option<u32>) -> Option<Tile<'k, 'k>> {
         let source = self.builder.source();
-        self.builder.watch().part(
-            self.due,
-            format!("a tile of pipeline {} is loaded", self.pipeline),
-            source,
-        );
+        let what = format!("a tile of pipeline {} is loaded", self.pipeline);
+        self.builder.watch().part(self.due, what, source);
         let Some(&tile) = self.tiles.get(index) else {
             let what = "tile of a stage";
             self.builder.fault(Fault::Unknown { what, index: index as u32, count: N });

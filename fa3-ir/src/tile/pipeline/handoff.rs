@@ -1,4 +1,4 @@
-//! Pipelines whose stage i goes back and forth between two warpgroups or warps: one hands it over, the other returns it.
+//! Stages that go back and forth between two warpgroups or warps: one hands a stage over, the other returns it.
 
 use std::panic::Location;
 
@@ -6,7 +6,7 @@ use super::{EmptyStage, Pipeline};
 use crate::lang::{B32, Tile, V, Var};
 
 impl<'k, const N: usize> Pipeline<'k, N> {
-    /// Stage `number` as a pipeline of its own, for a pipeline whose stages different warps fill or empty. A computed number is
+    /// Stage `number` as a pipeline of its own, where different warps fill or empty the stages. A computed number is
     /// not checked.
     #[track_caller]
     pub fn stage(&self, number: V<'k, B32>) -> Pipeline<'k, N> {
@@ -14,15 +14,15 @@ impl<'k, const N: usize> Pipeline<'k, N> {
         Pipeline { stages: 1, first: Some(number), ..self.clone() }
     }
 
-    /// The state of a warp that hands the only stage of this pipeline to its consumer and gets it back with the consumer's
-    /// results.
+    /// The state of a warp that hands the only stage of this pipeline to its consumer, and takes it back with the
+    /// consumer's results.
     #[track_caller]
     pub fn handoff(&self) -> StageHandoff<'k, N> {
         StageHandoff { pipeline: self.clone(), parity: self.builder.var("parity", 0) }
     }
 }
 
-/// Hands over the only stage of a pipeline time after time. It has the stage at first.
+/// The producer's end of a pipeline of one stage that its consumer returns filled. The producer has the stage at first.
 #[derive(Debug)]
 pub struct StageHandoff<'k, const N: usize> {
     pipeline: Pipeline<'k, N>,
@@ -30,24 +30,20 @@ pub struct StageHandoff<'k, const N: usize> {
 }
 
 impl<'k, const N: usize> StageHandoff<'k, N> {
-    /// The stage, to be filled or not, and handed over by a commit. It must be here.
+    /// The stage, filled or empty, to be handed over by a commit. It must be here.
     #[track_caller]
     pub fn hand_over(&mut self) -> EmptyStage<'k, N> {
-        let b = self.pipeline.builder;
-        let due = b
-            .watch()
-            .due(format!("a stage of pipeline {} is committed", self.pipeline.name), Location::caller());
+        let due = self.pipeline.due("committed", Location::caller());
         EmptyStage::new(self.pipeline.clone(), self.pipeline.only_stage(), due)
     }
 
     /// Waits until the stage is returned. Returns its tiles, with the consumer's results.
     #[track_caller]
     pub fn take_back(&mut self) -> [Tile<'_, 'k>; N] {
-        let stage = self.pipeline.only_stage();
-        let b = self.pipeline.builder;
-        let _one = b.as_one();
-        b.mbarrier_wait(self.pipeline.barrier(self.pipeline.empty, stage), self.parity);
+        let (pipeline, stage) = (&self.pipeline, self.pipeline.only_stage());
+        let _one = pipeline.builder.as_one();
+        pipeline.builder.mbarrier_wait(pipeline.barrier(pipeline.empty, stage), self.parity);
         self.parity.update(|parity| parity ^ 1);
-        self.pipeline.tiles(stage)
+        pipeline.tiles(stage)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use super::{Consumer, FullStage, Pipeline, Stage};
+use super::{Consumer, FullStage, Pipeline, StageIndex};
 use crate::lang::{B32, Pred, Tile, V, Var};
 use crate::watch::DutyId;
 use crate::{Fault, Source};
@@ -14,7 +14,7 @@ use crate::{Fault, Source};
 pub struct HeldStage<'k, const N: usize> {
     pipeline: Pipeline<'k, N>,
     /// `None` if the pipeline has only one stage.
-    stage: Option<Var<'k, B32>>,
+    index: Option<Var<'k, B32>>,
     state: State<'k>,
 }
 
@@ -34,25 +34,23 @@ impl<'k, const N: usize> FullStage<'k, N> {
     #[track_caller]
     pub fn hold(self) -> HeldStage<'k, N> {
         let (pipeline, source) = (self.pipeline.clone(), Location::caller());
-        let stage = self.kept(source).map(|stage| pipeline.builder.var("held", stage));
-        let due = pipeline
-            .builder
-            .watch()
-            .due(format!("the held stage of pipeline {} is released", pipeline.name), source);
-        HeldStage { pipeline, stage, state: State::Full(due) }
+        let index = self.kept(source).map(|index| pipeline.builder.var("held", index));
+        let due = pipeline.due("released", source);
+        HeldStage { pipeline, index, state: State::Full(due) }
     }
 
-    /// Ends the duty to release the stage, which another token has. Returns its number, if the pipeline has several stages.
+    /// Ends the duty to release the stage, which another token has. Returns its index, if the pipeline has several
+    /// stages.
     fn kept(self, source: Source) -> Option<V<'k, B32>> {
         self.pipeline.builder.watch().done(self.due, source);
         self.number()
     }
 
-    /// The stage's number, if its pipeline has several.
+    /// The stage's index, if its pipeline has several.
     fn number(&self) -> Option<V<'k, B32>> {
-        match self.stage {
-            Stage::Known(_) => None,
-            Stage::Number(stage) => Some(stage),
+        match self.index {
+            StageIndex::Known(_) => None,
+            StageIndex::Number(index) => Some(index),
         }
     }
 }
@@ -62,9 +60,9 @@ impl<'k, const N: usize> Consumer<'k, N> {
     #[track_caller]
     pub fn held(&self) -> HeldStage<'k, N> {
         let pipeline = self.cursor.pipeline.clone();
-        let stage = (pipeline.stages > 1).then(|| pipeline.builder.var("held", 0));
+        let index = (pipeline.stages > 1).then(|| pipeline.builder.var("held", 0));
         let holds = pipeline.builder.var("holds", false);
-        HeldStage { pipeline, stage, state: State::At(holds) }
+        HeldStage { pipeline, index, state: State::At(holds) }
     }
 
     /// Like [`Consumer::held`], for a loop that knows whether it holds a stage, and whose rounds read that stage beside
@@ -74,10 +72,10 @@ impl<'k, const N: usize> Consumer<'k, N> {
         let pipeline = self.cursor.pipeline.clone();
         let b = pipeline.builder;
         if pipeline.stages == 1 {
-            let what = "stages of a pipeline of which a round reads two stages";
+            let what = "stages of a pipeline, two of which a round reads";
             b.fault(Fault::Limit { what, given: 1, min: 2, max: u32::MAX, multiple: 1 });
         }
-        HeldStage { pipeline, stage: Some(b.var("held", 0)), state: State::Known }
+        HeldStage { pipeline, index: Some(b.var("held", 0)), state: State::Known }
     }
 }
 
@@ -85,7 +83,7 @@ impl<'k> HeldStage<'k, 1> {
     /// The tile of the stage.
     #[track_caller]
     pub fn tile(&self) -> Tile<'_, 'k> {
-        let [tile] = self.pipeline.tiles(self.stage());
+        let [tile] = self.pipeline.tiles(self.index());
         tile
     }
 }
@@ -147,18 +145,18 @@ impl<'k, const N: usize> HeldStage<'k, N> {
                 format!("pipeline {}", pipeline.name),
             );
         }
-        if let (Some(held), Some(stage)) = (self.stage, stage.number()) {
-            held.set(stage);
+        if let Some((held, index)) = self.index.zip(stage.number()) {
+            held.set(index);
         }
     }
 
-    /// Advances to the stage that this round has read, and releases the one before, unless it is the same.
+    /// Advances to the stage that this round has read, and releases the stage before, if that is another one.
     #[track_caller]
     pub fn advance(&mut self, stage: &FullStage<'k, N>) {
-        let Some((held, stage)) = self.stage.zip(stage.number()) else { return };
-        self.pipeline.builder.if_uniform(held.now().ne(stage), || {
+        let Some((held, index)) = self.index.zip(stage.number()) else { return };
+        self.pipeline.builder.if_uniform(held.now().ne(index), || {
             self.release();
-            held.set(stage);
+            held.set(index);
         });
     }
 
@@ -171,11 +169,11 @@ impl<'k, const N: usize> HeldStage<'k, N> {
     /// A token for the held stage, with the duty to release it.
     #[track_caller]
     fn stage(&self) -> FullStage<'k, N> {
-        FullStage::new(self.pipeline.clone(), self.stage(), Location::caller())
+        FullStage::new(self.pipeline.clone(), self.index(), Location::caller())
     }
 
     #[track_caller]
-    fn stage(&self) -> Stage<'k> {
-        self.stage.map_or(self.pipeline.only_stage(), |stage| Stage::Number(stage.get()))
+    fn index(&self) -> StageIndex<'k> {
+        self.index.map_or(self.pipeline.only_stage(), |index| StageIndex::Number(index.get()))
     }
 }

@@ -3,8 +3,8 @@
 use crate::lang::{B32, Builder, V, Var};
 
 /// The number of a round, which counts from 0. A warp that fills or empties a stage of several pipelines in every round
-/// then needs no registers for the stage and the parity of each. A pipeline that waits twice in a round waits for the same
-/// stage.
+/// then needs no registers for the stage and the parity of each. A pipeline that waits twice in a round waits for the
+/// same stage.
 #[derive(Clone, Copy, Debug)]
 pub struct Rounds<'k> {
     count: Var<'k, B32>,
@@ -25,12 +25,12 @@ impl<'k> Rounds<'k> {
         self.count.update(|count| count + 1);
     }
 
-    /// For a pipeline that lags by `rounds` rounds: its stage is that of `rounds` rounds ago.
+    /// Rounds for a pipeline that lags by `rounds` rounds: it is at the stage of an earlier round.
     pub fn late(self, rounds: u32) -> Rounds<'k> {
         Rounds { late: self.late + rounds, ..self }
     }
 
-    /// For a pipeline that takes a stage only once in `rounds` rounds, a power of 2.
+    /// Rounds for a pipeline that takes a stage only once in `rounds` rounds, a power of 2.
     pub fn every(self, rounds: u32) -> Rounds<'k> {
         Rounds { every: self.every * rounds, ..self }
     }

@@ -15,11 +15,7 @@ pub(super) const OPERATORS: &[Operator] = &[
         deleted_unless(kernel, kernel.waits(false), first_round)
     }),
     Operator::new("empty wait: after the first load", &[W6, T4, Race, Deadlock], |kernel| {
-        // After a loop of loads the stage has been used.
-        let is_loop = |load| matches!(kernel.stmt(load).node, Node::Loop { .. });
-        let at_once =
-            |line| first_round(kernel, line).filter(|_| !kernel.after(line, is_load).is_some_and(is_loop));
-        let reason = |line| at_once(line).or_else(|| behind_keys(kernel, line));
+        let reason = |line| first_round(kernel, line).or_else(|| behind_keys(kernel, line));
         unless(moved(kernel, false, is_load), reason)
     }),
     Operator::new("full wait: other parity first", &[M3, Race, Deadlock], |kernel| flipped(kernel, true)),
@@ -34,7 +30,8 @@ fn wait(kernel: &Anatomy<'_>, line: usize) -> Option<(SharedAddr, Operand)> {
     Some((*addr, *parity))
 }
 
-/// Moves waits to after the first statement with an instruction that `to` accepts. They keep their parity.
+/// Moves waits to after the first statement with an instruction that `to` accepts. They keep their parity. A wait is
+/// not moved behind a loop, where its stage has been in use and the phase of that parity may be any of several.
 fn moved(kernel: &Anatomy<'_>, full: bool, to: fn(&Inst) -> bool) -> Vec<Site> {
     let site = |line| {
         let (addr, parity) = wait(kernel, line)?;
@@ -42,7 +39,9 @@ fn moved(kernel: &Anatomy<'_>, full: bool, to: fn(&Inst) -> bool) -> Vec<Site> {
         let inst = Inst::Mbarrier(MbarrierInst::Wait { addr, parity: kept });
         let node = Node::Inst { guard: None, inst };
         let wait = Stmt { node, source: kernel.stmt(line).source };
-        edits.extend([Edit::Delete(line), Edit::After(kernel.after(line, to)?, wait)]);
+        let behind = kernel.after(line, to);
+        let behind = behind.filter(|&to| full || !matches!(kernel.stmt(to).node, Node::Loop { .. }))?;
+        edits.extend([Edit::Delete(line), Edit::After(behind, wait)]);
         Some(Site::new(line, edits))
     };
     sites(kernel.waits(full), site)

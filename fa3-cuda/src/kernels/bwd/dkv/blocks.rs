@@ -21,7 +21,7 @@ pub(super) struct AddedBlocks<'a, 'k> {
 pub(super) struct AddedBlock<'k> {
     /// Whether this writer adds to the block; `None` if every writer has a half of each block of the loop.
     is_mine: Option<V<'k, Pred>>,
-    /// Index of the block's sum.
+    /// Index of the block's accumulator.
     pub(super) number: U32<'k>,
     /// Query head of the block.
     pub(super) head: U32<'k>,

@@ -80,7 +80,7 @@ impl<'k> DqStage<'_, 'k> {
         self.stage.release_loaded();
     }
 
-    /// Adds the sum so far, unless this is the only part, and writes rows of dQ to memory.
+    /// Adds the accumulator, unless this is the only part, and writes rows of dQ to memory.
     #[track_caller]
     fn write(&self, dq: &Frag<'k>, order: &InOrder<'k>, action: U32<'k>) {
         let (b, DqPart { dkv, me, .. }) = (dq.builder(), self.dq_part);

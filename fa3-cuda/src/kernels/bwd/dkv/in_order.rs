@@ -1,11 +1,11 @@
 //! Deterministic additions to dQ, in the order of keys, from the last to the first.
 //!
 //! A writer adds to a block after the tile with the next keys has added to it, and then sets the block's semaphore. The
-//! first tile stores its part. The last tile does not add in memory: its writer loads the sum so far, and the consumer
+//! first tile stores its part. The last tile does not add in memory: its writer loads the accumulator, and the consumer
 //! adds, rounds and writes dQ ([`super::dq`]).
 //!
-//! One more warp, the semaphore warp, polls the semaphores of block after block. It runs ahead of the writers, so that polling
-//! adds no time to an addition.
+//! One more warp, the semaphore warp, polls the semaphores of block after block. It runs ahead of the writers, so that
+//! polling adds no time to an addition.
 
 use fa3_ir::lang::*;
 use fa3_sched::KvRange;
@@ -80,7 +80,7 @@ impl<'k> DqWriter<'_, 'k> {
         self.unsignaled.set(block.number);
     }
 
-    /// Lets the consumer add to the sum so far, and write dQ.
+    /// Lets the consumer add the accumulator, and write dQ.
     #[track_caller]
     fn finish(&mut self, work: &WorkTile<'k>, block: AddedBlock<'k>, is_first: V<'k, Pred>) {
         let b = self.dkv.builder;
@@ -133,7 +133,7 @@ impl<'k> DqWriter<'_, 'k> {
         self.ready.wait().release_unfenced();
     }
 
-    /// The address of a block's sum.
+    /// The address of a block's accumulator.
     #[track_caller]
     fn sum(&self, block: AddedBlock<'k>) -> U64<'k> {
         self.adding.dq_accum.address_of(block.number, self.dkv.spec.tile.head_dim)

@@ -19,7 +19,7 @@ pub(super) const END: u32 = 4;
 
 /// The state that warps dq_part, beside [`Adding`](super::state::Adding), if tiles add in order.
 pub(super) struct InOrder<'k> {
-    /// The pipeline by which the semaphore warp says that a block's sum is ready for this tile.
+    /// The pipeline by which the semaphore warp says that a block's accumulator is ready for this tile.
     pub(super) ready: Pipeline<'k, 0>,
     /// The fate of each consumer's next dQ: a [`DqAction`], then sequence, head and first row of the block in memory.
     actions: Region,
@@ -42,7 +42,7 @@ pub(super) enum DqAction {
     Leave = 0,
     /// Writes dQ, because it is the only part.
     Write = 1,
-    /// Adds dQ, the last part, to the sum so far, which is in its stage, and writes the result.
+    /// Adds dQ, the last part, to the accumulator, which is in its stage, and writes the result.
     AddAndWrite = 2,
 }
 

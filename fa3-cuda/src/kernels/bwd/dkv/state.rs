@@ -55,9 +55,9 @@ impl<'k> Adding<'k> {
         Adding {
             ds: b.stored_pipeline("ds", 2, [warps, readers], [("ds", shape)]),
             dq: b.stored_pipeline("dq", tile.consumers(), [1, 4], [("dq", registers_tile(tile.head_dim))]),
-            in_order: sums.in_order.take().map(|order| InOrder::declare(b, tile, lookup, order)),
+            in_order: dq_accum.in_order.take().map(|order| InOrder::declare(b, tile, lookup, order)),
             ping_pong: PingPong::declare(b, tile.consumers()),
-            sums,
+            dq_accum,
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The writers of dQ, one for each consumer: warps of the producer's warpgroup. A writer hands its consumer an empty dQ
-//! stage, gets it back filled, and adds it to the sums.
+//! stage, takes it back filled, and adds it to the accumulators.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;

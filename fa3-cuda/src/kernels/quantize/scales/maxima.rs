@@ -9,7 +9,6 @@ use crate::kernels::quantize::encode::scale_of;
 const THREADS: u32 = 1024;
 
 params! {
-    /// The parameters of the kernel.
     struct MaximaParams {
         maxima: pointer,
         scales: pointer,
