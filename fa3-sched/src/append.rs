@@ -238,24 +238,22 @@ mod tests {
         }
     }
 
+    /// An append of rows of a type to a cache of `cache` rows of another type.
+    fn append(new: Shape, cache: usize, [of_new, of_cache]: [Dtype; 2]) -> AppendSpec {
+        let tensor = TensorDesc::contiguous;
+        let (x, cached) = (tensor(of_new, new), tensor(of_cache, Shape { seqlen: cache, ..new }));
+        let [new, cache] = [new.seqlen, cache].map(|rows| Sequences::dense(new.batch, rows));
+        let (cache, k_cache, v_cache) = (cache.used(), cached, cached);
+        AppendSpec::new(AppendedRows { k_new: x, v_new: x, new, k_cache, v_cache, cache })
+    }
+
     fn problem(new: Shape, cache: usize, queries: Option<Shape>) -> AppendProblem {
-        let tensor = |shape| TensorDesc::contiguous(Dtype::F16, shape);
-        let count = new.batch;
-        let cached = tensor(Shape { seqlen: cache, ..new });
-        let rows = AppendedRows {
-            k_new: tensor(new),
-            v_new: tensor(new),
-            new: Sequences::dense(count, new.seqlen),
-            k_cache: cached,
-            v_cache: cached,
-            cache: Sequences::dense(count, cache).used(),
-        };
         let (style, table, base) = (RopeStyle::HalfSplit, Dtype::F32, SequenceBase::Used);
         let rotary = AppendRotary { style, rotary_dim: 16, table, table_rows: 1, base };
-        let mut spec = AppendSpec::new(rows).rotary(rotary);
+        let mut spec = append(new, cache, [Dtype::F16; 2]).rotary(rotary);
         spec.queries = queries.map(|shape| RotatedQueries {
-            q: tensor(shape),
-            sequences: Sequences::packed(count),
+            q: TensorDesc::contiguous(Dtype::F16, shape),
+            sequences: Sequences::packed(new.batch),
             positions: QueryPositions::Each,
         });
         spec.validate().unwrap()
@@ -263,28 +261,16 @@ mod tests {
 
     #[test]
     fn rows_of_f32_have_no_kernel() {
-        let x = TensorDesc::contiguous(Dtype::F32, Shape { batch: 2, seqlen: 3, heads: 1, head_dim: 32 });
-        let (k_new, v_new, new) = (x, x, Sequences::dense(2, 3));
-        let rows = AppendedRows { k_new, v_new, new, k_cache: x, v_cache: x, cache: new.used() };
-        let problem = AppendSpec::new(rows).validate().unwrap();
+        let new = Shape { batch: 2, seqlen: 3, heads: 1, head_dim: 32 };
+        let problem = append(new, 3, [Dtype::F32; 2]).validate().unwrap();
         assert_eq!(Plan::new(&problem).unwrap_err(), PlanError::Dtype { given: Dtype::F32 });
     }
 
     #[test]
     fn two_elements_of_e4m3_count_as_one() {
-        let tensor =
-            |dtype, seqlen| TensorDesc::contiguous(dtype, Shape { batch: 3, seqlen, heads: 2, head_dim: 96 });
+        let new = Shape { batch: 3, seqlen: 2, heads: 2, head_dim: 96 };
         let lanes_of = |dtype| {
-            let (new, cache) = (tensor(dtype, 2), tensor(Dtype::E4m3, 50));
-            let rows = AppendedRows {
-                k_new: new,
-                v_new: new,
-                new: Sequences::dense(3, 2),
-                k_cache: cache,
-                v_cache: cache,
-                cache: Sequences::dense(3, 50).used(),
-            };
-            let plan = Plan::new(&AppendSpec::new(rows).validate().unwrap()).unwrap();
+            let plan = Plan::new(&append(new, 50, [dtype, Dtype::E4m3]).validate().unwrap()).unwrap();
             [plan.keys(), plan.values()].map(|rows| lanes(rows.unwrap().head_dim))
         };
         assert_eq!([Dtype::E4m3, Dtype::F16].map(lanes_of), [[4, 4], [8, 8]]);

@@ -16,37 +16,28 @@ fn fits(value: u64) -> Checked {
     Checked(value)
 }
 
-impl BitAnd for CheckedBool {
-    type Output = CheckedBool;
-    fn bitand(self, other: CheckedBool) -> CheckedBool {
-        CheckedBool(self.0 & other.0)
-    }
+macro_rules! operators {
+    ($($ty:ident: $operator:ident, $name:ident |$a:ident, $b:ident| $result:expr;)+) => {$(
+        impl $operator for $ty {
+            type Output = $ty;
+            fn $name(self, other: $ty) -> $ty {
+                let ($a, $b) = (self.0, other.0);
+                $result
+            }
+        }
+    )+};
 }
 
-impl BitOr for CheckedBool {
-    type Output = CheckedBool;
-    fn bitor(self, other: CheckedBool) -> CheckedBool {
-        CheckedBool(self.0 | other.0)
-    }
+operators! {
+    CheckedBool: BitAnd, bitand |a, b| CheckedBool(a & b);
+    CheckedBool: BitOr, bitor |a, b| CheckedBool(a | b);
+    Checked: Add, add |a, b| fits(a + b);
+    Checked: Mul, mul |a, b| fits(a * b);
 }
 
 impl From<u32> for Checked {
     fn from(value: u32) -> Checked {
         Checked(value.into())
-    }
-}
-
-impl Add for Checked {
-    type Output = Checked;
-    fn add(self, other: Checked) -> Checked {
-        fits(self.0 + other.0)
-    }
-}
-
-impl Mul for Checked {
-    type Output = Checked;
-    fn mul(self, other: Checked) -> Checked {
-        fits(self.0 * other.0)
     }
 }
 

@@ -254,17 +254,15 @@ mod tests {
     }
 
     proptest! {
+        /// For any tiles, and for few tiles of similar length, to which the second half of the proof applies.
         #[test]
-        fn lpt_keeps_grahams_factor(costs in proptest::collection::vec(0u64..1000, 0..60), n in 1u32..20) {
-            prop_assert!(within_graham(lpt(&costs, n), certified_bound(&costs, ctas(n)), n));
-        }
-
-        /// Tiles of similar length, few per CTA: the second half of the proof applies.
-        #[test]
-        fn lpt_keeps_grahams_factor_for_long_tiles(
-            costs in proptest::collection::vec(300u64..1000, 0..12), n in 1u32..7,
+        fn lpt_keeps_grahams_factor(
+            any in proptest::collection::vec(0u64..1000, 0..60), any_n in 1u32..20,
+            long in proptest::collection::vec(300u64..1000, 0..12), few_n in 1u32..7,
         ) {
-            prop_assert!(within_graham(lpt(&costs, n), certified_bound(&costs, ctas(n)), n));
+            for (costs, n) in [(any, any_n), (long, few_n)] {
+                prop_assert!(within_graham(lpt(&costs, n), certified_bound(&costs, ctas(n)), n));
+            }
         }
 
         /// A schedule is valid: no CTA runs two tiles at once or idles before its last tile.

@@ -299,19 +299,22 @@ mod tests {
     use super::*;
     use crate::packed::{MemoryRows, NotInRows};
 
+    fn spec(batch: usize, seqlen: usize, heads: usize, head_dim: usize) -> QuantizeSpec {
+        QuantizeSpec::contiguous(Dtype::F16, Shape { batch, seqlen, heads, head_dim })
+    }
+
+    fn planned(spec: QuantizeSpec) -> Result<Plan, PlanError> {
+        Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm())
+    }
+
     fn plan(spec: QuantizeSpec) -> Plan {
-        Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap()
+        planned(spec).unwrap()
     }
 
     fn tile(head_dim: usize, rows: usize, rotary: Option<(RopeStyle, usize)>) -> Tile {
-        let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim };
-        let mut spec = QuantizeSpec::contiguous(Dtype::F16, shape).scaling(Scaling::Block { rows });
-        spec.rotary = rotary.map(|(style, rotary_dim)| Rotary {
-            style,
-            rotary_dim,
-            table_rows: 500,
-            positions: Positions::From(0),
-        });
+        let mut spec = spec(2, 500, 3, head_dim).scaling(Scaling::Block { rows });
+        let (table_rows, positions) = (500, Positions::From(0));
+        spec.rotary = rotary.map(|(style, rotary_dim)| Rotary { style, rotary_dim, table_rows, positions });
         plan(spec).tile()
     }
 
@@ -363,10 +366,7 @@ mod tests {
     #[test]
     fn tiles_of_transposed_codes_fit() {
         for (head_dim, rows) in (16..=256).step_by(16).flat_map(|dim| [64, 128].map(|rows| (dim, rows))) {
-            let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim };
-            let spec = QuantizeSpec::contiguous(Dtype::F16, shape).transposed();
-            let spec = spec.scaling(Scaling::Block { rows });
-            let tile = plan(spec).tile();
+            let tile = plan(spec(2, 500, 3, head_dim).transposed().scaling(Scaling::Block { rows })).tile();
             let bytes = tile.stages * 2 * tile.rows * tile.head_dim.next_multiple_of(64)
                 + tile.rows * tile.codes_cols()
                 + OTHER_SMEM;
@@ -379,8 +379,7 @@ mod tests {
 
     #[test]
     fn heads_are_the_fastest() {
-        let shape = Shape { batch: 2, seqlen: 300, heads: 3, head_dim: 64 };
-        let plan = plan(QuantizeSpec::contiguous(Dtype::F16, shape));
+        let plan = plan(spec(2, 300, 3, 64));
         let decoder = plan.decoder().unwrap();
         let tiles = (0..plan.num_tiles()).map(|index| decoder.decode(index));
         let tiles: Vec<(u32, u32, u32)> = tiles.map(|tile| (tile.m_block, tile.batch, tile.head)).collect();
@@ -391,11 +390,7 @@ mod tests {
 
     #[test]
     fn packed_sequences_have_tiles_for_any_lengths() {
-        let plan = |sequences, seqlen| {
-            let shape = Shape { batch: 1, seqlen, heads: 3, head_dim: 64 };
-            let spec = QuantizeSpec::contiguous(Dtype::F16, shape).packed(sequences);
-            Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm())
-        };
+        let plan = |sequences, seqlen| planned(spec(1, seqlen, 3, 64).packed(sequences));
         let packed = plan(5, 300).unwrap();
         let rows = MemoryRows { count: 300, batch: 0, stride: 192 };
         assert_eq!(packed.packed(), Some(Packed { sequences: 5, rows }));
@@ -409,9 +404,7 @@ mod tests {
 
     #[test]
     fn tiles_share_scales() {
-        let shape = |seqlen| Shape { batch: 2, seqlen, heads: 6, head_dim: 64 };
-        let plan =
-            |seqlen, scaling| plan(QuantizeSpec::contiguous(Dtype::F16, shape(seqlen)).scaling(scaling));
+        let plan = |seqlen, scaling| plan(spec(2, seqlen, 6, 64).scaling(scaling));
         let maxima = |seqlen, scaling| {
             let Scales::Maxima(MaximaPlan { scales, heads, maxima }) = plan(seqlen, scaling).scales() else {
                 panic!("{scaling:?} has maxima");
@@ -425,26 +418,20 @@ mod tests {
         assert_eq!(maxima(0, Scaling::Heads { heads: 2 }), [6, 2, 0]);
         assert!(matches!(plan(300, Scaling::Block { rows: 128 }).scales(), Scales::Blocks));
         // No rows, but a scale for each head.
-        let many = QuantizeSpec::contiguous(Dtype::F16, Shape { batch: 1 << 20, heads: 1 << 20, ..shape(0) });
-        let new = |spec: QuantizeSpec| Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm());
-        assert!(new(many).is_ok() && new(many.scaling(Scaling::Tensor)).is_ok());
+        let many = spec(1 << 20, 0, 1 << 20, 64);
+        assert!(planned(many).is_ok() && planned(many.scaling(Scaling::Tensor)).is_ok());
         let too_many = [Scaling::Heads { heads: 1 }, Scaling::Channel];
-        assert!(too_many.into_iter().all(|scaling| new(many.scaling(scaling)).is_err()));
+        assert!(too_many.into_iter().all(|scaling| planned(many.scaling(scaling)).is_err()));
         let text = plan(300, Scaling::Heads { heads: 3 }).to_string();
         assert!(text.ends_with("\nscales     4 of 9 tiles each, in a pass before"), "{text}");
     }
 
     #[test]
     fn channels_are_summed_in_parts() {
-        let plan = |seqlen, head_dim| {
-            let shape = Shape { batch: 2, seqlen, heads: 3, head_dim };
-            plan(QuantizeSpec::contiguous(Dtype::F16, shape).scaling(Scaling::Channel))
-        };
+        let plan = |seqlen| plan(spec(2, seqlen, 3, 64).scaling(Scaling::Channel));
         let channels = |seqlen| {
-            let Scales::Channels(channels) = plan(seqlen, 64).scales() else {
-                panic!("channels have scales")
-            };
-            channels
+            let Scales::Channels(of) = plan(seqlen).scales() else { panic!("channels have scales") };
+            of
         };
         assert_eq!([0, 1, 256, 257].map(|seqlen| channels(seqlen).parts_grid()), [0, 6, 6, 12]);
         assert_eq!(channels(0).heads_grid(), 6);
@@ -454,7 +441,7 @@ mod tests {
             let threads = ChannelPlan::threads(head_dim, columns);
             assert!(threads.is_multiple_of(32) && (head_dim..=1024).contains(&threads), "{head_dim}");
         }
-        let text = plan(300, 64).to_string();
+        let text = plan(300).to_string();
         let last = "channels   2 parts of 256 rows of 6 heads, 12 CTAs of 128 threads";
         assert!(text.ends_with(last), "{text}");
     }
@@ -462,8 +449,7 @@ mod tests {
     #[test]
     fn every_tile_has_a_cta() {
         for seqlen in [0, 1, 300, 5000, 70_000] {
-            let shape = Shape { batch: 1, seqlen, heads: 7, head_dim: 64 };
-            let plan = plan(QuantizeSpec::contiguous(Dtype::F16, shape));
+            let plan = plan(spec(1, seqlen, 7, 64));
             let (tiles, run, grid) = (plan.num_tiles(), plan.run(), plan.grid());
             assert!(run.is_power_of_two());
             assert_eq!(tiles as usize, 7 * seqlen.div_ceil(128));

@@ -1,30 +1,38 @@
-//! Split-KV work decomposition: CTAs get equal shares of all keys, whatever the lengths (as in Stream-K).
+//! Split-KV work decomposition (Stream-K): CTAs get equal shares of the KV blocks of all sequences, whatever the
+//! lengths.
 //!
-//! A unit is one tile of query rows of one head, with the blocks of keys that it visits. All units lie on one line, by
-//! sequence, head and tile. A unit takes a place on the line for each of its blocks, and `extra` iterations for its
-//! start. CTA c takes iterations c · share up to (c + 1) · share:
+//! | here | Stream-K | FlashAttention |
+//! |---|---|---|
+//! | work unit | output tile | work tile: `m_block`, head, batch, with all KV blocks that it visits |
+//! | iteration | iteration | KV block (`n_block`); `extra` more for the start of a unit |
+//! | share | share of a CTA | |
+//! | split | part of a tile in a CTA | split (`n_split_idx`) |
+//! | partial result | partial sums | `O_partial`, `LSE_partial` |
+//! | reduction | fix-up | combine kernel |
+//!
+//! The iteration space is the iterations of all units, by sequence, head and tile. CTA c takes iterations c · share up
+//! to (c + 1) · share:
 //!
 //! ```text
 //! units   ├─ 0 ───┼─ 1 ───────────────────┼─ 2 ───┼─ 3 ───┤
 //! CTAs    ├─ 0 ─────────┼─ 1 ─────────┼─ 2 ─────────┼─ 3 ─┤
 //! ```
 //!
-//! A CTA thus has at most the end of a unit that began before, then whole units, then the beginning of a unit that goes
-//! on: at most two partial results. [`WorkDecomposition::partial_index`] says in which slots it stores them. The parts
-//! of a unit that begins in CTA c are in slot 2c + 1, then in slots 2 (c + 1), 2 (c + 2), ...
+//! A CTA thus has at most the last split of a unit, then whole units, then the first split of another unit: at most two
+//! partial results. [`WorkDecomposition::partial_index`] numbers them. The splits of a unit that begins in CTA c have
+//! the numbers 2c + 1, 2 (c + 1), 2 (c + 2), ...
 //!
-//! Parts have to be merged (split-KV reduction). Where whole units balance nearly as well
-//! ([`WorkDecomposition::or_whole_units`]), each unit counts as long as the longest one, and all CTAs take equally many
-//! units ([`WorkDecomposition::iteration_space`]).
+//! Splits have to be reduced. Where whole units balance nearly as well ([`WorkDecomposition::or_whole_units`]), each
+//! unit counts as long as the longest one, and all CTAs take equally many units
+//! ([`WorkDecomposition::iteration_space`]).
 //!
-//! Alternatively, units are cut into pieces of a fixed number of blocks, from their first block on
-//! ([`WorkDecomposition::fixed_size`]), and a CTA takes the pieces that begin in its share. Parts then follow from a
-//! sequence's lengths alone.
+//! Splits may have a fixed size instead, from a unit's first block on ([`WorkDecomposition::fixed_size`]). A CTA takes
+//! the splits that begin in its share. Splits then follow from a sequence's lengths alone.
 //!
-//! Where the query heads of a group take several tiles, these tiles read the same keys. They are co_scheduled
-//! ([`WorkDecomposition::co_scheduled`]): they have one unit on the line, and each share has a CTA for each twin. These
-//! CTAs read the same keys at the same time, so that HBM delivers them once. CTA c has twin c / shares and share c mod
-//! shares, so that the parts of a unit are in neighbouring CTAs here, too.
+//! Where the query heads of a group take several tiles, these tiles read the same keys. They are co-scheduled
+//! ([`WorkDecomposition::co_scheduled`]): they are one unit, and each share has a CTA for each of them. The CTAs read
+//! the same keys at the same time, so that HBM delivers them once. CTA c has head c / shares of them and share c mod
+//! shares, so that the splits of a unit are in neighbouring CTAs here, too.
 
 use crate::packed::Cut;
 use crate::{FastDiv, Int, SeqLens};
@@ -32,18 +40,18 @@ use crate::{FastDiv, Int, SeqLens};
 /// The numbers of a launch that determine each CTA's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkDecomposition<T> {
-    /// Heads on the line.
+    /// Heads that have units.
     heads: T,
     /// Number of shares.
-    count: FastDiv<T>,
-    /// Heads that have the same place on the line (co_scheduled), if there are several.
+    shares: FastDiv<T>,
+    /// Co-scheduled heads per unit, if there are several.
     co_scheduled: Option<T>,
     extra: T,
-    /// Places by which a share may grow if that avoids splitting units.
+    /// Iterations by which a share may grow if that avoids splits.
     reduction_cost: Option<T>,
     cut: Cut<T>,
-    /// Blocks per piece, if units are cut into pieces.
-    piece: Option<FastDiv<T>>,
+    /// Blocks per split, if splits have a fixed size.
+    split_blocks: Option<FastDiv<T>>,
 }
 
 /// The units of a sequence, which are equally long.
@@ -53,64 +61,64 @@ pub struct WorkUnits<T> {
     pub tiles: T,
     /// Blocks of the longest tile. Other tiles count as many, and visit fewer.
     pub blocks: T,
-    /// Places per unit.
+    /// Iterations per unit.
     pub iterations: T,
-    /// Number of units, over all heads on the line.
+    /// Number of units, over all heads.
     pub count: T,
 }
 
-/// The layout of all units on the line.
+/// The iterations of all units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IterationSpace<T> {
-    /// Places per share.
+    /// Iterations per share.
     pub share: T,
-    /// Places of all units together.
+    /// Iterations of all units together.
     pub total: T,
-    /// The fewest iterations of a unit: those of the longest unit if shares consist of whole units, otherwise 0.
+    /// The fewest iterations of a unit: as many as the longest unit has if shares consist of whole units, otherwise 0.
     pub least: T,
 }
 
-/// A part of a unit, which one CTA computes.
+/// The part of a unit that one CTA computes. It may be the whole unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split<T> {
     /// The tile.
     pub m_block: T,
-    /// The head, or the place of its co_scheduled ([`WorkDecomposition::head`]).
+    /// The head, or the number of its co-scheduled heads' unit ([`WorkDecomposition::head`]).
     pub head: T,
     /// The first block, counted from the unit's first.
     pub first: T,
     /// One past the last block.
     pub end: T,
-    /// Blocks of the unit after this part.
+    /// Blocks of the unit after this split.
     pub left: T,
-    /// Places that the part takes on the line.
+    /// Iterations of this split.
     pub iterations: T,
 }
 
 impl WorkDecomposition<u32> {
-    /// WorkDecomposition for `ctas` CTAs of units of `heads` heads. A unit's start counts as `extra` blocks: 0, or 1 so
-    /// that a unit without blocks is not split.
+    /// Equal shares, for `ctas` CTAs, of the units of `heads` heads. A unit's start counts as `extra` blocks: 0, or 1
+    /// so that a unit without blocks is not split.
     ///
     /// # Panics
     /// If there are no CTAs, or `extra` is above 1.
     pub fn new(heads: u32, ctas: u32, extra: u32, cut: Cut<u32>) -> WorkDecomposition<u32> {
         assert!(extra <= 1, "a start counts as {extra} blocks");
+        let (shares, none) = (FastDiv::new(ctas), None);
         WorkDecomposition {
             heads,
-            count: FastDiv::new(ctas),
-            co_scheduled: None,
+            shares,
+            co_scheduled: none,
             extra,
-            reduction_cost: None,
+            reduction_cost: none,
             cut,
-            piece: None,
+            split_blocks: None,
         }
     }
 
-    /// These shares for `co_scheduled` times as many heads and CTAs: head h · co_scheduled and the heads after it take
-    /// the place of head h.
+    /// These shares for `count` times as many heads and CTAs: each unit is `count` successive heads.
     #[must_use]
-    pub fn co_scheduled(self, co_scheduled: u32) -> WorkDecomposition<u32> {
-        WorkDecomposition { co_scheduled: Some(co_scheduled), ..self }
+    pub fn co_scheduled(self, count: u32) -> WorkDecomposition<u32> {
+        WorkDecomposition { co_scheduled: Some(count), ..self }
     }
 
     /// These shares, or shares of whole units if these have at most `reduction_cost` iterations more.
@@ -119,13 +127,13 @@ impl WorkDecomposition<u32> {
         WorkDecomposition { reduction_cost: Some(reduction_cost), ..self }
     }
 
-    /// These shares with units cut into pieces of `blocks` blocks, each of which one CTA computes. Starts are free.
+    /// These shares with splits of `blocks` blocks, each of which one CTA computes. Starts are free.
     ///
     /// # Panics
     /// If `blocks` is 0.
     #[must_use]
     pub fn fixed_size(self, blocks: u32) -> WorkDecomposition<u32> {
-        WorkDecomposition { extra: 0, reduction_cost: None, piece: Some(FastDiv::new(blocks)), ..self }
+        WorkDecomposition { extra: 0, reduction_cost: None, split_blocks: Some(FastDiv::new(blocks)), ..self }
     }
 }
 
@@ -134,30 +142,30 @@ impl<T> WorkDecomposition<T> {
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> WorkDecomposition<U> {
         WorkDecomposition {
             heads: f("share_heads", self.heads),
-            count: self.count.map_named("share_ctas", f),
-            co_scheduled: self.co_scheduled.map(|co_scheduled| f("share_twins", co_scheduled)),
+            shares: self.shares.map_named("share_ctas", f),
+            co_scheduled: self.co_scheduled.map(|count| f("share_twins", count)),
             extra: f("share_extra", self.extra),
-            reduction_cost: self.reduction_cost.map(|reduction_cost| f("share_slack", reduction_cost)),
+            reduction_cost: self.reduction_cost.map(|cost| f("share_slack", cost)),
             cut: self.cut.map_named(&mut |name, number| f(&format!("cut_{name}"), number)),
-            piece: self.piece.map(|piece| piece.map_named("share_piece", f)),
+            split_blocks: self.split_blocks.map(|blocks| blocks.map_named("share_piece", f)),
         }
     }
 }
 
 impl<T: Int> WorkDecomposition<T> {
-    /// Number of heads of a sequence's units, co_scheduled included.
+    /// Number of heads, where co-scheduled ones count each.
     pub fn heads(&self) -> T {
-        self.co_scheduled.map_or(self.heads, |co_scheduled| self.heads * co_scheduled)
+        self.co_scheduled.map_or(self.heads, |count| self.heads * count)
     }
 
     /// The number of the share of CTA `cta`.
     pub fn number(&self, cta: T) -> T {
-        self.co_scheduled.map_or(cta, |_| self.count.div_rem(cta).1)
+        self.co_scheduled.map_or(cta, |_| self.shares.div_rem(cta).1)
     }
 
-    /// The head of which CTA `cta` computes a part, among the co_scheduled at the place of `head` on the line.
+    /// The head that CTA `cta` computes, of the co-scheduled heads whose unit has number `head`.
     pub fn head(&self, head: T, cta: T) -> T {
-        self.co_scheduled.map_or(head, |co_scheduled| head * co_scheduled + self.count.quotient(cta))
+        self.co_scheduled.map_or(head, |count| head * count + self.shares.quotient(cta))
     }
 
     /// The units of a sequence with `rows` rows of O and the lengths `len`.
@@ -167,14 +175,14 @@ impl<T: Int> WorkDecomposition<T> {
         WorkUnits { tiles, blocks, iterations, count: tiles * self.heads }
     }
 
-    /// The line of units that have `total` iterations. `units` returns the number of units and the iterations of the
-    /// longest one; it is called only where shares may consist of whole units.
+    /// The iteration space of units that have `total` iterations. `units` returns the number of units and the
+    /// iterations of the longest one; it is called only where shares may consist of whole units.
     pub fn iteration_space(&self, total: T, units: impl FnOnce() -> [T; 2]) -> IterationSpace<T> {
         let [zero, one] = [0, 1].map(|number| total.lit(number));
-        let equal = IterationSpace { share: self.count.div_ceil(total).at_least(one), total, least: zero };
+        let equal = IterationSpace { share: self.shares.div_ceil(total).at_least(one), total, least: zero };
         let Some(reduction_cost) = self.reduction_cost else { return equal };
         let [units, longest] = units();
-        let each = self.count.div_ceil(units);
+        let each = self.shares.div_ceil(units);
         // Divisions are exact below 2²⁴.
         let most = (equal.share + reduction_cost).at_most(total.lit((1 << 24) - 1));
         let is_whole = each.le(most.div(longest.at_least(one)));
@@ -186,24 +194,24 @@ impl<T: Int> WorkDecomposition<T> {
         }
     }
 
-    /// Number of pieces of each unit, at least one; `None` if units are not cut into pieces.
+    /// Number of splits of each unit, at least one; `None` unless splits have a fixed size.
     pub fn num_splits(&self, units: &WorkUnits<T>) -> Option<T> {
-        self.piece.map(|piece| piece.div_ceil(units.blocks).at_least(units.blocks.lit(1)))
+        self.split_blocks.map(|size| size.div_ceil(units.blocks).at_least(units.blocks.lit(1)))
     }
 
-    /// The first place from `from` on where a part may begin, in the sequence with these units or one past them: that
-    /// of the next piece, if units are cut into pieces.
+    /// The first iteration from `from` on where a split may begin, in the sequence with these units or one past them:
+    /// the beginning of the next split, if splits have a fixed size.
     pub fn begin(&self, units: &WorkUnits<T>, from: T) -> T {
-        let Some(piece) = self.piece else { return from };
+        let Some(size) = self.split_blocks else { return from };
         let first = from.div(units.iterations) * units.iterations;
-        let within = piece.div_ceil(from.sub_sat(first)) * piece.divisor();
+        let within = size.div_ceil(from.sub_sat(first)) * size.divisor();
         first + within.at_most(units.iterations)
     }
 
-    /// The part of a unit that begins at place `from` of the sequence with these units. It has at most `most`
-    /// iterations; if units are cut into pieces, it is the piece that begins there.
+    /// The split that begins at iteration `from` of the sequence with these units. It has at most `most` iterations,
+    /// unless splits have a fixed size.
     pub fn split(&self, units: &WorkUnits<T>, from: T, most: T) -> Split<T> {
-        let most = self.piece.map_or(most, FastDiv::divisor);
+        let most = self.split_blocks.map_or(most, FastDiv::divisor);
         let unit = from.div(units.iterations);
         let within = from.sub_sat(unit * units.iterations);
         let head = unit.div(units.tiles.at_least(from.lit(1)));
@@ -219,52 +227,42 @@ impl<T: Int> WorkDecomposition<T> {
         }
     }
 
-    /// The slot in which CTA `cta` stores its result of a part, plus 1; 0 if the part is the whole unit. With pieces, a
-    /// slot's number is that of the piece.
-    pub fn partial_index(&self, part: &Split<T>, cta: T) -> T {
-        match self.piece {
-            None => part.partial_of_share(cta),
-            Some(piece) => part.partial_of_split(piece.quotient(part.first)),
+    /// The index of the partial result of a split that CTA `cta` computes, plus 1; 0 if the split is the whole unit.
+    /// With a fixed size, it is the split's number within its unit.
+    pub fn partial_index(&self, split: &Split<T>, cta: T) -> T {
+        let number = self.split_blocks.map(|size| size.quotient(split.first));
+        let (zero, one) = (cta.lit(0), cta.lit(1));
+        if let Some(number) = number {
+            let is_whole = (split.first + split.left).eq(zero);
+            return T::select(is_whole, zero, number + one);
         }
+        let two = cta + cta;
+        let of_first = T::select(split.left.eq(zero), zero, two + one + one);
+        T::select(split.first.eq(zero), of_first, two + one)
     }
 }
 
 impl<T: Int> WorkUnits<T> {
-    /// Raises the iterations per unit to at least `line.least`.
+    /// These units in an iteration space: they have its fewest iterations at least.
     #[must_use]
-    pub fn on(self, line: &IterationSpace<T>) -> WorkUnits<T> {
-        WorkUnits { iterations: self.iterations.at_least(line.least), ..self }
+    pub fn on(self, space: &IterationSpace<T>) -> WorkUnits<T> {
+        WorkUnits { iterations: self.iterations.at_least(space.least), ..self }
     }
 
-    /// Places of all of these units together.
+    /// Iterations of all of these units together.
     pub fn all(&self) -> T {
         self.count * self.iterations
     }
 }
 
 impl<T: Int> Split<T> {
-    /// [`WorkDecomposition::partial_index`] of a part of an equal share.
-    fn partial_of_share(&self, cta: T) -> T {
-        let (zero, one) = (cta.lit(0), cta.lit(1));
-        let two = cta + cta;
-        let of_beginning = T::select(self.left.eq(zero), zero, two + one + one);
-        T::select(self.first.eq(zero), of_beginning, two + one)
-    }
-
-    /// [`WorkDecomposition::partial_index`] of piece `number`.
-    fn partial_of_split(&self, number: T) -> T {
-        let (zero, one) = (number.lit(0), number.lit(1));
-        let is_whole = (self.first + self.left).eq(zero);
-        T::select(is_whole, zero, number + one)
-    }
-
-    /// The number of the unit's parts, if this is the first part and others follow; otherwise 0. The other parts take
-    /// whole shares or end the unit.
+    /// The number of the unit's splits, if this is the first one and others follow; otherwise 0. The others take whole
+    /// shares of `share` iterations or end the unit.
     pub fn splits(&self, share: T) -> T {
         let (zero, one) = (share.lit(0), share.lit(1));
-        let parts = one + (self.left + share).sub_sat(one).div(share);
-        let goes_on = T::select(self.left.eq(zero), zero, parts);
-        // A share that ends with a unit's start has no part of it.
+        let splits = one + (self.left + share).sub_sat(one).div(share);
+        let goes_on = T::select(self.left.eq(zero), zero, splits);
+        // A share that ends with a unit's start has no split of it.
         let begins = T::select(self.end.eq(zero), zero, goes_on);
         T::select(self.first.eq(zero), begins, zero)
     }
@@ -284,23 +282,49 @@ mod tests {
     /// A work unit: sequence, head, tile.
     type Unit = (usize, u64, u64);
 
-    /// The list of these work units.
-    fn line(shares: &WorkDecomposition<Checked>, units: &[WorkUnits<Checked>]) -> IterationSpace<Checked> {
+    type OfKernel = WorkDecomposition<Checked>;
+
+    /// A decomposition as a kernel computes it.
+    fn checked(shares: WorkDecomposition<u32>) -> OfKernel {
+        shares.map_named(&mut |_, number| Checked::from(number))
+    }
+
+    /// The units of sequences of these lengths.
+    fn units_of(shares: &OfKernel, lengths: &[(u32, u32)]) -> Vec<WorkUnits<Checked>> {
+        let of = |&(q, k): &(u32, u32)| shares.units(q.into(), SeqLens { q: q.into(), k: k.into() });
+        lengths.iter().map(of).collect()
+    }
+
+    /// Each unit, with the units of its sequence.
+    fn each<'u>(shares: &OfKernel, units: &'u [WorkUnits<Checked>]) -> Vec<(Unit, &'u WorkUnits<Checked>)> {
+        let heads = shares.heads().0;
+        let of = |(sequence, of): (usize, &'u WorkUnits<Checked>)| {
+            let tiles = (0..heads).flat_map(|head| (0..of.tiles.0).map(move |tile| (head, tile)));
+            tiles.map(move |(head, tile)| ((sequence, head, tile), of))
+        };
+        units.iter().enumerate().flat_map(of).collect()
+    }
+
+    fn space(shares: &OfKernel, units: &[WorkUnits<Checked>]) -> IterationSpace<Checked> {
         let sum = |of: &dyn Fn(&WorkUnits<Checked>) -> u64| Checked(units.iter().map(of).sum::<u64>());
         let longest = units.iter().map(|units| units.iterations.0).max().unwrap_or(0);
-        shares
-            .iteration_space(sum(&|units| units.all().0), || [sum(&|units| units.count.0), Checked(longest)])
+        let units = || [sum(&|units| units.count.0), Checked(longest)];
+        shares.iteration_space(sum(&|units| units.all().0), units)
+    }
+
+    fn mask() -> impl Strategy<Value = Mask> {
+        prop_oneof![Just(Mask::None), Just(Mask::Causal), Just(Mask::window(Some(90), Some(7)))]
     }
 
     /// The splits of a CTA, with the indices of their partial results and the number of splits that they announce.
     fn walk(
-        shares: &WorkDecomposition<Checked>,
+        shares: &OfKernel,
         units: &[WorkUnits<Checked>],
         cta: u32,
     ) -> Vec<(Unit, Split<Checked>, u64, u64)> {
-        let line = line(shares, units);
-        let units: Vec<_> = units.iter().map(|units| units.on(&line)).collect();
-        let (share, total, number) = (line.share, line.total.0, shares.number(cta.into()).0);
+        let space = space(shares, units);
+        let units: Vec<_> = units.iter().map(|units| units.on(&space)).collect();
+        let (share, total, number) = (space.share, space.total.0, shares.number(cta.into()).0);
         let (mut place, end) = (number * share.0, ((number + 1) * share.0).min(total));
         let (mut sequence, mut first, mut splits) = (0, 0, Vec::new());
         let mut begins = false;
@@ -316,8 +340,8 @@ mod tests {
             }
             let split = shares.split(&units[sequence], Checked(place - first), Checked(end - place));
             let unit = (sequence, shares.head(split.head, cta.into()).0, split.m_block.0);
-            let (slot, parts) = (shares.partial_index(&split, cta.into()).0, split.parts(share).0);
-            splits.push((unit, split, slot, parts));
+            let (index, count) = (shares.partial_index(&split, cta.into()).0, split.splits(share).0);
+            splits.push((unit, split, index, count));
             place += split.iterations.0;
         }
         splits
@@ -330,112 +354,95 @@ mod tests {
         fn shares_are_all_blocks_of_all_units(
             lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
             ctas in 1_u32..40, extra in 0_u32..2, reduction_cost in prop_oneof![Just(None), (0_u32..9).prop_map(Some)],
-            co_scheduled in prop_oneof![Just(None), (2_u32..4).prop_map(Some)],
-            mask in prop_oneof![Just(Mask::None), Just(Mask::Causal), Just(Mask::window(Some(90), Some(7)))],
+            together in prop_oneof![Just(None), (2_u32..4).prop_map(Some)], mask in mask(),
         ) {
             let (cut, tiling) = (Cut::new(16, 32, mask), Tiling::new(16, 32, 1, mask));
             let shares = WorkDecomposition::new(heads, ctas, extra, cut);
-            let shares = co_scheduled.map_or(shares, |co_scheduled| shares.co_scheduled(co_scheduled));
-            let shares = reduction_cost.map_or(shares, |reduction_cost| shares.or_whole_units(reduction_cost));
-            let shares = shares.map_named(&mut |_, number| Checked::from(number));
-            let all_heads = shares.heads().0;
-            prop_assert_eq!(all_heads, u64::from(heads * co_scheduled.unwrap_or(1)));
-            let units: Vec<_> = lengths.iter().map(|&(q, k)| {
-                shares.units(q.into(), SeqLens { q: q.into(), k: k.into() })
-            }).collect();
+            let shares = together.map_or(shares, |count| shares.co_scheduled(count));
+            let shares = checked(reduction_cost.map_or(shares, |cost| shares.or_whole_units(cost)));
+            prop_assert_eq!(shares.heads().0, u64::from(heads * together.unwrap_or(1)));
+            let units = units_of(&shares, &lengths);
             let (mut blocks, mut whole, mut results) = (BTreeMap::<Unit, u64>::new(), Vec::new(), BTreeMap::new());
             let mut announced = BTreeMap::new();
             let mut most = 0;
-            for cta in 0..ctas * co_scheduled.unwrap_or(1) {
+            for cta in 0..ctas * together.unwrap_or(1) {
                 let splits = walk(&shares, &units, cta);
                 most = most.max(splits.iter().map(|(_, split, ..)| split.iterations.0).sum::<u64>());
-                for (unit, split, slot, parts) in splits {
+                for (unit, split, index, count) in splits {
                     // Blocks come in order.
                     let done = blocks.entry(unit).or_default();
                     prop_assert_eq!(*done, split.first.0);
                     *done = split.end.0;
-                    if slot == 0 {
+                    if index == 0 {
                         whole.push(unit);
                     } else if split.end.0 > split.first.0 {
-                        prop_assert!(slot == 1 + 2 * u64::from(cta) || slot == 2 + 2 * u64::from(cta));
-                        prop_assert!(results.insert(slot - 1, (unit, split.first.0)).is_none());
+                        prop_assert!(index == 1 + 2 * u64::from(cta) || index == 2 + 2 * u64::from(cta));
+                        prop_assert!(results.insert(index - 1, (unit, split.first.0)).is_none());
                     }
-                    if parts > 0 {
-                        prop_assert!(announced.insert(unit, (u64::from(cta), parts)).is_none());
+                    if count > 0 {
+                        prop_assert!(announced.insert(unit, (u64::from(cta), count)).is_none());
                     }
                 }
             }
             let total: u64 = units.iter().map(|units| units.all().0).sum();
             prop_assert!(most <= total.div_ceil(ctas.into()).max(1) + u64::from(reduction_cost.unwrap_or(0)));
-            if line(&shares, &units).least.0 > 0 {
-                prop_assert!(announced.is_empty());
-            }
-            for (sequence, units) in units.iter().enumerate() {
-                for (head, tile) in (0..all_heads).flat_map(|head| (0..units.tiles.0).map(move |t| (head, t))) {
-                    let (unit, (q, k)) = ((sequence, head, tile), lengths[sequence]);
-                    let visits = tiling.kv_range(tile as u32, SeqLens { q, k }).blocks();
-                    prop_assert!(u64::from(visits) <= units.blocks.0, "a tile of {visits} blocks, {:?}", units);
-                    prop_assert_eq!(blocks.remove(&unit), Some(units.blocks.0), "{:?}", unit);
-                    if whole.contains(&unit) {
-                        prop_assert!(!announced.contains_key(&unit));
-                        continue;
-                    }
-                    let (cta, parts) = announced[&unit];
-                    let slots = std::iter::once(2 * cta + 1).chain((1..parts).map(|part| 2 * (cta + part)));
-                    let parts: Vec<_> = slots.map(|slot| results.remove(&slot)).collect();
-                    prop_assert!(parts.iter().all(|part| part.is_some_and(|(of, _)| of == unit)), "{parts:?}");
-                    prop_assert!(parts.is_sorted_by_key(|part| part.map(|(_, first)| first)));
+            prop_assert!(space(&shares, &units).least.0 == 0 || announced.is_empty());
+            for (unit, of) in each(&shares, &units) {
+                let (q, k) = lengths[unit.0];
+                let visits = tiling.kv_range(unit.2 as u32, SeqLens { q, k }).blocks();
+                prop_assert!(u64::from(visits) <= of.blocks.0, "a tile of {visits} blocks, {of:?}");
+                prop_assert_eq!(blocks.remove(&unit), Some(of.blocks.0), "{:?}", unit);
+                if whole.contains(&unit) {
+                    prop_assert!(!announced.contains_key(&unit));
+                    continue;
                 }
+                let (cta, count) = announced[&unit];
+                let indices = std::iter::once(2 * cta + 1).chain((1..count).map(|split| 2 * (cta + split)));
+                let splits: Vec<_> = indices.map(|index| results.remove(&index)).collect();
+                prop_assert!(splits.iter().all(|split| split.is_some_and(|(of, _)| of == unit)), "{splits:?}");
+                prop_assert!(splits.is_sorted_by_key(|split| split.map(|(_, first)| first)));
             }
             prop_assert!(blocks.is_empty() && results.is_empty(), "{:?} {:?}", blocks, results);
         }
 
-        /// WorkUnits of equal length stay whole if that costs at most the reduction_cost, and not otherwise.
+        /// WorkUnits of equal length stay whole if that costs at most the reduction, and not otherwise.
         #[test]
-        fn units_are_whole_where_they_balance(units in 1_u32..400, iterations in 1_u32..90, ctas in 1_u32..140, reduction_cost in 0_u32..9) {
-            let shares = WorkDecomposition::new(1, ctas, 0, Cut::new(16, 32, Mask::None)).or_whole_units(reduction_cost);
-            let shares = shares.map_named(&mut |_, x| Checked::from(x));
-            let line = shares.iteration_space((units * iterations).into(), || [units.into(), iterations.into()]);
+        fn units_are_whole_where_they_balance(units in 1_u32..400, iterations in 1_u32..90, ctas in 1_u32..140, cost in 0_u32..9) {
+            let shares = checked(WorkDecomposition::new(1, ctas, 0, Cut::new(16, 32, Mask::None)).or_whole_units(cost));
+            let space = shares.iteration_space((units * iterations).into(), || [units.into(), iterations.into()]);
             let (whole, equal) = (units.div_ceil(ctas) * iterations, (units * iterations).div_ceil(ctas));
-            let is_whole = whole <= equal + reduction_cost;
-            prop_assert_eq!(line.share.0, u64::from(if is_whole { whole } else { equal }));
-            prop_assert_eq!((line.least.0 > 0, line.total.0), (is_whole, u64::from(units * iterations)));
+            let is_whole = whole <= equal + cost;
+            prop_assert_eq!(space.share.0, u64::from(if is_whole { whole } else { equal }));
+            prop_assert_eq!((space.least.0 > 0, space.total.0), (is_whole, u64::from(units * iterations)));
         }
 
         /// One CTA computes each fixed-size split of each unit: the CTA in whose share the split begins. The splits
         /// depend neither on other sequences nor on the number of CTAs.
         #[test]
-        fn pieces_are_a_sequences_own(
+        fn fixed_size_splits_are_a_sequences_own(
             lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
-            ctas in 1_u32..40, blocks in 1_u32..12,
-            mask in prop_oneof![Just(Mask::None), Just(Mask::Causal), Just(Mask::window(Some(90), Some(7)))],
+            ctas in 1_u32..40, blocks in 1_u32..12, mask in mask(),
         ) {
-            let cut = Cut::new(16, 32, mask);
-            let shares = WorkDecomposition::new(heads, ctas, 1, cut).fixed_size(blocks).map_named(&mut |_, x| Checked::from(x));
-            let of = |(q, k): (u32, u32)| shares.units(q.into(), SeqLens { q: q.into(), k: k.into() });
-            let units: Vec<_> = lengths.iter().copied().map(of).collect();
+            let shares = checked(WorkDecomposition::new(heads, ctas, 1, Cut::new(16, 32, mask)).fixed_size(blocks));
+            let units = units_of(&shares, &lengths);
             let total = units.iter().map(|units| units.all().0).sum::<u64>();
             let mut computed = BTreeMap::<Unit, Vec<[u64; 3]>>::new();
             for cta in 0..ctas {
                 let splits = walk(&shares, &units, cta);
                 let iterations = splits.iter().map(|(_, split, ..)| split.iterations.0).sum::<u64>();
                 prop_assert!(iterations < total.div_ceil(ctas.into()).max(1) + u64::from(blocks));
-                for (unit, Split { first, end, .. }, slot, _) in splits {
-                    computed.entry(unit).or_default().push([first.0, end.0, slot]);
+                for (unit, Split { first, end, .. }, index, _) in splits {
+                    computed.entry(unit).or_default().push([first.0, end.0, index]);
                 }
             }
-            for (sequence, units) in units.iter().enumerate() {
-                let pieces = shares.num_splits(units).map_or(0, |pieces| pieces.0);
-                let number = |from: u64| if pieces == 1 { 0 } else { from + 1 };
-                let expected = (0..pieces).map(|piece| {
-                    let first = piece * u64::from(blocks);
-                    [first, (first + u64::from(blocks)).min(units.blocks.0), number(piece)]
-                });
-                let expected: Vec<_> = expected.collect();
-                for (head, tile) in (0..u64::from(heads)).flat_map(|head| (0..units.tiles.0).map(move |t| (head, t))) {
-                    let computed = computed.remove(&(sequence, head, tile));
-                    prop_assert_eq!(computed.as_ref(), Some(&expected));
-                }
+            for (unit, of) in each(&shares, &units) {
+                let (count, size) = (shares.num_splits(of).map_or(0, |count| count.0), u64::from(blocks));
+                let split = |number: u64| {
+                    let index = if count == 1 { 0 } else { number + 1 };
+                    [number * size, ((number + 1) * size).min(of.blocks.0), index]
+                };
+                let expected: Vec<_> = (0..count).map(split).collect();
+                prop_assert_eq!(computed.remove(&unit), Some(expected));
             }
             prop_assert!(computed.is_empty());
         }

@@ -8,7 +8,7 @@
 use std::rc::Rc;
 
 /// An agent's cluster, its component there, and that component's value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Epoch {
     pub(crate) cluster: u32,
     pub(crate) component: u16,
@@ -133,6 +133,10 @@ pub(crate) struct Bundle {
 }
 
 impl Bundle {
+    fn clocks(&mut self) -> [&mut Clock; 3] {
+        [&mut self.generic, &mut self.shared, &mut self.global]
+    }
+
     pub(crate) fn join(&mut self, other: &Bundle) {
         self.generic.join(&other.generic);
         self.shared.join(&other.shared);
@@ -141,9 +145,7 @@ impl Bundle {
 
     /// Adds a completed asynchronous operation, whose completion is a fence between the proxies.
     pub(crate) fn complete(&mut self, component: u16, value: u32) {
-        self.generic.raise(component, value);
-        self.shared.raise(component, value);
-        self.global.raise(component, value);
+        self.clocks().into_iter().for_each(|clock| clock.raise(component, value));
     }
 
     /// Orders the proxies in one space.
@@ -159,16 +161,12 @@ impl Bundle {
     /// Adds the work of the previous grid.
     pub(crate) fn after_predecessor(&mut self) {
         let known = vec![(Epoch::PREDECESSOR.cluster, vec![Epoch::PREDECESSOR.value])];
-        for clock in [&mut self.generic, &mut self.shared, &mut self.global] {
-            clock.import(0, &known);
-        }
+        self.clocks().into_iter().for_each(|clock| clock.import(0, &known));
     }
 
     /// Limits a component to `value`, in the clocks of all proxies.
     pub(crate) fn lower(&mut self, component: u16, value: u32) {
-        for clock in [&mut self.generic, &mut self.shared, &mut self.global] {
-            clock.lower(component, value);
-        }
+        self.clocks().into_iter().for_each(|clock| clock.lower(component, value));
     }
 
     pub(crate) fn async_clock(&self, space: Space) -> &Clock {
@@ -181,29 +179,23 @@ impl Bundle {
 
 /// A bundle that leaves its cluster: the clocks that a release in global memory carries.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Exported {
-    generic: Others,
-    shared: Others,
-    global: Others,
-}
+pub(crate) struct Exported([Others; 3]);
 
 impl Exported {
     pub(crate) fn add(&mut self, cluster: u32, bundle: &Bundle) {
-        bundle.generic.export(cluster, &mut self.generic);
-        bundle.shared.export(cluster, &mut self.shared);
-        bundle.global.export(cluster, &mut self.global);
+        let Bundle { generic, shared, global } = bundle;
+        [generic, shared, global]
+            .into_iter()
+            .zip(&mut self.0)
+            .for_each(|(from, to)| from.export(cluster, to));
     }
 
     pub(crate) fn join(&mut self, other: &Exported) {
-        join_others(&mut self.generic, &other.generic);
-        join_others(&mut self.shared, &other.shared);
-        join_others(&mut self.global, &other.global);
+        self.0.iter_mut().zip(&other.0).for_each(|(mine, theirs)| join_others(mine, theirs));
     }
 
     pub(crate) fn acquire(&self, cluster: u32, bundle: &mut Bundle) {
-        bundle.generic.import(cluster, &self.generic);
-        bundle.shared.import(cluster, &self.shared);
-        bundle.global.import(cluster, &self.global);
+        bundle.clocks().into_iter().zip(&self.0).for_each(|(to, from)| to.import(cluster, from));
     }
 }
 

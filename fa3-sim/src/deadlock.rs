@@ -82,7 +82,7 @@ impl Machine<'_> {
         };
         let Some(at) = first else { return self.find_nowhere(Rule::Deadlock, what.to_owned()) };
         let before = self.findings.len();
-        self.find(cause, at, what.to_owned());
+        self.find(cause, at, what);
         if self.findings.len() > before {
             self.explain(waits.iter().map(ToString::to_string).collect());
         }
@@ -121,21 +121,16 @@ impl Machine<'_> {
 
     fn barrier_state(&mut self, at: At, id: usize) -> String {
         let declared = self.program.kernel.barriers.iter().find(|barrier| barrier.id as usize == id);
-        let name = declared.map_or_else(
-            || "the barrier of the cta".to_owned(),
-            |barrier| format!("barrier {}", barrier.name),
-        );
+        let name = declared.map(|barrier| format!("barrier {}", barrier.name));
+        let name = name.unwrap_or_else(|| "the barrier of the cta".to_owned());
         let live = 32 * self.cta(at).live_warps();
         let cta = &*self.cta(at);
         let barrier = &cta.barriers[id];
         let needed = if id == 0 { live } else { barrier.threads };
-        let missing: Vec<String> = cta
-            .warps
-            .iter()
-            .enumerate()
-            .filter(|(warp, of)| of.state != State::Exited && !barrier.arrived.contains(warp))
-            .map(|(warp, _)| format!("w{warp}"))
-            .collect();
+        let misses =
+            |warp: &usize| cta.warps[*warp].state != State::Exited && !barrier.arrived.contains(warp);
+        let missing: Vec<String> =
+            (0..cta.warps.len()).filter(misses).map(|warp| format!("w{warp}")).collect();
         let arrived = 32 * barrier.arrived.len();
         format!("{name}: {arrived} of {needed} threads have arrived, not {}", missing.join(" "))
     }
@@ -151,12 +146,11 @@ impl Machine<'_> {
         let wrong = missing == 0 && bytes != 0 && copies == 0 && mbarrier.all_issued();
         let rule = if wrong { Rule::M5 } else { Rule::Deadlock };
         let (expected, last) = (mbarrier.expected, mbarrier.arrivals.clone());
-        let last: Vec<String> =
-            last.iter().filter_map(|&event| self.site(event, None)).map(|site| site.to_string()).collect();
-        let last = if last.is_empty() {
-            "; no thread has arrived".to_owned()
-        } else {
-            format!("; last arrivals: {}", last.join("; "))
+        let site = |&event: &u32| self.site(event, None).map(|site| site.to_string());
+        let last: Vec<String> = last.iter().filter_map(site).collect();
+        let last = match &*last {
+            [] => "; no thread has arrived".to_owned(),
+            sites => format!("; last arrivals: {}", sites.join("; ")),
         };
         let text = format!(
             "{region} parity {parity}: phase {phase} misses {missing} of {expected} arrivals and {bytes} bytes"

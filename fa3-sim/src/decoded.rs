@@ -131,19 +131,12 @@ impl Decoded<'_> {
 
 impl<'k> Code<'k> {
     fn new(kernel: &'k Kernel, role: &'k str, block: &'k Block) -> Code<'k> {
-        let mut decoder = Decoder {
-            kernel,
-            steps: Vec::new(),
-            constants: Vec::new(),
-            lifetimes: Lifetimes::new(kernel),
-            loops: Vec::new(),
-        };
+        let (steps, constants, loops) = (Vec::new(), Vec::new(), Vec::new());
+        let mut decoder = Decoder { kernel, steps, constants, lifetimes: Lifetimes::new(kernel), loops };
         decoder.block(&kernel.prologue);
         decoder.block(block);
-        let end = block
-            .last()
-            .or(kernel.prologue.last())
-            .map_or(std::panic::Location::caller(), |stmt| stmt.source);
+        let last = block.last().or(kernel.prologue.last());
+        let end = last.map_or(std::panic::Location::caller(), |stmt| stmt.source);
         decoder.push(Op::Exit, None, end);
         decoder.finish(role)
     }
@@ -271,11 +264,11 @@ impl<'k> Decoder<'k> {
             Operand::Value(value) => value.0,
             Operand::Imm(imm) => {
                 let bits = bits_of(imm);
-                let index =
-                    self.constants.iter().position(|&constant| constant == bits).unwrap_or_else(|| {
-                        self.constants.push(bits);
-                        self.constants.len() - 1
-                    });
+                let known = self.constants.iter().position(|&constant| constant == bits);
+                let index = known.unwrap_or(self.constants.len());
+                if known.is_none() {
+                    self.constants.push(bits);
+                }
                 (self.kernel.values.len() + index) as u32
             }
         }
@@ -284,12 +277,7 @@ impl<'k> Decoder<'k> {
     /// Gives every value and constant its slot.
     fn finish(mut self, role: &'k str) -> Code<'k> {
         let (mut slots, mut registers) = self.lifetimes.assign();
-        let constants: Vec<(u32, u64)> = self
-            .constants
-            .iter()
-            .enumerate()
-            .map(|(index, &bits)| ((registers + index) as u32, bits))
-            .collect();
+        let constants: Vec<(u32, u64)> = (registers as u32..).zip(self.constants).collect();
         registers += constants.len();
         let values = slots.len();
         slots.extend(constants.iter().map(|&(slot, _)| slot));

@@ -10,13 +10,14 @@ use crate::clock::{Bundle, Epoch, Exported, Space};
 use crate::copies::AsyncEvent;
 use crate::counters::{Counters, Wavefronts};
 use crate::data::Lanes;
-use crate::decoded::Decoded;
+use crate::decoded::{Code, Decoded};
+use crate::exec::SharedPlace;
 use crate::exec::operand::Part;
 use crate::exec::wgmma::WarpgroupLog;
 use crate::finding::Finding;
 use crate::lanes::Lane;
 use crate::mbarrier::Mbarrier;
-use crate::memory::{Buffer, Memory};
+use crate::memory::{Allocation, Buffer, Memory};
 use crate::probe::Probe;
 use crate::rule::Rule;
 use crate::schedule::Scheduler;
@@ -43,6 +44,7 @@ pub(crate) struct At {
     pub(crate) warp: usize,
 }
 
+#[derive(Default)]
 pub(crate) struct Cluster {
     /// Its number in the grid.
     pub(crate) id: u32,
@@ -60,6 +62,19 @@ impl Cluster {
         let component = self.components.min(COMPONENTS);
         self.components += 1;
         component as u16
+    }
+
+    pub(crate) fn warps(&self) -> impl Iterator<Item = &Warp> {
+        self.ctas.iter().flat_map(|cta| &cta.warps)
+    }
+
+    pub(crate) fn warps_mut(&mut self) -> impl Iterator<Item = &mut Warp> {
+        self.ctas.iter_mut().flat_map(|cta| &mut cta.warps)
+    }
+
+    /// The mbarrier at a place.
+    pub(crate) fn mbarrier(&mut self, place: SharedPlace) -> Option<&mut Mbarrier> {
+        self.ctas[place.cta].mbarrier(place.offset)
     }
 }
 
@@ -88,6 +103,11 @@ impl Cta {
 
     pub(crate) fn live_warps(&self) -> u32 {
         self.warps.iter().filter(|warp| warp.state != State::Exited).count() as u32
+    }
+
+    /// The warps of a warp's warpgroup.
+    pub(crate) fn warpgroup_of(&self, warp: usize) -> &[Warp] {
+        self.warps.chunks(4).nth(warp / 4).unwrap_or_default()
     }
 
     pub(crate) fn mbarrier(&mut self, offset: u32) -> Option<&mut Mbarrier> {
@@ -163,11 +183,8 @@ impl<'a> Machine<'a> {
     pub(crate) fn new(setup: Setup<'a>, memory: &'a mut Memory) -> Machine<'a> {
         let Setup { program, args, grid, mode, schedule, max_steps, predecessor, until, trace } = setup;
         memory.begin();
-        let mut global: Vec<Shadow> = memory
-            .allocations
-            .iter()
-            .map(|allocation| Shadow::new(allocation.bytes.len(), GLOBAL_READERS))
-            .collect();
+        let shadow = |allocation: &Allocation| Shadow::new(allocation.bytes.len(), GLOBAL_READERS);
+        let mut global: Vec<Shadow> = memory.allocations.iter().map(shadow).collect();
         let before = Access {
             epoch: Epoch::PREDECESSOR,
             event: u32::MAX,
@@ -178,6 +195,7 @@ impl<'a> Machine<'a> {
         };
         predecessor.iter().for_each(|buffer| global[buffer.index].fill(before));
         let clusters = grid.iter().product::<u32>() / program.kernel.launch.cluster.max(1);
+        let wavefronts = |code: &Code<'_>| vec![Wavefronts::default(); code.steps.len()];
         Machine {
             program,
             args,
@@ -197,11 +215,7 @@ impl<'a> Machine<'a> {
             probes: Vec::new(),
             found: HashSet::new(),
             counters: Counters::default(),
-            wavefronts: program
-                .codes
-                .iter()
-                .map(|code| vec![Wavefronts::default(); code.steps.len()])
-                .collect(),
+            wavefronts: program.codes.iter().map(wavefronts).collect(),
             recorder: trace.then(|| Recorder::new(program)),
             operands: HashMap::new(),
             progress: 0,
@@ -255,14 +269,10 @@ impl<'a> Machine<'a> {
             if self.launch_next() {
                 continue;
             }
-            // All remaining warps wait or poll.
-            if !self.wake_pollers() {
-                self.deadlock();
-                return Ok(());
-            }
             idle = if progress == self.progress { idle + 1 } else { 0 };
             progress = self.progress;
-            if idle > IDLE_ROUNDS {
+            // All remaining warps wait or poll.
+            if !self.wake_pollers() || idle > IDLE_ROUNDS {
                 self.deadlock();
                 return Ok(());
             }
@@ -274,14 +284,12 @@ impl<'a> Machine<'a> {
     fn can_go_on(&self, cluster: usize) -> bool {
         let cluster = &self.clusters[cluster];
         let runs = |warp: &Warp| warp.state == State::Ready && !warp.polling;
-        !cluster.events.is_empty() || cluster.ctas.iter().any(|cta| cta.warps.iter().any(runs))
+        !cluster.events.is_empty() || cluster.warps().any(runs)
     }
 
     fn wake_pollers(&mut self) -> bool {
         let mut any = false;
-        for warp in
-            self.clusters.iter_mut().flat_map(|cluster| &mut cluster.ctas).flat_map(|cta| &mut cta.warps)
-        {
+        for warp in self.clusters.iter_mut().flat_map(Cluster::warps_mut) {
             any |= warp.state == State::Ready;
             warp.polling = false;
         }
@@ -308,11 +316,7 @@ impl<'a> Machine<'a> {
             self.happen(cluster, index);
             self.progress += 1;
             // A warp may poll for what it brought.
-            self.clusters[cluster]
-                .ctas
-                .iter_mut()
-                .flat_map(|cta| &mut cta.warps)
-                .for_each(|warp| warp.polling = false);
+            self.clusters[cluster].warps_mut().for_each(|warp| warp.polling = false);
             return;
         };
         for _ in 0..self.schedule.steps() {
@@ -335,13 +339,7 @@ impl<'a> Machine<'a> {
             crate::Policy::Eager | crate::Policy::Lazy => last,
         };
         let id = self.waiting.swap_remove(index);
-        let mut cluster = Cluster {
-            id,
-            ctas: Vec::new(),
-            barrier: ClusterBarrier::default(),
-            components: 0,
-            events: Vec::new(),
-        };
+        let mut cluster = Cluster { id, ..Cluster::default() };
         for rank in 0..size {
             let cta = self.new_cta(&mut cluster, id * size + rank);
             cluster.ctas.push(cta);

@@ -9,6 +9,7 @@ const LIMIT: i64 = (1 << 20) - 1;
 /// Number of arrivals that it remembers.
 const HISTORY: usize = 3;
 
+#[derive(Default)]
 pub(crate) struct Mbarrier {
     pub(crate) offset: u32,
     /// Arrivals per phase.
@@ -73,20 +74,12 @@ impl Mbarrier {
             offset,
             expected,
             pending: expected,
-            bytes: 0,
-            phase: 0,
             observed: true,
             component,
-            collected: Bundle::default(),
-            complete: Bundle::default(),
-            copies: Vec::new(),
-            issuers: [Vec::new(), Vec::new()],
-            loaded: 0,
-            arrivals: VecDeque::new(),
             initialised,
             initialiser,
             event,
-            fenced: false,
+            ..Mbarrier::default()
         }
     }
 

@@ -3,11 +3,11 @@
 use fa3_ir::Source;
 
 use crate::clock::Space;
-use crate::copies::AsyncEvent;
+use crate::copies::{AsyncEvent, Target};
 use crate::decoded::Op;
 use crate::finding::{Finding, Replay, Site};
 use crate::machine::{At, Machine};
-use crate::memory::{Demand, state};
+use crate::memory::{Allocation, Demand, state};
 use crate::rule::Rule;
 use crate::shadow::{Access, Conflict, Kind, Origin};
 
@@ -34,17 +34,17 @@ fn describe(access: Access, space: Space, bytes: Option<&str>) -> String {
 
 impl Machine<'_> {
     /// Reports a rule that a warp's current instruction breaks.
-    pub(crate) fn find(&mut self, rule: Rule, at: At, what: String) {
+    pub(crate) fn find(&mut self, rule: Rule, at: At, what: impl Into<String>) {
         self.find_after(rule, at, None, what);
     }
 
     /// Reports a violation whose cause is an execution in the past.
-    pub(crate) fn find_after(&mut self, rule: Rule, at: At, cause: Option<u32>, what: String) {
+    pub(crate) fn find_after(&mut self, rule: Rule, at: At, cause: Option<u32>, what: impl Into<String>) {
         let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
         if self.found.insert((rule, warp.code as u16, warp.pc as u32)) {
             let event = self.event(at);
             let (here, other) = (self.site(event, None), cause.and_then(|cause| self.site(cause, None)));
-            self.push(rule, what, here, other, None);
+            self.push(rule, what.into(), here, other, None);
         }
     }
 
@@ -181,8 +181,7 @@ impl Machine<'_> {
     fn is_claimed(&self, at: At, access: Access, origin: Origin, space: Space) -> bool {
         let cluster = &self.clusters[at.cluster];
         let after = Machine::after(cluster.id, &cluster.ctas[at.cta].warps[at.warp], origin, space);
-        let mut warps = cluster.ctas.iter().flat_map(|cta| &cta.warps);
-        let maker = warps.find(|warp| warp.component == access.warp);
+        let maker = cluster.warps().find(|warp| warp.component == access.warp);
         let claim = maker.and_then(|warp| warp.claim);
         access.epoch.cluster == cluster.id
             && claim.is_some_and(|claim| after.clock.get(claim) >= access.epoch.value)
@@ -191,9 +190,8 @@ impl Machine<'_> {
     /// Whether an access is one of a product that its warp never committed.
     fn is_uncommitted(&mut self, at: At, access: Access) -> bool {
         let cluster = &self.clusters[at.cluster];
-        let mut warps = cluster.ctas.iter().flat_map(|cta| &cta.warps);
         access.epoch.cluster == cluster.id
-            && warps.any(|warp| {
+            && cluster.warps().any(|warp| {
                 warp.flight.component == Some(access.epoch.component)
                     && warp.flight.uncommitted(access.epoch.value)
             })
@@ -229,11 +227,8 @@ impl Machine<'_> {
         other: Option<Site>,
         missing: Option<&'static str>,
     ) {
-        let replay = Replay {
-            kernel: self.program.kernel.name.clone(),
-            grid: self.grid,
-            policy: self.schedule.policy,
-        };
+        let (kernel, grid, policy) = (self.program.kernel.name.clone(), self.grid, self.schedule.policy);
+        let replay = Replay { kernel, grid, policy };
         self.over |= self.until.contains(&rule);
         let (waits, more, cause) = (Vec::new(), 0, None);
         self.findings.push(Finding { rule, what, here, other, missing, waits, more, cause, replay });
@@ -248,37 +243,26 @@ impl Machine<'_> {
 
     /// Rule I1 for outputs: every byte that must be written was written.
     pub(crate) fn check_output(&mut self) {
-        let mut missing = Vec::new();
-        for allocation in self
-            .memory
-            .allocations
-            .iter()
-            .filter(|allocation| matches!(allocation.demand, Demand::Once | Demand::Rest))
-        {
-            let untouched = |state: &u8| state & (state::WRITTEN | state::REDUCED) == 0;
-            let count = allocation.state.iter().filter(|&state| untouched(state)).count();
-            if let Some(first) = allocation.state.iter().position(untouched) {
-                let (name, all) = (&allocation.name, allocation.bytes.len());
-                missing.push(format!(
-                    "{count} of {all} bytes of {name} were never written, the first is byte {first}"
-                ));
-            }
-        }
+        let demanded = |of: &&Allocation| matches!(of.demand, Demand::Once | Demand::Rest);
+        let missing = self.memory.allocations.iter().filter(demanded).filter_map(|of| {
+            let untouched = |state: &&u8| *state & (state::WRITTEN | state::REDUCED) == 0;
+            let first = of.state.iter().position(|state| untouched(&state))?;
+            let (count, all, name) = (of.state.iter().filter(untouched).count(), of.bytes.len(), &of.name);
+            Some(format!("{count} of {all} bytes of {name} were never written, the first is byte {first}"))
+        });
+        let missing: Vec<String> = missing.collect();
         missing.into_iter().for_each(|what| self.find_nowhere(Rule::I1, what));
     }
 
     /// Loads under way that will signal an mbarrier.
     pub(crate) fn loads_for(&self, cluster: usize, cta: usize, offset: u32) -> usize {
-        let events = self.clusters[cluster].events.iter();
-        events
-            .filter(|event| match event {
-                AsyncEvent::Load(load) => {
-                    load.targets.iter().any(|target| target.cta == cta && target.mbarrier == offset)
-                }
-                AsyncEvent::Store(store) => store.target.cta == cta && store.target.mbarrier == offset,
-                AsyncEvent::Arrive { cta: of, offset: to, .. } => *of == cta && *to == offset,
-            })
-            .count()
+        let signals = |target: &Target| (target.cta, target.mbarrier) == (cta, offset);
+        let signals = |event: &&AsyncEvent| match event {
+            AsyncEvent::Load(load) => load.targets.iter().any(signals),
+            AsyncEvent::Store(store) => signals(&store.target),
+            AsyncEvent::Arrive { cta: of, offset: to, .. } => (*of, *to) == (cta, offset),
+        };
+        self.clusters[cluster].events.iter().filter(signals).count()
     }
 }
 

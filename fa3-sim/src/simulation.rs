@@ -35,54 +35,22 @@ fn rules(count: usize) -> String {
 /// Reasons why a kernel was not run to its end.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum SimError {
-    /// The kernel is not sound.
     #[error("kernel {kernel} breaks {}, the first: {}", rules(errors.len()), errors[0])]
-    Verify {
-        /// Its name.
-        kernel: String,
-        /// The verifier's errors; not empty.
-        errors: VerifyErrors,
-    },
-    /// Arguments or grid do not fit the kernel.
+    Verify { kernel: String, errors: VerifyErrors },
     #[error(transparent)]
     Launch(#[from] ArgError),
-    /// The grid is larger than the simulator numbers.
     #[error("a grid of {ctas} ctas, more than 2^24")]
-    Grid {
-        /// Its CTAs.
-        ctas: u64,
-    },
-    /// A buffer belongs to another memory than the one that the kernel runs on.
+    Grid { ctas: u64 },
     #[error("a buffer of {bytes} bytes at address {address:#x} belongs to another memory")]
-    Buffer {
-        /// Its address.
-        address: u64,
-        /// Its size.
-        bytes: usize,
-    },
-    /// The initial bytes of a program's buffer have another length than the buffer.
+    Buffer { address: u64, bytes: usize },
     #[error("{buffer}: {given} were given to begin with, not {expected}")]
-    Initial {
-        /// The buffer, or all of them.
-        buffer: &'static str,
-        /// Bytes, or buffers.
-        given: usize,
-        /// The number that the program needs.
-        expected: usize,
-    },
-    /// A cluster has more agents than its clocks tell apart: warps, initialisations of mbarriers, threads that copy.
+    Initial { buffer: &'static str, given: usize, expected: usize },
     #[error("a cluster with more than {limit} warps, mbarriers and copying threads")]
-    Agents {
-        /// The most that there may be.
-        limit: u32,
-    },
-    /// The kernel ran too long.
+    Agents { limit: u32 },
     #[error("no end after {limit} steps, the most that are simulated: smaller sizes take fewer")]
-    Steps {
-        /// The most that it may take.
-        limit: u64,
-    },
+    Steps { limit: u64 },
 }
 
 /// Outcome of a run. The results are in the [`Memory`].
@@ -105,6 +73,18 @@ impl Outcome {
     }
 }
 
+/// Methods that set a field each.
+macro_rules! setters {
+    ($($(#[$doc:meta])+ $field:ident: $ty:ty;)+) => {$(
+        $(#[$doc])+
+        #[must_use]
+        pub fn $field(self, $field: $ty) -> Self {
+            Self { $field, ..self }
+        }
+    )+};
+}
+pub(crate) use setters;
+
 /// A launch of a kernel.
 #[derive(Clone, Debug)]
 pub struct Simulation<'k> {
@@ -114,7 +94,7 @@ pub struct Simulation<'k> {
     policy: Policy,
     mode: Mode,
     max_steps: u64,
-    predecessor: Vec<Buffer>,
+    predecessor_writes: Vec<Buffer>,
     until: Vec<Rule>,
     trace: bool,
 }
@@ -135,59 +115,31 @@ impl<'k> Simulation<'k> {
             policy,
             mode,
             max_steps: MOST_STEPS,
-            predecessor: Vec::new(),
+            predecessor_writes: Vec::new(),
             until: Vec::new(),
             trace: false,
         }
     }
 
-    /// Sets the number of CTAs.
-    #[must_use]
-    pub fn grid(self, grid: [u32; 3]) -> Simulation<'k> {
-        Simulation { grid, ..self }
-    }
-
-    /// Sets the arguments, one for each parameter.
-    #[must_use]
-    pub fn args(self, args: Vec<ArgValue>) -> Simulation<'k> {
-        Simulation { args, ..self }
-    }
-
-    /// Sets the schedule.
-    #[must_use]
-    pub fn policy(self, policy: Policy) -> Simulation<'k> {
-        Simulation { policy, ..self }
-    }
-
-    /// Sets how much of the arithmetic is simulated.
-    #[must_use]
-    pub fn mode(self, mode: Mode) -> Simulation<'k> {
-        Simulation { mode, ..self }
-    }
-
-    /// Limits the steps of all warps together; 2^28 by default.
-    #[must_use]
-    pub fn max_steps(self, max_steps: u64) -> Simulation<'k> {
-        Simulation { max_steps, ..self }
-    }
-
-    /// Declares the buffers that the previous grid writes. It may still run until `griddepcontrol.wait`
-    /// ([`crate::Rule::G1`]).
-    #[must_use]
-    pub fn predecessor_writes(self, buffers: Vec<Buffer>) -> Simulation<'k> {
-        Simulation { predecessor: buffers, ..self }
-    }
-
-    /// Ends the run where one of these rules is broken. Later violations are not found, and the results are incomplete.
-    #[must_use]
-    pub fn until(self, rules: Vec<Rule>) -> Simulation<'k> {
-        Simulation { until: rules, ..self }
-    }
-
-    /// Records what the first cluster does, for a [`crate::Timeline`].
-    #[must_use]
-    pub fn trace(self, trace: bool) -> Simulation<'k> {
-        Simulation { trace, ..self }
+    setters! {
+        /// Sets the number of CTAs.
+        grid: [u32; 3];
+        /// Sets the arguments, one for each parameter.
+        args: Vec<ArgValue>;
+        /// Sets the schedule.
+        policy: Policy;
+        /// Sets how much of the arithmetic is simulated.
+        mode: Mode;
+        /// Limits the steps of all warps together; 2^28 by default.
+        max_steps: u64;
+        /// Declares the buffers that the previous grid writes. It may still run until `griddepcontrol.wait`
+        /// ([`crate::Rule::G1`]).
+        predecessor_writes: Vec<Buffer>;
+        /// Ends the run where one of these rules is broken. Later violations are not found, and the results are
+        /// incomplete.
+        until: Vec<Rule>;
+        /// Records what the first cluster does, for a [`crate::Timeline`].
+        trace: bool;
     }
 
     /// Runs the kernel to its end, or until no warp can go on, or until a rule of [`Simulation::until`] is broken.
@@ -203,7 +155,7 @@ impl<'k> Simulation<'k> {
         if ctas > 1 << 24 {
             return Err(SimError::Grid { ctas: u64::try_from(ctas).unwrap_or(u64::MAX) });
         }
-        if let Some(other) = self.predecessor.iter().find(|buffer| !memory.owns(**buffer)) {
+        if let Some(other) = self.predecessor_writes.iter().find(|buffer| !memory.owns(**buffer)) {
             return Err(SimError::Buffer { address: other.address(), bytes: other.bytes() });
         }
         let setup = Setup {
@@ -213,7 +165,7 @@ impl<'k> Simulation<'k> {
             mode: self.mode,
             schedule: Scheduler::new(self.policy),
             max_steps: self.max_steps,
-            predecessor: &self.predecessor,
+            predecessor: &self.predecessor_writes,
             until: &self.until,
             trace: self.trace,
         };

@@ -8,7 +8,7 @@ use crate::memory::{Buffer, Demand, Memory};
 use crate::probe::Probe;
 use crate::rule::Rule;
 use crate::schedule::Policy;
-use crate::simulation::{MOST_STEPS, Mode, Outcome, SimError, Simulation};
+use crate::simulation::{MOST_STEPS, Mode, Outcome, SimError, Simulation, setters};
 
 /// A run of a program. Its kernels are verified and decoded once, however often it runs.
 ///
@@ -66,34 +66,17 @@ impl<'p> ProgramSimulation<'p> {
         ProgramSimulation { program, policy, mode, max_steps: MOST_STEPS, until: Vec::new(), trace: false }
     }
 
-    /// Sets the schedule.
-    #[must_use]
-    pub fn policy(self, policy: Policy) -> ProgramSimulation<'p> {
-        ProgramSimulation { policy, ..self }
-    }
-
-    /// Sets how much of the arithmetic is simulated.
-    #[must_use]
-    pub fn mode(self, mode: Mode) -> ProgramSimulation<'p> {
-        ProgramSimulation { mode, ..self }
-    }
-
-    /// Limits the steps of warps in every launch: see [`Simulation::max_steps`].
-    #[must_use]
-    pub fn max_steps(self, max_steps: u64) -> ProgramSimulation<'p> {
-        ProgramSimulation { max_steps, ..self }
-    }
-
-    /// Ends every step where one of these rules is broken: see [`Simulation::until`].
-    #[must_use]
-    pub fn until(self, rules: Vec<Rule>) -> ProgramSimulation<'p> {
-        ProgramSimulation { until: rules, ..self }
-    }
-
-    /// Records what the first cluster of every step does.
-    #[must_use]
-    pub fn trace(self, trace: bool) -> ProgramSimulation<'p> {
-        ProgramSimulation { trace, ..self }
+    setters! {
+        /// Sets the schedule.
+        policy: Policy;
+        /// Sets how much of the arithmetic is simulated.
+        mode: Mode;
+        /// Limits the steps of warps in every launch: see [`Simulation::max_steps`].
+        max_steps: u64;
+        /// Ends every step where one of these rules is broken: see [`Simulation::until`].
+        until: Vec<Rule>;
+        /// Records what the first cluster of every step does.
+        trace: bool;
     }
 
     /// Runs every step to its end. `initial` has the bytes of every buffer. Bytes for outputs and scratch memory are
@@ -107,13 +90,9 @@ impl<'p> ProgramSimulation<'p> {
             return Err(SimError::Initial { buffer: "buffers", given, expected });
         }
         let mut memory = Memory::new();
-        let buffers: Vec<Buffer> = self
-            .program
-            .buffers
-            .iter()
-            .zip(initial)
-            .map(|(buffer, bytes)| allocate(&mut memory, buffer, bytes))
-            .collect::<Result<_, _>>()?;
+        let given = self.program.buffers.iter().zip(initial);
+        let buffers = given.map(|(buffer, bytes)| allocate(&mut memory, buffer, bytes));
+        let buffers: Vec<Buffer> = buffers.collect::<Result<_, _>>()?;
         let address = |(buffer, memory): (&fa3_ir::Buffer, &Buffer)| {
             let absent = buffer.role == BufferRole::OptionalInput && memory.bytes() == 0;
             if absent { 0 } else { memory.address() }
@@ -126,23 +105,18 @@ impl<'p> ProgramSimulation<'p> {
             }
             let kernel = step.kernel.kernel();
             let early = kernel.waits_for_grid();
-            let simulation = Simulation::of(step.kernel.clone())
-                .grid(step.grid)
-                .args(step.bind(&kernel.params, &addresses)?)
-                .predecessor_writes(if early { buffers.clone() } else { Vec::new() });
+            let args = step.bind(&kernel.params, &addresses)?;
+            let simulation = Simulation::of(step.kernel.clone()).grid(step.grid).args(args);
+            let simulation = simulation.predecessor_writes(if early { buffers.clone() } else { Vec::new() });
             let simulation = simulation.policy(self.policy).mode(self.mode).max_steps(self.max_steps);
-            let simulation = simulation.until(self.until.clone()).trace(self.trace);
-            steps.push(simulation.run(&mut memory)?);
+            steps.push(simulation.until(self.until.clone()).trace(self.trace).run(&mut memory)?);
         }
         let bytes: Vec<Vec<u8>> = buffers.iter().map(|&buffer| memory.read(buffer)).collect();
         let tickets = self.program.buffers.iter().zip(&bytes);
         let tickets = tickets.filter(|(buffer, _)| buffer.role == BufferRole::TileCounter);
         let left_over = tickets.filter(|(_, bytes)| bytes.iter().any(|&byte| byte != 0));
-        Ok(ProgramOutcome {
-            left_over: left_over.map(|(buffer, _)| buffer.name).collect(),
-            buffers: bytes,
-            steps,
-        })
+        let left_over = left_over.map(|(buffer, _)| buffer.name).collect();
+        Ok(ProgramOutcome { left_over, buffers: bytes, steps })
     }
 }
 

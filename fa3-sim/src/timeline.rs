@@ -191,6 +191,7 @@ impl Timeline {
             let cut = |span: &Span| Span { start: span.start.max(start), end: span.end.min(end), ..*span };
             spans.iter().map(cut).filter(|span| span.start < span.end).collect()
         };
+        let role = |track: &RoleTrack| RoleTrack { spans: cut(&track.spans), ..track.clone() };
         let engine = |track: &EngineTrack| {
             let spans = cut(&track.spans);
             let (before, after) = (length(&track.spans), length(&spans));
@@ -199,11 +200,7 @@ impl Timeline {
         Timeline {
             kernel: self.kernel.clone(),
             cycles: start..end,
-            roles: self
-                .roles
-                .iter()
-                .map(|track| RoleTrack { spans: cut(&track.spans), ..track.clone() })
-                .collect(),
+            roles: self.roles.iter().map(role).collect(),
             engines: self.engines.iter().map(engine).collect(),
             products: self.products.clone(),
         }
@@ -269,23 +266,35 @@ impl fmt::Display for Engine {
     }
 }
 
+impl Activity {
+    /// Its place in a picture's legend, its colour there and its name. Products have several colours, and waits for
+    /// others have stripes.
+    fn legend(self) -> (u32, &'static str, &'static str) {
+        match self {
+            Activity::Product(..) => (0, svg::PRODUCTS[0], "product"),
+            Activity::Special => (1, "#d55e00", "special functions"),
+            Activity::Arithmetic => (2, "#b9a900", "arithmetic"),
+            Activity::Shared => (3, "#56b4e9", "shared memory"),
+            Activity::Global => (4, "#8c6bb1", "global memory"),
+            Activity::Load => (5, "#4d9078", "loads"),
+            Activity::Store => (6, "#7a4f2a", "stores"),
+            Activity::Control => (7, "#666666", "control"),
+            Activity::Wait(Cause::Products) => (8, "#dddddd", "waits for products"),
+            Activity::Wait(Cause::Mbarrier) => (9, "url(#wait)", "waits at an mbarrier"),
+            Activity::Wait(Cause::Barrier) => (10, "url(#stall)", "waits at a barrier"),
+            Activity::Wait(Cause::Copies) => (11, "#e8dccb", "waits for copies"),
+            Activity::Wait(Cause::Results) => (12, "#dbe9f4", "waits for results"),
+        }
+    }
+}
+
 impl fmt::Display for Activity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Activity::Product(ty, n) => return write!(f, "product 64 x {n} x {}", ty.k()),
-            Activity::Special => "special functions",
-            Activity::Arithmetic => "arithmetic",
-            Activity::Shared => "shared memory",
-            Activity::Global => "global memory",
-            Activity::Load => "loads",
-            Activity::Store => "stores",
-            Activity::Control => "control",
-            Activity::Wait(Cause::Products) => "waits for products",
-            Activity::Wait(Cause::Mbarrier) => "waits at an mbarrier",
-            Activity::Wait(Cause::Barrier) => "waits at a barrier",
-            Activity::Wait(Cause::Copies) => "waits for copies",
-            Activity::Wait(Cause::Results) => "waits for results",
-        })
+        let (.., name) = self.legend();
+        if let Activity::Product(ty, n) = self {
+            return write!(f, "{name} 64 x {n} x {}", ty.k());
+        }
+        f.write_str(name)
     }
 }
 

@@ -66,95 +66,42 @@ pub struct TraceRecord {
 
 /// An action of a warp.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each variant's documentation names its fields")]
 pub enum Action {
-    /// Executes `count` instructions, one after the other.
-    Issue {
-        /// The unit that executes them.
-        pipe: Pipe,
-        /// Number of instructions.
-        count: u32,
-    },
-    /// Accesses shared memory.
-    Shared {
-        /// Number of cycles in which the banks are busy.
-        wavefronts: u32,
-        /// Whether it has a result.
-        loads: bool,
-    },
-    /// Accesses global memory.
-    Global {
-        /// Bytes of all lanes.
-        bytes: u32,
-        /// Whether it has a result.
-        loads: bool,
-    },
+    /// Executes `count` instructions in a unit, one after the other.
+    Issue { pipe: Pipe, count: u32 },
+    /// Accesses shared memory, whose banks are busy for `wavefronts` cycles. If it `loads`, it has a result.
+    Shared { wavefronts: u32, loads: bool },
+    /// Accesses global memory, `bytes` bytes over all lanes. If it `loads`, it has a result.
+    Global { bytes: u32, loads: bool },
     /// Reads a result of the accesses so far.
     Use,
-    /// Does its part of a matrix product of 64 x `n` x [`WgmmaType::k`]. The product begins when all warps of its
-    /// warpgroup have come to it.
-    Product {
-        /// The type of its factors.
-        ty: WgmmaType,
-        /// Columns.
-        n: u32,
-        /// Whether A is in registers.
-        a_in_registers: bool,
-    },
+    /// Does its part of a matrix product of 64 x `n` x [`WgmmaType::k`], with A in registers or in shared memory. The
+    /// product begins when all warps of its warpgroup have come to it.
+    Product { ty: WgmmaType, n: u32, a_in_registers: bool },
     /// Commits the group of its products.
     Commit,
     /// Waits until at most `pending` groups of its products are unfinished.
-    Wait {
-        /// Number of groups.
-        pending: u32,
-    },
-    /// Begins a copy from global to shared memory.
-    Load {
-        /// Number of bytes.
-        bytes: u32,
-        /// Gates that it signals when the data are there.
-        signals: Vec<Gate>,
-    },
-    /// Begins a copy from shared to global memory, or an addition.
-    Store {
-        /// Number of bytes.
-        bytes: u32,
-    },
+    Wait { pending: u32 },
+    /// Begins a copy of `bytes` bytes from global to shared memory, which signals gates when the data are there.
+    Load { bytes: u32, signals: Vec<Gate> },
+    /// Begins a copy of `bytes` bytes from shared to global memory, or an addition.
+    Store { bytes: u32 },
     /// Commits the group of its stores.
     StoreCommit,
     /// Waits until at most `pending` groups of its stores are unfinished or, if `read`, still have to read shared
     /// memory.
-    StoreWait {
-        /// Number of groups.
-        pending: u32,
-        /// Whether it is enough that they have read their sources.
-        read: bool,
-    },
-    /// Begins copies of 16 bytes a lane to shared memory (cp.async).
-    CopyAsync {
-        /// Number of bytes.
-        bytes: u32,
-    },
+    StoreWait { pending: u32, read: bool },
+    /// Begins copies of 16 bytes a lane to shared memory (cp.async), `bytes` bytes together.
+    CopyAsync { bytes: u32 },
     /// Commits the group of these copies.
     CopyAsyncCommit,
     /// Waits until at most `pending` groups of these copies are unfinished.
-    CopyAsyncWait {
-        /// Number of groups.
-        pending: u32,
-    },
-    /// Lets these copies signal a gate when they are complete.
-    CopyAsyncSignal {
-        /// The gate.
-        gate: Gate,
-        /// Number of signals: one per lane.
-        count: u32,
-    },
-    /// Signals a gate.
-    Signal {
-        /// The gate.
-        gate: Gate,
-        /// Number of signals: one per lane.
-        count: u32,
-    },
+    CopyAsyncWait { pending: u32 },
+    /// Lets these copies signal a gate `count` times, once per lane, when they are complete.
+    CopyAsyncSignal { gate: Gate, count: u32 },
+    /// Signals a gate `count` times, once per lane.
+    Signal { gate: Gate, count: u32 },
     /// Waits until a gate is complete.
     Await(Gate),
 }
@@ -180,32 +127,16 @@ impl Action {
     }
 }
 
-/// An event that warps wait for. Each is used once.
+/// An event that warps wait for. Each is used once. CTAs are named by their ranks in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "each variant's documentation names its fields")]
 pub enum Gate {
-    /// A phase of the mbarrier at an offset of a CTA's shared memory.
-    Mbarrier {
-        /// The CTA's rank in its cluster.
-        cta: u32,
-        /// Its offset.
-        offset: u32,
-        /// Number of phases before this one.
-        phase: u32,
-    },
-    /// A generation of a CTA's named barrier.
-    Barrier {
-        /// The CTA's rank in its cluster.
-        cta: u32,
-        /// Its hardware number.
-        id: u32,
-        /// Number of generations before this one.
-        generation: u32,
-    },
-    /// A generation of the cluster's barrier.
-    Cluster {
-        /// Number of generations before this one.
-        generation: u32,
-    },
+    /// A phase of the mbarrier at an offset of a CTA's shared memory, after `phase` other phases.
+    Mbarrier { cta: u32, offset: u32, phase: u32 },
+    /// A generation of a CTA's named barrier with hardware number `id`, after `generation` other generations.
+    Barrier { cta: u32, id: u32, generation: u32 },
+    /// A generation of the cluster's barrier, after `generation` other generations.
+    Cluster { generation: u32 },
 }
 
 /// The units that execute instructions; each of the four partitions of an SM has one of each kind.

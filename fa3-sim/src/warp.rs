@@ -13,8 +13,9 @@ use crate::lanes::LaneOrder;
 pub(crate) const ALL: u32 = u32::MAX;
 
 /// Present state of a warp.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
+    #[default]
     Ready,
     /// At `bar.sync` of a barrier's number.
     Barrier(usize),
@@ -50,6 +51,7 @@ pub(crate) struct Pass {
     pub(crate) event: u32,
 }
 
+#[derive(Default)]
 pub(crate) struct Warp {
     pub(crate) code: usize,
     pub(crate) pc: usize,
@@ -114,36 +116,16 @@ impl Warp {
         bundle.generic.raise(component, 1);
         Warp {
             code: index,
-            pc: 0,
             mask: ALL,
             active: ALL,
-            frames: Vec::new(),
             registers,
             valid,
-            state: State::Ready,
-            polling: false,
             component,
             bundle,
-            order: LaneOrder::default(),
-            synced: 0,
-            alone: Vec::new(),
-            claim: None,
-            cluster_release: None,
-            fence_release: None,
-            fenced: None,
-            fenced_on_gpu: None,
-            seen: Bundle::default(),
-            seen_in_cluster: Bundle::default(),
             flight: Flight::new(code),
-            bulk: Vec::new(),
-            copies: CopyAsync::default(),
-            unfenced: Vec::new(),
-            introduced: Vec::new(),
             limit,
-            limits: Vec::new(),
             leader,
-            passes: Vec::new(),
-            cluster_arrival: None,
+            ..Warp::default()
         }
     }
 

@@ -49,7 +49,7 @@ pub enum DqBy {
 /// let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
 /// let forward = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal();
 /// let plan = Plan::new(&BackwardSpec::contiguous(forward).validate()?, &DeviceLimits::h100_sxm())?;
-/// let tiles = plan.dense().ok_or("sequences of one length have numbered tiles")?;
+/// let tiles = plan.dense().ok_or("sequences of one length have a dense plan")?;
 /// assert_eq!(tiles.dkv().num_tiles(), 1024);
 /// println!("{plan}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -66,7 +66,7 @@ pub struct Plan {
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a plan has one of them")]
 pub enum PlanKind {
-    /// By number: all sequences have one length, which the host knows.
+    /// By their index: all sequences have one length, which the host knows.
     Dense(DensePlan),
     /// Through tables in device memory: lengths are data (varlen).
     Varlen(VarlenPlan),
@@ -144,7 +144,7 @@ impl Plan {
         &self.kind
     }
 
-    /// Its tiles, if they are numbered.
+    /// The dense plan, if it is one.
     pub fn dense(&self) -> Option<&DensePlan> {
         match &self.kind {
             PlanKind::Dense(dense) => Some(dense),

@@ -114,12 +114,6 @@ mod tests {
         KvRange { first, unmasked_first, unmasked_end, end: unmasked_end + behind }
     }
 
-    fn checked(range: KvRange<u32>) -> KvRange<Checked> {
-        let [first, unmasked_first, unmasked_end, end] =
-            [range.first, range.unmasked_first, range.unmasked_end, range.end].map(Checked::from);
-        KvRange { first, unmasked_first, unmasked_end, end }
-    }
-
     proptest! {
         /// The splits of a tile contain all of its blocks, in order and with unchanged masking, and do not exceed the
         /// available room.
@@ -140,20 +134,18 @@ mod tests {
             let (mut split, mut parts) = (0, 0);
             for &tile in &tiles {
                 let count = splits.parts(splits.units(tile), size);
-                let count_of_kernel = of_kernel.parts(of_kernel.units(checked(tile)), size.into());
+                let count_of_kernel = of_kernel.parts(of_kernel.units(tile.map(Checked::from)), size.into());
                 prop_assert_eq!(count_of_kernel.0, u64::from(count));
                 prop_assert_eq!(count > 1, is_split(tile.end - tile.first, blocks));
-                if count > 1 {
-                    (split, parts) = (split + 1, parts + count);
-                }
                 if count == 1 {
                     continue;
                 }
+                (split, parts) = (split + 1, parts + count);
                 let mut at = (tile.first, 0);
                 for number in 0..count {
                     let part = part(tile, number, blocks);
-                    let kept = super::part(checked(tile), number.into(), blocks.into());
-                    prop_assert_eq!(kept, checked(part));
+                    let kept = super::part(tile.map(Checked::from), number.into(), blocks.into());
+                    prop_assert_eq!(kept, part.map(Checked::from));
                     prop_assert!(part.first == at.0 && part.end - part.first <= blocks);
                     prop_assert!(part.first < part.end, "an empty part");
                     let unmasked = tile.unmasked_first.max(part.first)..tile.unmasked_end.min(part.end);

@@ -110,6 +110,11 @@ mod tests {
         all.range(BLOCK, keys.lit(heads[0].len() as u32), tile_m)
     }
 
+    fn map<T>(heads: &[Vec<[[i32; 2]; 2]>], f: impl Fn(i32) -> T) -> Vec<Vec<[[T; 2]; 2]>> {
+        let row = |row: &[[i32; 2]; 2]| row.map(|two| two.map(&f));
+        heads.iter().map(|rows| rows.iter().map(row).collect()).collect()
+    }
+
     proptest! {
         #[test]
         fn blocks_see_what_their_rows_see(
@@ -120,19 +125,12 @@ mod tests {
                 .map(|head| rows.iter().map(|row| row[head]).collect()).collect();
             let start = tile * tile_n;
             prop_assume!(start < keys);
-            let as_u32: Vec<Vec<[[u32; 2]; 2]>> =
-                heads.iter().map(|rows| rows.iter().map(|row| row.map(|two| two.map(|x| x as u32))).collect()).collect();
-            let found = range(&as_u32, keys, [start, start + tile_n], FastDiv::new(tile_m));
-            let of_checked: Vec<Vec<[[Checked; 2]; 2]>> =
-                as_u32.iter().map(|rows| rows.iter().map(|row| row.map(|two| two.map(Checked::from))).collect()).collect();
-            let checked = range(
-                &of_checked, keys.into(), [start.into(), (start + tile_n).into()], FastDiv::new(tile_m).map(Checked::from),
-            );
+            let (ends, div) = ([start, start + tile_n], FastDiv::new(tile_m));
+            let found = range(&map(&heads, |x| x as u32), keys, ends, div);
+            let of_checked = map(&heads, |x| Checked::from(x as u32));
+            let checked = range(&of_checked, keys.into(), ends.map(Checked::from), div.map(Checked::from));
             let KvRange { first, unmasked_first, unmasked_end, end } = found;
-            prop_assert_eq!(
-                [checked.first, checked.unmasked_first, checked.unmasked_end, checked.end].map(|x| x.0),
-                [first, unmasked_first, unmasked_end, end].map(u64::from)
-            );
+            prop_assert_eq!(checked, found.map(Checked::from));
             prop_assert!(first <= unmasked_first && unmasked_first <= unmasked_end && unmasked_end <= end);
             let sees = |row: &[[i32; 2]; 2], key: u32| row.iter().any(|of| (of[0]..of[1]).contains(&(key as i32)));
             for block in 0..(rows.len() as u32).div_ceil(tile_m) {

@@ -67,14 +67,14 @@ pub enum PlanError {
          converted to 16 bits"
     )]
     CachePrecision { precision: Precision },
-    #[error("a piece of {keys} keys is not one or several blocks of {block} keys")]
+    #[error("a split of {keys} keys is not one or several blocks of {block} keys")]
     SplitSize { keys: u64, block: u32 },
-    #[error("keys are cut into pieces in tiles of the plan's choice, and a tile is given")]
+    #[error("splits of a fixed size have tiles of the plan's choice, and a tile is given")]
     SplitTile,
-    #[error("{rows} rows of all heads are 2^32 or more, too many for keys in pieces")]
+    #[error("{rows} rows of all heads are 2^32 or more, too many for splits of a fixed size")]
     SplitRows { rows: u128 },
     #[error(
-        "a sequence may have {blocks} blocks of keys in all of its tiles, more than {limit}, to cut into pieces"
+        "a sequence may have {blocks} KV blocks in all of its tiles, more than {limit}, for splits of a fixed size"
     )]
     SplitBlocks { blocks: u64, limit: u32 },
     #[error(
@@ -85,7 +85,7 @@ pub enum PlanError {
     IntervalsScheduler { scheduler: Scheduler },
     #[error(transparent)]
     Unknown(#[from] UnknownFeature),
-    #[error("keys are not cut into pieces: {0}")]
+    #[error("there are no splits of a fixed size: {0}")]
     FixedSizeSplits(UnknownFeature),
     #[error(transparent)]
     Table(#[from] packed::PlanError),

@@ -42,13 +42,13 @@ pub struct PlanOptions {
 /// How CTAs split the keys of a sequence (split-KV).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SplitKeys {
-    /// All CTAs get equally many blocks of keys, where Q has few rows, as in decoding. The last bits of a row's result
+    /// All CTAs get even shares of the KV blocks, where Q has few rows, as in decoding. The last bits of a row's result
     /// then depend on the other sequences and on the number of SMs.
     Even,
-    /// In pieces of a fixed number of keys, whatever the rows of Q. A row's result has the same bits in any batch and
-    /// on any number of SMs.
+    /// Splits have a fixed number of keys, whatever the rows of Q. A row's result has the same bits in any batch and on
+    /// any number of SMs.
     FixedSize {
-        /// Keys per piece, a multiple of the keys of a block.
+        /// Keys per split, a multiple of the keys of a block.
         keys: u64,
     },
 }

@@ -34,7 +34,7 @@ const MOST_COLUMNS: u32 = 256;
 /// let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
 /// let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate()?;
 /// let plan = Plan::new(&problem, &DeviceLimits::h100_sxm())?;
-/// let tiles = plan.dense().ok_or("sequences of one length have numbered tiles")?;
+/// let tiles = plan.dense().ok_or("sequences of one length have a dense plan")?;
 /// let schedule = tiles.schedule();
 /// assert_eq!((schedule.num_tiles(), schedule.grid(), plan.tile().threads()), (1024, 132, 384));
 /// assert_eq!(schedule.scheduler(), Scheduler::DynamicPersistent);
@@ -55,11 +55,11 @@ pub struct Plan {
 /// How a launch finds its tiles.
 #[derive(Clone, Debug)]
 pub enum PlanKind {
-    /// By number: all sequences have one length, which the host knows.
+    /// By their index: all sequences have one length, which the host knows.
     Dense(DensePlan),
     /// Through a table in device memory: lengths are data (varlen).
     Varlen(VarlenPlan),
-    /// As shares or pieces of the keys (split-KV): decoding, where Q has few rows.
+    /// As splits of the keys: decoding, where Q has few rows.
     SplitKv(SplitKvPlan),
 }
 
@@ -157,7 +157,7 @@ impl Plan {
         &self.kind
     }
 
-    /// Its tiles, if they are numbered.
+    /// The dense plan, if it is one.
     pub fn dense(&self) -> Option<&DensePlan> {
         match &self.kind {
             PlanKind::Dense(dense) => Some(dense),

@@ -94,122 +94,60 @@ const FP8: CtaTile = CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), ..BA
 const FP8_WIDE: CtaTile =
     CtaTile { tile_m: 192, consumers: 3, pipeline: Pipeline::Serial, ping_pong: false, ..FP8 };
 
+/// A row for masks, any number of query rows, and sequences with at least `min_seqlen_k` keys.
+const fn row(tile: CtaTile, masks: &'static [MaskClass], min_seqlen_k: u32, why: &'static str) -> TileRow {
+    TileRow { tile, masks, min_seqlen_k, why, ..BASE }
+}
+
+#[rustfmt::skip]
 pub(super) const TABLE: &[TileRow] = &[
-    TileRow {
-        tile: CtaTile { head_dim: 64, head_dim_v: 64, ..WIDE },
-        masks: &[Dense],
-        why: "three warpgroups with full registers; against two of 128 keys +5 % at 512 keys, +25 % at 4096; without turns -5 to -13 %",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 64, head_dim_v: 64, ..WIDE },
-        masks: &[Causal],
-        min_seqlen_k: 1536,
-        why: "as dense: from 2048 keys on 10 to 28 % ahead of two warpgroups",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..BASE.tile },
-        masks: &[Causal],
-        why: "square tiles waste least on the diagonal: below 1536 keys 12 % ahead of 192 rows",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 64, head_dim_v: 64, tile_n: 112, ..WIDE },
-        masks: &[Window],
-        why: "as dense, but a mask with two sides takes registers that 128 keys do not leave",
-        ..BASE
-    },
+    row(CtaTile { head_dim: 64, head_dim_v: 64, ..WIDE }, &[Dense], 0,
+        "three warpgroups with full registers; against two of 128 keys +5 % at 512 keys, +25 % at 4096; without turns -5 to -13 %"),
+    row(CtaTile { head_dim: 64, head_dim_v: 64, ..WIDE }, &[Causal], 1536,
+        "as dense: from 2048 keys on 10 to 28 % ahead of two warpgroups"),
+    row(CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..BASE.tile }, &[Causal], 0,
+        "square tiles waste least on the diagonal: below 1536 keys 12 % ahead of 192 rows"),
+    row(CtaTile { head_dim: 64, head_dim_v: 64, tile_n: 112, ..WIDE }, &[Window], 0,
+        "as dense, but a mask with two sides takes registers that 128 keys do not leave"),
     TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 64, ..BASE.tile }, ..FEW },
     TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 64, ..DECODE.tile }, ..DECODE },
-    TileRow {
-        tile: CtaTile { head_dim: 64, head_dim_v: 256, tile_n: 80, ..BASE.tile },
-        why: "the widest block whose S and P leave registers for O",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 96, head_dim_v: 96, tile_n: 96, ..WIDE },
-        masks: &[Dense, Window],
-        why: "three warpgroups with full registers: 0 to 10 % ahead of 144 keys with P in shared memory, 18 % of two warpgroups",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 96, head_dim_v: 96, tile_n: 96, ..WIDE },
-        masks: &[Causal],
-        min_seqlen_k: 1536,
-        why: "as dense: from 4096 keys on 9 to 19 % ahead of two warpgroups",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 96, head_dim_v: 96, stages: 3, ..BASE.tile },
-        masks: &[Causal],
-        why: "square tiles waste least on the diagonal: at 1024 keys 17 % ahead of 192 rows",
-        ..BASE
-    },
+    row(CtaTile { head_dim: 64, head_dim_v: 256, tile_n: 80, ..BASE.tile }, ANY_MASK, 0,
+        "the widest block whose S and P leave registers for O"),
+    row(CtaTile { head_dim: 96, head_dim_v: 96, tile_n: 96, ..WIDE }, &[Dense, Window], 0,
+        "three warpgroups with full registers: 0 to 10 % ahead of 144 keys with P in shared memory, 18 % of two warpgroups"),
+    row(CtaTile { head_dim: 96, head_dim_v: 96, tile_n: 96, ..WIDE }, &[Causal], 1536,
+        "as dense: from 4096 keys on 9 to 19 % ahead of two warpgroups"),
+    row(CtaTile { head_dim: 96, head_dim_v: 96, stages: 3, ..BASE.tile }, &[Causal], 0,
+        "square tiles waste least on the diagonal: at 1024 keys 17 % ahead of 192 rows"),
     TileRow { tile: CtaTile { head_dim: 96, head_dim_v: 96, ..BASE.tile }, ..FEW },
     TileRow { tile: CtaTile { head_dim: 96, head_dim_v: 96, ..DECODE.tile }, ..DECODE },
-    TileRow {
-        tile: CtaTile { tile_n: 80, ..WIDE },
-        masks: &[Dense],
-        min_seqlen_k: 1536,
-        why: "three warpgroups with full registers: from 2048 keys on 5 to 6 % ahead of two; 64 keys are as good",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { tile_n: 80, ..WIDE },
-        masks: &[Causal],
-        min_seqlen_k: 6144,
-        why: "as dense: from 8192 keys on 4 to 6 % ahead of two warpgroups",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { stages: 3, ..BASE.tile },
-        why: "fewer rows and square tiles waste less where sequences are short; without turns -2 to -9 %",
-        ..BASE
-    },
+    row(CtaTile { tile_n: 80, ..WIDE }, &[Dense], 1536,
+        "three warpgroups with full registers: from 2048 keys on 5 to 6 % ahead of two; 64 keys are as good"),
+    row(CtaTile { tile_n: 80, ..WIDE }, &[Causal], 6144,
+        "as dense: from 8192 keys on 4 to 6 % ahead of two warpgroups"),
+    row(CtaTile { stages: 3, ..BASE.tile }, ANY_MASK, 0,
+        "fewer rows and square tiles waste less where sequences are short; without turns -2 to -9 %"),
     FEW,
     DECODE,
-    TileRow {
-        tile: CtaTile { head_dim: 192, head_dim_v: 128, ..BASE.tile },
-        masks: NOT_WINDOW,
-        why: "the widest block that fits shared memory",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 192, head_dim_v: 128, tile_n: 96, ..BASE.tile },
-        masks: &[Window],
-        why: "narrower blocks waste less at the window's edges",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 192, head_dim_v: 192, tile_n: 96, ..BASE.tile },
-        why: "up to 8 % ahead of 112 keys, the widest block that fits shared memory, and 0 to 7 % of 80",
-        ..BASE
-    },
+    row(CtaTile { head_dim: 192, head_dim_v: 128, ..BASE.tile }, NOT_WINDOW, 0,
+        "the widest block that fits shared memory"),
+    row(CtaTile { head_dim: 192, head_dim_v: 128, tile_n: 96, ..BASE.tile }, &[Window], 0,
+        "narrower blocks waste less at the window's edges"),
+    row(CtaTile { head_dim: 192, head_dim_v: 192, tile_n: 96, ..BASE.tile }, ANY_MASK, 0,
+        "up to 8 % ahead of 112 keys, the widest block that fits shared memory, and 0 to 7 % of 80"),
     TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 128, ..DECODE.tile }, ..DECODE },
     TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 192, tile_n: 112, ..DECODE.tile }, ..DECODE },
-    TileRow {
-        tile: DEEP,
-        masks: &[Dense, Window],
-        why: "1 to 5 % ahead of 80 keys, the widest block that fits shared memory; turns gain up to 2 %",
-        ..BASE
-    },
-    TileRow { tile: DEEP, masks: &[Causal], min_seqlen_k: 768, why: "as dense", ..BASE },
-    TileRow {
-        tile: CtaTile { pipeline: Pipeline::TwoStage, ..DEEP },
-        masks: &[Causal],
-        why: "row maxima often change in a tile's first blocks: at 512 keys 2 % ahead of lazy rescaling, at 1024 2 % behind",
-        ..BASE
-    },
+    row(DEEP, &[Dense, Window], 0,
+        "1 to 5 % ahead of 80 keys, the widest block that fits shared memory; turns gain up to 2 %"),
+    row(DEEP, &[Causal], 768, "as dense"),
+    row(CtaTile { pipeline: Pipeline::TwoStage, ..DEEP }, &[Causal], 0,
+        "row maxima often change in a tile's first blocks: at 512 keys 2 % ahead of lazy rescaling, at 1024 2 % behind"),
     TileRow { tile: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 80, ..DECODE.tile }, ..DECODE },
     HALVES,
     TileRow { tile: CtaTile { head_dim: 576, ..HALVES.tile }, ..HALVES },
     LATENT,
-    TileRow {
-        tile: CtaTile { head_dim_v: 512, tile_m: 64, stages: 2, ping_pong: false, ..LATENT.tile },
-        why: "two warpgroups have the same rows, a half of the columns each (unmeasured)",
-        ..BASE
-    },
+    row(CtaTile { head_dim_v: 512, tile_m: 64, stages: 2, ping_pong: false, ..LATENT.tile }, ANY_MASK, 0,
+        "two warpgroups have the same rows, a half of the columns each (unmeasured)"),
     TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..CONVERTED.tile }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 64, ..CONVERTED_DEEP }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 96, head_dim_v: 96, stages: 3, ..CONVERTED.tile }, ..CONVERTED },
@@ -217,40 +155,16 @@ pub(super) const TABLE: &[TileRow] = &[
     TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 128, ..CONVERTED_64 }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 192, ..CONVERTED_64 }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 256, stages: 2, ..CONVERTED_DEEP }, ..CONVERTED },
-    TileRow {
-        tile: CtaTile { head_dim: 64, head_dim_v: 64, ..FP8_WIDE },
-        masks: &[Dense, Window],
-        why: "three warpgroups hide each other's waits: from 4096 keys on 4 to 10 % ahead of two with overlap",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 64, head_dim_v: 64, ..FP8_WIDE },
-        masks: &[Causal],
-        min_seqlen_k: 6144,
-        why: "as dense: at 16384 keys 7 % ahead of two warpgroups",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..FP8 },
-        masks: &[Causal],
-        why: "square tiles waste least on the diagonal: at 512 keys 18 % ahead of 192 rows, at 4096 5 %",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { tile_n: 96, ..FP8 },
-        masks: &[Window],
-        why: "a mask with two sides takes registers that 128 keys do not leave",
-        ..BASE
-    },
-    TileRow {
-        tile: FP8,
-        masks: NOT_WINDOW,
-        why: "turns gain 4 to 10 % with V in rows; three warpgroups of 96 keys were 15 % slower at 512, measured without turns",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 256, head_dim_v: 256, pipeline: Pipeline::Serial, ..FP8 },
-        why: "all that fits; turns and PV in halves: -3 to +4 %, and no spilled registers",
-        ..BASE
-    },
+    row(CtaTile { head_dim: 64, head_dim_v: 64, ..FP8_WIDE }, &[Dense, Window], 0,
+        "three warpgroups hide each other's waits: from 4096 keys on 4 to 10 % ahead of two with overlap"),
+    row(CtaTile { head_dim: 64, head_dim_v: 64, ..FP8_WIDE }, &[Causal], 6144,
+        "as dense: at 16384 keys 7 % ahead of two warpgroups"),
+    row(CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..FP8 }, &[Causal], 0,
+        "square tiles waste least on the diagonal: at 512 keys 18 % ahead of 192 rows, at 4096 5 %"),
+    row(CtaTile { tile_n: 96, ..FP8 }, &[Window], 0,
+        "a mask with two sides takes registers that 128 keys do not leave"),
+    row(FP8, NOT_WINDOW, 0,
+        "turns gain 4 to 10 % with V in rows; three warpgroups of 96 keys were 15 % slower at 512, measured without turns"),
+    row(CtaTile { head_dim: 256, head_dim_v: 256, pipeline: Pipeline::Serial, ..FP8 }, ANY_MASK, 0,
+        "all that fits; turns and PV in halves: -3 to +4 %, and no spilled registers"),
 ];

@@ -1,6 +1,6 @@
 //! The plan of a varlen table: all that the host decides without lengths.
 
-use fa3_types::{Mask, Sequences};
+use fa3_types::{Mask, Problem, Sequences};
 
 use super::{CHUNK, Cut, HEADER, SequenceRecord};
 
@@ -45,12 +45,15 @@ impl Side {
 
     /// Sequences of a tensor with `rows` rows per batch entry.
     pub fn of(sequences: Sequences, rows: usize) -> Side {
-        let arrays = Arrays {
-            cu_seqlens: sequences.is_packed(),
-            seqused: sequences.has_used(),
-            leftpad: sequences.has_leftpad(),
-        };
+        let [cu_seqlens, seqused] = [sequences.is_packed(), sequences.has_used()];
+        let arrays = Arrays { cu_seqlens, seqused, leftpad: sequences.has_leftpad() };
         Side { rows: sequences.capacity(rows), arrays }
+    }
+
+    /// The rows of Q, and of K and V.
+    pub fn both(problem: &Problem) -> [Side; 2] {
+        let sides = [(problem.seqs_q(), problem.q()), (problem.seqs_k(), problem.k())];
+        sides.map(|(sequences, tensor)| Side::of(sequences, tensor.shape.seqlen))
     }
 
     /// This side with a `seqused` array.

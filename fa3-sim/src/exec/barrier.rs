@@ -59,7 +59,7 @@ impl Machine<'_> {
             BarrierRef::Computed { id, threads } => {
                 let ids = self.operand(at, id);
                 if ids.iter().any(|&id| id != ids[0]) {
-                    self.find(Rule::Uniform, at, "lanes differ in the number of a barrier".to_owned());
+                    self.find(Rule::Uniform, at, "lanes differ in the number of a barrier");
                 }
                 (ids[0] as usize, threads)
             }

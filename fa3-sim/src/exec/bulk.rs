@@ -147,9 +147,8 @@ impl Machine<'_> {
     /// Lets the copies of groups up to `upto` read their sources.
     fn read_copies(&mut self, at: At, lane: usize, upto: u32) {
         let cta = &mut self.clusters[at.cluster].ctas[at.cta];
-        let Some(thread) = cta.warps[at.warp].bulk.iter_mut().find(|thread| thread.lane == lane) else {
-            return;
-        };
+        let mut threads = cta.warps[at.warp].bulk.iter_mut();
+        let Some(thread) = threads.find(|thread| thread.lane == lane) else { return };
         let unread = thread.copies.iter_mut().filter(|copy| copy.group <= upto && copy.data.is_none());
         for copy in unread {
             let bytes: u32 = copy.pieces.iter().map(|piece| piece.bytes).sum();
@@ -157,9 +156,9 @@ impl Machine<'_> {
             for piece in &copy.pieces {
                 each_chunk(copy.source, piece, copy.swizzle, |offset, range| {
                     let start = piece.shared as usize + range.start;
-                    if cta.shared.contains(offset, range.len() as u32) {
-                        data[start..start + range.len()]
-                            .copy_from_slice(cta.shared.read(offset, range.len() as u32));
+                    let bytes = range.len() as u32;
+                    if cta.shared.contains(offset, bytes) {
+                        data[start..start + range.len()].copy_from_slice(cta.shared.read(offset, bytes));
                     }
                 });
             }
@@ -174,9 +173,8 @@ impl Machine<'_> {
             if thread.copies.front().is_none_or(|copy| copy.group > upto) {
                 return;
             }
-            let Some(BulkCopy { pieces, add, data: Some(data), .. }) = thread.copies.pop_front() else {
-                return;
-            };
+            let copy = thread.copies.pop_front();
+            let Some(BulkCopy { pieces, add, data: Some(data), .. }) = copy else { return };
             self.progress += 1;
             if self.mode == Mode::Skeleton {
                 continue;

@@ -12,7 +12,7 @@ use crate::rule::Rule;
 use crate::shadow::{Access, Kind, Origin};
 use crate::shared::map;
 use crate::trace::{Action, Gate};
-use crate::warp::{State, each};
+use crate::warp::{State, Warp, each};
 
 impl Machine<'_> {
     pub(super) fn cluster(&mut self, at: At, inst: &ClusterInst, active: u32) -> Flow {
@@ -47,14 +47,14 @@ impl Machine<'_> {
         let Some(place) = self.resolve_in_cluster(at, to, 4, 4, Rule::Bounds) else { return };
         let Some(signal) = self.resolve_in_cluster(at, mbarrier, 8, 8, Rule::M1) else { return };
         if signal.cta != place.cta {
-            return self.find(Rule::Bounds, at, "a store signals an mbarrier of another cta".to_owned());
+            return self.find(Rule::Bounds, at, "a store signals an mbarrier of another cta");
         }
         if !self.use_mbarrier(at, signal, true) {
             return;
         }
         let (event, issuer) = (self.event(at), (self.warp(at).component, Lane::of(lane)));
         let released = self.released(at);
-        let Some(known) = self.clusters[at.cluster].ctas[signal.cta].mbarrier(signal.offset) else { return };
+        let Some(known) = self.clusters[at.cluster].mbarrier(signal) else { return };
         let (phase, component) = (known.issue(issuer.0, 4), known.component);
         let access = self.load_access(at.cluster, (component, phase), event, Kind::Write, issuer);
         self.access_shared(at, place, 4, Access { origin: Origin::StoreAsync, ..access });
@@ -86,11 +86,7 @@ impl Machine<'_> {
         self.progress += 1;
         let generation = self.clusters[at.cluster].barrier.generation;
         if self.warp(at).cluster_arrival.replace(generation) == Some(generation) {
-            self.find(
-                Rule::B2,
-                at,
-                "a warp arrives at the cluster's barrier again without waiting".to_owned(),
-            );
+            self.find(Rule::B2, at, "a warp arrives at the cluster's barrier again without waiting");
             return;
         }
         self.trace(at, Action::Signal { gate: Gate::Cluster { generation }, count: 1 });
@@ -116,17 +112,15 @@ impl Machine<'_> {
     pub(super) fn complete_cluster_barrier(&mut self, cluster: usize) {
         let cluster = &mut self.clusters[cluster];
         let generation = cluster.barrier.generation;
-        let warps = || cluster.ctas.iter().flat_map(|cta| &cta.warps);
-        let missing =
-            warps().any(|warp| warp.state != State::Exited && warp.cluster_arrival != Some(generation));
-        if missing || cluster.barrier.arrived == 0 {
+        let misses = |warp: &Warp| warp.state != State::Exited && warp.cluster_arrival != Some(generation);
+        if cluster.warps().any(misses) || cluster.barrier.arrived == 0 {
             return;
         }
         let barrier = &mut cluster.barrier;
         barrier.generation += 1;
         barrier.arrived = 0;
         barrier.complete = barrier.collected.clone();
-        for warp in cluster.ctas.iter_mut().flat_map(|cta| &mut cta.warps) {
+        for warp in cluster.warps_mut() {
             if warp.state == State::Cluster {
                 warp.state = State::Ready;
             }
@@ -135,11 +129,7 @@ impl Machine<'_> {
 
     fn cluster_wait(&mut self, at: At) -> Flow {
         let Some(arrival) = self.warp(at).cluster_arrival else {
-            self.find(
-                Rule::B1,
-                at,
-                "a warp waits at the cluster's barrier without having arrived".to_owned(),
-            );
+            self.find(Rule::B1, at, "a warp waits at the cluster's barrier without having arrived");
             return Flow::Next;
         };
         if self.clusters[at.cluster].barrier.generation <= arrival {

@@ -36,11 +36,8 @@ impl Machine<'_> {
             if valid > 0 {
                 let Some(from) = self.locate(at, sources[lane], valid, 1) else { continue };
                 if !sources[lane].is_multiple_of(16) {
-                    self.find(
-                        Rule::Bounds,
-                        at,
-                        format!("global address {:#x} is not aligned to 16", sources[lane]),
-                    );
+                    let address = sources[lane];
+                    self.find(Rule::Bounds, at, format!("global address {address:#x} is not aligned to 16"));
                     continue;
                 }
                 self.need_global(at, from, valid);

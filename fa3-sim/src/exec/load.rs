@@ -76,7 +76,7 @@ impl Machine<'_> {
             return None;
         }
         let issuer = self.warp(at).component;
-        let mbarrier = self.clusters[at.cluster].ctas[signal.cta].mbarrier(signal.offset)?;
+        let mbarrier = self.clusters[at.cluster].mbarrier(signal)?;
         let (phase, component) = (mbarrier.issue(issuer, bytes), mbarrier.component);
         let by = (issuer, Lane::of(lane));
         let access = self.load_access(at.cluster, (component, phase), event, Kind::Write, by);

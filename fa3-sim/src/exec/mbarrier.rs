@@ -41,10 +41,8 @@ impl Machine<'_> {
                 let bytes = self.operand(at, bytes);
                 self.each_mbarrier(at, addr, active, |machine, place, lane| {
                     if machine.use_mbarrier(at, place, false) {
-                        let cta = &mut machine.clusters[at.cluster].ctas[place.cta];
-                        let expected = cta
-                            .mbarrier(place.offset)
-                            .map_or(Ok(()), |mbarrier| mbarrier.expect(bytes[lane]));
+                        let mbarrier = machine.clusters[at.cluster].mbarrier(place);
+                        let expected = mbarrier.map_or(Ok(()), |mbarrier| mbarrier.expect(bytes[lane]));
                         let event = machine.event(at);
                         machine.changed(at.cluster, place, expected.map(|()| Change::Nothing), event);
                     }
@@ -94,8 +92,7 @@ impl Machine<'_> {
 
     fn init(&mut self, at: At, place: SharedPlace, lane: usize, arrivals: u32) {
         let access = self.generic(at, Kind::Write).of(lane);
-        let alive = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset).is_some();
-        if alive {
+        if self.clusters[at.cluster].mbarrier(place).is_some() {
             let what = format!("the mbarrier at {} is initialised again", self.region_at(place.offset));
             return self.find(Rule::M1, at, what);
         }
@@ -123,7 +120,7 @@ impl Machine<'_> {
         if mbarriers.any(|mbarrier| mbarrier.offset == place.offset && !known(mbarrier)) {
             let what =
                 "an mbarrier ends that copies may still signal: no wait has shown their phase complete";
-            self.find(Rule::M1, at, what.to_owned());
+            self.find(Rule::M1, at, what);
         }
         let cta = &mut self.clusters[at.cluster].ctas[place.cta];
         cta.mbarriers.retain(|mbarrier| mbarrier.offset != place.offset);
@@ -133,7 +130,7 @@ impl Machine<'_> {
     /// Checks that the warp, or a copy that it issues, may use an mbarrier. Returns whether there is one.
     pub(super) fn use_mbarrier(&mut self, at: At, place: SharedPlace, by_copy: bool) -> bool {
         let id = self.clusters[at.cluster].id;
-        let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) else {
+        let Some(mbarrier) = self.clusters[at.cluster].mbarrier(place) else {
             let region = self.region_at(place.offset);
             self.find(Rule::M1, at, format!("there is no mbarrier at {region}"));
             return false;
@@ -143,7 +140,7 @@ impl Machine<'_> {
         let warp = self.warp(at);
         let others = initialiser != warp.component || by_copy;
         if others && !warp.bundle.generic.knows(id, initialised) {
-            if let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) {
+            if let Some(mbarrier) = self.clusters[at.cluster].mbarrier(place) {
                 // Known to all from now on, so that it is reported once.
                 mbarrier.initialised.value = 0;
             }
@@ -169,7 +166,7 @@ impl Machine<'_> {
         self.trace_arrival(at, place);
         let (event, bundle) = (self.event(at), self.released(at));
         self.arrive_for_lanes(at, place, lane);
-        let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) else { return };
+        let Some(mbarrier) = self.clusters[at.cluster].mbarrier(place) else { return };
         let expected = bytes.map_or(Ok(()), |bytes| mbarrier.expect(bytes));
         if place.cta == at.cta {
             mbarrier.collected.join(&bundle);
@@ -186,22 +183,20 @@ impl Machine<'_> {
     /// Orders everything that a lane has done before anything that lanes of its warp do after a wait for this phase.
     fn arrive_for_lanes(&mut self, at: At, place: SharedPlace, lane: usize) {
         let event = self.log.len() as u32;
-        let mbarrier = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset);
-        let Some((component, phase)) = mbarrier.map(|mbarrier| (mbarrier.component, mbarrier.phase)) else {
-            return;
-        };
+        let Some(mbarrier) = self.clusters[at.cluster].mbarrier(place) else { return };
+        let (component, phase) = (mbarrier.component, mbarrier.phase);
         self.warp(at).order.arrive(lane, component, phase, event);
     }
 
     /// Rule M4.
     fn check_observed(&mut self, at: At, place: SharedPlace) {
-        let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) else { return };
+        let Some(mbarrier) = self.clusters[at.cluster].mbarrier(place) else { return };
         if !std::mem::replace(&mut mbarrier.observed, true) {
             let phase = mbarrier.phase;
             let region = self.region_at(place.offset);
+            let before = phase - 1;
             let what = format!(
-                "an arrival at phase {phase} of {region}, phase {} of which no thread has seen complete",
-                phase - 1
+                "an arrival at phase {phase} of {region}, phase {before} of which no thread has seen complete"
             );
             self.find(Rule::M4, at, what);
         }
@@ -217,14 +212,16 @@ impl Machine<'_> {
     ) {
         self.progress += 1;
         match change {
-            Err(Excess::Arrivals { given, pending }) => {
+            Err(excess) => {
                 let region = self.region_at(place.offset);
-                let what = format!("{given} arrivals at {region}, whose phase misses {pending}");
-                self.find_event(Rule::M2, event, what);
-            }
-            Err(Excess::Bytes { bytes }) => {
-                let region = self.region_at(place.offset);
-                let what = format!("the phase of {region} misses {bytes} bytes, more than 2^20 - 1");
+                let what = match excess {
+                    Excess::Arrivals { given, pending } => {
+                        format!("{given} arrivals at {region}, whose phase misses {pending}")
+                    }
+                    Excess::Bytes { bytes } => {
+                        format!("the phase of {region} misses {bytes} bytes, more than 2^20 - 1")
+                    }
+                };
                 self.find_event(Rule::M2, event, what);
             }
             Ok(Change::Nothing) => {}
@@ -290,9 +287,7 @@ impl Machine<'_> {
         if !self.use_mbarrier(at, place, false) {
             return true;
         }
-        let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) else {
-            return true;
-        };
+        let Some(mbarrier) = self.clusters[at.cluster].mbarrier(place) else { return true };
         if !mbarrier.passes(parity) {
             return false;
         }
@@ -308,10 +303,8 @@ impl Machine<'_> {
         self.trace_pass(at, place);
         if phase - 1 != intended {
             let region = self.region_at(place.offset);
-            let what = format!(
-                "a wait at {region} for phase {intended} passes by the parity of phase {}",
-                phase - 1
-            );
+            let by = phase - 1;
+            let what = format!("a wait at {region} for phase {intended} passes by the parity of phase {by}");
             self.find(Rule::M3, at, what);
         }
         true
@@ -360,7 +353,7 @@ impl Machine<'_> {
 
     /// Lets a copy that was issued in phase `issued` of an mbarrier signal it.
     pub(super) fn signal(&mut self, cluster: usize, place: SharedPlace, bytes: u32, issued: u32, event: u32) {
-        let Some(mbarrier) = self.clusters[cluster].ctas[place.cta].mbarrier(place.offset) else { return };
+        let Some(mbarrier) = self.clusters[cluster].mbarrier(place) else { return };
         let change = mbarrier.complete_bytes(bytes, issued);
         self.changed(cluster, place, change, event);
     }

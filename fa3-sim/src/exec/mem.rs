@@ -10,7 +10,7 @@ use crate::data::float::canonical;
 use crate::machine::{At, Machine};
 use crate::memory::{GlobalPlace, state};
 use crate::rule::Rule;
-use crate::shadow::Kind;
+use crate::shadow::{Access, Kind};
 use crate::warp::each;
 
 /// The place in memory that a lane accesses.
@@ -128,6 +128,13 @@ impl<'a> Machine<'a> {
         }
     }
 
+    fn access(&mut self, at: At, place: MemPlace, bytes: u32, access: Access) {
+        match place {
+            MemPlace::Shared(place) => self.access_shared(at, place, bytes, access),
+            MemPlace::Global(place, _) => self.access_global(at, place, bytes, access),
+        }
+    }
+
     fn load(&mut self, at: At, dst: &[Value], ty: Ty, addr: Address, cache: Cache, active: u32) {
         let (size, bytes) = (ty.bytes(), ty.bytes() * dst.len() as u32);
         let places = self.places(at, addr, active, bytes);
@@ -136,15 +143,10 @@ impl<'a> Machine<'a> {
         for lane in each(active) {
             let Some(place) = places[lane] else { continue };
             self.need_bytes(at, place, bytes);
-            match place {
-                MemPlace::Shared(place) => self.access_shared(at, place, bytes, access.of(lane)),
-                MemPlace::Global(place, _) => {
-                    if cache == Cache::ReadOnly {
-                        self.need_unwritten(at, place, bytes);
-                    }
-                    self.access_global(at, place, bytes, access.of(lane));
-                }
+            if let (MemPlace::Global(place, _), Cache::ReadOnly) = (place, cache) {
+                self.need_unwritten(at, place, bytes);
             }
+            self.access(at, place, bytes, access.of(lane));
             let data = self.peek(at, place, bytes);
             for (index, part) in data.chunks_exact(size as usize).enumerate() {
                 let mut bits = [0; 8];
@@ -162,7 +164,7 @@ impl<'a> Machine<'a> {
         let states = &self.memory.allocations[place.allocation].state;
         let written = |byte: &u8| byte & (state::WRITTEN | state::REDUCED) != 0;
         if states[place.offset..place.offset + bytes as usize].iter().any(written) {
-            self.find(Rule::Race, at, "a read-only load of bytes that the kernel writes".to_owned());
+            self.find(Rule::Race, at, "a read-only load of bytes that the kernel writes");
         }
     }
 
@@ -181,10 +183,7 @@ impl<'a> Machine<'a> {
         self.same_place(at, &places, &data, bytes as usize);
         for lane in each(active) {
             let Some(place) = places[lane] else { continue };
-            match place {
-                MemPlace::Shared(place) => self.access_shared(at, place, bytes, access.of(lane)),
-                MemPlace::Global(place, _) => self.access_global(at, place, bytes, access.of(lane)),
-            }
+            self.access(at, place, bytes, access.of(lane));
             self.poke(at, place, &data[lane][..bytes as usize]);
         }
     }
@@ -222,10 +221,10 @@ impl<'a> Machine<'a> {
         let access = self.generic(at, Kind::StrongRead);
         let mut lanes = [0; 32];
         for lane in each(active) {
-            let Some(MemPlace::Global(place, address)) = places[lane] else { continue };
-            self.need_global(at, place, 4);
-            self.access_global(at, place, 4, access.of(lane));
-            lanes[lane] = self.word(at, MemPlace::Global(place, address)).into();
+            let Some(place @ MemPlace::Global(_, address)) = places[lane] else { continue };
+            self.need_bytes(at, place, 4);
+            self.access(at, place, 4, access.of(lane));
+            lanes[lane] = self.word(at, place).into();
             let id = self.clusters[at.cluster].id;
             if let Some(flag) = self.flags.get(&(None, 0, address)) {
                 flag.acquire(id, &mut self.clusters[at.cluster].ctas[at.cta].warps[at.warp].bundle);
@@ -244,9 +243,9 @@ impl<'a> Machine<'a> {
         let places = self.places(at, Address::Global(addr), active, 4);
         let access = self.generic(at, Kind::Strong);
         for lane in each(active) {
-            let Some(MemPlace::Global(place, address)) = places[lane] else { continue };
-            self.access_global(at, place, 4, access.of(lane));
-            self.poke(at, MemPlace::Global(place, address), &(lanes[lane] as u32).to_le_bytes());
+            let Some(place @ MemPlace::Global(_, address)) = places[lane] else { continue };
+            self.access(at, place, 4, access.of(lane));
+            self.poke(at, place, &(lanes[lane] as u32).to_le_bytes());
             self.flags.remove(&(None, 0, address));
         }
         self.release(at, addr, active);
@@ -283,15 +282,10 @@ impl<'a> Machine<'a> {
         for lane in each(active) {
             let Some(place) = places[lane] else { continue };
             self.need_bytes(at, place, 4);
+            self.access(at, place, 4, access.of(lane));
             let key = match place {
-                MemPlace::Shared(place) => {
-                    self.access_shared(at, place, 4, access.of(lane));
-                    (Some(id), place.cta, place.offset.into())
-                }
-                MemPlace::Global(place, address) => {
-                    self.access_global(at, place, 4, access.of(lane));
-                    (None, 0, address)
-                }
+                MemPlace::Shared(place) => (Some(id), place.cta, place.offset.into()),
+                MemPlace::Global(_, address) => (None, 0, address),
             };
             let old = self.word(at, place);
             before[lane] = old.into();
@@ -330,13 +324,8 @@ fn apply(op: AtomicOp, flush: bool, old: u32, src: u32) -> u32 {
             float(sum.to_bits()).to_bits()
         }
         AtomicOp::MaxU32 => old.max(src),
-        AtomicOp::IncU32 => {
-            if old >= src {
-                0
-            } else {
-                old + 1
-            }
-        }
+        AtomicOp::IncU32 if old < src => old + 1,
+        AtomicOp::IncU32 => 0,
         AtomicOp::ExchangeB32 => src,
     }
 }

@@ -47,7 +47,7 @@ impl Machine<'_> {
             }
             MiscInst::LaunchDependents => {}
             MiscInst::Trap => {
-                self.find(Rule::Trap, at, "the kernel traps".to_owned());
+                self.find(Rule::Trap, at, "the kernel traps");
                 self.exit_now(at);
                 return Flow::Stay;
             }
@@ -155,11 +155,8 @@ impl Machine<'_> {
         let unknown = cta.visits.iter().find(|(visit, end)| !knows(visit.epoch) && !knows(*end)).copied();
         if let Some((visit, _)) = unknown {
             let number = cta.number;
-            self.find_event(
-                Rule::T5,
-                visit.event,
-                format!("cta {number} may have exited when its shared memory is used"),
-            );
+            let what = format!("cta {number} may have exited when its shared memory is used");
+            self.find_event(Rule::T5, visit.event, what);
         }
     }
 }

@@ -80,11 +80,8 @@ impl Machine<'_> {
         };
         let end = offset.saturating_add(bytes.max(1) - 1);
         if !self.program.is_in_a_region(offset) || !self.program.is_in_a_region(end) {
-            self.find(
-                Rule::Bounds,
-                at,
-                format!("shared bytes {offset} to {} lie in no region", offset + bytes),
-            );
+            let end = offset + bytes;
+            self.find(Rule::Bounds, at, format!("shared bytes {offset} to {end} lie in no region"));
             return None;
         }
         if !offset.is_multiple_of(align) {
@@ -101,11 +98,8 @@ impl Machine<'_> {
         if access.origin != Origin::Product
             && self.clusters[at.cluster].ctas[cta].shared.holds_mbarrier(offset, bytes)
         {
-            self.find(
-                Rule::M1,
-                at,
-                format!("bytes {offset} to {} hold an mbarrier that lives", offset + bytes),
-            );
+            let end = offset + bytes;
+            self.find(Rule::M1, at, format!("bytes {offset} to {end} hold an mbarrier that lives"));
         }
         let (shared, warp) = self.shared_and_warp(at, cta);
         let after = Machine::after(id, warp, access.origin, Space::Shared);
@@ -204,16 +198,15 @@ impl Machine<'_> {
     pub(crate) fn need_shared(&mut self, at: At, SharedPlace { cta, offset }: SharedPlace, bytes: u32) {
         let shared = &self.clusters[at.cluster].ctas[cta].shared;
         if !shared.is_valid(offset, bytes) {
-            let region = self.region_at(offset);
+            let (region, end) = (self.region_at(offset), offset + bytes);
             if region.is_empty() {
-                let what = format!("shared bytes {offset} to {} lie in no region", offset + bytes);
-                return self.find(Rule::Bounds, at, what);
+                return self.find(
+                    Rule::Bounds,
+                    at,
+                    format!("shared bytes {offset} to {end} lie in no region"),
+                );
             }
-            self.find(
-                Rule::I1,
-                at,
-                format!("shared bytes {offset} to {} ({region}) hold nothing", offset + bytes),
-            );
+            self.find(Rule::I1, at, format!("shared bytes {offset} to {end} ({region}) hold nothing"));
         }
     }
 

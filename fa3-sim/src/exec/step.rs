@@ -119,7 +119,7 @@ impl<'a> Machine<'a> {
     pub(crate) fn need(&mut self, at: At, slot: u32, mask: u32) {
         if !self.warp(at).defined(slot, mask) {
             self.warp(at).define(slot);
-            self.find(Rule::I1, at, "a register is read that holds nothing in this lane".to_owned());
+            self.find(Rule::I1, at, "a register is read that holds nothing in this lane");
         }
     }
 
@@ -134,7 +134,7 @@ impl<'a> Machine<'a> {
             } else {
                 "a register is accessed that a product under way uses"
             };
-            self.find(rule, at, what.to_owned());
+            self.find(rule, at, what);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Copies by the tensor memory accelerator: the bytes that they move.
 
-use fa3_ir::{ArgValue, BoxShape, Operand, ParamKind, TensorMap, TensorView, TmaInst};
+use fa3_ir::{ArgValue, BoxShape, Elem, Operand, ParamKind, Swizzle, TensorMap, TensorView, TmaInst};
 
 use crate::copies::Piece;
 use crate::machine::{At, Machine};
@@ -14,15 +14,8 @@ impl<'a> Machine<'a> {
                 let Some((shape, view)) = self.tensor_map(at, *map) else { return };
                 for lane in each(active) {
                     let coords = self.coords(at, &shape, coords, lane);
-                    let pieces = pieces(&shape, view, &coords);
-                    self.load_copy(
-                        at,
-                        lane,
-                        *dst,
-                        *mbarrier,
-                        options,
-                        (pieces, shape.swizzle, shape.align()),
-                    );
+                    let source = (pieces(&shape, view, &coords), shape.swizzle, shape.align());
+                    self.load_copy(at, lane, *dst, *mbarrier, options, source);
                 }
             }
             TmaInst::Store { map, coords, src } | TmaInst::ReduceAdd { map, coords, src } => {
@@ -42,23 +35,16 @@ impl<'a> Machine<'a> {
                 let (from, bytes) = (self.global_addresses(at, *src), self.operand(at, *bytes));
                 for lane in each(active) {
                     if let Some(pieces) = self.flat(at, from[lane], bytes[lane]) {
-                        self.load_copy(
-                            at,
-                            lane,
-                            *dst,
-                            *mbarrier,
-                            options,
-                            (pieces, fa3_ir::Swizzle::None, 16),
-                        );
+                        self.load_copy(at, lane, *dst, *mbarrier, options, (pieces, Swizzle::None, 16));
                     }
                 }
             }
             TmaInst::BulkStore { dst, src, bytes } | TmaInst::BulkReduceAddF32 { dst, src, bytes } => {
                 let (to, bytes) = (self.global_addresses(at, *dst), self.operand(at, *bytes));
-                let add = matches!(inst, TmaInst::BulkReduceAddF32 { .. }).then_some(fa3_ir::Elem::F32);
+                let add = matches!(inst, TmaInst::BulkReduceAddF32 { .. }).then_some(Elem::F32);
                 for lane in each(active) {
                     if let Some(pieces) = self.flat(at, to[lane], bytes[lane]) {
-                        self.bulk_copy(at, lane, *src, add, (pieces, fa3_ir::Swizzle::None, 16));
+                        self.bulk_copy(at, lane, *src, add, (pieces, Swizzle::None, 16));
                     }
                 }
             }
@@ -76,11 +62,8 @@ impl<'a> Machine<'a> {
         let elements: u64 = shape.dims().iter().map(|&dim| u64::from(dim)).product();
         let bytes = elements * u64::from(shape.elem.bytes());
         if bytes > self.program.kernel.smem.bytes().into() {
-            self.find(
-                Rule::Bounds,
-                at,
-                format!("a box of {bytes} bytes is more than the kernel's shared memory"),
-            );
+            let what = format!("a box of {bytes} bytes is more than the kernel's shared memory");
+            self.find(Rule::Bounds, at, what);
             return None;
         }
         Some((shape, view))

@@ -116,12 +116,7 @@ fn shuffle(mode: ShflMode, own: usize, given: u32) -> usize {
         ShflMode::Idx => given,
         ShflMode::Bfly => own ^ given,
         ShflMode::Up => own.checked_sub(given).unwrap_or(own),
-        ShflMode::Down => {
-            if own + given < 32 {
-                own + given
-            } else {
-                own
-            }
-        }
+        ShflMode::Down if own + given < 32 => own + given,
+        ShflMode::Down => own,
     }
 }

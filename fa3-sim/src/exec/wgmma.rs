@@ -57,9 +57,8 @@ impl<'a> Machine<'a> {
         flight.sequence += 1;
         let step = WarpgroupStep { pc: self.warp(at).pc, operands };
         let cta = self.cta(at);
-        let first = 4 * (at.warp / 4);
-        let warps = &cta.warps[first..cta.warps.len().min(first + 4)];
-        let done_by_all = warps.iter().map(|warp| warp.flight.sequence).min().unwrap_or(0);
+        let done_by_all =
+            cta.warpgroup_of(at.warp).iter().map(|warp| warp.flight.sequence).min().unwrap_or(0);
         let log = &mut cta.warpgroups[at.warp / 4];
         let other = log.steps.get(index - log.forgotten).copied();
         if other.is_none() {
@@ -88,20 +87,16 @@ impl<'a> Machine<'a> {
         let cta = self.cta(at);
         let log = &cta.warpgroups[at.warp / 4];
         let (done, all) = (cta.warps[at.warp].flight.sequence, log.forgotten + log.steps.len());
-        let first = 4 * (at.warp / 4);
-        let warps = &cta.warps[first..cta.warps.len().min(first + 4)];
+        let warps = cta.warpgroup_of(at.warp);
         let over = warps.iter().all(|warp| warp.state == crate::warp::State::Exited);
         let differ = warps.iter().any(|warp| warp.flight.sequence != all);
         let limits = warps.iter().any(|warp| warp.limits != warps[0].limits);
         if over && differ {
-            self.find(
-                Rule::W7,
-                at,
-                format!("one warp executes {done} warpgroup instructions, another {all}"),
-            );
+            let what = format!("one warp executes {done} warpgroup instructions, another {all}");
+            self.find(Rule::W7, at, what);
         }
         if over && limits {
-            self.find(Rule::R1, at, "setmaxnreg is not the same in the four warps of a warpgroup".to_owned());
+            self.find(Rule::R1, at, "setmaxnreg is not the same in the four warps of a warpgroup");
         }
     }
 
@@ -167,7 +162,7 @@ impl<'a> Machine<'a> {
         self.need(at, code.slot(pred), ALL);
         let lanes = *self.warp(at).value(code, pred);
         if lanes.iter().any(|&lane| lane != lanes[0]) {
-            self.find(Rule::Uniform, at, "lanes differ in whether the product accumulates".to_owned());
+            self.find(Rule::Uniform, at, "lanes differ in whether the product accumulates");
         }
         lanes[0] == 1
     }
@@ -179,7 +174,7 @@ impl<'a> Machine<'a> {
         }
         let lanes = self.warp(at).operand(code, desc);
         if lanes.iter().any(|&lane| lane != lanes[0]) {
-            self.find(Rule::W7, at, "lanes differ in a matrix descriptor".to_owned());
+            self.find(Rule::W7, at, "lanes differ in a matrix descriptor");
         }
         lanes[0]
     }
@@ -208,7 +203,7 @@ impl<'a> Machine<'a> {
             } else {
                 "a product under way uses the same register in another way"
             };
-            self.find(rule, at, what.to_owned());
+            self.find(rule, at, what);
         }
     }
 
@@ -233,10 +228,9 @@ impl<'a> Machine<'a> {
         let size = self.cta(at).shared.bytes.len() as u32;
         if let Some(&chunk) = chunks.iter().find(|&&chunk| chunk > size.saturating_sub(CHUNK)) {
             let offset = i64::from(chunk.cast_signed());
-            let what = format!(
-                "an operand's bytes {offset} to {} are outside the {size} of shared memory",
-                offset + 16
-            );
+            let end = offset + 16;
+            let what =
+                format!("an operand's bytes {offset} to {end} are outside the {size} of shared memory");
             return self.find(Rule::W8, at, what);
         }
         self.access_operand(at, &chunks, CHUNK, access);

@@ -10,17 +10,11 @@ pub(super) fn write(timeline: &Timeline) -> String {
     ctas.dedup();
     for cta in ctas {
         events.push(named("process_name", cta, 0, format!("{}, cta {cta}", timeline.kernel)));
-        let roles = timeline
-            .roles
-            .iter()
-            .filter(|track| track.cta == cta)
-            .map(|track| (track.name.clone(), &track.spans));
-        let engines = timeline
-            .engines
-            .iter()
-            .filter(|track| track.cta == cta)
-            .map(|track| (track.engine.to_string(), &track.spans));
-        for (thread, (name, spans)) in roles.chain(engines).enumerate() {
+        let roles = timeline.roles.iter().map(|track| (track.cta, track.name.clone(), &track.spans));
+        let engines =
+            timeline.engines.iter().map(|track| (track.cta, track.engine.to_string(), &track.spans));
+        let tracks = roles.chain(engines).filter(|(of, ..)| *of == cta);
+        for (thread, (_, name, spans)) in tracks.enumerate() {
             let thread = thread as u32 + 1;
             events.push(named("thread_name", cta, thread, name));
             events.push(json!({"ph": "M", "name": "thread_sort_index", "pid": cta, "tid": thread, "args": {"sort_index": thread}}));

@@ -1,7 +1,5 @@
 //! The engines of an SM, which serve one request after the other.
 
-use std::collections::VecDeque;
-
 use super::{Activity, Engine, EngineTrack, Span, append, engine_track};
 use crate::{Costs, Line, trace::Pipe};
 
@@ -31,10 +29,7 @@ pub(super) struct Unit {
 impl Unit {
     /// Is busy for `cycles` cycles, from `ready` on or as soon as it can. Returns when it is done.
     pub(super) fn serve(&mut self, ready: u64, cycles: u64, what: SpanInfo) -> u64 {
-        let start = self.free.max(ready);
-        self.free = start + cycles;
-        append(&mut self.spans, what.span(start, self.free));
-        self.free
+        self.serve_late(ready, cycles, 0, what)
     }
 
     /// Like [`Unit::serve`], with results `latency` later, which is also when the span is drawn.
@@ -123,16 +118,9 @@ impl Sm {
     /// The tracks of its engines.
     pub(super) fn tracks(self, cta: u32) -> Vec<EngineTrack> {
         let Sm { partitions, tensor_core, shared, loads, stores } = self;
-        let (mut issue, mut special) = (Vec::new(), Vec::new());
-        for partition in partitions {
-            issue.push(partition.issue);
-            special.push(partition.special);
-        }
-        let mut units =
-            VecDeque::from([vec![tensor_core], special, issue, vec![shared], vec![loads], vec![stores]]);
-        Engine::ALL
-            .into_iter()
-            .map(|engine| engine_track(cta, engine, units.pop_front().unwrap_or_default()))
-            .collect()
+        let (issue, special) = partitions.into_iter().map(|of| (of.issue, of.special)).unzip();
+        let units = [vec![tensor_core], special, issue, vec![shared], vec![loads], vec![stores]];
+        let tracks = Engine::ALL.into_iter().zip(units);
+        tracks.map(|(engine, units)| engine_track(cta, engine, units)).collect()
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::ops::Range;
 
-use super::{Activity, Cause, Engine, Span, Timeline};
+use super::{Activity, Engine, EngineTrack, Span, Timeline};
 use crate::Line;
 use crate::trace::Factors;
 
@@ -23,7 +23,7 @@ const COLUMNS: u32 = RIGHT - LEFT;
 const LEVELS: u64 = 8;
 
 /// Colours of products: one for each pair of factors, then from the start again (after Okabe and Ito).
-const PRODUCTS: [&str; 5] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#882255"];
+pub(super) const PRODUCTS: [&str; 5] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#882255"];
 
 /// A cell of a row: columns that look the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,13 +58,9 @@ pub(super) fn draw(timeline: &Timeline) -> String {
     let mut y = HEADER;
     for track in &timeline.roles {
         drawing.label(y, track.cta, &track.name);
-        let cores =
-            timeline.engines.iter().filter(|of| (of.cta, of.engine) == (track.cta, Engine::TensorCore));
-        let products: Vec<Span> = cores
-            .flat_map(|of| &of.spans)
-            .filter(|span| span.warpgroup == track.warpgroup)
-            .copied()
-            .collect();
+        let is_core = |of: &&EngineTrack| (of.cta, of.engine) == (track.cta, Engine::TensorCore);
+        let spans = timeline.engines.iter().filter(is_core).flat_map(|of| &of.spans);
+        let products: Vec<Span> = spans.filter(|span| span.warpgroup == track.warpgroup).copied().collect();
         // Roles of one warpgroup share its products, which are drawn with the role that began them.
         let begins = |span: &Span| matches!(span.activity, Activity::Product(..));
         if track.spans.iter().any(begins) {
@@ -103,7 +99,7 @@ impl<'a> Drawing<'a> {
             }
         }
         products.sort_by_key(|product| product.line);
-        activities.sort_by_key(|&activity| colour(activity).0);
+        activities.sort_by_key(|activity| activity.legend().0);
         Drawing { timeline, products, activities, svg: String::new() }
     }
 
@@ -133,7 +129,7 @@ impl<'a> Drawing<'a> {
 
     fn fill(&self, span: &Span) -> &'static str {
         if !matches!(span.activity, Activity::Product(..)) {
-            return colour(span.activity).1;
+            return span.activity.legend().1;
         }
         let name = name(self.timeline, span);
         let index = self.products.iter().position(|product| product.name == name).unwrap_or(0);
@@ -168,7 +164,7 @@ impl<'a> Drawing<'a> {
         let of_product = |(index, product): (usize, &Product)| {
             (PRODUCTS[index % PRODUCTS.len()], format!("{}, {}", product.name, product.activity))
         };
-        let of_other = |&activity: &Activity| (colour(activity).1, activity.to_string());
+        let of_other = |&activity: &Activity| (activity.legend().1, activity.to_string());
         let products = self.products.iter().enumerate().map(of_product);
         let entries: Vec<(&str, String)> = products.chain(self.activities.iter().map(of_other)).collect();
         let (mut x, mut row) = (LEFT, y);
@@ -193,8 +189,8 @@ impl<'a> Drawing<'a> {
             start => format!("cycles {start} to {}", cycles.end),
         };
         let busy = 100.0 * self.timeline.utilisation(0, Engine::TensorCore);
-        let title =
-            escaped(&format!("{kernel}: {shown}, tensor core busy {busy:.1} % (model, not measurement)"));
+        let title = format!("{kernel}: {shown}, tensor core busy {busy:.1} % (model, not measurement)");
+        let title = escaped(&title);
         let body = self.svg;
         format!(
             r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" aria-labelledby="title about" font-family="system-ui, sans-serif" font-size="12" fill="#222">
@@ -218,25 +214,6 @@ fn name(timeline: &Timeline, span: &Span) -> String {
     timeline.factors(span).map_or_else(|| span.line.to_string(), Factors::to_string)
 }
 
-/// The order in the legend, and the colour, of an activity other than a product. Waits for others have stripes.
-fn colour(activity: Activity) -> (u32, &'static str) {
-    match activity {
-        Activity::Product(..) => (0, PRODUCTS[0]),
-        Activity::Special => (1, "#d55e00"),
-        Activity::Arithmetic => (2, "#b9a900"),
-        Activity::Shared => (3, "#56b4e9"),
-        Activity::Global => (4, "#8c6bb1"),
-        Activity::Load => (5, "#4d9078"),
-        Activity::Store => (6, "#7a4f2a"),
-        Activity::Control => (7, "#666666"),
-        Activity::Wait(Cause::Products) => (8, "#dddddd"),
-        Activity::Wait(Cause::Mbarrier) => (9, "url(#wait)"),
-        Activity::Wait(Cause::Barrier) => (10, "url(#stall)"),
-        Activity::Wait(Cause::Copies) => (11, "#e8dccb"),
-        Activity::Wait(Cause::Results) => (12, "#dbe9f4"),
-    }
-}
-
 /// The column of a cycle.
 fn column(cycle: u64, cycles: &Range<u64>) -> u32 {
     let length = (cycles.end - cycles.start).max(1);
@@ -258,26 +235,17 @@ fn cells(spans: &[Span], cycles: Range<u64>) -> Vec<Cell> {
         let mut done: Vec<(Span, u128)> = Vec::new();
         for span in spans[next..].iter().take_while(|span| parts(span.start) < end) {
             let amount = parts(span.end).min(end) - parts(span.start).max(first);
-            let alike =
-                |(other, _): &&mut (Span, u128)| (other.activity, other.line) == (span.activity, span.line);
-            match done.iter_mut().find(alike) {
+            match done.iter_mut().find(|(other, _)| alike(other, span)) {
                 Some((_, sum)) => *sum += amount,
                 None => done.push((*span, amount)),
             }
         }
         let busy: u128 = done.iter().map(|(_, amount)| amount).sum();
-        let Some((span, _)) =
-            done.into_iter().reduce(|most, other| if other.1 > most.1 { other } else { most })
-        else {
-            continue;
-        };
+        let longest = done.into_iter().reduce(|most, other| if other.1 > most.1 { other } else { most });
+        let Some((span, _)) = longest else { continue };
         let level = (busy * u128::from(LEVELS)).div_ceil(length) as u64;
         match cells.last_mut() {
-            Some(last)
-                if last.columns.1 == index
-                    && last.level == level
-                    && (last.span.activity, last.span.line) == (span.activity, span.line) =>
-            {
+            Some(last) if last.columns.1 == index && last.level == level && alike(&last.span, &span) => {
                 last.columns.1 += 1;
                 last.span.end = last.span.end.max(span.end);
             }
@@ -287,14 +255,15 @@ fn cells(spans: &[Span], cycles: Range<u64>) -> Vec<Cell> {
     cells
 }
 
+/// Whether two spans look alike.
+fn alike(one: &Span, other: &Span) -> bool {
+    (one.activity, one.line) == (other.activity, other.line)
+}
+
 /// A round number of cycles that is about a tenth of `length`.
 fn tick(length: u64) -> u64 {
     let tens = 10u64.pow((length / 10).max(1).ilog10());
-    [1, 2, 5, 10]
-        .into_iter()
-        .map(|factor| factor * tens)
-        .find(|&step| step * 10 >= length)
-        .unwrap_or(10 * tens)
+    [1, 2, 5].map(|factor| factor * tens).into_iter().find(|step| step * 10 >= length).unwrap_or(10 * tens)
 }
 
 fn escaped(text: &str) -> String {

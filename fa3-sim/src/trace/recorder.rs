@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 use fa3_ir::{Access, Address, Inst, MemInst, MiscInst, Operand, TmaInst, WarpInst, WgmmaA, WgmmaInst};
 
 use super::{Action, Factors, Gate, Pipe, Trace, TraceRecord, WarpTrace};
+use crate::Line;
 use crate::copies::Target;
 use crate::decoded::{Code, Decoded, Op};
 use crate::exec::SharedPlace;
@@ -30,16 +31,12 @@ impl Recorder {
             let role = program.codes[program.code_of(warp)].role.to_owned();
             WarpTrace { cta, warp, role, records: Vec::new() }
         };
-        let warps: Vec<WarpTrace> = (0..launch.cluster.max(1))
-            .flat_map(|cta| (0..launch.warps()).map(move |w| (cta, w)))
-            .map(|(cta, w)| warp(cta, w))
-            .collect();
+        let ctas = 0..launch.cluster.max(1);
+        let warps: Vec<WarpTrace> =
+            ctas.flat_map(|cta| (0..launch.warps()).map(move |of| warp(cta, of))).collect();
         let coming = vec![HashSet::new(); warps.len()];
-        Recorder {
-            trace: Trace { kernel: program.kernel.name.clone(), warps, products: BTreeMap::new() },
-            coming,
-            warps: launch.warps() as usize,
-        }
+        let trace = Trace { kernel: program.kernel.name.clone(), warps, products: BTreeMap::new() };
+        Recorder { trace, coming, warps: launch.warps() as usize }
     }
 
     pub(crate) fn finish(self) -> Trace {
@@ -48,30 +45,27 @@ impl Recorder {
 }
 
 impl Machine<'_> {
+    /// The line of a warp's current step, if the warp is traced.
+    fn traced_line(&self, at: At) -> Option<Line> {
+        self.recorder.as_ref().filter(|_| self.clusters[at.cluster].id == CLUSTER)?;
+        let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
+        Some(self.program.codes[warp.code].steps[warp.pc].source.into())
+    }
+
     /// Records an action of a warp at its current step.
     pub(crate) fn trace(&mut self, at: At, action: Action) {
-        if self.clusters[at.cluster].id != CLUSTER {
-            return;
-        }
-        let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
-        let line = self.program.codes[warp.code].steps[warp.pc].source.into();
+        let Some(line) = self.traced_line(at) else { return };
         let Some(recorder) = &mut self.recorder else { return };
         let index = at.cta * recorder.warps + at.warp;
         let records = &mut recorder.trace.warps[index].records;
-        let absorbed =
-            records.last_mut().is_some_and(|last| last.line == line && last.action.absorb(&action));
-        if !absorbed {
+        if !records.last_mut().is_some_and(|last| last.line == line && last.action.absorb(&action)) {
             records.push(TraceRecord { action, line });
         }
     }
 
     /// Records the factors of a product that a warp begins.
     pub(crate) fn trace_factors(&mut self, at: At, factors: impl FnOnce(&mut Self) -> Option<Factors>) {
-        if self.recorder.is_none() || self.clusters[at.cluster].id != CLUSTER {
-            return;
-        }
-        let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
-        let line = self.program.codes[warp.code].steps[warp.pc].source.into();
+        let Some(line) = self.traced_line(at) else { return };
         let factors = factors(self);
         let Some(recorder) = &mut self.recorder else { return };
         match recorder.trace.products.entry(line) {
@@ -167,10 +161,10 @@ impl Machine<'_> {
 
     /// Records a load that signals its targets.
     pub(crate) fn trace_load(&mut self, at: At, bytes: u32, targets: &[Target]) {
-        let gate = |target: &Target| Gate::Mbarrier {
-            cta: target.cta as u32,
-            offset: target.mbarrier,
-            phase: target.phase,
+        let gate = |&Target { cta, mbarrier: offset, phase, .. }: &Target| Gate::Mbarrier {
+            cta: cta as u32,
+            offset,
+            phase,
         };
         if self.recorder.is_some() {
             self.trace(at, Action::Load { bytes, signals: targets.iter().map(gate).collect() });

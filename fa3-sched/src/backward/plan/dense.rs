@@ -1,4 +1,4 @@
-//! Tiles that are found by number: sequences of one length, which the host knows.
+//! Dense plans: sequences have one length, which the host knows, and tiles are found by their index.
 
 use fa3_types::{Feature, Known, Mask};
 
@@ -6,13 +6,13 @@ use super::{Asked, DqBy, PlanError, STATS_ROWS, heads_between};
 use crate::backward::{ADDED_ROWS, AddOrder, TileSplit};
 use crate::{Longest, Order, Schedule, Scheduler, SeqLens, TileCounts, Tiling};
 
-/// The features that kernels compute whose tiles have numbers.
+/// The features that kernels of dense plans compute.
 const KNOWN: Known = Known::new(
     "the backward kernels of dense sequences",
     &[Feature::Window, Feature::Chunks, Feature::Intervals, Feature::SoftCap, Feature::Sinks],
 );
 
-/// The tiles of each kernel.
+/// Plan of sequences of one length: the tiles of each kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct DensePlan {
     lens: SeqLens<u32>,
@@ -36,9 +36,8 @@ impl DensePlan {
             heads: heads as u32,
             batch: forward.batch() as u32,
         };
-        // In one section heads vary fastest: they are neighbours in memory.
-        let neighbours = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
-        let one_tile = |counts| Schedule::new(counts, neighbours, Scheduler::OneTile, sms);
+        // Heads are neighbours in memory.
+        let one_tile = |counts| Schedule::new(counts, Order::HEADS_FASTEST, Scheduler::OneTile, sms);
         // Sections and a tile counter even if all tiles are equal, so that CTAs work on several heads at a time.
         let has_intervals = mask.intervals().is_some();
         let in_sections = |counts: TileCounts, mask: Mask, group: usize| {

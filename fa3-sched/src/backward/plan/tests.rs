@@ -1,7 +1,7 @@
 use fa3_types::{BackwardSpec, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, Strides};
 
 use super::*;
-use crate::{Longest, Order, Scheduler, SeqLens};
+use crate::{Longest, Order, Schedule, Scheduler, SeqLens};
 
 const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
@@ -38,15 +38,13 @@ fn dq(plan: &Plan) -> &Part<DqTile> {
 fn keys_are_the_rows_of_the_transposed_matrix() {
     let plan = plan(spec(128).causal()).unwrap();
     // 2 sequences with 2 heads of K and 10 tiles of 128 keys; with 8 heads of Q and 8 tiles of 128 rows.
-    assert_eq!((dense_plan(&plan).dkv().num_tiles(), dense_plan(&plan).dq().unwrap().num_tiles()), (40, 128));
-    let lens = dense_plan(&plan).lens();
-    assert_eq!(lens, SeqLens { q: 1000, k: 1200 });
-    assert_eq!(dense_plan(&plan).stats().num_tiles(), 2 * 8 * 16);
+    let of = dense_plan(&plan);
+    let tiles = [of.dkv(), of.dq().unwrap(), of.stats()].map(Schedule::num_tiles);
+    assert_eq!((tiles, of.lens()), ([40, 128, 2 * 8 * 16], SeqLens { q: 1000, k: 1200 }));
     // All rows see the first keys, and only the last rows see the last keys.
-    let blocks = |tile| plan.dkv().tiling.kv_range(tile, lens.transposed());
-    assert_eq!((blocks(0).first, blocks(0).end), (0, 16));
-    assert_eq!((blocks(9).first, blocks(9).end), (14, 16));
-    assert!(matches!(dense_plan(&plan).dkv().order(), Order::LongestFirst { longest: Longest::First, .. }));
+    let blocks = |tile| plan.dkv().tiling.kv_range(tile, of.lens().transposed());
+    assert_eq!([0, 9].map(|tile| [blocks(tile).first, blocks(tile).end]), [[0, 16], [14, 16]]);
+    assert!(matches!(of.dkv().order(), Order::LongestFirst { longest: Longest::First, .. }));
 }
 
 #[test]
@@ -109,28 +107,34 @@ fn dq_is_added_up_where_it_may_be() {
         let forward = ProblemSpec::dense(Dtype::Bf16, shape, shape).mask(mask);
         backward(forward)
     };
-    let order = |keys, mask| Plan::new(&seen(keys, mask), &H100).unwrap().dkv().tile.adds_dq;
-    assert_eq!(order(4096, Mask::None), Some(AddOrder::LastKeysFirst));
-    assert_eq!(order(4097, Mask::None), Some(AddOrder::Any));
-    assert_eq!(order(2049, Mask::Causal), Some(AddOrder::LastKeysFirst));
-    assert_eq!(order(2050, Mask::Causal), Some(AddOrder::Any), "rows see 1025 keys");
+    let (any, last) = (Some(AddOrder::Any), Some(AddOrder::LastKeysFirst));
     let window = Mask::Window { left: Some(1000), right: Some(0) };
-    assert_eq!(order(20_000, window), Some(AddOrder::LastKeysFirst));
+    for (keys, mask, expected) in [
+        (4096, Mask::None, last),
+        (4097, Mask::None, any),
+        (2049, Mask::Causal, last),
+        // Rows see 1025 keys.
+        (2050, Mask::Causal, any),
+        (20_000, window, last),
+    ] {
+        let plan = Plan::new(&seen(keys, mask), &H100).unwrap();
+        assert_eq!(plan.dkv().tile.adds_dq, expected, "{keys} {mask}");
+    }
 
     let grouped = |keys, mask, heads_kv| {
         let q = Shape { batch: 8, seqlen: keys, heads: 32, head_dim: 128 };
         let forward = ProblemSpec::dense(Dtype::Bf16, q, Shape { heads: heads_kv, ..q }).mask(mask);
         let problem = backward(forward);
         let adds = |options| Plan::with(&problem, &H100, &options).unwrap().dkv().tile.adds_dq;
-        assert_eq!(adds(PlanOptions::default().deterministic()), Some(AddOrder::LastKeysFirst));
+        assert_eq!(adds(PlanOptions::default().deterministic()), last);
         adds(PlanOptions::default())
     };
-    assert_eq!(grouped(2048, Mask::Causal, 8), Some(AddOrder::Any), "measured");
-    assert_eq!(grouped(1538, Mask::Causal, 16), Some(AddOrder::Any), "rows see 769 keys");
-    assert_eq!(grouped(1537, Mask::Causal, 16), Some(AddOrder::LastKeysFirst));
-    assert_eq!(grouped(2048, Mask::Causal, 32), Some(AddOrder::LastKeysFirst), "each head has its own keys");
-    assert_eq!(grouped(2048, Mask::None, 8), Some(AddOrder::LastKeysFirst), "tiles are equal");
-    assert_eq!(grouped(20_000, window, 8), Some(AddOrder::LastKeysFirst), "nearly so");
+    assert_eq!(grouped(2048, Mask::Causal, 8), any, "measured");
+    assert_eq!(grouped(1538, Mask::Causal, 16), any, "rows see 769 keys");
+    assert_eq!(grouped(1537, Mask::Causal, 16), last);
+    assert_eq!(grouped(2048, Mask::Causal, 32), last, "each head has its own keys");
+    assert_eq!(grouped(2048, Mask::None, 8), last, "tiles are equal");
+    assert_eq!(grouped(20_000, window, 8), last, "nearly so");
 
     let long = seen(4097, Mask::None);
     let in_any_order = Plan::new(&long, &H100).unwrap();
@@ -204,7 +208,7 @@ fn packed(count: usize, longest: usize, dim: usize) -> ProblemSpec {
 }
 
 #[test]
-fn sequences_whose_lengths_are_data_are_listed() {
+fn sequences_whose_lengths_are_data_have_varlen_plans() {
     let planned = |forward: ProblemSpec, options: PlanOptions| {
         let plan = Plan::with(&backward(forward), &H100, &options).unwrap();
         assert!(plan.dense().is_none(), "{plan}");

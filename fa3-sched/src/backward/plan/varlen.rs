@@ -1,4 +1,4 @@
-//! Tiles that are found through tables in device memory: sequences whose lengths are data (varlen).
+//! Varlen plans: lengths are data, and tiles are found through tables in device memory.
 //!
 //! There are two tables. The first lists blocks of query rows, for the statistics, the sums of dQ, and the dQ kernel if
 //! there is one. The second lists tiles of keys. Each row block of the first table has its own memory for statistics
@@ -13,13 +13,13 @@ use crate::backward::AddOrder;
 use crate::packed::{self, MemoryRows, Side, Tiles, nearest_section, section};
 use crate::{Longest, Scheduler};
 
-/// The features that kernels compute whose tiles a table lists.
+/// The features that kernels of varlen plans compute.
 const KNOWN: Known = Known::new(
     "the backward kernels of packed sequences",
     &[Feature::Window, Feature::Chunks, Feature::SoftCap, Feature::Sinks, Feature::Packed, Feature::Used],
 );
 
-/// The tiles of each kernel.
+/// Plan of sequences whose lengths are data: the tiles of each kernel.
 #[derive(Clone, Debug)]
 pub struct VarlenPlan {
     block_rows: u32,
@@ -38,8 +38,7 @@ impl VarlenPlan {
         let (mask, heads) = (forward.mask(), forward.heads());
         // Numbers of heads are below 2³¹ in every problem.
         let [heads_q, heads_kv, group] = [heads.q(), heads.kv(), heads.group_size()].map(|x| x as u32);
-        let [q, k] = [(forward.seqs_q(), forward.q()), (forward.seqs_k(), forward.k())]
-            .map(|(sequences, tensor)| Side::of(sequences, tensor.shape.seqlen));
+        let [q, k] = Side::both(forward);
         let (block_rows, block_keys) = match dq {
             DqBy::Kernel(part) => (part.tile.tile_m, part.tile.tile_n),
             DqBy::Additions | DqBy::AdditionsInOrder => (tile.tile_m, tile.tile_n),
@@ -50,7 +49,7 @@ impl VarlenPlan {
         let table = |sides, tile, mask| packed::Plan::new(forward.batch(), sides, tile, mask);
         let blocks = table([q, k], [block_rows, block_keys], mask)?;
         let tiles_of_keys = table([k, q], [tile.tile_n, tile.tile_m], mask.transposed())?;
-        // Section sizes are those for sequences that all have the longest length, which is below 2³¹ in every problem.
+        // Sections are as large as if all sequences had the longest length, which is below 2³¹ in every problem.
         let [rows, keys] = [forward.longest().q, forward.longest().k].map(|x| x as u32);
         let (section_of_keys, longest) = match tile.adds_dq {
             Some(AddOrder::LastKeysFirst) => {
@@ -113,7 +112,7 @@ impl VarlenPlan {
         &self.dkv
     }
 
-    /// The tiles of the dQ kernel, if there is one. They are found through the table of [`VarlenPlan::stats`].
+    /// The tiles of a dQ kernel. They are found through the table of [`VarlenPlan::stats`].
     pub fn dq(&self) -> Option<&Tiles> {
         self.dq.as_ref()
     }

@@ -1,4 +1,4 @@
-//! Tiles that are found by number: sequences of one length, which the host knows.
+//! Dense plans: sequences have one length, which the host knows, and tiles are found by their index.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -12,7 +12,7 @@ use crate::{
     Tiling,
 };
 
-/// The features that kernels compute whose tiles have numbers.
+/// The features that kernels of dense plans compute.
 const KNOWN: Known = Known::new(
     "the forward kernels of dense sequences",
     &[
@@ -50,7 +50,7 @@ pub struct Cost {
     pub longest: u32,
 }
 
-/// The tiles of sequences of one length.
+/// Plan of sequences of one length.
 #[derive(Clone, Debug)]
 pub struct DensePlan {
     tiling: Tiling<u32>,

@@ -1,5 +1,6 @@
-//! Split-KV: keys that CTAs share in decoding, whose rows of Q are few, or with any rows, in pieces that do not depend
-//! on the batch.
+//! Split-KV: CTAs get even shares of all keys in decoding, where Q has few rows; or, for any rows, splits of a fixed
+//! size, which do not depend on the batch. [`WorkDecomposition`] has the arithmetic, and names its counterparts in
+//! Stream-K and FlashAttention.
 
 mod tiles;
 
@@ -16,7 +17,7 @@ use tiles::tile;
 
 /// The features that split-KV kernels compute. They dequantize e4m3 to 16 bits.
 const KNOWN: Known = Known::new(
-    "the forward kernels of shared keys",
+    "the split-KV forward kernels",
     &[
         Feature::Window,
         Feature::Chunks,
@@ -39,19 +40,19 @@ pub(super) const ROWS: u32 = 64;
 /// Rows of Q that one copy moves are a multiple of this, a period of the swizzle.
 const PERIOD: u32 = 8;
 
-/// The most twins. H100 and H200 have 132 SMs, which 2, 3 and 4 divide.
+/// The most tiles that are co-scheduled. H100 and H200 have 132 SMs, which 2, 3 and 4 divide.
 const MOST_CO_SCHEDULED: u32 = 4;
 
-/// Limit of the places of a sequence: the device divides them by a number that it alone knows, exactly below this
+/// Limit of the iterations of a sequence: the device divides them by a number that it alone knows, exactly below this
 /// limit.
-const PLACES: u32 = 1 << 24;
+const MOST_ITERATIONS: u32 = 1 << 24;
 
-/// Parts per unit for which the reduction of pieces is planned, whatever the lengths: the warps that merge a row decide
-/// the order of sums.
-const PARTS_OF_PIECES: u32 = 16;
+/// Splits per unit for which the reduction of fixed-size splits is planned, whatever the lengths: the warps that reduce
+/// a row decide the order of sums.
+const FIXED_SIZE_SPLITS: u32 = 16;
 
-/// Split-KV work decomposition: tiles of 64 rows, and for each CTA about equally many blocks of keys, or pieces of a
-/// fixed size, whatever the lengths. The query heads of a group are rows of one tile (PackGQA).
+/// Plan with split-KV: tiles of 64 rows, and for each CTA about equally many KV blocks, or splits of a fixed size,
+/// whatever the lengths. The query heads of a group are rows of one tile (PackGQA).
 #[derive(Clone, Copy, Debug)]
 pub struct SplitKvPlan {
     sequences: packed::Plan,
@@ -73,11 +74,11 @@ enum SplitRule {
     /// At the ends of equal shares. The start of a unit counts as `extra` blocks. `units` is the number of units, if it
     /// is known and at most the number of CTAs.
     Even { extra: u32, units: Option<u32> },
-    /// In pieces of `blocks` blocks. A unit has at most `most` pieces.
+    /// Every `blocks` blocks. A unit has at most `most` splits.
     FixedSize { blocks: u32, most: u32 },
 }
 
-/// Where the reduction kernel reads which parts of units to merge.
+/// Where the reduction kernel reads which splits to reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReductionSource {
     /// From each unit's entry.
@@ -134,8 +135,8 @@ fn rows_of_lse(problem: &Problem) -> u32 {
     problem.lse_shape().into_iter().map(|extent| extent as u32).product()
 }
 
-/// Blocks of a piece of `keys` keys.
-fn piece_blocks(
+/// Blocks of a split of `keys` keys.
+fn split_blocks(
     problem: &Problem,
     options: &PlanOptions,
     keys: u64,
@@ -154,7 +155,7 @@ fn piece_blocks(
         return Err(PlanError::SplitRows { rows });
     }
     // No sequence has more blocks.
-    Ok((keys / u64::from(block)).min(PLACES.into()) as u32)
+    Ok((keys / u64::from(block)).min(MOST_ITERATIONS.into()) as u32)
 }
 
 impl SplitKvPlan {
@@ -168,7 +169,7 @@ impl SplitKvPlan {
     ) -> Result<Option<(CtaTile, Tiling<u32>, SplitKvPlan)>, PlanError> {
         let group = problem.heads().group_size() as u32;
         let (pack, tile) = (pack(group), tile(problem));
-        let piece = match options.split_keys {
+        let split_blocks = match options.split_keys {
             None => return Ok(None),
             Some(SplitKeys::Even) if KNOWN.check(problem).is_err() => return Ok(None),
             Some(SplitKeys::Even) => {
@@ -179,74 +180,69 @@ impl SplitKvPlan {
                 }
                 None
             }
-            Some(SplitKeys::FixedSize { keys }) => Some(piece_blocks(problem, options, keys, tile)?),
+            Some(SplitKeys::FixedSize { keys }) => Some(split_blocks(problem, options, keys, tile)?),
         };
         let Some((tile, is_slim)) = tile else { return Ok(None) };
         let positions = packed_positions(pack, ROWS);
         let tiling = Tiling::new(positions, tile.tile_n, group / pack, problem.mask());
-        let sides = [(problem.seqs_q(), problem.q()), (problem.seqs_k(), problem.k())];
-        let sides = sides.map(|(sequences, tensor)| Side::of(sequences, tensor.shape.seqlen));
+        let sides = Side::both(problem);
         let sequences = packed::Plan::new(problem.batch(), sides, [positions, tile.tile_n], problem.mask())?;
         let heads = problem.heads().q() as u32 / pack;
         let blocks = (sides[1].rows as u64).div_ceil(tile.tile_n.into()) + 1;
         let units = u64::from(heads) * u64::from(sequences.capacity());
-        // The most places of one sequence. The places of all sequences must be fewer than 2³¹.
+        // The most iterations of one sequence. The iterations of all sequences must be fewer than 2³¹.
         let most = blocks.saturating_mul(u64::from(heads) * u64::from(sequences.most_blocks()));
-        let are_too_many = most > PLACES.into() || blocks.saturating_mul(units) > i32::MAX as u64;
+        let are_too_many = most > MOST_ITERATIONS.into() || blocks.saturating_mul(units) > i32::MAX as u64;
         if problem.batch() == 0 || !sequences.has_rows() {
             return Ok(None);
         }
         if are_too_many {
-            let refusal = PlanError::SplitBlocks { blocks: most, limit: PLACES };
-            return if piece.is_some() { Err(refusal) } else { Ok(None) };
+            let refusal = PlanError::SplitBlocks { blocks: most, limit: MOST_ITERATIONS };
+            return if split_blocks.is_some() { Err(refusal) } else { Ok(None) };
         }
         let co_scheduled = co_scheduled(group / pack);
-        let shares = u64::from(sms.get() / co_scheduled)
-            .min(blocks.saturating_mul(units / u64::from(co_scheduled)))
-            .max(1);
+        let most_shares = blocks.saturating_mul(units / u64::from(co_scheduled));
+        let shares = u64::from(sms.get() / co_scheduled).min(most_shares).max(1);
         let ctas = shares as u32 * co_scheduled;
         // Starts are free if there are enough CTAs for all units.
         let extra = u32::from(u64::from(heads) * problem.batch() as u64 > ctas.into());
         let about = (problem.longest().k as u64).div_ceil(tile.tile_n.into());
         let is_short = about * u64::from(heads) * problem.batch() as u64 <= FEW_BLOCKS * u64::from(ctas);
         // Where results must not depend on other sequences, kernels must not, either.
-        let per_sm = if is_slim && is_short && piece.is_none() { 2 } else { 1 };
+        let per_sm = if is_slim && is_short && split_blocks.is_none() { 2 } else { 1 };
         let (rows, latent_rows) = (memory_rows(problem)?, latent_rows(problem)?);
         // All sequences of a dense tensor have equally many.
         let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
         let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
         let reduction_cost = REDUCTION_COST + unit_rows(problem, pack) * tile.head_dim_v / REDUCTION_ELEMENTS;
-        let split = match piece {
+        let split = match split_blocks {
             None => SplitRule::Even { extra, units },
             // A sequence has fewer than 2²⁴ blocks.
-            Some(piece) => {
-                SplitRule::FixedSize { blocks: piece, most: (blocks as u32 - 1).div_ceil(piece).max(1) }
+            Some(size) => {
+                SplitRule::FixedSize { blocks: size, most: (blocks as u32 - 1).div_ceil(size).max(1) }
             }
         };
-        Ok(Some((
-            tile,
-            tiling,
-            SplitKvPlan {
-                sequences,
-                rows,
-                latent_rows,
-                pack,
-                positions,
-                heads,
-                co_scheduled,
-                per_sm,
-                ctas,
-                reduction_cost,
-                split,
-            },
-        )))
+        let plan = SplitKvPlan {
+            sequences,
+            rows,
+            latent_rows,
+            pack,
+            positions,
+            heads,
+            co_scheduled,
+            per_sm,
+            ctas,
+            reduction_cost,
+            split,
+        };
+        Ok(Some((tile, tiling, plan)))
     }
 
     /// The reason for these tiles.
     pub(super) fn why(&self) -> &'static str {
         match self.split {
             SplitRule::Even { .. } => "few rows of Q: keys are shared by all SMs",
-            SplitRule::FixedSize { .. } => "keys in pieces: results are the same bits in any batch",
+            SplitRule::FixedSize { .. } => "splits of a fixed size: results are the same bits in any batch",
         }
     }
 
@@ -260,7 +256,7 @@ impl SplitKvPlan {
         self.rows
     }
 
-    /// The rows of `qv` in memory, if there is one.
+    /// The rows of `qv` in memory, if the problem has `qv`.
     pub fn latent_rows(&self) -> Option<MemoryRows> {
         self.latent_rows
     }
@@ -300,12 +296,8 @@ impl SplitKvPlan {
     pub fn decomposition(&self) -> WorkDecomposition<u32> {
         let SplitKvPlan { heads, co_scheduled, ctas, .. } = *self;
         let shares = |extra| {
-            let shares = WorkDecomposition::new(
-                heads / co_scheduled,
-                ctas / co_scheduled,
-                extra,
-                self.sequences.cut(),
-            );
+            let (heads, ctas) = (heads / co_scheduled, ctas / co_scheduled);
+            let shares = WorkDecomposition::new(heads, ctas, extra, self.sequences.cut());
             let shares = shares.or_whole_units(self.reduction_cost);
             if co_scheduled > 1 { shares.co_scheduled(co_scheduled) } else { shares }
         };
@@ -315,8 +307,8 @@ impl SplitKvPlan {
         }
     }
 
-    /// Where the reduction kernel reads which parts of units to merge: from entries of units if the number of units is
-    /// known and at most the number of CTAs, otherwise from entries of CTAs; with pieces, from lengths.
+    /// Where the reduction kernel reads which splits to reduce: from entries of units if the number of units is known
+    /// and at most the number of CTAs, otherwise from entries of CTAs; from lengths if splits have a fixed size.
     pub fn reduction_source(&self) -> ReductionSource {
         match self.split {
             SplitRule::Even { units: Some(_), .. } => ReductionSource::Units,
@@ -325,7 +317,7 @@ impl SplitKvPlan {
         }
     }
 
-    /// Number of units or CTAs that have entries for the reduction; `None` if parts follow from lengths.
+    /// Number of units or CTAs that have entries for the reduction; `None` if splits follow from lengths.
     pub fn reduction_entries(&self) -> Option<u32> {
         match self.split {
             SplitRule::Even { units, .. } => Some(units.unwrap_or(self.ctas)),
@@ -333,8 +325,8 @@ impl SplitKvPlan {
         }
     }
 
-    /// Slots of partial results, and rows per slot. With equal shares each CTA has two slots of a tile's rows. With
-    /// pieces there is a slot for each piece of a unit, with the rows of O of all query heads.
+    /// Number of partial results, and rows of each. With even shares each CTA has two, of a tile's rows. With splits of
+    /// a fixed size there is one for each split of a unit, with the rows of O of all query heads.
     pub fn partial_dims(&self, problem: &Problem) -> [u32; 2] {
         match self.split {
             SplitRule::Even { .. } => [2 * self.ctas, ROWS],
@@ -342,7 +334,7 @@ impl SplitKvPlan {
         }
     }
 
-    /// Whether a unit may have several parts.
+    /// Whether a unit may have several splits.
     pub fn needs_reduction(&self) -> bool {
         !matches!(self.split, SplitRule::FixedSize { most: 1, .. })
     }
@@ -352,12 +344,12 @@ impl SplitKvPlan {
         unit_rows(problem, self.pack)
     }
 
-    /// Parts per unit for which the reduction is planned: their number if all units are equally long, or with pieces a
-    /// number that does not depend on other sequences.
+    /// Splits per unit for which the reduction is planned: their number if all units are equally long, or with a fixed
+    /// size a number that does not depend on other sequences.
     pub fn planned_splits(&self) -> u32 {
         match self.split {
             SplitRule::Even { units, .. } => units.map_or(1, |units| self.ctas / units.max(1)) + 1,
-            SplitRule::FixedSize { .. } => PARTS_OF_PIECES,
+            SplitRule::FixedSize { .. } => FIXED_SIZE_SPLITS,
         }
     }
 
@@ -367,10 +359,13 @@ impl SplitKvPlan {
         writeln!(f, "rows       {positions} positions of {pack} query heads a tile")?;
         match self.split {
             SplitRule::Even { .. } => {
-                writeln!(f, "scheduler  equal shares of all keys, {ctas} CTAs of {threads} threads")
+                writeln!(f, "scheduler  split-KV, even shares, {ctas} CTAs of {threads} threads")
             }
             SplitRule::FixedSize { blocks, .. } => {
-                writeln!(f, "scheduler  pieces of {blocks} blocks of keys, {ctas} CTAs of {threads} threads")
+                writeln!(
+                    f,
+                    "scheduler  split-KV, splits of {blocks} KV blocks, {ctas} CTAs of {threads} threads"
+                )
             }
         }
     }
@@ -382,9 +377,9 @@ impl SplitKvPlan {
         problem: &Problem,
         tile: &CtaTile,
     ) -> fmt::Result {
-        let [slots, rows] = self.partial_dims(problem).map(u64::from);
-        let bytes = 4 * slots * rows * u64::from(tile.head_dim_v + 1);
-        write!(f, "memory     {bytes} bytes for parts of O and LSE")?;
+        let [partials, rows] = self.partial_dims(problem).map(u64::from);
+        let bytes = 4 * partials * rows * u64::from(tile.head_dim_v + 1);
+        write!(f, "memory     {bytes} bytes for partial results of O and LSE")?;
         match self.reduction_entries() {
             Some(_) => write!(f, ", and {} to find them", 32 * self.ctas),
             None => Ok(()),

@@ -7,10 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::certified_bound;
-use crate::checked::Checked;
-use crate::forward::Loads;
-use crate::forward::TileError;
-use crate::{KvRange, Longest, SeqLens, TileCoord};
+use crate::forward::{Loads, TileError};
+use crate::{KvRange, Longest, Schedule, TileCoord};
 
 const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
@@ -19,39 +17,32 @@ fn dense_plan(plan: &Plan) -> &DensePlan {
     plan.dense().unwrap()
 }
 
+fn schedule(plan: &Plan) -> &Schedule {
+    dense_plan(plan).schedule()
+}
+
+/// The order in sections of heads, whose last tiles are the longest.
+fn in_sections(section: u32) -> Order {
+    Order::LongestFirst { section, longest: Longest::Last }
+}
+
 fn dense(batch: usize, seqlens: (usize, usize), heads: (usize, usize), mask: Mask) -> Problem {
     let q = Shape { batch, seqlen: seqlens.0, heads: heads.0, head_dim: 128 };
     let kv = Shape { batch, seqlen: seqlens.1, heads: heads.1, head_dim: 128 };
     ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).validate().unwrap()
 }
 
-/// The work tile of `index` as a kernel computes it: the generic functions over checked integers.
-fn as_a_kernel(plan: &Plan, index: u32) -> Work {
-    let of = dense_plan(plan);
-    let decoder = of.schedule().decoder().unwrap().map(Checked::from);
-    let tile = decoder.decode(index.into());
-    let lens = SeqLens { q: of.lens().q.into(), k: of.lens().k.into() };
-    let kv = plan.tiling.map(Checked::from).kv_range(tile.m_block, lens);
-    let [m_block, head, batch] = [tile.m_block, tile.head, tile.batch].map(|n| n.0 as u32);
-    let [first, unmasked_first, unmasked_end, end] =
-        [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(|n| n.0 as u32);
-    let tile = TileCoord { m_block, head, batch };
-    Work { tile, kv: KvRange { first, unmasked_first, unmasked_end, end } }
-}
-
-/// Asserts that every tile occurs once, and that the tiles contain every visible pair.
+/// Asserts that every tile occurs once, and that the tiles contain every visible pair. Tests of [`crate::Decoder`] and
+/// [`Tiling`] compare tiles and ranges with what a kernel computes.
 fn covers(plan: &Plan) {
     let problem = plan.problem();
     let (tile_m, tile_n) = (plan.tile.tile_m as usize, plan.tile.tile_n as usize);
     let mut visits: HashMap<(usize, usize, usize), KvRange<u32>> = HashMap::new();
-    for (index, work) in dense_plan(plan).works().enumerate() {
-        assert_eq!(dense_plan(plan).schedule().tile(index as u32), Some(work.tile));
-        assert_eq!(as_a_kernel(plan, index as u32), work);
+    for work in dense_plan(plan).works() {
         let TileCoord { m_block, head, batch } = work.tile;
         let twice = visits.insert((batch as usize, head as usize, m_block as usize), work.kv);
         assert_eq!(twice, None);
     }
-    assert_eq!(dense_plan(plan).schedule().tile(dense_plan(plan).schedule().num_tiles()), None);
     for (batch, head) in (0..problem.batch()).flat_map(|b| (0..problem.heads().q()).map(move |h| (b, h))) {
         let len = Lengths { q: problem.q().shape.seqlen, k: problem.k().shape.seqlen };
         for m_block in 0..len.q.div_ceil(tile_m) {
@@ -72,11 +63,8 @@ fn the_talks_example() {
     let row = TileRow::table().iter().find(|row| (row.tile.head_dim, row.tile.tile_m) == (128, 128)).unwrap();
     let options = PlanOptions::default().tile(row.tile);
     let plan = Plan::with(&dense(4, (4096, 4096), (8, 8), Mask::None), &H100, &options).unwrap();
-    assert_eq!((dense_plan(&plan).schedule().num_tiles(), dense_plan(&plan).schedule().grid()), (1024, 132));
-    assert_eq!(
-        (dense_plan(&plan).schedule().order(), dense_plan(&plan).schedule().scheduler()),
-        (Order::Linear, Scheduler::StaticPersistent)
-    );
+    assert_eq!((schedule(&plan).num_tiles(), schedule(&plan).grid()), (1024, 132));
+    assert_eq!((plan.order(), plan.scheduler()), (Order::Linear, Scheduler::StaticPersistent));
     let mut tiles = [0; 132];
     dense_plan(&plan).simulate().spans().iter().for_each(|span| tiles[span.cta as usize] += 1);
     assert!(tiles.iter().all(|n| [7, 8].contains(n)));
@@ -86,17 +74,14 @@ fn the_talks_example() {
 fn causal_tiles_of_a_section_never_get_longer() {
     let plan = Plan::new(&dense(4, (4096, 4096), (8, 8), Mask::Causal), &H100).unwrap();
     // A head has 32 tiles: 3 heads have a tile for every other SM.
-    assert_eq!(
-        dense_plan(&plan).schedule().order(),
-        Order::LongestFirst { section: 3, longest: Longest::Last }
-    );
+    assert_eq!(plan.order(), in_sections(3));
     let costs: Vec<u64> = dense_plan(&plan).works().map(|work| work.cost()).collect();
     // Eight sections of 3 heads, and a last one of 8.
     let (sections, last) = costs.split_at(8 * 3 * 32);
     assert!(sections.chunks(3 * 32).chain([last]).all(|section| section.is_sorted_by(|a, b| a >= b)));
     assert!(dense_plan(&plan).simulate().length() * 100 <= 105 * certified_bound(&costs, H100.sms));
 
-    let options = PlanOptions::default().order(Order::LongestFirst { section: 32, longest: Longest::Last });
+    let options = PlanOptions::default().order(in_sections(32));
     let plan = Plan::with(plan.problem(), &H100, &options).unwrap();
     let costs: Vec<u64> = dense_plan(&plan).works().map(|work| work.cost()).collect();
     assert!(costs.is_sorted_by(|a, b| a >= b));
@@ -109,16 +94,10 @@ fn causal_tiles_of_a_section_never_get_longer() {
 fn sections_have_a_tile_for_every_other_sm_and_keep_groups_together() {
     // A KV head has 4 query heads of 16 tiles: 2 of the 72 KV heads have a tile for every other SM.
     let plan = Plan::new(&dense(9, (2048, 2048), (32, 8), Mask::Causal), &H100).unwrap();
-    assert_eq!(
-        dense_plan(&plan).schedule().order(),
-        Order::LongestFirst { section: 8, longest: Longest::Last }
-    );
+    assert_eq!(plan.order(), in_sections(8));
     // Fewer heads than that form one section.
     let plan = Plan::new(&dense(1, (2048, 2048), (4, 4), Mask::Causal), &H100).unwrap();
-    assert_eq!(
-        dense_plan(&plan).schedule().order(),
-        Order::LongestFirst { section: 4, longest: Longest::Last }
-    );
+    assert_eq!(plan.order(), in_sections(4));
 }
 
 #[test]
@@ -135,10 +114,7 @@ fn a_window_open_to_the_right_starts_at_the_first_tile() {
 fn decoding() {
     let plan = Plan::new(&dense(1, (1, 65536), (64, 8), Mask::Causal), &H100).unwrap();
     assert_eq!((plan.tile.tile_m, plan.tile.threads()), (64, 256));
-    assert_eq!(
-        (dense_plan(&plan).schedule().num_tiles(), dense_plan(&plan).schedule().scheduler()),
-        (64, Scheduler::OneTile)
-    );
+    assert_eq!((schedule(&plan).num_tiles(), plan.scheduler()), (64, Scheduler::OneTile));
     assert_eq!(dense_plan(&plan).cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
 }
 
@@ -162,7 +138,7 @@ fn go_together(plan: &Plan) -> bool {
     let works: Vec<Work> = dense_plan(plan).works().collect();
     let keys = |work: &Work| (work.tile.head / group, work.tile.batch, work.kv);
     let same = |a: &Work, b: &Work| keys(a) == keys(b);
-    (dense_plan(plan).schedule().grid() as usize).is_multiple_of(together)
+    (schedule(plan).grid() as usize).is_multiple_of(together)
         && works.chunks(together).all(|works| works.iter().all(|work| same(work, &works[0])))
 }
 
@@ -174,24 +150,29 @@ fn pairs_of_equal_tiles_are_clusters() {
         assert!(go_together(&plan), "{plan}");
         plan.cluster()
     };
-    let free = PlanOptions::default();
-    // Four query heads with one tile each.
-    assert_eq!(cluster(&dense(64, (1, 4096), (8, 2), Mask::None), &free), 1);
-    // 22 and 43 tiles per head; 43 for each of two heads with the same keys.
-    assert_eq!([4096, 8192].map(|tokens| cluster(&of(tokens, Mask::None), &free)), [2, 1]);
-    assert_eq!(cluster(&dense(4, (8192, 8192), (8, 4), Mask::None), &free), 2);
-    // Short sequences gain nothing from clusters.
-    let short = of(768, Mask::None);
-    assert_eq!([free, free.clusters(true)].map(|options| cluster(&short, &options)), [1, 2]);
-    let even = of(4096, Mask::None);
-    assert_eq!(cluster(&of(4096, Mask::Causal), &free), 1);
-    assert_eq!(cluster(&even, &free.clusters(false)), 1);
-    assert_eq!(cluster(&even, &free.sms(NonZeroU32::new(101).unwrap())), 1);
-    assert_eq!(cluster(&even, &free.scheduler(Scheduler::OneTile)), 1);
-    assert_eq!(cluster(&even, &free.scheduler(Scheduler::DynamicPersistent)), 1);
-    assert_eq!(cluster(&even, &free.order(Order::LongestFirst { section: 1, longest: Longest::First })), 1);
-    let tile = Plan::new(&even, &H100).unwrap().tile;
-    assert_eq!(cluster(&even, &free.tile(CtaTile { loads: Loads::Consumers, ..tile })), 1);
+    let (free, short, even) = (PlanOptions::default(), of(768, Mask::None), of(4096, Mask::None));
+    let first = Order::LongestFirst { section: 1, longest: Longest::First };
+    let no_producer = CtaTile { loads: Loads::Consumers, ..Plan::new(&even, &H100).unwrap().tile };
+    for (problem, options, expected) in [
+        // Four query heads with one tile each.
+        (&dense(64, (1, 4096), (8, 2), Mask::None), free, 1),
+        // 22 and 43 tiles per head; 43 for each of two heads with the same keys.
+        (&even, free, 2),
+        (&of(8192, Mask::None), free, 1),
+        (&dense(4, (8192, 8192), (8, 4), Mask::None), free, 2),
+        // Short sequences gain nothing from clusters.
+        (&short, free, 1),
+        (&short, free.clusters(true), 2),
+        (&of(4096, Mask::Causal), free, 1),
+        (&even, free.clusters(false), 1),
+        (&even, free.sms(NonZeroU32::new(101).unwrap()), 1),
+        (&even, free.scheduler(Scheduler::OneTile), 1),
+        (&even, free.scheduler(Scheduler::DynamicPersistent), 1),
+        (&even, free.order(first), 1),
+        (&even, free.tile(no_producer), 1),
+    ] {
+        assert_eq!(cluster(problem, &options), expected, "{problem} {options:?}");
+    }
     let text = Plan::new(&even, &H100).unwrap().to_string();
     assert!(text.contains("132 CTAs of 512 threads, in clusters of 2"), "{text}");
 }
@@ -290,10 +271,7 @@ fn without_a_producer_nobody_draws() {
     let tile = CtaTile { loads: Loads::Consumers, ..Plan::new(&problem, &H100).unwrap().tile };
     let options = PlanOptions::default().tile(tile);
     let plan = Plan::with(&problem, &H100, &options).unwrap();
-    assert_eq!(
-        (dense_plan(&plan).schedule().scheduler(), dense_plan(&plan).schedule().counter_bytes()),
-        (Scheduler::StaticPersistent, 0)
-    );
+    assert_eq!((plan.scheduler(), schedule(&plan).counter_bytes()), (Scheduler::StaticPersistent, 0));
     let text = plan.to_string();
     assert!(text.contains("no producer") && text.contains("132 CTAs of 384 threads"), "{text}");
     assert!(text.contains("registers  168 a thread"), "{text}");
@@ -307,33 +285,24 @@ fn some_sms_are_left_to_other_work() {
     let problem = dense(4, (4096, 4096), (8, 8), Mask::Causal);
     let some = |sms| PlanOptions::default().sms(NonZeroU32::new(sms).unwrap());
     let plan = Plan::with(&problem, &H100, &some(100)).unwrap();
-    assert_eq!((dense_plan(&plan).schedule().sms().get(), dense_plan(&plan).schedule().grid()), (100, 100));
-    assert_eq!(
-        dense_plan(&plan).schedule().order(),
-        Order::LongestFirst { section: 2, longest: Longest::Last }
-    );
+    assert_eq!((schedule(&plan).sms().get(), schedule(&plan).grid()), (100, 100));
+    assert_eq!(plan.order(), in_sections(2));
     let plan = Plan::with(&problem, &H100, &some(1000)).unwrap();
-    assert_eq!((dense_plan(&plan).schedule().sms(), dense_plan(&plan).schedule().grid()), (H100.sms, 132));
+    assert_eq!((schedule(&plan).sms(), schedule(&plan).grid()), (H100.sms, 132));
 }
 
 #[test]
 fn nothing_to_do_is_an_empty_plan() {
     for problem in [dense(0, (128, 128), (4, 4), Mask::Causal), dense(3, (0, 128), (4, 2), Mask::None)] {
         let plan = Plan::new(&problem, &H100).unwrap();
-        let schedule = dense_plan(&plan).schedule();
+        let schedule = schedule(&plan);
         assert_eq!((schedule.num_tiles(), schedule.grid(), schedule.tile(0)), (0, 0, None));
-        assert_eq!(
-            (
-                dense_plan(&plan).works().count(),
-                dense_plan(&plan).cost(),
-                dense_plan(&plan).simulate().length()
-            ),
-            (0, Cost::default(), 0)
-        );
+        let of = dense_plan(&plan);
+        assert_eq!((of.works().count(), of.cost(), of.simulate().length()), (0, Cost::default(), 0));
     }
     // Queries without keys still have tiles, which write O = 0.
     let plan = Plan::new(&dense(2, (200, 0), (4, 4), Mask::Causal), &H100).unwrap();
-    assert_eq!((dense_plan(&plan).schedule().num_tiles(), dense_plan(&plan).cost().blocks), (16, 0));
+    assert_eq!((schedule(&plan).num_tiles(), dense_plan(&plan).cost().blocks), (16, 0));
 }
 
 /// Refusals of problems that only the CPU computes, with their numbers.
@@ -397,11 +366,10 @@ fn the_largest_lengths_plan() {
     let longest = i32::MAX as usize;
     let plan = Plan::new(&dense(1, (longest, longest), (1, 1), Mask::Causal), &H100).unwrap();
     let last = dense_plan(&plan).works().next().unwrap();
-    assert_eq!(last, as_a_kernel(&plan, 0));
     assert_eq!(last.tile.m_block as usize, longest.div_ceil(192) - 1);
     assert_eq!(last.kv.end as usize, longest.div_ceil(80));
     let plan = Plan::new(&dense(1, (longest, 1 << 18), (100, 100), Mask::None), &H100).unwrap();
-    assert_eq!(dense_plan(&plan).schedule().num_tiles(), 100 * longest.div_ceil(192) as u32);
+    assert_eq!(schedule(&plan).num_tiles(), 100 * longest.div_ceil(192) as u32);
 }
 
 #[test]
@@ -451,7 +419,7 @@ prop_compose! {
 proptest! {
     #[test]
     fn causal_tiles_of_one_section_never_get_longer(q in 1usize..3000, k in 0usize..3000, heads in 1usize..4) {
-        let options = PlanOptions::default().order(Order::LongestFirst { section: u32::MAX, longest: Longest::Last });
+        let options = PlanOptions::default().order(in_sections(u32::MAX));
         let plan = Plan::with(&dense(2, (q, k), (heads, heads), Mask::Causal), &H100, &options).unwrap();
         prop_assert!(dense_plan(&plan).works().map(|work| work.cost()).is_sorted_by(|a, b| a >= b));
     }
@@ -463,7 +431,7 @@ proptest! {
         covers(&plan);
         prop_assert!(go_together(&plan));
         prop_assert_eq!(plan.to_string().lines().count(), 12);
-        let schedule = dense_plan(&plan).schedule();
+        let schedule = schedule(&plan);
         prop_assert_eq!(dense_plan(&plan).simulate().spans().len(), schedule.num_tiles() as usize);
         prop_assert!(schedule.grid() <= schedule.num_tiles() && (schedule.grid() > 0 || schedule.num_tiles() == 0));
     }
@@ -473,7 +441,7 @@ proptest! {
         let longest = Longest::from(problem.mask());
         let order = if linear { Order::Linear } else { Order::LongestFirst { section, longest } };
         let plan = Plan::with(&problem, &H100, &PlanOptions::default().order(order)).unwrap();
-        prop_assert_eq!(dense_plan(&plan).schedule().order(), order);
+        prop_assert_eq!(schedule(&plan).order(), order);
         covers(&plan);
     }
 }

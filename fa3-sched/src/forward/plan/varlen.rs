@@ -1,4 +1,4 @@
-//! Tiles that are found through a table in device memory: sequences whose lengths are data (varlen).
+//! Varlen plans: lengths are data, and tiles are found through a table in device memory.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::forward::{Loads, PlanError};
 use crate::packed::{self, MemoryRows, Side, Tiles, section};
 use crate::{Longest, Order, Scheduler};
 
-/// The features that kernels compute whose tiles a table lists.
+/// The features that kernels of varlen plans compute.
 const KNOWN: Known = Known::new(
     "the forward kernels of packed sequences",
     &[
@@ -29,7 +29,7 @@ const KNOWN: Known = Known::new(
     ],
 );
 
-/// The tiles of sequences that a table lists.
+/// Plan of sequences whose lengths are data.
 #[derive(Clone, Debug)]
 pub struct VarlenPlan {
     tiles: Tiles,
@@ -61,9 +61,8 @@ impl VarlenPlan {
             // Rows of O would be written with scales of a sequence that does not exist.
             return Err(PlanError::VarlenNothing { rows: problem.q().shape.seqlen });
         }
-        let sides = [(problem.seqs_q(), problem.q()), (problem.seqs_k(), problem.k())];
-        let sides = sides.map(|(sequences, tensor)| Side::of(sequences, tensor.shape.seqlen));
-        let table = packed::Plan::new(problem.batch(), sides, [tile.tile_m, tile.tile_n], problem.mask())?;
+        let (sides, sizes) = (Side::both(problem), [tile.tile_m, tile.tile_n]);
+        let table = packed::Plan::new(problem.batch(), sides, sizes, problem.mask())?;
         let heads = problem.heads().q() as u32;
         let longest = Longest::from(problem.mask());
         let section = match options.order {
@@ -104,7 +103,7 @@ impl VarlenPlan {
         self.rows
     }
 
-    /// The rows of `qv` in memory, if there is one.
+    /// The rows of `qv` in memory, if the problem has `qv`.
     pub fn latent_rows(&self) -> Option<MemoryRows> {
         self.latent_rows
     }
@@ -131,7 +130,7 @@ fn rows(name: TensorName, tensor: &TensorDesc) -> Result<MemoryRows, PlanError> 
     MemoryRows::of(tensor).map_err(|source| PlanError::VarlenRows { tensor: name, source })
 }
 
-/// The rows of `qv` in memory, if there is one.
+/// The rows of `qv` in memory, if the problem has `qv`.
 pub(super) fn latent_rows(problem: &Problem) -> Result<Option<MemoryRows>, PlanError> {
     problem.qv().map(|qv| rows(TensorName::Qv, qv)).transpose()
 }
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_whose_lengths_are_data_are_listed() {
+    fn sequences_whose_lengths_are_data_have_varlen_plans() {
         let varlen = |spec: ProblemSpec| {
             let plan = Plan::new(&spec.validate().unwrap(), &H100).unwrap();
             let PlanKind::Varlen(varlen) = plan.kind() else { panic!("{plan}") };

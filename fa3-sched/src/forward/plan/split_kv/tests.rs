@@ -6,14 +6,23 @@ use super::*;
 use crate::DeviceLimits;
 use crate::forward::{Plan, PlanKind, Precision};
 
-/// The plan of `batch` sequences with `rows` rows of Q and `pages` pages of 16 rows each.
-fn plan(batch: usize, rows: usize, pages: usize, heads: (usize, usize)) -> Plan {
+/// Attention of `batch` sequences with `rows` rows of Q and `pages` pages of 16 rows each.
+fn plan_of(
+    [batch, rows, pages]: [usize; 3],
+    heads: (usize, usize),
+    split_keys: SplitKeys,
+    change: impl Fn(ProblemSpec) -> ProblemSpec,
+) -> Result<Plan, PlanError> {
     let q = Shape { batch, seqlen: rows, heads: heads.0, head_dim: 128 };
     let kv = Shape { batch: 1000, seqlen: 16, heads: heads.1, head_dim: 128 };
-    let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).mask(Mask::Causal);
+    let spec = change(ProblemSpec::dense(Dtype::Bf16, q, kv).mask(Mask::Causal));
     let problem = spec.seqs_k(Sequences::paged(batch, pages).used()).validate().unwrap();
-    let options = PlanOptions::default().split_keys(SplitKeys::Even);
-    Plan::with(&problem, &DeviceLimits::h100_sxm(), &options).unwrap()
+    let options = PlanOptions::default().split_keys(split_keys);
+    Plan::with(&problem, &DeviceLimits::h100_sxm(), &options)
+}
+
+fn plan(batch: usize, rows: usize, pages: usize, heads: (usize, usize)) -> Plan {
+    plan_of([batch, rows, pages], heads, SplitKeys::Even, |spec| spec).unwrap()
 }
 
 #[test]
@@ -23,10 +32,8 @@ fn few_rows_share_keys() {
         PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
     };
     let one = split_kv(1, 1, 64, (32, 8)).unwrap();
-    assert_eq!(
-        (one.ctas(), one.reduction_entries(), one.pack(), one.positions(), one.per_sm()),
-        (132, Some(8), 4, 16, 2)
-    );
+    assert_eq!((one.ctas(), one.reduction_entries()), (132, Some(8)));
+    assert_eq!((one.pack(), one.positions(), one.per_sm()), (4, 16, 2));
     let plan_of_one = plan(1, 1, 64, (32, 8));
     assert_eq!(
         (
@@ -58,17 +65,11 @@ fn few_rows_share_keys() {
 }
 
 #[test]
-fn pieces_do_not_depend_on_the_batch() {
-    let plan = |batch, rows, keys, dtype| {
-        let q = Shape { batch, seqlen: rows, heads: 32, head_dim: 128 };
-        let kv = Shape { batch: 1000, seqlen: 16, heads: 8, head_dim: 128 };
-        let spec = ProblemSpec::dense(dtype, q, kv).mask(Mask::Causal);
-        let problem = spec.seqs_k(Sequences::paged(batch, 512).used()).validate().unwrap();
-        let options = PlanOptions::default().split_keys(SplitKeys::FixedSize { keys });
-        Plan::with(&problem, &DeviceLimits::h100_sxm(), &options)
-    };
+fn fixed_size_splits_do_not_depend_on_the_batch() {
+    let plan =
+        |batch, rows, keys| plan_of([batch, rows, 512], (32, 8), SplitKeys::FixedSize { keys }, |spec| spec);
     for (batch, rows) in [(1, 1), (64, 1), (3, 300)] {
-        let plan = plan(batch, rows, 1024, Dtype::Bf16).unwrap();
+        let plan = plan(batch, rows, 1024).unwrap();
         let PlanKind::SplitKv(split_kv) = plan.kind() else { panic!("{plan}") };
         assert_eq!(plan.tile().tile_m, ROWS);
         assert_eq!(
@@ -78,37 +79,32 @@ fn pieces_do_not_depend_on_the_batch() {
         assert_eq!(split_kv.reduction_source(), ReductionSource::Lengths);
         assert_eq!(split_kv.partial_dims(plan.problem()), [8, (batch * rows * 32) as u32]);
     }
-    let whole = plan(1, 1, 8192, Dtype::Bf16).unwrap();
+    let whole = plan(1, 1, 8192).unwrap();
     assert!(matches!(whole.kind(), PlanKind::SplitKv(split_kv) if !split_kv.needs_reduction()));
-    let refused = |keys, rows, dtype| plan(1, rows, keys, dtype).unwrap_err().to_string();
+    let text = whole.to_string();
+    assert!(text.contains("split-KV, splits of 128 KV blocks, 132 CTAs of 256 threads"), "{text}");
+    let refused = |keys, rows| plan(1, rows, keys).unwrap_err().to_string();
     for keys in [0, 100] {
-        let expected = format!("a piece of {keys} keys is not one or several blocks of 64 keys");
-        assert_eq!(refused(keys, 1, Dtype::Bf16), expected);
+        let expected = format!("a split of {keys} keys is not one or several blocks of 64 keys");
+        assert_eq!(refused(keys, 1), expected);
     }
-    assert_eq!(
-        refused(1024, 1 << 20, Dtype::Bf16),
-        "a sequence may have 67633152 blocks of keys in all of its tiles, more than 16777216, to cut into pieces"
-    );
+    let most = "a sequence may have 67633152 KV blocks in all of its tiles, more than 16777216, for splits of a fixed size";
+    assert_eq!(refused(1024, 1 << 20), most);
 }
 
 #[test]
 fn keys_of_e4m3_are_shared() {
-    let q = Shape { batch: 2, seqlen: 1, heads: 8, head_dim: 128 };
-    let kv = Shape { batch: 100, seqlen: 16, heads: 2, head_dim: 128 };
-    let plan = |spec: ProblemSpec| {
-        let problem = spec.seqs_k(Sequences::paged(2, 60).used()).validate().unwrap();
-        let options = PlanOptions::default().split_keys(SplitKeys::Even);
-        Plan::with(&problem, &DeviceLimits::h100_sxm(), &options).unwrap()
+    let plan = |change: fn(ProblemSpec) -> ProblemSpec| {
+        plan_of([2, 1, 60], (8, 2), SplitKeys::Even, change).unwrap()
     };
-    let converted = plan(ProblemSpec::dense(Dtype::F16, q, kv).e4m3_keys());
+    let converted = plan(ProblemSpec::e4m3_keys);
     let PlanKind::SplitKv(split_kv) = converted.kind() else { panic!("{converted}") };
     // The dequantizing warps use the registers that a second CTA would need.
     assert_eq!((split_kv.per_sm(), converted.tile().precision), (1, Precision::Converted { q: false }));
-    let half = plan(ProblemSpec::dense(Dtype::F16, q, kv));
-    assert_eq!(converted.tile().tile_n, half.tile().tile_n, "the same sums");
+    assert_eq!(converted.tile().tile_n, plan(|spec| spec).tile().tile_n, "the same sums");
     let text = converted.to_string();
     assert!(text.contains("56 a producer, 96 a converting and 256 a consumer thread"), "{text}");
-    let of_e4m3 = plan(ProblemSpec::dense(Dtype::E4m3, q, kv));
+    let of_e4m3 = plan(|spec| ProblemSpec::dense(Dtype::E4m3, spec.q.shape, spec.k.shape));
     assert!(matches!(of_e4m3.kind(), PlanKind::SplitKv(_)));
     let tile = CtaTile { precision: Precision::Converted { q: true }, ..converted.tile() };
     assert_eq!(of_e4m3.tile(), tile, "the same sums");
