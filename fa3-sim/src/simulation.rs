@@ -12,8 +12,65 @@ use crate::rule::Rule;
 use crate::schedule::{Policy, Scheduler};
 use crate::trace::{Recorder, Trace};
 
-/// The default limit of steps, of all warps together.
-pub(crate) const MOST_STEPS: u64 = 1 << 28;
+/// How a kernel is run, and how long.
+#[derive(Clone, Debug)]
+pub(crate) struct RunOptions {
+    pub(crate) policy: Policy,
+    pub(crate) mode: Mode,
+    pub(crate) max_steps: u64,
+    pub(crate) until: Vec<Rule>,
+    pub(crate) trace: bool,
+}
+
+impl RunOptions {
+    pub(crate) fn new() -> RunOptions {
+        let (policy, mode) = (Policy::Eager, Mode::Exact);
+        RunOptions { policy, mode, max_steps: 1 << 28, until: Vec::new(), trace: false }
+    }
+}
+
+/// Defines the setters of [`RunOptions`] for a builder that has them as `options`.
+macro_rules! run_setters {
+    () => {
+        /// Sets the schedule.
+        #[must_use]
+        pub fn policy(mut self, policy: Policy) -> Self {
+            self.options.policy = policy;
+            self
+        }
+
+        /// Sets how much of the arithmetic is simulated.
+        #[must_use]
+        pub fn mode(mut self, mode: Mode) -> Self {
+            self.options.mode = mode;
+            self
+        }
+
+        /// Limits the steps of all warps of a launch together; 2^28 by default.
+        #[must_use]
+        pub fn max_steps(mut self, max_steps: u64) -> Self {
+            self.options.max_steps = max_steps;
+            self
+        }
+
+        /// Ends every launch where one of these rules is broken. Later violations are not found, and the results are
+        /// incomplete.
+        #[must_use]
+        pub fn until(mut self, rules: Vec<Rule>) -> Self {
+            self.options.until = rules;
+            self
+        }
+
+        /// Records what the first cluster of every launch does, for a [`Timeline`](crate::Timeline).
+        #[must_use]
+        pub fn trace(mut self, trace: bool) -> Self {
+            self.options.trace = trace;
+            self
+        }
+    };
+}
+
+pub(crate) use run_setters;
 
 /// How much of the arithmetic is simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -111,12 +168,8 @@ pub struct Simulation<'k> {
     kernel: Loaded<'k>,
     grid: [u32; 3],
     args: Vec<ArgValue>,
-    policy: Policy,
-    mode: Mode,
-    max_steps: u64,
     predecessor: Vec<Buffer>,
-    until: Vec<Rule>,
-    trace: bool,
+    pub(crate) options: RunOptions,
 }
 
 impl<'k> Simulation<'k> {
@@ -127,18 +180,8 @@ impl<'k> Simulation<'k> {
 
     /// A launch of a kernel that is loaded already; otherwise as [`Simulation::new`].
     pub fn of(kernel: Loaded<'k>) -> Simulation<'k> {
-        let (policy, mode) = (Policy::Eager, Mode::Exact);
-        Simulation {
-            kernel,
-            grid: [1; 3],
-            args: Vec::new(),
-            policy,
-            mode,
-            max_steps: MOST_STEPS,
-            predecessor: Vec::new(),
-            until: Vec::new(),
-            trace: false,
-        }
+        let (args, predecessor) = (Vec::new(), Vec::new());
+        Simulation { kernel, grid: [1; 3], args, predecessor, options: RunOptions::new() }
     }
 
     /// Sets the number of CTAs.
@@ -153,24 +196,6 @@ impl<'k> Simulation<'k> {
         Simulation { args, ..self }
     }
 
-    /// Sets the schedule.
-    #[must_use]
-    pub fn policy(self, policy: Policy) -> Simulation<'k> {
-        Simulation { policy, ..self }
-    }
-
-    /// Sets how much of the arithmetic is simulated.
-    #[must_use]
-    pub fn mode(self, mode: Mode) -> Simulation<'k> {
-        Simulation { mode, ..self }
-    }
-
-    /// Limits the steps of all warps together; 2^28 by default.
-    #[must_use]
-    pub fn max_steps(self, max_steps: u64) -> Simulation<'k> {
-        Simulation { max_steps, ..self }
-    }
-
     /// Declares the buffers that the previous grid writes. It may still run until `griddepcontrol.wait`
     /// ([`crate::Rule::G1`]).
     #[must_use]
@@ -178,17 +203,7 @@ impl<'k> Simulation<'k> {
         Simulation { predecessor: buffers, ..self }
     }
 
-    /// Ends the run where one of these rules is broken. Later violations are not found, and the results are incomplete.
-    #[must_use]
-    pub fn until(self, rules: Vec<Rule>) -> Simulation<'k> {
-        Simulation { until: rules, ..self }
-    }
-
-    /// Records what the first cluster does, for a [`crate::Timeline`].
-    #[must_use]
-    pub fn trace(self, trace: bool) -> Simulation<'k> {
-        Simulation { trace, ..self }
-    }
+    run_setters!();
 
     /// Runs the kernel to its end, or until no warp can go on, or until a rule of [`Simulation::until`] is broken.
     ///
@@ -210,12 +225,12 @@ impl<'k> Simulation<'k> {
             program,
             args: &self.args,
             grid: self.grid,
-            mode: self.mode,
-            schedule: Scheduler::new(self.policy),
-            max_steps: self.max_steps,
+            mode: self.options.mode,
+            schedule: Scheduler::new(self.options.policy),
+            max_steps: self.options.max_steps,
             predecessor: &self.predecessor,
-            until: &self.until,
-            trace: self.trace,
+            until: &self.options.until,
+            trace: self.options.trace,
         };
         let mut machine = Machine::new(setup, memory);
         machine.run()?;

@@ -8,7 +8,7 @@ use crate::memory::{Buffer, Demand, Memory};
 use crate::probe::Probe;
 use crate::rule::Rule;
 use crate::schedule::Policy;
-use crate::simulation::{MOST_STEPS, Mode, Outcome, SimError, Simulation};
+use crate::simulation::{Mode, Outcome, RunOptions, SimError, Simulation, run_setters};
 
 /// A run of a program. Its kernels are verified and decoded once, however often it runs.
 ///
@@ -19,11 +19,7 @@ use crate::simulation::{MOST_STEPS, Mode, Outcome, SimError, Simulation};
 #[derive(Clone, Debug)]
 pub struct ProgramSimulation<'p> {
     program: Program<Loaded<'p>>,
-    policy: Policy,
-    mode: Mode,
-    max_steps: u64,
-    until: Vec<Rule>,
-    trace: bool,
+    options: RunOptions,
 }
 
 /// Outcome of a program's run.
@@ -62,39 +58,10 @@ impl<'p> ProgramSimulation<'p> {
 
     /// A run of a program whose kernels are loaded already; otherwise as [`ProgramSimulation::new`].
     pub fn of(program: Program<Loaded<'p>>) -> ProgramSimulation<'p> {
-        let (policy, mode) = (Policy::Eager, Mode::Exact);
-        ProgramSimulation { program, policy, mode, max_steps: MOST_STEPS, until: Vec::new(), trace: false }
+        ProgramSimulation { program, options: RunOptions::new() }
     }
 
-    /// Sets the schedule.
-    #[must_use]
-    pub fn policy(self, policy: Policy) -> ProgramSimulation<'p> {
-        ProgramSimulation { policy, ..self }
-    }
-
-    /// Sets how much of the arithmetic is simulated.
-    #[must_use]
-    pub fn mode(self, mode: Mode) -> ProgramSimulation<'p> {
-        ProgramSimulation { mode, ..self }
-    }
-
-    /// Limits the steps of warps in every launch: see [`Simulation::max_steps`].
-    #[must_use]
-    pub fn max_steps(self, max_steps: u64) -> ProgramSimulation<'p> {
-        ProgramSimulation { max_steps, ..self }
-    }
-
-    /// Ends every step where one of these rules is broken: see [`Simulation::until`].
-    #[must_use]
-    pub fn until(self, rules: Vec<Rule>) -> ProgramSimulation<'p> {
-        ProgramSimulation { until: rules, ..self }
-    }
-
-    /// Records what the first cluster of every step does.
-    #[must_use]
-    pub fn trace(self, trace: bool) -> ProgramSimulation<'p> {
-        ProgramSimulation { trace, ..self }
-    }
+    run_setters!();
 
     /// Runs every step to its end. `initial` has the bytes of every buffer. Bytes for outputs and scratch memory are
     /// ignored. An optional input without bytes is absent: its address is 0.
@@ -126,12 +93,11 @@ impl<'p> ProgramSimulation<'p> {
             }
             let kernel = step.kernel.kernel();
             let early = kernel.waits_for_grid();
-            let simulation = Simulation::of(step.kernel.clone())
+            let mut simulation = Simulation::of(step.kernel.clone())
                 .grid(step.grid)
                 .args(step.bind(&kernel.params, &addresses)?)
                 .predecessor_writes(if early { buffers.clone() } else { Vec::new() });
-            let simulation = simulation.policy(self.policy).mode(self.mode).max_steps(self.max_steps);
-            let simulation = simulation.until(self.until.clone()).trace(self.trace);
+            simulation.options = self.options.clone();
             steps.push(simulation.run(&mut memory)?);
         }
         let bytes: Vec<Vec<u8>> = buffers.iter().map(|&buffer| memory.read(buffer)).collect();
