@@ -1,11 +1,6 @@
-//! Every integer decision of attention on a Hopper GPU.
+#![doc = include_str!("../README.md")]
 //!
-//! ```text
-//! O[m] = Σ_j P[m, j] V[j]      j over the KV blocks that tile m of queries must visit
-//! ```
-//!
-//! It decides which blocks a tile visits under a mask, in which order tiles run and on which CTA, how large tiles are,
-//! and whether they fit an SM. It knows no kernel and no driver: numbers in, numbers out.
+//! # What is here
 //!
 //! Every operation shares:
 //!
@@ -22,25 +17,6 @@
 //! Each operation has a module: [`forward`] plans the forward pass, [`backward`] its gradients, [`quantize`] the
 //! conversion of a tensor to e4m3, [`fp8`] attention in 8 bits over 16-bit tensors, [`combine`] the merge of partial
 //! results, [`append`] an append to a KV cache, and [`cached`] an append and the attention after it.
-//!
-//! ```
-//! use fa3_sched::DeviceLimits;
-//! use fa3_sched::forward::Plan;
-//! use fa3_types::{Dtype, ProblemSpec, Shape};
-//!
-//! // 4096 rows, 8 heads, 4 sequences in tiles of 192 rows: 704 tiles for the 132 SMs of an H100.
-//! let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
-//! let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).validate()?;
-//! let plan = Plan::new(&problem, &DeviceLimits::h100_sxm())?;
-//! let tiles = plan.dense().ok_or("the batch is dense")?;
-//! assert_eq!((tiles.schedule().num_tiles(), tiles.schedule().grid()), (704, 132));
-//!
-//! // Each CTA computes 5 or 6 of them.
-//! let schedule = tiles.simulate();
-//! let tiles_of = |cta| schedule.spans().iter().filter(|span| span.cta == cta).count();
-//! assert!((0..132).all(|cta| [5, 6].contains(&tiles_of(cta))));
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 #![forbid(unsafe_code)]
 
 // Integers that a kernel can compute, too.
@@ -81,8 +57,3 @@ pub use range::{KvRange, SeqLens, Tiling, VisibleKeys};
 pub use schedule::Schedule;
 pub use scheduler::{Scheduler, next_dynamic, next_static};
 pub use work_decomposition::{IterationSpace, Split, WorkDecomposition, WorkUnits};
-
-/// The README's Rust code, as a test.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;

@@ -3,10 +3,8 @@
 use std::fmt;
 
 use crate::problem::check_sequences;
-use crate::{Dim, Dtype, Mask, ProblemError, RopeStyle, Sequences, Shape, TensorDesc, TensorName};
-
-/// Elements of a row that rotate are a multiple of this.
-const ROTARY_MULTIPLE: usize = 16;
+use crate::rotary::ROTARY_MULTIPLE;
+use crate::{Dtype, Mask, ProblemError, RopeStyle, Sequences, Shape, TensorDesc, TensorName, setters};
 
 /// New rows of keys and values, and the cache that they are appended to.
 ///
@@ -114,6 +112,7 @@ pub struct AppendRotary {
 /// # Ok::<(), fa3_types::AppendProblemError>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 #[non_exhaustive]
 pub struct AppendSpec {
     /// New keys and values, if any.
@@ -135,16 +134,12 @@ impl AppendSpec {
         AppendSpec { rows: None, queries: Some(queries), rotary: Some(rotary) }
     }
 
-    /// Rotates the new keys.
-    #[must_use]
-    pub fn rotary(self, rotary: AppendRotary) -> AppendSpec {
-        AppendSpec { rotary: Some(rotary), ..self }
-    }
+    setters! {
+        /// Rotates the new keys.
+        rotary(rotary: AppendRotary) { rotary: Some(rotary) }
 
-    /// Rotates these queries, too.
-    #[must_use]
-    pub fn queries(self, queries: RotatedQueries) -> AppendSpec {
-        AppendSpec { queries: Some(queries), ..self }
+        /// Rotates these queries, too.
+        queries(queries: RotatedQueries) { queries: Some(queries) }
     }
 
     /// Calls [`AppendProblem::new`].
@@ -304,18 +299,11 @@ impl AppendedRows {
             check_tensor(tensor, desc, expected)?;
         }
         let [new, cache] = [self.k_new.shape, self.k_cache.shape];
-        let expected = [
-            (TensorName::VNew, self.v_new.shape, Shape { head_dim: self.v_new.shape.head_dim, ..new }),
-            (TensorName::KCache, cache, Shape { batch: cache.batch, seqlen: cache.seqlen, ..new }),
-            (
-                TensorName::VCache,
-                self.v_cache.shape,
-                Shape { head_dim: self.v_new.shape.head_dim, heads: new.heads, ..cache },
-            ),
-        ];
-        for (tensor, given, expected) in expected {
-            check_shape(tensor, given, expected)?;
-        }
+        let of_v = self.v_new.shape.head_dim;
+        self.v_new.shape.check(TensorName::VNew, Shape { head_dim: of_v, ..new })?;
+        cache.check(TensorName::KCache, Shape { batch: cache.batch, seqlen: cache.seqlen, ..new })?;
+        let expected = Shape { head_dim: of_v, heads: new.heads, ..cache };
+        self.v_cache.shape.check(TensorName::VCache, expected)?;
         if self.new.has_used() || self.new.is_cache() {
             return Err(AppendProblemError::NewRows);
         }
@@ -345,7 +333,7 @@ impl RotatedQueries {
         check_tensor(tensor, &self.q, rows.map_or(self.q.dtype, |rows| rows.k_new.dtype))?;
         check_sequences(tensor, &self.q, self.sequences)?;
         if let Some(rows) = rows {
-            check_shape(tensor, shape, Shape { head_dim: rows.k_new.shape.head_dim, ..shape })?;
+            shape.check(tensor, Shape { head_dim: rows.k_new.shape.head_dim, ..shape })?;
             check_count(tensor, self.sequences, rows.cache)?;
         }
         Ok(())
@@ -380,15 +368,6 @@ fn check_tensor(tensor: TensorName, desc: &TensorDesc, expected: Dtype) -> Resul
     Ok(desc.check_rows(tensor)?)
 }
 
-fn check_shape(tensor: TensorName, given: Shape, expected: Shape) -> Result<(), ProblemError> {
-    let dims = [Dim::Batch, Dim::Seqlen, Dim::Heads, Dim::HeadDim];
-    let pairs = dims.into_iter().zip(given.dims().into_iter().zip(expected.dims()));
-    match pairs.into_iter().find(|(_, (given, expected))| given != expected) {
-        Some((dim, (given, expected))) => Err(ProblemError::DimMismatch { tensor, dim, given, expected }),
-        None => Ok(()),
-    }
-}
-
 fn check_count(tensor: TensorName, given: Sequences, cache: Sequences) -> Result<(), AppendProblemError> {
     match (given.count(), cache.count()) {
         (given, expected) if given != expected => Err(AppendProblemError::Count { tensor, given, expected }),
@@ -400,7 +379,7 @@ impl fmt::Display for AppendProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let form = |sequences: Sequences| if sequences.is_packed() { "packed " } else { "" };
         let mut parts = Vec::new();
-        if let Some(AppendedRows { k_new, v_new, new, k_cache, cache, .. }) = self.rows() {
+        if let Some(AppendedRows { k_new, v_new, new, k_cache, v_cache: _, cache }) = self.rows() {
             let (shape, rows) = (k_new.shape, k_cache.shape.seqlen);
             let values = match v_new.shape.head_dim {
                 head_dim if head_dim == shape.head_dim => String::new(),
@@ -421,11 +400,7 @@ impl fmt::Display for AppendProblem {
             };
             parts.push(format!("q {}{}{at}", form(*sequences), q.shape));
         }
-        if let Some(AppendRotary { style, rotary_dim, table, .. }) = self.rotary() {
-            let style = match style {
-                RopeStyle::Interleaved => "interleaved",
-                RopeStyle::HalfSplit => "half-split",
-            };
+        if let Some(AppendRotary { style, rotary_dim, table, table_rows: _, base: _ }) = self.rotary() {
             parts.push(format!("{style} rotary embedding of {rotary_dim} by {table}"));
         }
         write!(f, "{} {}", self.dtype(), parts.join(", "))

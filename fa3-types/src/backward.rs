@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use crate::{
-    Dim, Feature, Known, Problem, ProblemError, ProblemSpec, Shape, TensorDesc, TensorName, UnknownFeature,
-};
+use crate::{Feature, Known, Problem, ProblemError, ProblemSpec, TensorDesc, TensorName, UnknownFeature};
 
 /// The features that have gradients.
 const KNOWN: Known = Known::new(
@@ -156,14 +154,7 @@ fn check(tensor: TensorName, given: &TensorDesc, of: &TensorDesc) -> Result<(), 
     if given.dtype != of.dtype {
         return Err(ProblemError::DtypeMismatch { tensor, given: given.dtype, expected: of.dtype });
     }
-    let names = [Dim::Batch, Dim::Seqlen, Dim::Heads, Dim::HeadDim];
-    let (given, expected): (Shape, Shape) = (given.shape, of.shape);
-    for ((dim, given), expected) in names.into_iter().zip(given.dims()).zip(expected.dims()) {
-        if given != expected {
-            return Err(ProblemError::DimMismatch { tensor, dim, given, expected });
-        }
-    }
-    Ok(())
+    given.shape.check(tensor, of.shape)
 }
 
 impl fmt::Display for BackwardProblem {
@@ -175,7 +166,7 @@ impl fmt::Display for BackwardProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Dtype;
+    use crate::{Dim, Dtype, Shape};
 
     const Q: Shape = Shape { batch: 2, seqlen: 16, heads: 4, head_dim: 64 };
     const KV: Shape = Shape { batch: 2, seqlen: 24, heads: 2, head_dim: 64 };

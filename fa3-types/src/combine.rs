@@ -111,10 +111,14 @@ impl CombineProblem {
             return Err(CombineProblemError::HeadDim { given: shape.head_dim });
         }
         let of_lse = Shape { head_dim: 1, ..shape };
-        same_shape(TensorName::LsePartial, lse_partial.first.shape, of_lse)?;
-        same_extent(TensorName::LsePartial, Dim::Splits, lse_partial.splits, out_partial.splits)?;
-        same_shape(TensorName::O, o.shape, shape)?;
-        same_shape(TensorName::Lse, lse.shape, of_lse)?;
+        lse_partial.first.shape.check(TensorName::LsePartial, of_lse)?;
+        if lse_partial.splits != out_partial.splits {
+            let (tensor, dim) = (TensorName::LsePartial, Dim::Splits);
+            let (given, expected) = (lse_partial.splits, out_partial.splits);
+            return Err(ProblemError::DimMismatch { tensor, dim, given, expected }.into());
+        }
+        o.shape.check(TensorName::O, shape)?;
+        lse.shape.check(TensorName::Lse, of_lse)?;
         out_partial.check_rows(TensorName::OutPartial)?;
         o.check_rows(TensorName::O)?;
         o.check_distinct(TensorName::O)?;
@@ -152,19 +156,6 @@ impl CombineProblem {
     /// LSE, with rows of one element.
     pub fn lse(&self) -> &TensorDesc {
         &self.0.lse
-    }
-}
-
-fn same_shape(tensor: TensorName, given: Shape, expected: Shape) -> Result<(), ProblemError> {
-    let dims = [Dim::Batch, Dim::Seqlen, Dim::Heads, Dim::HeadDim];
-    let mut extents = dims.into_iter().zip(given.dims()).zip(expected.dims());
-    extents.try_for_each(|((dim, given), expected)| same_extent(tensor, dim, given, expected))
-}
-
-fn same_extent(tensor: TensorName, dim: Dim, given: usize, expected: usize) -> Result<(), ProblemError> {
-    match given == expected {
-        true => Ok(()),
-        false => Err(ProblemError::DimMismatch { tensor, dim, given, expected }),
     }
 }
 

@@ -1,114 +1,77 @@
 //! The reasons why a problem is rejected, with the numbers.
 
-use std::fmt;
 use std::num::NonZeroU32;
 
+use crate::names::names;
 use crate::score::Number;
 use crate::{Dtype, Feature, Granularity, Mask, Shape};
 
-/// A tensor of the attention call, as errors name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum TensorName {
-    /// Queries.
-    Q,
-    /// Keys.
-    K,
-    /// Values.
-    V,
-    /// The part of the queries that is multiplied by V (latent attention).
-    Qv,
-    /// Output.
-    O,
-    /// Log-sum-exp.
-    Lse,
-    /// The gradient of the output.
-    DOut,
-    /// The gradient of the log-sum-exp.
-    DLse,
-    /// The gradient of the queries.
-    DQ,
-    /// The gradient of the keys.
-    DK,
-    /// The gradient of the values.
-    DV,
-    /// The attention sinks: a logit for each query head, in the softmax's denominator.
-    Sink,
-    /// The gradient of the sinks.
-    DSink,
-    /// The tensor to quantize.
-    X,
-    /// Its e4m3 codes.
-    Codes,
-    /// Cosines of rotary embedding.
-    Cos,
-    /// Partial results of O.
-    OutPartial,
-    /// Partial results of LSE.
-    LsePartial,
-    /// New keys, for a cache.
-    KNew,
-    /// New values, for a cache.
-    VNew,
-    /// The keys of a cache.
-    KCache,
-    /// The values of a cache.
-    VCache,
-}
-
-/// A dimension of a tensor, as errors name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dim {
-    /// Splits of the keys.
-    Splits,
-    /// The batch.
-    Batch,
-    /// Rows: sequence positions, or all rows of a packed tensor.
-    Seqlen,
-    /// Heads.
-    Heads,
-    /// The head dimension.
-    HeadDim,
-}
-
-impl fmt::Display for TensorName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            TensorName::Q => "q",
-            TensorName::K => "k",
-            TensorName::V => "v",
-            TensorName::Qv => "qv",
-            TensorName::O => "o",
-            TensorName::Lse => "lse",
-            TensorName::DOut => "dout",
-            TensorName::DLse => "dlse",
-            TensorName::DQ => "dq",
-            TensorName::DK => "dk",
-            TensorName::DV => "dv",
-            TensorName::Sink => "sink",
-            TensorName::DSink => "dsink",
-            TensorName::X => "x",
-            TensorName::Codes => "codes",
-            TensorName::Cos => "cos",
-            TensorName::OutPartial => "out_partial",
-            TensorName::LsePartial => "lse_partial",
-            TensorName::KNew => "k_new",
-            TensorName::VNew => "v_new",
-            TensorName::KCache => "k_cache",
-            TensorName::VCache => "v_cache",
-        })
+names! {
+    /// A tensor of the attention call, as errors name it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum TensorName {
+        /// Queries.
+        Q = "q",
+        /// Keys.
+        K = "k",
+        /// Values.
+        V = "v",
+        /// The part of the queries that is multiplied by V (latent attention).
+        Qv = "qv",
+        /// Output.
+        O = "o",
+        /// Log-sum-exp.
+        Lse = "lse",
+        /// The gradient of the output.
+        DOut = "dout",
+        /// The gradient of the log-sum-exp.
+        DLse = "dlse",
+        /// The gradient of the queries.
+        DQ = "dq",
+        /// The gradient of the keys.
+        DK = "dk",
+        /// The gradient of the values.
+        DV = "dv",
+        /// The attention sinks: a logit for each query head, in the softmax's denominator.
+        Sink = "sink",
+        /// The gradient of the sinks.
+        DSink = "dsink",
+        /// The tensor to quantize.
+        X = "x",
+        /// Its e4m3 codes.
+        Codes = "codes",
+        /// Cosines of rotary embedding.
+        Cos = "cos",
+        /// Partial results of O.
+        OutPartial = "out_partial",
+        /// Partial results of LSE.
+        LsePartial = "lse_partial",
+        /// New keys, for a cache.
+        KNew = "k_new",
+        /// New values, for a cache.
+        VNew = "v_new",
+        /// The keys of a cache.
+        KCache = "k_cache",
+        /// The values of a cache.
+        VCache = "v_cache",
     }
 }
 
-impl fmt::Display for Dim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Dim::Splits => "num_splits",
-            Dim::Batch => "batch",
-            Dim::Seqlen => "seqlen",
-            Dim::Heads => "heads",
-            Dim::HeadDim => "head_dim",
-        })
+names! {
+    /// A dimension of a tensor, as errors name it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Dim {
+        /// Splits of the keys.
+        Splits = "num_splits",
+        /// The batch.
+        Batch = "batch",
+        /// Rows: sequence positions, or all rows of a packed tensor.
+        Seqlen = "seqlen",
+        /// Heads.
+        Heads = "heads",
+        /// The head dimension.
+        HeadDim = "head_dim",
     }
 }
 

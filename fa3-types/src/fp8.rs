@@ -3,7 +3,7 @@
 use crate::{
     Dtype, Feature, Known, Positions, Problem, ProblemError, ProblemSpec, QuantizeProblem,
     QuantizeProblemError, QuantizeSpec, RopeStyle, Rotary, Scaling, Signs, TensorDesc, TensorName,
-    UnknownFeature,
+    UnknownFeature, setters,
 };
 
 /// Rows that share a scale.
@@ -40,7 +40,7 @@ impl QkRotary {
     }
 
     fn at(self, positions: Positions) -> Rotary {
-        let QkRotary { style, rotary_dim, table_rows, .. } = self;
+        let QkRotary { style, rotary_dim, table_rows, q_positions: _, k_positions: _ } = self;
         Rotary { style, rotary_dim, table_rows, positions }
     }
 }
@@ -64,6 +64,7 @@ impl QkRotary {
 /// # Ok::<(), fa3_types::Fp8ProblemError>(())
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 #[non_exhaustive]
 pub struct Fp8Spec {
     /// The attention, of f16 or bf16 tensors, dense or packed.
@@ -82,22 +83,15 @@ impl Fp8Spec {
         Fp8Spec { attention, rotary: None, signs: None, v_channels: false }
     }
 
-    /// Rotates rows of Q and K first.
-    #[must_use]
-    pub fn rotary(self, rotary: QkRotary) -> Fp8Spec {
-        Fp8Spec { rotary: Some(rotary), ..self }
-    }
+    setters! {
+        /// Rotates rows of Q and K first.
+        rotary(rotary: QkRotary) { rotary: Some(rotary) }
 
-    /// Transforms rows of Q and K before they are quantized.
-    #[must_use]
-    pub fn signs(self, signs: Signs) -> Fp8Spec {
-        Fp8Spec { signs: Some(signs), ..self }
-    }
+        /// Transforms rows of Q and K before they are quantized.
+        signs(signs: Signs) { signs: Some(signs) }
 
-    /// Gives each channel of V a mean and a scale.
-    #[must_use]
-    pub fn v_channels(self) -> Fp8Spec {
-        Fp8Spec { v_channels: true, ..self }
+        /// Gives each channel of V a mean and a scale.
+        v_channels() { v_channels: true }
     }
 
     /// Calls [`Fp8Problem::new`].

@@ -1,29 +1,8 @@
-//! Attention problems: their specification, their validation, and the arithmetic that all implementations share.
-//!
-//! ```text
-//! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
-//! ```
-//!
-//! Every other crate of the workspace starts from a [`Problem`]: tensor shapes and strides, sequence lengths, head
-//! groups, mask, softmax scale and soft cap. A problem is validated once and correct by type afterwards.
-//! [`Problem::new`] is the only place that says "bad shape". Nothing here computes attention, and nothing here knows a
-//! device or an address.
-//!
-//! ```
-//! use fa3_types::{Dtype, ProblemSpec, Shape};
-//!
-//! let q = Shape { batch: 2, seqlen: 512, heads: 8, head_dim: 128 };
-//! let kv = Shape { heads: 2, ..q };
-//! let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).causal().validate()?;
-//! assert_eq!(problem.heads().group_size(), 4);
-//! assert_eq!(problem.lse_shape(), [2, 8, 512]);
-//!
-//! let odd_heads = Shape { heads: 3, ..q };
-//! let error = ProblemSpec::dense(Dtype::Bf16, q, odd_heads).validate().unwrap_err();
-//! assert_eq!(error.to_string(), "heads_q 8 is not a multiple of heads_kv 3");
-//! # Ok::<(), fa3_types::ProblemError>(())
-//! ```
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
+
+mod names;
+mod setters;
 
 // Shared arithmetic of host and kernel.
 mod algebra;
@@ -89,8 +68,3 @@ pub use spec::ProblemSpec;
 pub use tensor::{Shape, Strides, TensorDesc};
 pub use units::{Bytes, Elems};
 pub use value_layout::ValueLayout;
-
-/// The README's Rust code, as a test.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;

@@ -7,8 +7,8 @@ use std::fmt;
 pub use scaling::{CHANNEL_GROUPS, CHANNEL_ROWS, Scaling};
 
 use crate::{
-    Bytes, Dim, Dtype, Positions, ProblemError, RopeStyle, Rotary, ScaleBlocks, Sequences, Shape, TensorDesc,
-    TensorName, ValueLayout, problem::check_sequences,
+    Bytes, Dim, Dtype, Positions, ProblemError, Rotary, ScaleBlocks, Sequences, Shape, TensorDesc,
+    TensorName, ValueLayout, problem::check_sequences, rotary::ROTARY_MULTIPLE, setters,
 };
 
 /// The largest head dimension of a quantization.
@@ -16,9 +16,6 @@ const HEAD_DIM_LIMIT: usize = 256;
 
 /// The head dimension is a multiple of this.
 const HEAD_DIM_MULTIPLE: usize = Dtype::E4m3.row_multiple();
-
-/// Elements of a row that rotate are a multiple of this.
-const ROTARY_MULTIPLE: usize = 16;
 
 /// The signs of incoherent processing: bit i of word i / 32 is set where entry i is negated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +49,7 @@ pub struct Signs {
 /// # Ok::<(), fa3_types::QuantizeProblemError>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 #[non_exhaustive]
 pub struct QuantizeSpec {
     /// The tensor, f16 or bf16.
@@ -84,34 +82,22 @@ impl QuantizeSpec {
         QuantizeSpec::new(x, codes)
     }
 
-    /// Transposes the codes, as FP8 products read V.
-    #[must_use]
-    pub fn transposed(self) -> QuantizeSpec {
-        QuantizeSpec { layout: ValueLayout::Transposed, ..self }
-    }
+    setters! {
+        /// Transposes the codes, as FP8 products read V.
+        transposed() { layout: ValueLayout::Transposed }
 
-    /// Rotates each row first.
-    #[must_use]
-    pub fn rotary(self, rotary: Rotary) -> QuantizeSpec {
-        QuantizeSpec { rotary: Some(rotary), ..self }
-    }
+        /// Rotates each row first.
+        rotary(rotary: Rotary) { rotary: Some(rotary) }
 
-    /// Transforms each row before it is quantized.
-    #[must_use]
-    pub fn signs(self, signs: Signs) -> QuantizeSpec {
-        QuantizeSpec { signs: Some(signs), ..self }
-    }
+        /// Transforms each row before it is quantized.
+        signs(signs: Signs) { signs: Some(signs) }
 
-    /// Sets the source of the scales.
-    #[must_use]
-    pub fn scaling(self, scaling: Scaling) -> QuantizeSpec {
-        QuantizeSpec { scaling, ..self }
-    }
+        /// Sets the source of the scales.
+        scaling(scaling: Scaling) { scaling }
 
-    /// Says that the tensor, of batch 1, has `sequences` packed sequences. Rows behind the last sequence have codes 0.
-    #[must_use]
-    pub fn packed(self, sequences: usize) -> QuantizeSpec {
-        QuantizeSpec { packed: Some(sequences), ..self }
+        /// Says that the tensor, of batch 1, has `sequences` packed sequences. Rows behind the last sequence have codes
+        /// 0.
+        packed(sequences: usize) { packed: Some(sequences) }
     }
 
     /// Calls [`QuantizeProblem::new`].
@@ -179,13 +165,7 @@ impl QuantizeProblem {
             return Err(QuantizeProblemError::HeadDim { given: head_dim });
         }
         x.check_rows(TensorName::X)?;
-        let dims = [Dim::Batch, Dim::Seqlen, Dim::Heads, Dim::HeadDim];
-        for ((dim, given), expected) in dims.into_iter().zip(codes.shape.dims()).zip(x.shape.dims()) {
-            if given != expected {
-                let tensor = TensorName::Codes;
-                return Err(ProblemError::DimMismatch { tensor, dim, given, expected }.into());
-            }
-        }
+        codes.shape.check(TensorName::Codes, x.shape)?;
         codes.check_rows(TensorName::Codes)?;
         codes.check_distinct(TensorName::Codes)?;
         if layout == ValueLayout::Transposed {
@@ -290,14 +270,8 @@ fn check_packed(spec: &QuantizeSpec, sequences: usize) -> Result<(), QuantizePro
 
 /// Checks that codes of this tensor can be transposed.
 fn check_transposed(codes: TensorDesc) -> Result<(), QuantizeProblemError> {
-    let (given, shape) = (codes.canonical().strides, codes.shape);
-    let expected = shape.contiguous_strides();
-    let strides = [
-        (Dim::Batch, given.batch, expected.batch),
-        (Dim::Seqlen, given.seqlen, expected.seqlen),
-        (Dim::Heads, given.heads, expected.heads),
-    ];
-    if let Some((dim, given, expected)) = strides.into_iter().find(|(_, given, expected)| given != expected) {
+    let shape = codes.shape;
+    if let Some((dim, given, expected)) = ValueLayout::other_stride(&codes) {
         return Err(QuantizeProblemError::CodesStride { dim, given, expected });
     }
     // Extents of 0 count as 1: arrays multiply the others even if they are empty.
@@ -310,8 +284,7 @@ fn check_transposed(codes: TensorDesc) -> Result<(), QuantizeProblemError> {
 }
 
 fn check_rotary(rotary: Rotary, shape: Shape, packed: bool) -> Result<(), QuantizeProblemError> {
-    let Rotary { style: RopeStyle::Interleaved | RopeStyle::HalfSplit, rotary_dim, table_rows, positions } =
-        rotary;
+    let Rotary { style: _, rotary_dim, table_rows, positions } = rotary;
     if rotary_dim == 0 || !rotary_dim.is_multiple_of(ROTARY_MULTIPLE) || rotary_dim > shape.head_dim {
         return Err(QuantizeProblemError::RotaryDim { given: rotary_dim, head_dim: shape.head_dim });
     }
@@ -336,11 +309,7 @@ fn check_rotary(rotary: Rotary, shape: Shape, packed: bool) -> Result<(), Quanti
 impl fmt::Display for QuantizeProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.x().dtype, self.x().shape)?;
-        if let Some(Rotary { style, rotary_dim, .. }) = self.rotary() {
-            let style = match style {
-                RopeStyle::Interleaved => "interleaved",
-                RopeStyle::HalfSplit => "half-split",
-            };
+        if let Some(Rotary { style, rotary_dim, table_rows: _, positions: _ }) = self.rotary() {
             write!(f, ", {style} rotary embedding of {rotary_dim}")?;
         }
         if self.signs().is_some() {

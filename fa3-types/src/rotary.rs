@@ -1,6 +1,11 @@
 //! Rotary position embedding (Su et al., arXiv 2104.09864).
 
+use std::fmt;
+
 use crate::Real;
+
+/// Elements of a row that rotate are a multiple of this.
+pub(crate) const ROTARY_MULTIPLE: usize = 16;
 
 /// Rotates a pair by an angle: one product, rounded, and one fused multiply-add for each result.
 ///
@@ -18,6 +23,15 @@ pub enum RopeStyle {
     Interleaved,
     /// Entries i and i + rotary_dim / 2, as in GPT-NeoX and Llama.
     HalfSplit,
+}
+
+impl fmt::Display for RopeStyle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            RopeStyle::Interleaved => "interleaved",
+            RopeStyle::HalfSplit => "half-split",
+        })
+    }
 }
 
 /// A rotation of the pairs of a row's leading `rotary_dim` entries, by cosines and sines from two tables.

@@ -2,7 +2,7 @@
 
 use crate::{
     Dtype, Granularity, KnownProblem, Mask, Problem, ProblemError, SequenceRows, Sequences, Shape,
-    TensorDesc, ValueLayout,
+    TensorDesc, ValueLayout, setters,
 };
 
 /// A caller's request, not yet checked: plain data that [`Problem::new`] takes.
@@ -24,6 +24,7 @@ use crate::{
 /// # Ok::<(), fa3_types::ProblemError>(())
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 #[non_exhaustive]
 pub struct ProblemSpec {
     /// Queries (batch, seqlen_q, heads_q, head_dim).
@@ -100,22 +101,42 @@ impl ProblemSpec {
         ProblemSpec::dense(dtype, q, kv).seqs_q(rows_q.sequences()).seqs_k(rows_k.sequences())
     }
 
-    /// Sets the layout of the sequences of Q and O in their tensors.
-    #[must_use]
-    pub fn seqs_q(mut self, sequences: Sequences) -> ProblemSpec {
-        self.seqs_q = sequences;
-        self
-    }
+    setters! {
+        /// Sets the layout of the sequences of Q and O in their tensors.
+        seqs_q(sequences: Sequences) { seqs_q: sequences }
 
-    /// Sets the layout of the sequences of K and V in their tensors.
-    #[must_use]
-    pub fn seqs_k(mut self, sequences: Sequences) -> ProblemSpec {
-        self.seqs_k = sequences;
-        self
+        /// Sets the layout of the sequences of K and V in their tensors.
+        seqs_k(sequences: Sequences) { seqs_k: sequences }
+
+        /// Says that e4m3 V is transposed.
+        transposed_v() { v_layout: ValueLayout::Transposed }
+
+        /// Adds the product of `qv` and the values to the scores: see [`Problem::qv`].
+        ///
+        /// ```
+        /// use fa3_types::{Dtype, ProblemSpec, Shape, TensorDesc};
+        ///
+        /// // 16 heads of 64 rotated columns, and of 512 that are multiplied by the latent vectors, which are V.
+        /// let q = Shape { batch: 2, seqlen: 1, heads: 16, head_dim: 64 };
+        /// let qv = TensorDesc::contiguous(Dtype::Bf16, Shape { head_dim: 512, ..q });
+        /// let kv = Shape { seqlen: 1000, heads: 1, ..q };
+        /// let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(512).qv(qv).validate()?;
+        /// assert_eq!(problem.joined().head_dim(), 576);
+        /// # Ok::<(), fa3_types::ProblemError>(())
+        /// ```
+        qv(qv: TensorDesc) { qv: Some(qv) }
+
+        /// Sets the softmax scale.
+        softmax_scale(scale: f64) { softmax_scale: Some(scale) }
+
+        /// Sets the soft cap.
+        softcap(cap: f64) { softcap: Some(cap) }
+
+        /// Gives each query head a sink.
+        sink() { sink: true }
     }
 
     /// Gives V and O, contiguous, their own head dimension.
-    #[must_use]
     pub fn head_dim_v(mut self, head_dim_v: usize) -> ProblemSpec {
         self.v = TensorDesc::contiguous(self.v.dtype, Shape { head_dim: head_dim_v, ..self.v.shape });
         self.o = TensorDesc::contiguous(self.o.dtype, Shape { head_dim: head_dim_v, ..self.o.shape });
@@ -123,21 +144,12 @@ impl ProblemSpec {
     }
 
     /// Makes K and V e4m3, contiguous, for any type of Q.
-    #[must_use]
     pub fn e4m3_keys(mut self) -> ProblemSpec {
         [self.k, self.v] = [self.k, self.v].map(|x| TensorDesc::contiguous(Dtype::E4m3, x.shape));
         self
     }
 
-    /// Says that e4m3 V is transposed.
-    #[must_use]
-    pub fn transposed_v(mut self) -> ProblemSpec {
-        self.v_layout = ValueLayout::Transposed;
-        self
-    }
-
     /// Gives each block of `rows` rows of Q a scale, and each 128 rows of K and of V. Channels of V keep theirs.
-    #[must_use]
     pub fn block_scales(mut self, q_rows: usize) -> ProblemSpec {
         let [q, k, v] = [q_rows, 128, 128].map(|rows| Granularity::Block { rows });
         let v = if self.scales[2] == Granularity::Channel { Granularity::Channel } else { v };
@@ -146,63 +158,20 @@ impl ProblemSpec {
     }
 
     /// Gives each channel of V a scale and a mean, in place of each head or block: V = mean + scale · code.
-    #[must_use]
     pub fn v_channels(mut self) -> ProblemSpec {
         self.scales[2] = Granularity::Channel;
         self
     }
 
-    /// Adds the product of `qv` and the values to the scores: see [`Problem::qv`].
-    ///
-    /// ```
-    /// use fa3_types::{Dtype, ProblemSpec, Shape, TensorDesc};
-    ///
-    /// // 16 heads of 64 rotated columns, and of 512 that are multiplied by the latent vectors, which are V.
-    /// let q = Shape { batch: 2, seqlen: 1, heads: 16, head_dim: 64 };
-    /// let qv = TensorDesc::contiguous(Dtype::Bf16, Shape { head_dim: 512, ..q });
-    /// let kv = Shape { seqlen: 1000, heads: 1, ..q };
-    /// let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(512).qv(qv).validate()?;
-    /// assert_eq!(problem.joined().head_dim(), 576);
-    /// # Ok::<(), fa3_types::ProblemError>(())
-    /// ```
-    #[must_use]
-    pub fn qv(mut self, qv: TensorDesc) -> ProblemSpec {
-        self.qv = Some(qv);
-        self
-    }
-
     /// Hides keys in addition to the ones hidden already: masks intersect. Validation refuses chunks of two sizes.
-    #[must_use]
     pub fn mask(mut self, mask: Mask) -> ProblemSpec {
         self.mask = self.mask.and_then(|other| other.and(mask));
         self
     }
 
     /// Applies [`Mask::Causal`].
-    #[must_use]
     pub fn causal(self) -> ProblemSpec {
         self.mask(Mask::Causal)
-    }
-
-    /// Sets the softmax scale.
-    #[must_use]
-    pub fn softmax_scale(mut self, scale: f64) -> ProblemSpec {
-        self.softmax_scale = Some(scale);
-        self
-    }
-
-    /// Sets the soft cap.
-    #[must_use]
-    pub fn softcap(mut self, cap: f64) -> ProblemSpec {
-        self.softcap = Some(cap);
-        self
-    }
-
-    /// Gives each query head a sink.
-    #[must_use]
-    pub fn sink(mut self) -> ProblemSpec {
-        self.sink = true;
-        self
     }
 
     /// Calls [`Problem::new`].

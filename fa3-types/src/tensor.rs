@@ -47,10 +47,22 @@ pub struct TensorDesc {
     pub strides: Strides,
 }
 
+/// The dimensions of a tensor, in order.
+const DIMS: [Dim; 4] = [Dim::Batch, Dim::Seqlen, Dim::Heads, Dim::HeadDim];
+
 impl Shape {
     /// The extents in order.
     pub fn dims(self) -> [usize; 4] {
         [self.batch, self.seqlen, self.heads, self.head_dim]
+    }
+
+    /// Checks that a tensor of this shape has the `expected` one.
+    pub(crate) fn check(self, tensor: TensorName, expected: Shape) -> Result<(), ProblemError> {
+        let pairs = self.dims().into_iter().zip(expected.dims());
+        match DIMS.into_iter().zip(pairs).find(|(_, (given, expected))| given != expected) {
+            Some((dim, (given, expected))) => Err(ProblemError::DimMismatch { tensor, dim, given, expected }),
+            None => Ok(()),
+        }
     }
 
     /// Strides of a contiguous tensor of this shape. Saturating: [`crate::Problem::new`] rejects a shape that is too
@@ -122,9 +134,7 @@ impl TensorDesc {
                 return Err(ProblemError::ZeroDim { tensor, dim });
             }
         }
-        for (dim, given) in
-            [Dim::Batch, Dim::Seqlen, Dim::Heads, Dim::HeadDim].into_iter().zip(self.shape.dims())
-        {
+        for (dim, given) in DIMS.into_iter().zip(self.shape.dims()) {
             if given > DIM_LIMIT {
                 return Err(ProblemError::DimTooLarge { tensor, dim, given, limit: DIM_LIMIT });
             }

@@ -1,6 +1,6 @@
 //! The layouts of V in memory.
 
-use crate::{Bytes, Dtype, ProblemError, Shape, TensorDesc, TensorName};
+use crate::{Bytes, Dim, Dtype, ProblemError, Shape, TensorDesc, TensorName};
 
 /// Keys whose order is permuted together.
 const GROUP: usize = 16;
@@ -29,16 +29,20 @@ impl ValueLayout {
         if q != Dtype::E4m3 || packed {
             return Err(ProblemError::TransposedV { dtype: q, packed });
         }
-        let contiguous = TensorDesc::contiguous(v.dtype, v.shape);
-        for ((dim, _, given), (_, _, expected)) in v.canonical().outer().into_iter().zip(contiguous.outer()) {
-            if given != expected {
-                return Err(ProblemError::TransposedStride { dim, given, expected });
-            }
+        if let Some((dim, given, expected)) = ValueLayout::other_stride(v) {
+            return Err(ProblemError::TransposedStride { dim, given, expected });
         }
         if ValueLayout::transposed_bytes(v.shape).0 > i64::MAX as u64 {
             return Err(ProblemError::TooLarge { tensor: TensorName::V, shape: v.shape });
         }
         Ok(())
+    }
+
+    /// The first stride that is not the contiguous one: its dimension, it, and the contiguous one.
+    pub(crate) fn other_stride(x: &TensorDesc) -> Option<(Dim, i64, i64)> {
+        let contiguous = TensorDesc::contiguous(x.dtype, x.shape).outer();
+        let strides = x.canonical().outer().into_iter().zip(contiguous);
+        strides.map(|((dim, _, given), (.., expected))| (dim, given, expected)).find(|of| of.1 != of.2)
     }
 
     /// Keys of a row of transposed V.

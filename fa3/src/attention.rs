@@ -3,14 +3,17 @@
 use std::num::NonZeroU32;
 
 use fa3_types::{
-    Intervals, KnownProblem, Mask, ProblemError, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName,
+    Intervals, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName,
+    UnknownFeature,
 };
 use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
-use crate::cpu::inputs::Inputs;
+use crate::cpu::keys::Keys;
+use crate::cpu::queries::Queries;
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::scales::Scaled;
+use crate::scores::{Scores, score_setters};
 use crate::{Device, Error, Fp8, Output, Scalar};
 
 /// An attention call: Q, K and V, and options. A builder; [`Attention::forward`] computes it and
@@ -35,20 +38,15 @@ use crate::{Device, Error, Fp8, Output, Scalar};
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `forward` or `backward`"]
 pub struct Attention<'a, T> {
-    q: ArrayView4<'a, T>,
-    k: ArrayView4<'a, T>,
-    v: ArrayView4<'a, T>,
+    qkv: [ArrayView4<'a, T>; 3],
     qv: Option<ArrayView4<'a, T>>,
     /// Q, K and V with their scales, if any.
     pub(crate) scaled: Option<Scaled<'a>>,
     cu_seqlens: Option<(&'a [i32], &'a [i32])>,
     seqused_q: Option<&'a [i32]>,
     seqused_k: Option<&'a [i32]>,
-    mask: Result<Mask, ProblemError>,
     intervals: Option<ArrayView4<'a, i32>>,
-    softmax_scale: Option<f64>,
-    softcap: Option<f64>,
-    sink: Option<ArrayView1<'a, f32>>,
+    scores: Scores<'a>,
     deterministic: bool,
 }
 
@@ -62,189 +60,138 @@ impl<'a, T: Scalar> Attention<'a, T> {
         v: impl Into<ArrayView4<'a, T>>,
     ) -> Attention<'a, T> {
         Attention {
-            q: q.into(),
-            k: k.into(),
-            v: v.into(),
+            qkv: [q.into(), k.into(), v.into()],
             qv: None,
             scaled: None,
             cu_seqlens: None,
             seqused_q: None,
             seqused_k: None,
-            mask: Ok(Mask::None),
             intervals: None,
-            softmax_scale: None,
-            softcap: None,
-            sink: None,
+            scores: Scores::new(),
             deterministic: false,
         }
     }
 
-    /// Hides keys in addition to the ones hidden already. Masks intersect, in any order; chunks of two sizes are
-    /// refused when the call is computed:
-    ///
-    /// ```
-    /// # use fa3::ndarray::Array4;
-    /// # use fa3::{Attention, Mask};
-    /// # let x = Array4::<f32>::zeros((1, 100, 1, 64));
-    /// let attention = Attention::new(&x, &x, &x).causal().window(Some(3), None);
-    /// assert_eq!(attention.problem()?.mask(), Mask::window(Some(3), Some(0)));
-    /// # Ok::<(), fa3::Error>(())
-    /// ```
-    pub fn mask(mut self, mask: Mask) -> Attention<'a, T> {
-        self.mask = self.mask.and_then(|other| other.and(mask));
-        self
+    score_setters! {
+        /// Hides keys in addition to the ones hidden already. Masks intersect, in any order; chunks of two sizes are
+        /// refused when the call is computed:
+        ///
+        /// ```
+        /// # use fa3::ndarray::Array4;
+        /// # use fa3::{Attention, Mask};
+        /// # let x = Array4::<f32>::zeros((1, 100, 1, 64));
+        /// let attention = Attention::new(&x, &x, &x).causal().window(Some(3), None);
+        /// assert_eq!(attention.problem()?.mask(), Mask::window(Some(3), Some(0)));
+        /// # Ok::<(), fa3::Error>(())
+        /// ```
+        mask;
+
+        /// Gives each query head an attention sink (heads_q), as in GPT-OSS: the logit of one more key that every row
+        /// sees, whose value is 0. It is neither scaled nor capped. It adds to the softmax's denominator, and to LSE:
+        ///
+        /// ```text
+        /// P = exp(S) / (exp(sink) + Σ exp(S))        LSE = ln (exp(sink) + Σ exp(S))
+        /// ```
+        ///
+        /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf is none. With a sink of NaN or +inf, O and
+        /// LSE of rows that see a key are NaN.
+        ///
+        /// ```
+        /// # use fa3::ndarray::{Array4, array};
+        /// # use fa3::{Attention, Device};
+        /// let x = Array4::<f32>::ones((1, 3, 2, 64));
+        /// let zeros = Array4::zeros((1, 3, 2, 64));
+        /// // Each of 3 keys has the weight 1, and so has the sink of the first head.
+        /// let sinks = array![0.0, f32::NEG_INFINITY];
+        /// let output = Attention::new(&zeros, &zeros, &x).sink(&sinks).forward(&Device::Cpu)?;
+        /// assert_eq!([output.o[[0, 0, 0, 0]], output.o[[0, 0, 1, 0]]], [0.75, 1.0]);
+        /// assert_eq!([output.lse[[0, 0, 0]], output.lse[[0, 1, 0]]], [4_f32.ln(), 3_f32.ln()]);
+        /// # Ok::<(), fa3::Error>(())
+        /// ```
+        sink;
     }
 
-    /// Applies a causal mask, aligned at the bottom right: each query sees keys up to its own position.
-    pub fn causal(self) -> Attention<'a, T> {
-        self.mask(Mask::Causal)
-    }
+    fa3_types::setters! {
+        /// Lets each query see the keys of one or two intervals `start .. end`, in place of any other mask: i32 (batch
+        /// or 1, heads_q or 1, seqlen_q, 2 or 4), whose last axis is `start, end` or `start, end, start, end`. The two
+        /// may be in any order, overlap and be empty; bounds are clamped to the keys. This expresses masks of
+        /// documents, of prefixes, of windows beside a sink of first keys, and of padding. Keys outside of the
+        /// intervals take no time.
+        ///
+        /// Sequences are dense and used in full, elements have 16 bits or more, and `qv` is not allowed. A GPU takes
+        /// head dimensions up to 256.
+        ///
+        /// ```
+        /// # use fa3::ndarray::{Array4, arr2};
+        /// # use fa3::{Attention, Device};
+        /// let x = Array4::<f32>::ones((1, 6, 2, 64));
+        /// // Two documents of 2 and of 4 rows, causal in themselves; all heads have the same.
+        /// let rows = arr2(&[[0, 1], [0, 2], [2, 3], [2, 4], [2, 5], [2, 6]]);
+        /// let intervals = rows.into_shape_with_order((1, 1, 6, 2)).unwrap();
+        /// let output = Attention::new(&x, &x, &x).intervals(&intervals).softmax_scale(1e-9).forward(&Device::Cpu)?;
+        /// assert!((output.lse[[0, 1, 4]] - 3_f32.ln()).abs() < 1e-5);
+        /// # Ok::<(), fa3::Error>(())
+        /// ```
+        intervals(intervals: impl Into<ArrayView4<'a, i32>>) { intervals: Some(intervals.into()) }
 
-    /// Lets each query see at most `left` keys before its own position and `right` after it; `None` is unbounded.
-    pub fn window(self, left: Option<u32>, right: Option<u32>) -> Attention<'a, T> {
-        self.mask(Mask::window(left, right))
-    }
+        /// Adds the product of `qv` and V to the scores: DeepSeek's latent attention (MLA) in its absorbed form, where
+        /// a token's latent vector is its value and most of its key at once. `qv` has the shape of O. The scale
+        /// defaults to 1/√(head_dim + head_dim_v):
+        ///
+        /// ```text
+        /// S = softmax_scale · (Q Kᵀ + Qv Vᵀ)
+        /// ```
+        ///
+        /// head_dim and head_dim_v are at most 576 together; on a GPU head_dim is at most 64. It has no gradients, and
+        /// does not go with e4m3.
+        ///
+        /// ```
+        /// # use fa3::ndarray::{Array4, Axis, concatenate};
+        /// # use fa3::{Attention, Device};
+        /// # let wave = |heads: usize, columns: usize| {
+        /// #     Array4::from_shape_fn((1, 20, heads, columns), |(_, s, h, d)| ((7 * s + 3 * h + d) as f32).sin())
+        /// # };
+        /// // 4 heads share latent vectors of 32 columns, beside 8 columns that are rotated.
+        /// let (q, qv) = (wave(4, 8), wave(4, 32));
+        /// let (rotated, latent) = (wave(1, 8), wave(1, 32));
+        /// let output = Attention::new(&q, &rotated, &latent).qv(&qv).causal().forward(&Device::Cpu)?;
+        /// assert_eq!(output.o.dim(), (1, 20, 4, 32));
+        ///
+        /// // The same as attention of both parts side by side.
+        /// let q = concatenate(Axis(3), &[qv.view(), q.view()]).unwrap();
+        /// let k = concatenate(Axis(3), &[latent.view(), rotated.view()]).unwrap();
+        /// assert_eq!(Attention::new(&q, &k, &latent).causal().forward(&Device::Cpu)?, output);
+        /// # Ok::<(), fa3::Error>(())
+        /// ```
+        qv(qv: impl Into<ArrayView4<'a, T>>) { qv: Some(qv.into()) }
 
-    /// Lets each query see only keys of the chunk of `keys` keys in which its own position lies.
-    pub fn chunk(self, keys: NonZeroU32) -> Attention<'a, T> {
-        self.mask(Mask::chunk(keys))
-    }
+        /// Makes gradients the same bits in every run. Otherwise a GPU adds dQ in any order where that is faster, which
+        /// is where rows see many keys ([`MOST_KEYS_IN_ORDER`](fa3_sched::backward::MOST_KEYS_IN_ORDER) is the rule),
+        /// and dQ's last bits differ from run to run. O, LSE, dK and dV are the same bits in every run either way, and
+        /// so is everything on the CPU.
+        deterministic() { deterministic: true }
 
-    /// Lets each query see the keys of one or two intervals `start .. end`, in place of any other mask: i32 (batch or
-    /// 1, heads_q or 1, seqlen_q, 2 or 4), whose last axis is `start, end` or `start, end, start, end`. The two may be
-    /// in any order, overlap and be empty; bounds are clamped to the keys. This expresses masks of documents, of
-    /// prefixes, of windows beside a sink of first keys, and of padding. Keys outside of the intervals take no time.
-    ///
-    /// Sequences are dense and used in full, elements have 16 bits or more, and `qv` is not allowed. A GPU takes head
-    /// dimensions up to 256.
-    ///
-    /// ```
-    /// # use fa3::ndarray::{Array4, arr2};
-    /// # use fa3::{Attention, Device};
-    /// let x = Array4::<f32>::ones((1, 6, 2, 64));
-    /// // Two documents of 2 and of 4 rows, causal in themselves; all heads have the same.
-    /// let rows = arr2(&[[0, 1], [0, 2], [2, 3], [2, 4], [2, 5], [2, 6]]);
-    /// let intervals = rows.into_shape_with_order((1, 1, 6, 2)).unwrap();
-    /// let output = Attention::new(&x, &x, &x).intervals(&intervals).softmax_scale(1e-9).forward(&Device::Cpu)?;
-    /// assert!((output.lse[[0, 1, 4]] - 3_f32.ln()).abs() < 1e-5);
-    /// # Ok::<(), fa3::Error>(())
-    /// ```
-    pub fn intervals(mut self, intervals: impl Into<ArrayView4<'a, i32>>) -> Attention<'a, T> {
-        self.intervals = Some(intervals.into());
-        self
-    }
+        /// Takes the tensors as packed: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
+        ///
+        /// ```
+        /// use fa3::ndarray::Array4;
+        /// use fa3::{Attention, Device};
+        ///
+        /// // Three sequences of 30, 50 and 20 rows, one after the other; batch is 1.
+        /// let x = Array4::from_shape_fn((1, 100, 2, 64), |(_, s, h, d)| ((7 * s + 3 * h + d) as f32).sin());
+        /// let ends = [0, 30, 80, 100];
+        /// let output = Attention::new(&x, &x, &x).packed(&ends, &ends).causal().forward(&Device::Cpu)?;
+        /// assert_eq!(output.o.dim(), (1, 100, 2, 64));
+        /// assert_eq!(output.lse.dim(), (1, 2, 100));
+        /// # Ok::<(), fa3::Error>(())
+        /// ```
+        packed(cu_seqlens_q: &'a [i32], cu_seqlens_k: &'a [i32]) { cu_seqlens: Some((cu_seqlens_q, cu_seqlens_k)) }
 
-    /// Adds the product of `qv` and V to the scores: DeepSeek's latent attention (MLA) in its absorbed form, where a
-    /// token's latent vector is its value and most of its key at once. `qv` has the shape of O. The scale defaults to
-    /// 1/√(head_dim + head_dim_v):
-    ///
-    /// ```text
-    /// S = softmax_scale · (Q Kᵀ + Qv Vᵀ)
-    /// ```
-    ///
-    /// head_dim and head_dim_v are at most 576 together; on a GPU head_dim is at most 64. It has no gradients, and does
-    /// not go with e4m3.
-    ///
-    /// ```
-    /// # use fa3::ndarray::{Array4, Axis, concatenate};
-    /// # use fa3::{Attention, Device};
-    /// # let wave = |heads: usize, columns: usize| {
-    /// #     Array4::from_shape_fn((1, 20, heads, columns), |(_, s, h, d)| ((7 * s + 3 * h + d) as f32).sin())
-    /// # };
-    /// // 4 heads share latent vectors of 32 columns, beside 8 columns that are rotated.
-    /// let (q, qv) = (wave(4, 8), wave(4, 32));
-    /// let (rotated, latent) = (wave(1, 8), wave(1, 32));
-    /// let output = Attention::new(&q, &rotated, &latent).qv(&qv).causal().forward(&Device::Cpu)?;
-    /// assert_eq!(output.o.dim(), (1, 20, 4, 32));
-    ///
-    /// // The same as attention of both parts side by side.
-    /// let q = concatenate(Axis(3), &[qv.view(), q.view()]).unwrap();
-    /// let k = concatenate(Axis(3), &[latent.view(), rotated.view()]).unwrap();
-    /// assert_eq!(Attention::new(&q, &k, &latent).causal().forward(&Device::Cpu)?, output);
-    /// # Ok::<(), fa3::Error>(())
-    /// ```
-    pub fn qv(mut self, qv: impl Into<ArrayView4<'a, T>>) -> Attention<'a, T> {
-        self.qv = Some(qv.into());
-        self
-    }
+        /// Uses only the first `seqused[i]` query rows of sequence i.
+        seqused_q(seqused: &'a [i32]) { seqused_q: Some(seqused) }
 
-    /// Sets the factor on Q·Kᵀ.
-    pub fn softmax_scale(mut self, scale: f64) -> Attention<'a, T> {
-        self.softmax_scale = Some(scale);
-        self
-    }
-
-    /// Bounds scaled scores s to ±cap by cap · tanh(s / cap).
-    pub fn softcap(mut self, cap: f64) -> Attention<'a, T> {
-        self.softcap = Some(cap);
-        self
-    }
-
-    /// Gives each query head an attention sink (heads_q), as in GPT-OSS: the logit of one more key that every row sees,
-    /// whose value is 0. It is neither scaled nor capped. It adds to the softmax's denominator, and to LSE:
-    ///
-    /// ```text
-    /// P = exp(S) / (exp(sink) + Σ exp(S))        LSE = ln (exp(sink) + Σ exp(S))
-    /// ```
-    ///
-    /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf is none. With a sink of NaN or +inf, O and LSE
-    /// of rows that see a key are NaN.
-    ///
-    /// ```
-    /// # use fa3::ndarray::{Array4, array};
-    /// # use fa3::{Attention, Device};
-    /// let x = Array4::<f32>::ones((1, 3, 2, 64));
-    /// let zeros = Array4::zeros((1, 3, 2, 64));
-    /// // Each of 3 keys has the weight 1, and so has the sink of the first head.
-    /// let sinks = array![0.0, f32::NEG_INFINITY];
-    /// let output = Attention::new(&zeros, &zeros, &x).sink(&sinks).forward(&Device::Cpu)?;
-    /// assert_eq!([output.o[[0, 0, 0, 0]], output.o[[0, 0, 1, 0]]], [0.75, 1.0]);
-    /// assert_eq!([output.lse[[0, 0, 0]], output.lse[[0, 1, 0]]], [4_f32.ln(), 3_f32.ln()]);
-    /// # Ok::<(), fa3::Error>(())
-    /// ```
-    pub fn sink(mut self, sink: impl Into<ArrayView1<'a, f32>>) -> Attention<'a, T> {
-        self.sink = Some(sink.into());
-        self
-    }
-
-    /// Makes gradients the same bits in every run. Otherwise a GPU adds dQ in any order where that is faster, which is
-    /// where rows see many keys ([`MOST_KEYS_IN_ORDER`](fa3_sched::backward::MOST_KEYS_IN_ORDER) is the rule), and dQ's
-    /// last bits differ from run to run. O, LSE, dK and dV are the same bits in every run either way, and so is
-    /// everything on the CPU.
-    pub fn deterministic(mut self) -> Attention<'a, T> {
-        self.deterministic = true;
-        self
-    }
-
-    /// Takes the tensors as packed: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
-    ///
-    /// ```
-    /// use fa3::ndarray::Array4;
-    /// use fa3::{Attention, Device};
-    ///
-    /// // Three sequences of 30, 50 and 20 rows, one after the other; batch is 1.
-    /// let x = Array4::from_shape_fn((1, 100, 2, 64), |(_, s, h, d)| ((7 * s + 3 * h + d) as f32).sin());
-    /// let ends = [0, 30, 80, 100];
-    /// let output = Attention::new(&x, &x, &x).packed(&ends, &ends).causal().forward(&Device::Cpu)?;
-    /// assert_eq!(output.o.dim(), (1, 100, 2, 64));
-    /// assert_eq!(output.lse.dim(), (1, 2, 100));
-    /// # Ok::<(), fa3::Error>(())
-    /// ```
-    pub fn packed(mut self, cu_seqlens_q: &'a [i32], cu_seqlens_k: &'a [i32]) -> Attention<'a, T> {
-        self.cu_seqlens = Some((cu_seqlens_q, cu_seqlens_k));
-        self
-    }
-
-    /// Uses only the first `seqused[i]` query rows of sequence i.
-    pub fn seqused_q(mut self, seqused: &'a [i32]) -> Attention<'a, T> {
-        self.seqused_q = Some(seqused);
-        self
-    }
-
-    /// Uses only the first `seqused[i]` keys of sequence i.
-    pub fn seqused_k(mut self, seqused: &'a [i32]) -> Attention<'a, T> {
-        self.seqused_k = Some(seqused);
-        self
+        /// Uses only the first `seqused[i]` keys of sequence i.
+        seqused_k(seqused: &'a [i32]) { seqused_k: Some(seqused) }
     }
 
     /// The validated problem, of contiguous tensors: the strides of the views are not part of it. It has the views'
@@ -266,7 +213,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// The rows of the sequences of Q and of K.
     pub(crate) fn rows(&self) -> Result<[SequenceRows; 2], Error> {
         let (cu_seqlens_q, cu_seqlens_k) = self.cu_seqlens.unzip();
-        let ((batch_q, seqlen_q, ..), (batch_k, seqlen_k, ..)) = (self.q.dim(), self.k.dim());
+        let [(batch_q, seqlen_q, ..), (batch_k, seqlen_k, ..), _] = self.qkv.each_ref().map(ArrayView4::dim);
         let rows_q = SequenceRows::listed(batch_q, seqlen_q, cu_seqlens_q, self.seqused_q);
         let rows_k = SequenceRows::listed(batch_k, seqlen_k, cu_seqlens_k, self.seqused_k);
         Ok([rows_q.map_err(Error::SequencesOfQ)?, rows_k.map_err(Error::SequencesOfK)?])
@@ -275,36 +222,26 @@ impl<'a, T: Scalar> Attention<'a, T> {
     pub(crate) fn spec(&self) -> Result<ProblemSpec, Error> {
         // No `..` here: what a call has must not be forgotten.
         let Attention {
-            q,
-            k,
-            v,
+            qkv,
             qv,
             scaled: _, // their codes are Q, K and V
             cu_seqlens: _,
-            seqused_q: _,
-            seqused_k: _,
-            mask,
+            seqused_q,
+            seqused_k,
             intervals,
-            softmax_scale,
-            softcap,
-            sink,
+            scores,
             deterministic: _,
         } = self;
-        let [q, k, v] = [q, k, v].map(contiguous);
+        let [q, k, v] = qkv.each_ref().map(contiguous);
         let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
         let [seqs_q, seqs_k] = self.rows()?.map(|rows| rows.sequences());
         let o = TensorDesc::contiguous(T::Output::DTYPE, o);
-        let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k).mask(mask.clone()?);
+        let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k);
         if let Some(intervals) = intervals {
             spec = spec.mask(Mask::Intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
         }
-        (spec.softmax_scale, spec.softcap) = (*softmax_scale, *softcap);
         spec.qv = qv.as_ref().map(contiguous);
-        if let Some(sink) = sink {
-            check_input(TensorName::Sink, sink.shape(), &[q.shape.heads])?;
-            spec = spec.sink();
-        }
-        Ok(spec)
+        scores.given_to(spec, [seqused_q, seqused_k].map(|used| Some(used.is_some())))
     }
 
     /// Computes this call in 8 bits: Q, K and V of f16 or bf16 are quantized first.
@@ -317,38 +254,40 @@ impl<'a, T: Scalar> Attention<'a, T> {
 
     /// Q, K and V.
     pub(crate) fn tensors(&self) -> [ArrayView4<'a, T>; 3] {
-        [self.q, self.k, self.v]
+        self.qkv
     }
 
     /// This call with other tensors of these shapes, without `qv` and scales.
-    pub(crate) fn of<'b, U>(&self, [q, k, v]: [ArrayView4<'b, U>; 3]) -> Attention<'b, U>
+    pub(crate) fn of<'b, U>(&self, qkv: [ArrayView4<'b, U>; 3]) -> Attention<'b, U>
     where
         'a: 'b,
     {
-        let Attention { cu_seqlens, seqused_q, seqused_k, intervals, sink, .. } = *self;
-        let Attention { softmax_scale, softcap, deterministic, .. } = *self;
-        let (qv, scaled, mask) = (None, None, self.mask.clone());
         Attention {
-            q,
-            k,
-            v,
-            qv,
-            scaled,
-            cu_seqlens,
-            seqused_q,
-            seqused_k,
-            mask,
-            intervals,
-            softmax_scale,
-            softcap,
-            sink,
-            deterministic,
+            qkv,
+            qv: None,
+            scaled: None,
+            cu_seqlens: self.cu_seqlens,
+            seqused_q: self.seqused_q,
+            seqused_k: self.seqused_k,
+            intervals: self.intervals,
+            scores: Scores { problem: None, ..self.scores.clone() },
+            deterministic: self.deterministic,
         }
     }
 
-    /// The arrays of a forward pass.
-    fn inputs(&self) -> Inputs<'a, T> {
-        Inputs { qkv: self.tensors(), qv: self.qv, sink: self.sink }
+    /// Q with its optional arrays.
+    fn queries(&self) -> Queries<'a, T> {
+        Queries { q: self.qkv[0], qv: self.qv, sink: self.scores.sink }
+    }
+
+    fn on_cpu(
+        &self,
+        problem: &KnownProblem,
+        o: ArrayViewMut4<'_, T::Output>,
+        lse: ArrayViewMut3<'_, f32>,
+    ) -> Result<(), UnknownFeature> {
+        let [_, k, v] = &self.qkv;
+        T::forward_on_cpu(problem, self.queries(), Keys::new(k, v), o, lse)
     }
 
     /// `cu_seqlens` of Q and of K, if they are packed.
@@ -358,7 +297,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
 
     /// The sinks of query heads, if any.
     pub(crate) fn sinks(&self) -> Option<ArrayView1<'a, f32>> {
-        self.sink
+        self.scores.sink
     }
 
     /// Whether gradients must be the same bits in every run.
@@ -374,21 +313,24 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// [`Error`] with the first thing that is wrong.
     pub fn forward(&self, device: &Device) -> Result<Output<T::Output>, Error> {
         let problem = self.problem()?;
+        #[cfg(feature = "cuda")]
+        let [_, k, v] = self.qkv;
         match (device, self.scaled) {
             (Device::Cpu, None) => {
                 let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
                 let mut lse = Array3::zeros(problem.lse_shape());
-                let inputs = self.inputs();
-                T::forward_on_cpu(&problem, inputs.queries(), inputs.keys(), o.view_mut(), lse.view_mut())?;
+                self.on_cpu(&problem, o.view_mut(), lse.view_mut())?;
                 Ok(Output::of(&problem, o, lse))
             }
             (Device::Cpu, Some(scaled)) => self.scaled_on_cpu(&problem, scaled),
             #[cfg(feature = "cuda")]
-            (Device::Cuda(device), None) => Ok(cuda::forward(device, &problem, self.inputs(), None)?),
+            (Device::Cuda(device), None) => {
+                Ok(cuda::forward(device, &problem, self.queries(), [k, v], None)?)
+            }
             #[cfg(feature = "cuda")]
             (Device::Cuda(device), Some(scaled)) => {
                 let (problem, descales) = self.descaled(scaled)?;
-                Ok(cuda::forward(device, &problem, self.inputs(), Some(&descales))?)
+                Ok(cuda::forward(device, &problem, self.queries(), [k, v], Some(&descales))?)
             }
         }
     }
@@ -408,8 +350,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         check_output(TensorName::O, o.shape(), &problem.o().shape.dims())?;
         check_output(TensorName::Lse, lse.shape(), &problem.lse_shape())?;
         if let (Device::Cpu, None) = (device, self.scaled) {
-            let inputs = self.inputs();
-            return Ok(T::forward_on_cpu(&problem, inputs.queries(), inputs.keys(), o, lse)?);
+            return Ok(self.on_cpu(&problem, o, lse)?);
         }
         let output = self.forward(device)?;
         output.o.assign_to(o);

@@ -12,9 +12,10 @@ use fa3_types::{ProblemError, SequenceRows};
 use ndarray::{Array2, Array4, Axis};
 
 use crate::cpu::keys::Pages;
-use view::Lists;
 
 pub use attention::CachedAttention;
+#[cfg(feature = "cuda")]
+pub(crate) use attention::Outputs;
 pub use error::CacheError;
 pub use new_rows::NewRows;
 pub use view::{CacheView, CacheViewMut};
@@ -99,17 +100,17 @@ impl Held {
     }
 }
 
-impl Lists<'_> {
+impl<T> CacheView<'_, T> {
     /// Checks the lists, and that each sequence has pages for the rows in use and `new` more.
     ///
     /// # Errors
     /// The first invalid list.
     pub(crate) fn held(&self, new: impl Fn(usize) -> usize) -> Result<Held, CacheError> {
-        let capacity = self.pages().saturating_mul(self.page_rows);
+        let capacity = self.pages().saturating_mul(self.page_rows());
         let used = self.used(capacity)?;
         let mut first = self.first(&used)?;
         let lens = used.iter().zip(&first).map(|(used, first)| used - first).collect();
-        let (mut entries, mut starts, page_rows) = (vec![], vec![0], self.page_rows.max(1));
+        let (mut entries, mut starts, page_rows) = (vec![], vec![0], self.page_rows().max(1));
         for (sequence, (&used, first)) in used.iter().zip(&mut first).enumerate() {
             let new = new(sequence);
             if new > capacity - used {
@@ -123,7 +124,7 @@ impl Lists<'_> {
             starts.push(entries.len());
             *first %= page_rows;
         }
-        Ok(Held { pages: Pages { entries, starts, first }, lens, used, page_rows: self.page_rows })
+        Ok(Held { pages: Pages { entries, starts, first }, lens, used, page_rows: self.page_rows() })
     }
 
     /// Rows in use of each sequence.
@@ -154,7 +155,7 @@ impl Lists<'_> {
         pages: Range<usize>,
         to: &mut Vec<usize>,
     ) -> Result<(), CacheError> {
-        let entries = self.entries;
+        let entries = self.entries();
         let indexed = self.cache_batch_idx.map(|index| index[sequence]);
         let checked = |list, entry: usize, given: i32| {
             let page = usize::try_from(given).ok().filter(|&page| page < entries);

@@ -9,10 +9,10 @@
 mod backward;
 mod cut;
 mod exp2;
-pub(crate) mod inputs;
 pub(crate) mod keys;
 mod mask;
 mod product;
+pub(crate) mod queries;
 pub(crate) mod rows;
 mod strip;
 mod tile;
@@ -26,8 +26,8 @@ use rayon::prelude::*;
 
 use crate::Scalar;
 use cut::{pieces, sequences};
-use inputs::Queries;
 use keys::Keys;
+use queries::Queries;
 use strip::{Call, Strip};
 use unit::ScoreUnit;
 

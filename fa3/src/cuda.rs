@@ -107,20 +107,18 @@
 //! forward passes of a model's layers share. All eight are a [`Compiled`], which takes [`Tensors`] by their names.
 
 pub(crate) mod cached;
+mod inputs;
 mod rows;
 
-use bytemuck::Pod;
 use fa3_quant::RopeTable;
-use fa3_types::{
-    BackwardProblem, CombineProblem, Fp8Problem, IntervalRows, KnownProblem, Problem, QuantizeProblem,
-    TensorDesc,
-};
-use ndarray::{Array1, Array3, Array4, ArrayView, ArrayView1, ArrayView3, ArrayView4, Dimension};
+use fa3_types::{BackwardProblem, CombineProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem};
+use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
 
-use crate::cpu::inputs::Inputs;
+use crate::cpu::queries::Queries;
 use crate::scales::Descales;
 use crate::{Combined, Gradients, Output, OutputGradients, Quantized, Scalar};
-use rows::{pad, unpad};
+use inputs::DeviceInputs;
+use rows::unpad;
 
 #[cfg(feature = "cudarc")]
 pub use fa3_cuda::cudarc;
@@ -139,32 +137,23 @@ pub use fa3_sched::forward::{PlanOptions as ForwardOptions, SplitKeys};
 pub(crate) fn forward<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &KnownProblem,
-    Inputs { qkv, qv, sink }: Inputs<'_, T>,
+    Queries { q, qv, sink }: Queries<'_, T>,
+    [k, v]: [ArrayView4<'_, T>; 2],
     descales: Option<&Descales>,
 ) -> Result<Output<O>, OperationError> {
     let padded = problem.padded();
     let forward = Forward::new(device, &padded)?;
-    let stream = device.stream()?;
-    let [q, k, v] = qkv.map(|x| upload(device, &stream, pad(x).view()));
-    let (q, k, v) = (q?, k?, v?);
-    let qv = qv.map(|qv| upload(device, &stream, pad(qv).view())).transpose()?;
-    let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, &padded)?;
-    let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
-    let lengths = Lengths::upload(device, &stream, problem)?;
-    let sink = sink.map(|sink| upload(device, &stream, sink)).transpose()?;
-    let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
-    let intervals = intervals(device, &stream, problem)?;
-    let tensors = tensors.input("qv", qv.as_ref()).input("sink", sink.as_ref());
-    let tensors = tensors.input("intervals", intervals.as_ref());
-    let of = descales.map(|scales| scales.of.each_ref().map(|x| upload(device, &stream, x.view())));
-    let mean = descales.and_then(|scales| scales.v_mean.as_ref());
-    let mean = mean.map(|mean| upload(device, &stream, mean.view())).transpose()?;
-    let scales = of.map(|[q, k, v]| Ok::<_, HostError>([q?, k?, v?])).transpose()?;
-    let named = ["q_descale", "k_descale", "v_descale"].into_iter().zip(scales.iter().flatten());
-    let tensors = named.fold(tensors, |tensors, (name, scales)| tensors.input(name, scales));
-    let tensors = tensors.input("v_mean", mean.as_ref());
-    forward.run(&stream, lengths.beside(tensors), &mut workspace)?;
-    let (o, lse) = OutputBuffers { o, lse }.download(&stream, &padded)?;
+    let mut inputs = DeviceInputs::new(device)?;
+    inputs.add_padded([("q", q), ("k", k), ("v", v)].into_iter().chain(qv.map(|qv| ("qv", qv))))?;
+    inputs.add("sink", sink)?;
+    inputs.add_data_of(problem)?;
+    if let Some(Descales { of, v_mean }) = descales {
+        for (name, scales) in ["q_descale", "k_descale", "v_descale"].into_iter().zip(of) {
+            inputs.add(name, [scales.view()])?;
+        }
+        inputs.add("v_mean", v_mean.as_ref().map(|mean| mean.view()))?;
+    }
+    let (o, lse) = attend(device, &forward, &inputs, &padded)?;
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
 }
 
@@ -176,31 +165,38 @@ pub(crate) fn fp8<T: Scalar>(
     qkv: [ArrayView4<'_, T>; 3],
     sink: Option<ArrayView1<'_, f32>>,
     table: Option<&RopeTable>,
-    listed: [Option<&[i32]>; 2],
+    [of_q, of_k]: [Option<&[i32]>; 2],
 ) -> Result<Output<T>, OperationError> {
-    let (forward, attention) = (Fp8Forward::new(device, problem)?, problem.attention());
-    let stream = device.stream()?;
-    let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
-    let (q, k, v) = (q?, k?, v?);
-    let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, attention)?;
-    let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
-    let (cos, sin) = tables(device, &stream, table)?;
-    let [of_q, of_k] = listed.map(|each| list(device, &stream, each));
-    let (of_q, of_k) = (of_q?, of_k?);
-    let sink = sink.map(|sink| upload(device, &stream, sink)).transpose()?;
-    let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
-    let tensors = tensors.input("cos", cos.as_ref()).input("sin", sin.as_ref()).input("sink", sink.as_ref());
-    let tensors = tensors.input("q_positions", of_q.as_ref()).input("k_positions", of_k.as_ref());
-    let lengths = Lengths::upload(device, &stream, codes)?;
-    forward.run(&stream, lengths.beside(tensors), &mut workspace)?;
-    let (o, lse) = OutputBuffers { o, lse }.download(&stream, attention)?;
+    let forward = Fp8Forward::new(device, problem)?;
+    let mut inputs = DeviceInputs::new(device)?;
+    QKV.into_iter().zip(qkv).try_for_each(|(name, x)| inputs.add(name, [x]))?;
+    inputs.add_tables(["cos", "sin"], table)?;
+    inputs.add_lists([("q_positions", of_q), ("k_positions", of_k)])?;
+    inputs.add("sink", sink)?;
+    inputs.add_data_of(codes)?;
+    let (o, lse) = attend(device, &forward, &inputs, problem.attention())?;
     Ok(Output::of(codes, o, lse))
+}
+
+/// The names of Q, K and V.
+const QKV: [&str; 3] = ["q", "k", "v"];
+
+/// Runs a forward pass of `problem`, and copies O and LSE back.
+fn attend<P, O: Scalar>(
+    device: &Device,
+    forward: &Compiled<P>,
+    inputs: &DeviceInputs<'_>,
+    problem: &Problem,
+) -> Result<(Array4<O>, Array3<f32>), OperationError> {
+    let mut outputs = OutputBuffers::new(device, problem)?;
+    inputs.run(forward, inputs.tensors().output("o", &mut outputs.o).output("lse", &mut outputs.lse))?;
+    Ok(outputs.download(inputs, problem)?)
 }
 
 /// The device arrays of lengths that a problem's programs take: `cu_seqlens` and `seqused` of Q and of K, for packed
 /// sequences and for `seqused`.
 #[derive(Debug)]
-pub struct Lengths([Option<DeviceBuffer>; 4]);
+pub struct Lengths(Vec<(&'static str, DeviceBuffer)>);
 
 impl Lengths {
     /// Copies the lengths of a problem to the device, into memory of their own.
@@ -208,23 +204,24 @@ impl Lengths {
     /// # Errors
     /// Errors of the driver.
     pub fn upload(device: &Device, stream: &Stream, problem: &KnownProblem) -> Result<Lengths, HostError> {
-        let array = |is_there: bool, values: Vec<i32>| {
-            is_there.then(|| upload(device, stream, ArrayView1::from(&values))).transpose()
-        };
         let (q, k) = (problem.seqs_q(), problem.seqs_k());
-        Ok(Lengths([
-            array(q.is_packed(), problem.rows_q().cu_seqlens())?,
-            array(k.is_packed(), problem.rows_k().cu_seqlens())?,
-            array(q.has_used(), problem.rows_q().seqused())?,
-            array(k.has_used(), problem.rows_k().seqused())?,
-        ]))
+        let lists = [
+            ("cu_seqlens_q", q.is_packed().then(|| problem.rows_q().cu_seqlens())),
+            ("cu_seqlens_k", k.is_packed().then(|| problem.rows_k().cu_seqlens())),
+            ("seqused_q", q.has_used().then(|| problem.rows_q().seqused())),
+            ("seqused_k", k.has_used().then(|| problem.rows_k().seqused())),
+        ];
+        let given = lists.into_iter().filter_map(|(name, list)| Some((name, list?)));
+        given
+            .map(|(name, list)| Ok((name, device.upload(stream, &list)?)))
+            .collect::<Result<_, _>>()
+            .map(Lengths)
     }
 
     /// Adds these arrays to the tensors of a call.
     #[must_use]
     pub fn beside<'a>(&'a self, tensors: Tensors<'a>) -> Tensors<'a> {
-        let names = ["cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"];
-        names.into_iter().zip(&self.0).fold(tensors, |all, (name, array)| all.input(name, array.as_ref()))
+        self.0.iter().fold(tensors, |tensors, (name, list)| tensors.input(name, list))
     }
 }
 
@@ -246,12 +243,11 @@ impl OutputBuffers {
     /// Downloads the written results.
     fn download<T: Scalar>(
         &self,
-        stream: &Stream,
+        inputs: &DeviceInputs<'_>,
         problem: &Problem,
     ) -> Result<(Array4<T>, Array3<f32>), HostError> {
-        let (o, lse) = (self.o.download(stream)?, self.lse.download(stream)?);
-        let o = Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each");
-        Ok((o, Array3::from_shape_vec(problem.lse_shape(), lse).expect("one element each")))
+        let o = inputs.download(&self.o, problem.o().shape.dims())?;
+        Ok((o, inputs.download(&self.lse, problem.lse_shape())?))
     }
 }
 
@@ -270,38 +266,27 @@ pub(crate) fn backward<T: Scalar>(
     let options = if deterministic { options.deterministic() } else { options };
     let padded = problem.padded();
     let backward = Backward::with(device, &padded, &options)?;
-    let stream = device.stream()?;
-    let [q, k, v] = qkv.map(|x| upload(device, &stream, pad(x).view()));
-    let [o, dout] = [output.o.view(), of.dout].map(|x| upload(device, &stream, pad(x).view()));
-    let (q, k, v, o, dout) = (q?, k?, v?, o?, dout?);
-    let lse = upload(device, &stream, output.lse.view())?;
-    let dlse = of.dlse.map(|dlse| upload(device, &stream, dlse)).transpose()?;
-    let sink = sink.map(|sink| upload(device, &stream, sink)).transpose()?;
-    let mut dsink = sink.as_ref().map(|sink| device.alloc(sink.bytes())).transpose()?;
+    let mut inputs = DeviceInputs::new(device)?;
+    inputs.add_padded(QKV.into_iter().zip(qkv).chain([("o", output.o.view()), ("dout", of.dout)]))?;
+    inputs.add("lse", [output.lse.view()])?;
+    inputs.add("dlse", of.dlse)?;
+    inputs.add("sink", sink)?;
+    inputs.add_data_of(known)?;
     let descs = [padded.dq(), padded.dk(), padded.dv()];
     let [dq, dk, dv] = descs.map(|x| device.alloc(x.extent_bytes().0 as usize));
-    let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
-    let mut workspace = Workspace::new(device, &stream, backward.workspace_bytes())?;
-    let lengths = Lengths::upload(device, &stream, known)?;
-    let intervals = intervals(device, &stream, known)?;
-    let tensors = Tensors::new(
-        [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("dout", &dout)],
-        [("dq", &mut dq), ("dk", &mut dk), ("dv", &mut dv)],
-    )
-    .input("dlse", dlse.as_ref())
-    .input("intervals", intervals.as_ref())
-    .input("sink", sink.as_ref())
-    .output("dsink", dsink.as_mut());
-    backward.run(&stream, lengths.beside(tensors), &mut workspace)?;
-    let [dq, dk, dv] = [dq.download(&stream)?, dk.download(&stream)?, dv.download(&stream)?];
-    let array = |x: &TensorDesc, elements, head_dim| {
-        unpad(Array4::from_shape_vec(x.shape.dims(), elements).expect("one element each"), head_dim)
-    };
-    let ([q, k, v], forward) = (descs, problem.forward());
-    let (head_dim, head_dim_v) = (forward.head_dim(), forward.head_dim_v());
-    let gradients = [array(q, dq, head_dim), array(k, dk, head_dim), array(v, dv, head_dim_v)];
-    let dsink = dsink.map(|dsink| dsink.download(&stream)).transpose()?.map(Array1::from_vec);
-    Ok(Gradients { dsink, ..Gradients::new(gradients) })
+    let mut buffers = [dq?, dk?, dv?];
+    let mut dsink = sink.map(|sink| device.alloc(size_of::<f32>() * sink.len())).transpose()?;
+    let outputs = ["dq", "dk", "dv"].into_iter().zip(&mut buffers);
+    let tensors = outputs.fold(inputs.tensors(), |tensors, (name, buffer)| tensors.output(name, buffer));
+    inputs.run(&backward, tensors.output("dsink", dsink.as_mut()))?;
+    let forward = problem.forward();
+    let head_dims = [forward.head_dim(), forward.head_dim(), forward.head_dim_v()];
+    let [dq, dk, dv] = std::array::from_fn(|at| {
+        let gradient = inputs.download(&buffers[at], descs[at].shape.dims())?;
+        Ok::<_, HostError>(unpad(gradient, head_dims[at]))
+    });
+    let dsink = dsink.map(|dsink| dsink.download(&inputs.stream)).transpose()?.map(Array1::from_vec);
+    Ok(Gradients { dsink, ..Gradients::new([dq?, dk?, dv?]) })
 }
 
 /// Copies a contiguous tensor to the device, quantizes it, and copies back. The view has the problem's shape, and
@@ -314,24 +299,20 @@ pub(crate) fn quantize<T: Scalar>(
     [listed, packed]: [Option<&[i32]>; 2],
 ) -> Result<Quantized, OperationError> {
     let quantize = Quantize::new(device, problem)?;
-    let stream = device.stream()?;
-    let x = upload(device, &stream, x)?;
+    let mut inputs = DeviceInputs::new(device)?;
+    inputs.add("x", [x])?;
+    inputs.add_tables(["cos", "sin"], table)?;
+    inputs.add_lists([("positions", listed), ("cu_seqlens", packed)])?;
     let mut codes = device.alloc(problem.codes_bytes().0 as usize)?;
     let numbers = |shape: Option<[usize; 3]>| {
         shape.map(|shape| device.alloc(size_of::<f32>() * shape.iter().product::<usize>())).transpose()
     };
     let (mut scales, mut mean) = (numbers(problem.scales_shape())?, numbers(problem.mean_shape())?);
-    let mut workspace = Workspace::new(device, &stream, quantize.workspace_bytes())?;
-    let (cos, sin) = tables(device, &stream, table)?;
-    let (positions, ends) = (list(device, &stream, listed)?, list(device, &stream, packed)?);
-    let tensors = Tensors::new([("x", &x)], [("codes", &mut codes)]);
-    let tensors = tensors.output("scales", scales.as_mut()).output("mean", mean.as_mut());
-    let tensors = tensors.input("cos", cos.as_ref()).input("sin", sin.as_ref());
-    let tensors = tensors.input("positions", positions.as_ref()).input("cu_seqlens", ends.as_ref());
-    quantize.run(&stream, tensors, &mut workspace)?;
-    let [scales, mean] =
-        [scales, mean].map(|numbers| numbers.map_or(Ok(Vec::new()), |numbers| numbers.download(&stream)));
-    Ok(Quantized::new(problem, codes.download(&stream)?, scales?, mean?))
+    let tensors = inputs.tensors().output("codes", &mut codes);
+    inputs.run(&quantize, tensors.output("scales", scales.as_mut()).output("mean", mean.as_mut()))?;
+    let [scales, mean] = [scales, mean]
+        .map(|numbers| numbers.map_or(Ok(Vec::new()), |numbers| numbers.download(&inputs.stream)));
+    Ok(Quantized::new(problem, codes.download(&inputs.stream)?, scales?, mean?))
 }
 
 /// Copies partial results to the device, reduces them, and copies back. There is at least one part, and all have the
@@ -343,66 +324,11 @@ pub(crate) fn combine<T: Scalar, O: Scalar>(
     lse_partial: &[ArrayView3<'_, f32>],
 ) -> Result<Combined<O>, OperationError> {
     let combine = Combine::new(device, problem)?;
-    let stream = device.stream()?;
-    let out_partial = upload_parts(device, &stream, out_partial)?;
-    let lse_partial = upload_parts(device, &stream, lse_partial)?;
+    let mut inputs = DeviceInputs::new(device)?;
+    inputs.add_parts("out_partial", out_partial)?;
+    inputs.add_parts("lse_partial", lse_partial)?;
     let [o, lse] = [problem.o(), problem.lse()].map(|x| device.alloc(x.extent_bytes().0 as usize));
     let (mut o, mut lse) = (o?, lse?);
-    let mut workspace = Workspace::new(device, &stream, combine.workspace_bytes())?;
-    let tensors = Tensors::new(
-        [("out_partial", &out_partial), ("lse_partial", &lse_partial)],
-        [("o", &mut o), ("lse", &mut lse)],
-    );
-    combine.run(&stream, tensors, &mut workspace)?;
-    Ok(Combined::new(problem, o.download(&stream)?, lse.download(&stream)?))
-}
-
-/// Uploads cosines and sines, if any.
-fn tables(
-    device: &Device,
-    stream: &Stream,
-    table: Option<&RopeTable>,
-) -> Result<(Option<DeviceBuffer>, Option<DeviceBuffer>), HostError> {
-    let Some(table) = table else { return Ok((None, None)) };
-    let [cos, sin] = [table.cos(), table.sin()].map(|x| upload(device, stream, x.view()));
-    Ok((Some(cos?), Some(sin?)))
-}
-
-/// Uploads the bounds of intervals, if the mask is one of intervals.
-fn intervals(
-    device: &Device,
-    stream: &Stream,
-    problem: &KnownProblem,
-) -> Result<Option<DeviceBuffer>, HostError> {
-    list(device, stream, problem.intervals().map(IntervalRows::bounds))
-}
-
-/// Uploads a list of positions or of `cu_seqlens`, if any.
-fn list(device: &Device, stream: &Stream, listed: Option<&[i32]>) -> Result<Option<DeviceBuffer>, HostError> {
-    listed.map(|each| upload(device, stream, ArrayView1::from(each))).transpose()
-}
-
-/// Uploads the elements in order, contiguous.
-fn upload<T: Pod, D: Dimension>(
-    device: &Device,
-    stream: &Stream,
-    x: ArrayView<'_, T, D>,
-) -> Result<DeviceBuffer, HostError> {
-    let x = x.as_standard_layout();
-    device.upload(stream, x.as_slice().expect("the standard layout has no gaps"))
-}
-
-/// Uploads parts of one shape, one after the other.
-fn upload_parts<T: Pod, D: Dimension>(
-    device: &Device,
-    stream: &Stream,
-    parts: &[ArrayView<'_, T, D>],
-) -> Result<DeviceBuffer, HostError> {
-    let bytes = parts.first().map_or(0, |part| part.len() * size_of::<T>());
-    let mut buffer = device.alloc(parts.len() * bytes)?;
-    for (index, part) in parts.iter().enumerate() {
-        let part = part.as_standard_layout();
-        buffer.upload_at(stream, index * bytes, part.as_slice().expect("the standard layout has no gaps"))?;
-    }
-    Ok(buffer)
+    inputs.run(&combine, inputs.tensors().output("o", &mut o).output("lse", &mut lse))?;
+    Ok(Combined::new(problem, o.download(&inputs.stream)?, lse.download(&inputs.stream)?))
 }

@@ -50,6 +50,14 @@ pub enum Error {
         /// The expected shape.
         expected: Vec<usize>,
     },
+    /// A call is not the problem that it was made for; nothing was computed.
+    #[error("the call is {given}, and it was made for {expected}")]
+    OtherProblem {
+        /// The call's problem.
+        given: String,
+        /// The problem that it was made for.
+        expected: String,
+    },
     /// A backward pass was given the output of another call; nothing was computed.
     #[error("the output belongs to a call with {given}, this call has {expected}")]
     OtherCall {

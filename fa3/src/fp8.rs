@@ -1,11 +1,12 @@
 //! Attention of 16-bit tensors, computed in 8 bits.
 
 use fa3_quant::{Accumulation, Channels, Fp8Attention, Granularity, Incoherent, RopeTable, add_sinks};
-use fa3_types::{Fp8Problem, Fp8Spec, KnownProblem, Positions, QkRotary, Scaling, SequenceRows};
+use fa3_types::{Fp8Problem, Fp8Spec, KnownProblem, QkRotary, Scaling, SequenceRows};
 use ndarray::ArrayView4;
 
 #[cfg(feature = "cuda")]
 use crate::cuda;
+use crate::quantize::positions;
 use crate::{Attention, Device, Error, Output, Quantize, Quantized, Scalar};
 
 /// Rows that share a scale.
@@ -43,7 +44,8 @@ pub struct Fp8<'a, T> {
     attention: Attention<'a, T>,
     table: Option<&'a RopeTable>,
     first_positions: [usize; 2],
-    listed: [Option<&'a [i32]>; 2],
+    q_positions: Option<&'a [i32]>,
+    k_positions: Option<&'a [i32]>,
     seed: Option<u64>,
     v_channels: bool,
 }
@@ -54,50 +56,36 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
             attention,
             table: None,
             first_positions: [0; 2],
-            listed: [None; 2],
+            q_positions: None,
+            k_positions: None,
             seed: None,
             v_channels: false,
         }
     }
 
-    /// Rotates the rows of Q and K by their positions before anything else. Rows of a sequence have positions 0, 1, …
-    pub fn rotary(mut self, table: &'a RopeTable) -> Fp8<'a, T> {
-        self.table = Some(table);
-        self
-    }
+    fa3_types::setters! {
+        /// Rotates the rows of Q and K by their positions before anything else. Rows of a sequence have positions 0, 1,
+        /// …
+        rotary(table: &'a RopeTable) { table: Some(table) }
 
-    /// Sets the positions of each sequence: rows of Q have `q`, `q + 1`, … and its keys `k`, `k + 1`, …
-    pub fn first_positions(mut self, q: usize, k: usize) -> Fp8<'a, T> {
-        self.first_positions = [q, k];
-        self
-    }
+        /// Sets the positions of each sequence: rows of Q have `q`, `q + 1`, … and its keys `k`, `k + 1`, …
+        first_positions(q: usize, k: usize) { first_positions: [q, k] }
 
-    /// Sets the position of each row of Q, (batch, seqlen_q), row by row. A row whose position is outside of the table
-    /// is NaN. It excludes a first position of Q other than 0.
-    pub fn q_positions(mut self, positions: &'a [i32]) -> Fp8<'a, T> {
-        self.listed[0] = Some(positions);
-        self
-    }
+        /// Sets the position of each row of Q, (batch, seqlen_q), row by row. A row whose position is outside of the
+        /// table is NaN. It excludes a first position of Q other than 0.
+        q_positions(positions: &'a [i32]) { q_positions: Some(positions) }
 
-    /// Sets the position of each key, (batch, seqlen_k), as [`Fp8::q_positions`] does for Q. It excludes a first
-    /// position of K other than 0.
-    pub fn k_positions(mut self, positions: &'a [i32]) -> Fp8<'a, T> {
-        self.listed[1] = Some(positions);
-        self
-    }
+        /// Sets the position of each key, (batch, seqlen_k), as [`Fp8::q_positions`] does for Q. It excludes a first
+        /// position of K other than 0.
+        k_positions(positions: &'a [i32]) { k_positions: Some(positions) }
 
-    /// Multiplies Q and K by an orthogonal matrix with random signs before they are quantized (incoherent processing).
-    /// It spreads outliers, and keeps the scores.
-    pub fn hadamard(mut self, seed: u64) -> Fp8<'a, T> {
-        self.seed = Some(seed);
-        self
-    }
+        /// Multiplies Q and K by an orthogonal matrix with random signs before they are quantized (incoherent
+        /// processing). It spreads outliers, and keeps the scores.
+        hadamard(seed: u64) { seed: Some(seed) }
 
-    /// Gives each channel of V, a column of a head, a mean and a scale, in place of a scale for each 128 keys. The
-    /// common part of the rows of V is then not rounded; O gets it at the end. It takes another pass over V.
-    pub fn v_channels(mut self) -> Fp8<'a, T> {
-        self.v_channels = true;
-        self
+        /// Gives each channel of V, a column of a head, a mean and a scale, in place of a scale for each 128 keys. The
+        /// common part of the rows of V is then not rounded; O gets it at the end. It takes another pass over V.
+        v_channels() { v_channels: true }
     }
 
     /// Computes O and LSE. [`Fp8::hadamard`] is off by default. The CPU emulates the tensor core's arithmetic.
@@ -117,7 +105,7 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let (qkv, sinks) = (self.attention.tensors(), self.attention.sinks());
-                Ok(cuda::fp8(device, (&problem, &codes), qkv, sinks, self.table, self.listed)?)
+                Ok(cuda::fp8(device, (&problem, &codes), qkv, sinks, self.table, self.listed())?)
             }
         }
     }
@@ -139,30 +127,28 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
 
     /// The rotation, if there is a table.
     fn rotary_spec(&self) -> Result<Option<QkRotary>, Error> {
-        let [q, k, _] = self.attention.tensors();
-        let positions = |x: ArrayView4<'a, T>, index: usize| {
-            let (batch, seqlen, ..) = x.dim();
-            match (self.listed[index], self.first_positions[index]) {
-                (None, first) => Ok(Positions::From(first)),
-                (Some(each), 0) if batch.checked_mul(seqlen) == Some(each.len()) => Ok(Positions::Listed),
-                (Some(each), 0) => Err(Error::PositionCount { given: each.len(), batch, seqlen }),
-                (Some(_), _) => Err(Error::TwoPositions),
-            }
-        };
-        let (q_positions, k_positions) = (positions(q, 0)?, positions(k, 1)?);
+        let ([q, k, _], [listed_q, listed_k]) = (self.attention.tensors(), self.listed());
+        let [first_q, first_k] = self.first_positions.map(|first| Some(first).filter(|first| *first != 0));
+        let (q_positions, k_positions) =
+            (positions(&q, first_q, listed_q)?, positions(&k, first_k, listed_k)?);
         let Some(table) = self.table else {
-            let nowhere = self.first_positions == [0; 2] && self.listed == [None; 2];
+            let nowhere = self.first_positions == [0; 2] && self.listed() == [None; 2];
             return if nowhere { Ok(None) } else { Err(Error::PositionsWithoutRotary) };
         };
         let (style, rotary_dim, table_rows) = (table.style(), table.rotary_dim(), table.positions());
         Ok(Some(QkRotary { style, rotary_dim, table_rows, q_positions, k_positions }))
     }
 
+    /// The listed positions of Q and of K.
+    fn listed(&self) -> [Option<&'a [i32]>; 2] {
+        [self.q_positions, self.k_positions]
+    }
+
     fn on_cpu(&self, problem: &KnownProblem) -> Result<Output<T>, Error> {
         let [q, k, v] = self.attention.tensors();
         let transformed = |x: ArrayView4<'a, T>, index: usize| {
             let quantize = Quantize::new(x);
-            let quantize = match (self.table, self.listed[index]) {
+            let quantize = match (self.table, self.listed()[index]) {
                 (Some(table), Some(each)) => quantize.rotary(table).positions(each),
                 (Some(table), None) => quantize.rotary(table).first_position(self.first_positions[index]),
                 (None, _) => quantize,

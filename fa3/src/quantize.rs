@@ -90,57 +90,41 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         Quantize { x: x.into(), table: None, first: None, listed: None, seed: None, scaling, packed: None }
     }
 
-    /// Rotates each row by its position first. The rows of a sequence have positions 0, 1, …
-    pub fn rotary(mut self, table: &'a RopeTable) -> Quantize<'a, T> {
-        self.table = Some(table);
-        self
-    }
+    fa3_types::setters! {
+        /// Rotates each row by its position first. The rows of a sequence have positions 0, 1, …
+        rotary(table: &'a RopeTable) { table: Some(table) }
 
-    /// Sets the positions of each sequence's rows to `first`, `first + 1`, … It excludes [`Quantize::positions`].
-    pub fn first_position(mut self, first: usize) -> Quantize<'a, T> {
-        self.first = Some(first);
-        self
-    }
+        /// Sets the positions of each sequence's rows to `first`, `first + 1`, … It excludes [`Quantize::positions`].
+        first_position(first: usize) { first: Some(first) }
 
-    /// Sets the position of each row, (batch, seqlen), row by row. A row whose position is outside of the table becomes
-    /// NaN. It excludes [`Quantize::first_position`].
-    pub fn positions(mut self, positions: &'a [i32]) -> Quantize<'a, T> {
-        self.listed = Some(positions);
-        self
-    }
+        /// Sets the position of each row, (batch, seqlen), row by row. A row whose position is outside of the table
+        /// becomes NaN. It excludes [`Quantize::first_position`].
+        positions(positions: &'a [i32]) { listed: Some(positions) }
 
-    /// Transforms each row before it is quantized, by an orthogonal matrix with random signs. Give Q and K the same
-    /// seed: this preserves their scores.
-    pub fn hadamard(mut self, seed: u64) -> Quantize<'a, T> {
-        self.seed = Some(seed);
-        self
-    }
+        /// Transforms each row before it is quantized, by an orthogonal matrix with random signs. Give Q and K the same
+        /// seed: this preserves their scores.
+        hadamard(seed: u64) { seed: Some(seed) }
 
-    /// Sets the source of scales, by default a scale for each 128 rows of a head. A GPU reads the tensor twice for
-    /// [`Scaling::Heads`], [`Scaling::Tensor`] and [`Scaling::Channel`]; the last one is for V.
-    pub fn scaling(mut self, scaling: Scaling) -> Quantize<'a, T> {
-        self.scaling = scaling;
-        self
-    }
+        /// Sets the source of scales, by default a scale for each 128 rows of a head. A GPU reads the tensor twice for
+        /// [`Scaling::Heads`], [`Scaling::Tensor`] and [`Scaling::Channel`]; the last one is for V.
+        scaling(scaling: Scaling) { scaling }
 
-    /// Takes the tensor as packed: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`, and no block has rows of
-    /// two sequences. The rows of each have positions 0, 1, … or the listed ones; a row whose position is outside of
-    /// the table becomes NaN. Codes of rows behind the last sequence are 0.
-    ///
-    /// ```
-    /// use fa3::half::bf16;
-    /// use fa3::ndarray::Array4;
-    /// use fa3::{Device, Quantize};
-    ///
-    /// let x = Array4::from_shape_fn((1, 300, 1, 64), |(_, s, _, d)| bf16::from_f32((s + d) as f32));
-    /// let quantized = Quantize::new(&x).packed(&[0, 130, 300]).run(&Device::Cpu)?;
-    /// // The first sequence has blocks of 128 and of 2 rows.
-    /// assert_eq!(quantized.scale([0, 129, 0, 0]), 192.0 / 448.0);
-    /// # Ok::<(), fa3::Error>(())
-    /// ```
-    pub fn packed(mut self, cu_seqlens: &'a [i32]) -> Quantize<'a, T> {
-        self.packed = Some(cu_seqlens);
-        self
+        /// Takes the tensor as packed: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`, and no block has rows
+        /// of two sequences. The rows of each have positions 0, 1, … or the listed ones; a row whose position is
+        /// outside of the table becomes NaN. Codes of rows behind the last sequence are 0.
+        ///
+        /// ```
+        /// use fa3::half::bf16;
+        /// use fa3::ndarray::Array4;
+        /// use fa3::{Device, Quantize};
+        ///
+        /// let x = Array4::from_shape_fn((1, 300, 1, 64), |(_, s, _, d)| bf16::from_f32((s + d) as f32));
+        /// let quantized = Quantize::new(&x).packed(&[0, 130, 300]).run(&Device::Cpu)?;
+        /// // The first sequence has blocks of 128 and of 2 rows.
+        /// assert_eq!(quantized.scale([0, 129, 0, 0]), 192.0 / 448.0);
+        /// # Ok::<(), fa3::Error>(())
+        /// ```
+        packed(cu_seqlens: &'a [i32]) { packed: Some(cu_seqlens) }
     }
 
     /// The validated problem, of contiguous tensors: the strides of the view are not part of it.
@@ -168,15 +152,7 @@ impl<'a, T: Scalar> Quantize<'a, T> {
     }
 
     fn rotary_spec(&self) -> Result<Option<Rotary>, Error> {
-        let (batch, seqlen, ..) = self.x.dim();
-        let positions = match (self.first, self.listed) {
-            (Some(_), Some(_)) => return Err(Error::TwoPositions),
-            (first, None) => Positions::From(first.unwrap_or(0)),
-            (None, Some(each)) if batch.checked_mul(seqlen) != Some(each.len()) => {
-                return Err(Error::PositionCount { given: each.len(), batch, seqlen });
-            }
-            (None, Some(_)) => Positions::Listed,
-        };
+        let positions = positions(&self.x, self.first, self.listed)?;
         let Some(table) = self.table else {
             let nowhere = self.first.is_none() && self.listed.is_none();
             return if nowhere { Ok(None) } else { Err(Error::PositionsWithoutRotary) };
@@ -296,6 +272,24 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         let numbers = |x: &Array3<f32>| x.iter().copied().collect();
         let codes = codes.codes().iter().copied().collect();
         Quantized::new(problem, codes, numbers(channels.scale()), numbers(channels.mean()))
+    }
+}
+
+/// The positions of a tensor's rows: from a first one on, or listed.
+///
+/// # Errors
+/// Both are given, or a list of another length.
+pub(crate) fn positions<T>(
+    x: &ArrayView4<'_, T>,
+    first: Option<usize>,
+    listed: Option<&[i32]>,
+) -> Result<Positions, Error> {
+    let (batch, seqlen, ..) = x.dim();
+    match (first, listed) {
+        (Some(_), Some(_)) => Err(Error::TwoPositions),
+        (first, None) => Ok(Positions::From(first.unwrap_or(0))),
+        (None, Some(each)) if batch.checked_mul(seqlen) == Some(each.len()) => Ok(Positions::Listed),
+        (None, Some(each)) => Err(Error::PositionCount { given: each.len(), batch, seqlen }),
     }
 }
 

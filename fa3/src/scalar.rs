@@ -5,8 +5,8 @@ use fa3_types::{Dtype, KnownProblem, UnknownFeature};
 use half::{bf16, f16};
 use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
-use crate::cpu::inputs::Queries;
 use crate::cpu::keys::Keys;
+use crate::cpu::queries::Queries;
 use crate::{Gradients, Output, OutputGradients, cpu};
 
 /// An element type of Q, K and V. Sealed: only the dtypes of [`Dtype`].
@@ -45,32 +45,50 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     ) -> Result<Gradients<Self>, UnknownFeature>;
 }
 
-/// The CPU engine for one type.
-macro_rules! on_cpu {
-    () => {
-        #[inline(never)]
-        fn forward_on_cpu(
-            problem: &KnownProblem,
-            queries: Queries<'_, Self>,
-            keys: Keys<'_>,
-            o: ArrayViewMut4<'_, Self::Output>,
-            lse: ArrayViewMut3<'_, f32>,
-        ) -> Result<(), UnknownFeature> {
-            cpu::forward(problem, queries, keys, o, lse)
-        }
+/// Implements [`Scalar`] for one type.
+macro_rules! scalar {
+    ($type:ty, $dtype:ident, $output:ty, $to_f32:expr, $from_f32:expr) => {
+        impl Scalar for $type {
+            const DTYPE: Dtype = Dtype::$dtype;
+            type Output = $output;
 
-        #[inline(never)]
-        fn backward_on_cpu(
-            problem: &KnownProblem,
-            qkv: [ArrayView4<'_, Self>; 3],
-            sink: Option<ArrayView1<'_, f32>>,
-            output: &Output<Self>,
-            of: OutputGradients<'_, Self>,
-        ) -> Result<Gradients<Self>, UnknownFeature> {
-            cpu::backward(problem, qkv, sink, output, of)
+            fn to_f32(self) -> f32 {
+                $to_f32(self)
+            }
+
+            fn from_f32(x: f32) -> $type {
+                $from_f32(x)
+            }
+
+            #[inline(never)]
+            fn forward_on_cpu(
+                problem: &KnownProblem,
+                queries: Queries<'_, Self>,
+                keys: Keys<'_>,
+                o: ArrayViewMut4<'_, Self::Output>,
+                lse: ArrayViewMut3<'_, f32>,
+            ) -> Result<(), UnknownFeature> {
+                cpu::forward(problem, queries, keys, o, lse)
+            }
+
+            #[inline(never)]
+            fn backward_on_cpu(
+                problem: &KnownProblem,
+                qkv: [ArrayView4<'_, Self>; 3],
+                sink: Option<ArrayView1<'_, f32>>,
+                output: &Output<Self>,
+                of: OutputGradients<'_, Self>,
+            ) -> Result<Gradients<Self>, UnknownFeature> {
+                cpu::backward(problem, qkv, sink, output, of)
+            }
         }
     };
 }
+
+scalar!(f32, F32, f32, f32::from, f32::from);
+scalar!(f16, F16, f16, f16::to_f32, f16::from_f32);
+scalar!(bf16, Bf16, bf16, bf16::to_f32, bf16::from_f32);
+scalar!(E4m3, E4m3, bf16, E4m3::to_f32, E4m3::from_f32);
 
 mod sealed {
     use half::slice::HalfFloatSliceExt;
@@ -104,25 +122,22 @@ mod sealed {
         }
     }
 
-    impl Sealed for half::f16 {
-        fn widen(from: &[half::f16], to: &mut [f32]) {
-            from.convert_to_f32_slice(to);
-        }
+    macro_rules! half {
+        ($type:ty) => {
+            impl Sealed for $type {
+                fn widen(from: &[$type], to: &mut [f32]) {
+                    from.convert_to_f32_slice(to);
+                }
 
-        fn narrow(from: &[f32], to: &mut [half::f16]) {
-            to.convert_from_f32_slice(from);
-        }
+                fn narrow(from: &[f32], to: &mut [$type]) {
+                    to.convert_from_f32_slice(from);
+                }
+            }
+        };
     }
 
-    impl Sealed for half::bf16 {
-        fn widen(from: &[half::bf16], to: &mut [f32]) {
-            from.convert_to_f32_slice(to);
-        }
-
-        fn narrow(from: &[f32], to: &mut [half::bf16]) {
-            to.convert_from_f32_slice(from);
-        }
-    }
+    half!(half::f16);
+    half!(half::bf16);
 
     impl Sealed for fa3_quant::E4m3 {
         fn widen(from: &[fa3_quant::E4m3], to: &mut [f32]) {
@@ -132,65 +147,5 @@ mod sealed {
         fn narrow(from: &[f32], to: &mut [fa3_quant::E4m3]) {
             to.iter_mut().zip(from).for_each(|(to, &x)| *to = fa3_quant::E4m3::from_f32(x));
         }
-    }
-}
-
-impl Scalar for f32 {
-    const DTYPE: Dtype = Dtype::F32;
-    type Output = f32;
-
-    on_cpu!();
-
-    fn to_f32(self) -> f32 {
-        self
-    }
-
-    fn from_f32(x: f32) -> f32 {
-        x
-    }
-}
-
-impl Scalar for f16 {
-    const DTYPE: Dtype = Dtype::F16;
-    type Output = f16;
-
-    on_cpu!();
-
-    fn to_f32(self) -> f32 {
-        self.to_f32()
-    }
-
-    fn from_f32(x: f32) -> f16 {
-        f16::from_f32(x)
-    }
-}
-
-impl Scalar for bf16 {
-    const DTYPE: Dtype = Dtype::Bf16;
-    type Output = bf16;
-
-    on_cpu!();
-
-    fn to_f32(self) -> f32 {
-        self.to_f32()
-    }
-
-    fn from_f32(x: f32) -> bf16 {
-        bf16::from_f32(x)
-    }
-}
-
-impl Scalar for E4m3 {
-    const DTYPE: Dtype = Dtype::E4m3;
-    type Output = bf16;
-
-    on_cpu!();
-
-    fn to_f32(self) -> f32 {
-        self.to_f32()
-    }
-
-    fn from_f32(x: f32) -> E4m3 {
-        E4m3::from_f32(x)
     }
 }

@@ -75,7 +75,6 @@ pub fn dense(
 }
 
 /// Adds a contiguous `qv` to the specification.
-#[must_use]
 pub fn with_qv(spec: ProblemSpec) -> ProblemSpec {
     let qv = TensorDesc::contiguous(spec.q.dtype, spec.o.shape);
     spec.qv(qv)

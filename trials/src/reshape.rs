@@ -1,6 +1,6 @@
 //! Slices and reorderings of problems, for properties that relate two calls.
 
-use fa3_types::{KnownProblem, Problem, ProblemSpec, SequenceRows, Shape, TensorDesc};
+use fa3_types::{KnownProblem, SequenceRows, Shape, TensorDesc};
 use ndarray::{Array1, Array3, Array4, ArrayView4, Axis};
 
 use crate::Values;
@@ -25,7 +25,7 @@ impl Reversed {
     /// # Panics
     /// Never: the order of sequences and heads does not affect whether a problem is valid.
     pub fn new(problem: &KnownProblem) -> Reversed {
-        let reversed = spec_of(problem).with_rows(reverse(problem.rows_q()), reverse(problem.rows_k()));
+        let reversed = problem.spec().with_rows(reverse(problem.rows_q()), reverse(problem.rows_k()));
         Reversed {
             order_q: Order::reversed(problem.rows_q(), problem.q().shape.seqlen),
             order_k: Order::reversed(problem.rows_k(), problem.k().shape.seqlen),
@@ -111,19 +111,6 @@ fn reverse(sequences: &SequenceRows) -> SequenceRows {
     reversed.with_used(&used).expect("each sequence keeps its capacity")
 }
 
-/// The specification of `problem`.
-pub fn spec_of(problem: &Problem) -> ProblemSpec {
-    let mut spec = ProblemSpec::new(*problem.q(), *problem.k(), *problem.v(), *problem.o())
-        .seqs_q(problem.seqs_q())
-        .seqs_k(problem.seqs_k())
-        .mask(problem.mask())
-        .softmax_scale(problem.softmax_scale().natural());
-    spec.softcap = problem.softcap().map(|cap| cap.bound());
-    spec.qv = problem.qv().copied();
-    spec.sink = problem.has_sink();
-    spec
-}
-
 /// One query head of one sequence as a problem of its own: dense, one sequence, one head, valid rows only.
 pub fn alone(problem: &KnownProblem, values: &Values, index: usize, head_q: usize) -> (KnownProblem, Values) {
     let (rows_q, rows_k) = (problem.rows_q(), problem.rows_k());
@@ -160,7 +147,7 @@ pub fn dense_like(problem: &KnownProblem, values: &Values) -> KnownProblem {
         TensorDesc::contiguous(like.dtype, Shape { batch, seqlen, heads, head_dim })
     };
     let sequences = |x: &Array4<f32>| SequenceRows::dense(x.dim().0, x.dim().1);
-    let mut spec = spec_of(problem);
+    let mut spec = problem.spec();
     spec.q = tensor(&values.q, problem.q());
     spec.k = tensor(&values.k, problem.k());
     spec.v = tensor(&values.v, problem.v());

@@ -13,7 +13,7 @@ use proptest::sample::select;
 
 use crate::fwd::shapes::INPUTS;
 use crate::fwd::{Layout, with_qv};
-use crate::reshape::{extent, spec_of};
+use crate::reshape::extent;
 use crate::{Case, Dist, Poison};
 
 /// Configuration for `cases` random cases. They are the same in every run unless another seed is set (see
@@ -213,14 +213,14 @@ pub fn case(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Valu
 /// If head_dim + head_dim_v exceeds 576.
 pub fn latent(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Value = KnownProblem> {
     problems.prop_filter("e4m3 has no qv", |problem| problem.dtype() != Dtype::E4m3).prop_map(|problem| {
-        let spec = with_qv(spec_of(&problem));
+        let spec = with_qv(problem.spec());
         spec.with_rows(problem.rows_q().clone(), problem.rows_k().clone()).expect("head dimensions are small")
     })
 }
 
 /// Adds sinks to the problem.
 fn with_sinks(problem: &KnownProblem) -> KnownProblem {
-    let spec = spec_of(problem).sink();
+    let spec = problem.spec().sink();
     let known = match problem.intervals() {
         None => spec.with_rows(problem.rows_q().clone(), problem.rows_k().clone()),
         Some(intervals) => spec.validate().and_then(|problem| problem.known_intervals(intervals.bounds())),

@@ -15,7 +15,7 @@ pub(crate) struct Call {
     inputs: [TensorDesc; 3],
     /// The sequences of Q, and of K and V.
     sequences: [Sequences; 2],
-    pub(crate) mask: Mask,
+    mask: Mask,
     /// The bits of an f32, so that NaN, which every problem refuses, equals itself.
     softmax_scale: u32,
     softcap: Option<u32>,
@@ -66,21 +66,14 @@ impl Call {
         self.sequences[1].has_used()
     }
 
-    pub(crate) fn softmax_scale(&self) -> f64 {
-        f32::from_bits(self.softmax_scale).into()
-    }
-
-    pub(crate) fn softcap(&self) -> Option<f64> {
-        self.softcap.map(|cap| f32::from_bits(cap).into())
-    }
-
     /// The problem, not yet checked, with a contiguous O.
     pub(crate) fn spec(&self) -> ProblemSpec {
-        let ([q, k, v], [of_q, of_k]) = (self.inputs, self.sequences);
+        // No `..` here: what a call has must not be forgotten.
+        let Call { inputs: [q, k, v], sequences: [of_q, of_k], mask, softmax_scale, softcap, sink } = *self;
         let o = problem::Shape { head_dim: v.shape.head_dim, ..q.shape };
-        let spec = ProblemSpec::new(q, k, v, TensorDesc::contiguous(q.dtype, o)).mask(self.mask);
-        let mut spec = spec.seqs_q(of_q).seqs_k(of_k).softmax_scale(self.softmax_scale());
-        (spec.softcap, spec.sink) = (self.softcap(), self.sink);
+        let spec = ProblemSpec::new(q, k, v, TensorDesc::contiguous(q.dtype, o)).mask(mask);
+        let mut spec = spec.seqs_q(of_q).seqs_k(of_k).softmax_scale(f32::from_bits(softmax_scale).into());
+        (spec.softcap, spec.sink) = (softcap.map(|cap| f32::from_bits(cap).into()), sink);
         spec
     }
 

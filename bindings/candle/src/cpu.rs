@@ -3,7 +3,7 @@
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType};
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array1, Array3, ArrayView3, ArrayView4, ShapeBuilder};
-use fa3::problem::{BackwardSpec, Dtype, TensorDesc, TensorName};
+use fa3::problem::{BackwardSpec, Dtype, Problem, TensorDesc, TensorName};
 use fa3::{Attention, CacheView, CachedAttention, Device, Output, OutputGradients, Scalar};
 
 use crate::call::{Call, desc};
@@ -20,18 +20,18 @@ pub(crate) fn forward(
     call: &Call,
     inputs: [(&CpuStorage, &Layout); 3],
 ) -> Result<(CpuStorage, CpuStorage)> {
-    call.clone().contiguous().spec().validate().map_err(Error::from)?;
+    let problem = call.clone().contiguous().spec().validate().map_err(Error::from)?;
     match call.dtype() {
-        Dtype::F32 => forward_of::<f32>(pass, call, inputs),
-        Dtype::F16 => forward_of::<f16>(pass, call, inputs),
-        Dtype::Bf16 => forward_of::<bf16>(pass, call, inputs),
+        Dtype::F32 => forward_of::<f32>(pass, &problem, inputs),
+        Dtype::F16 => forward_of::<f16>(pass, &problem, inputs),
+        Dtype::Bf16 => forward_of::<bf16>(pass, &problem, inputs),
         Dtype::E4m3 => unreachable!("no type of candle is taken for e4m3"),
     }
 }
 
 fn forward_of<T: Scalar<Output = T> + WithDType>(
     pass: &Pass,
-    call: &Call,
+    problem: &Problem,
     inputs: [(&CpuStorage, &Layout); 3],
 ) -> Result<(CpuStorage, CpuStorage)> {
     let [q, k, v] = inputs.map(|(storage, layout)| view::<T>(storage, layout));
@@ -46,13 +46,12 @@ fn forward_of<T: Scalar<Output = T> + WithDType>(
                 cache_batch_idx: None,
                 cache_leftpad: None,
             };
-            let attention = CachedAttention::new(q).mask(call.mask).softmax_scale(call.softmax_scale());
-            let attention = call.softcap().into_iter().fold(attention, CachedAttention::softcap);
+            let attention = CachedAttention::new(q).for_problem(problem);
             let attention = sink.iter().fold(attention, |attention, sink| attention.sink(sink));
             let ends = numbers.cu_seqlens_q.iter();
             ends.fold(attention, |attention, ends| attention.cu_seqlens_q(ends)).forward(&Device::Cpu, cache)
         }
-        None => attention(call, [q, k, v], &numbers, sink.as_ref()).forward(&Device::Cpu),
+        None => attention(problem, [q, k, v], &numbers, sink.as_ref()).forward(&Device::Cpu),
     };
     let output = output.map_err(Error::from)?;
     let (o, _) = output.o.into_raw_vec_and_offset();
@@ -69,17 +68,18 @@ pub(crate) fn backward(given: &Gradients<'_>) -> Result<([Tensor; 3], Option<Ten
     let is_packed = given.pass.rows.cu_seqlens_q.is_some();
     let dout = desc(TensorName::DOut, (given.dout.dtype(), given.dout.layout()), is_packed)?;
     spec.dout = TensorDesc::contiguous(dout.dtype, dout.shape);
-    spec.validate().map_err(Error::from)?;
+    let problem = spec.validate().map_err(Error::from)?;
     match given.call.dtype() {
-        Dtype::F32 => backward_of::<f32>(given),
-        Dtype::F16 => backward_of::<f16>(given),
-        Dtype::Bf16 => backward_of::<bf16>(given),
+        Dtype::F32 => backward_of::<f32>(given, problem.forward()),
+        Dtype::F16 => backward_of::<f16>(given, problem.forward()),
+        Dtype::Bf16 => backward_of::<bf16>(given, problem.forward()),
         Dtype::E4m3 => unreachable!("no type of candle is taken for e4m3"),
     }
 }
 
 fn backward_of<T: Scalar<Output = T> + WithDType>(
     given: &Gradients<'_>,
+    problem: &Problem,
 ) -> Result<([Tensor; 3], Option<Tensor>)> {
     let [q, k, v] = given.inputs;
     let tensors = [q, k, v, given.o, &given.dout].map(Tensor::storage_and_layout);
@@ -102,7 +102,7 @@ fn backward_of<T: Scalar<Output = T> + WithDType>(
         gradients = gradients.dlse(ArrayView3::from_shape(of_rows, dlse).expect("each row has one"));
     }
     let (numbers, sink) = (given.pass.rows.read()?, sink(given.pass)?);
-    let attention = attention(&given.call, [q, k?, v?], &numbers, sink.as_ref());
+    let attention = attention(problem, [q, k?, v?], &numbers, sink.as_ref());
     let computed = attention.backward(&Device::Cpu, &output, gradients).map_err(Error::from)?;
     let cpu = &candle_core::Device::Cpu;
     let [dq, dk, dv] = [computed.dq, computed.dk, computed.dv].map(|x| x.into_raw_vec_and_offset().0);
@@ -114,13 +114,12 @@ fn backward_of<T: Scalar<Output = T> + WithDType>(
 
 /// The call as an `fa3::Attention`; calls over a cache are built elsewhere.
 fn attention<'a, T: Scalar>(
-    call: &Call,
+    problem: &Problem,
     [q, k, v]: [ArrayView4<'a, T>; 3],
     numbers: &'a Numbers,
     sink: Option<&'a Array1<f32>>,
 ) -> Attention<'a, T> {
-    let attention = Attention::new(q, k, v).mask(call.mask).softmax_scale(call.softmax_scale());
-    let attention = call.softcap().into_iter().fold(attention, Attention::softcap);
+    let attention = Attention::new(q, k, v).for_problem(problem);
     let attention = sink.into_iter().fold(attention, |attention, sink| attention.sink(sink));
     let ends = numbers.cu_seqlens_q.iter().zip(&numbers.cu_seqlens_k);
     ends.fold(attention, |attention, (of_q, of_k)| attention.packed(of_q, of_k))

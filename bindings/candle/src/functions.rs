@@ -1,4 +1,5 @@
 //! The functions of candle-flash-attn, with its names and signatures.
+#![allow(clippy::too_many_arguments, reason = "candle-flash-attn's signatures")]
 
 use candle_core::{Result, Tensor};
 use fa3::problem::TensorName;
@@ -51,7 +52,6 @@ pub fn flash_attn_windowed(
 ///
 /// # Errors
 /// Slopes are given, which no kernel here supports; otherwise as in [`Attention::forward`].
-#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_alibi_windowed_softcap(
     q: &Tensor,
     k: &Tensor,
@@ -84,7 +84,6 @@ pub fn flash_attn_alibi_windowed_softcap(
 ///
 /// # Errors
 /// As in [`Packed::new`] and [`Attention::forward_varlen`].
-#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen(
     q: &Tensor,
     k: &Tensor,
@@ -104,7 +103,6 @@ pub fn flash_attn_varlen(
 ///
 /// # Errors
 /// As in [`Packed::new`] and [`Attention::forward_varlen`].
-#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -126,7 +124,6 @@ pub fn flash_attn_varlen_windowed(
 ///
 /// # Errors
 /// Slopes are given, which no kernel here supports; otherwise as in [`Packed::new`] and [`Attention::forward_varlen`].
-#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_alibi_windowed_softcap(
     q: &Tensor,
     k: &Tensor,
@@ -174,7 +171,6 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
 /// # Errors
 /// `mm_prefix_ranges` are given, which no kernel here supports; blocks have other sizes; or the errors of [`Cached`]
 /// and [`Attention::forward_cached`].
-#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_paged_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -213,7 +209,6 @@ macro_rules! refusing {
         ///
         /// # Errors
         /// Always.
-        #[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
         pub fn $name(
             _q: &Tensor,
             _k: &Tensor,

@@ -1,35 +1,4 @@
-//! FlashAttention-3 for NVIDIA Hopper in [candle](candle_core), with gradients.
-//!
-//! The functions have candle-flash-attn's names and signatures: [`flash_attn`], [`flash_attn_windowed`],
-//! [`flash_attn_varlen`] and others. [`Attention`] has all options in one place, sinks among them, returns LSE as well,
-//! and computes over a cache of keys and values ([`Cached`]), as decoding needs it.
-//!
-//! Tensors on the CPU are computed there, in f16, bf16 and f32. With the feature `cuda`, tensors on an H100 or H200 are
-//! computed there, in f16 and bf16, on candle's own stream, without a copy where the last stride is 1 and others are
-//! multiples of 8.
-//!
-//! ```
-//! use candle_core::{Device, Tensor, Var};
-//!
-//! // (batch, seqlen, heads, head_dim); four query heads share one key/value head
-//! let q = Var::randn(0f32, 1., (1, 100, 8, 64), &Device::Cpu)?;
-//! let k = Var::randn(0f32, 1., (1, 100, 2, 64), &Device::Cpu)?;
-//! let v = Var::randn(0f32, 1., (1, 100, 2, 64), &Device::Cpu)?;
-//! let o = fa3_candle::flash_attn(&q, &k, &v, 0.125, true)?;
-//! let gradients = o.sqr()?.mean_all()?.backward()?;
-//! assert_eq!(gradients.get(&k).unwrap().dims(), k.dims());
-//! # Ok::<(), candle_core::Error>(())
-//! ```
-//!
-//! A wrong call is an error that says why, with the numbers:
-//!
-//! ```
-//! # use candle_core::{DType, Device, Tensor};
-//! let tensor = |heads| Tensor::zeros((1, 8, heads, 64), DType::F32, &Device::Cpu);
-//! let error = fa3_candle::flash_attn(&tensor(8)?, &tensor(3)?, &tensor(3)?, 0.125, false).unwrap_err();
-//! assert!(error.to_string().starts_with("heads_q 8 is not a multiple of heads_kv 3"));
-//! # Ok::<(), candle_core::Error>(())
-//! ```
+#![doc = include_str!("../README.md")]
 
 mod attention;
 mod cached;
@@ -52,8 +21,3 @@ pub use functions::{
     flash_attn_windowed,
 };
 pub use packed::Packed;
-
-/// The README's Rust code, as a test.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;

@@ -165,6 +165,27 @@ pub(crate) struct Gradients<'a> {
     pub(crate) dlse: Option<Tensor>,
 }
 
+/// Defines the forward pass of [`Output`] for one kind of storage.
+macro_rules! attend {
+    ($name:ident, $storage:ty, $forward:path, $kept:path) => {
+        fn $name(
+            &self,
+            q: &$storage,
+            of_q: &Layout,
+            k: &$storage,
+            of_k: &Layout,
+            v: &$storage,
+            of_v: &Layout,
+        ) -> Result<($storage, Shape)> {
+            let inputs = [(q, of_q), (k, of_k), (v, of_v)];
+            let call = self.0.call(inputs.map(|(x, layout)| (x.dtype(), layout)))?;
+            let (o, lse) = $forward(&self.0, &call, inputs)?;
+            self.0.keep($kept(lse), &call);
+            Ok((o, call.o_shape()))
+        }
+    };
+}
+
 /// The operation that computes O.
 struct Output(Arc<Pass>);
 
@@ -173,38 +194,10 @@ impl CustomOp3 for Output {
         "fa3-attention"
     }
 
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        k: &CpuStorage,
-        k_layout: &Layout,
-        v: &CpuStorage,
-        v_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let inputs = [(q, q_layout), (k, k_layout), (v, v_layout)];
-        let call = self.0.call(inputs.map(|(x, layout)| (x.dtype(), layout)))?;
-        let (o, lse) = cpu::forward(&self.0, &call, inputs)?;
-        self.0.keep(Storage::Cpu(lse), &call);
-        Ok((o, call.o_shape()))
-    }
+    attend!(cpu_fwd, CpuStorage, cpu::forward, Storage::Cpu);
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        q: &CudaStorage,
-        q_layout: &Layout,
-        k: &CudaStorage,
-        k_layout: &Layout,
-        v: &CudaStorage,
-        v_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        let inputs = [(q, q_layout), (k, k_layout), (v, v_layout)];
-        let call = self.0.call(inputs.map(|(x, layout)| (x.dtype(), layout)))?;
-        let (o, lse) = cuda::forward(&self.0, &call, inputs)?;
-        self.0.keep(Storage::Cuda(lse), &call);
-        Ok((o, call.o_shape()))
-    }
+    attend!(cuda_fwd, CudaStorage, cuda::forward, Storage::Cuda);
 
     fn bwd(
         &self,
@@ -245,6 +238,15 @@ impl CustomOp1 for LogSumExp {
     }
 }
 
+/// Defines the forward pass of [`Sinks`] for one kind of storage.
+macro_rules! copy {
+    ($name:ident, $storage:ty) => {
+        fn $name(&self, q: &$storage, of_q: &Layout, _: &$storage, _: &Layout) -> Result<($storage, Shape)> {
+            Ok((q.to_dtype(of_q, q.dtype())?, of_q.shape().clone()))
+        }
+    };
+}
+
 /// The operation that copies Q, and whose gradients are dQ and dsink.
 struct Sinks(Arc<Pass>);
 
@@ -253,26 +255,10 @@ impl CustomOp2 for Sinks {
         "fa3-attention-sinks"
     }
 
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        of_q: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        Ok((q.to_dtype(of_q, q.dtype())?, of_q.shape().clone()))
-    }
+    copy!(cpu_fwd, CpuStorage);
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        q: &CudaStorage,
-        of_q: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        Ok((q.to_dtype(of_q, q.dtype())?, of_q.shape().clone()))
-    }
+    copy!(cuda_fwd, CudaStorage);
 
     fn bwd(
         &self,

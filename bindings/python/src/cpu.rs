@@ -13,7 +13,7 @@ mod threads;
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array3, ArrayView3, ArrayView4, ArrayViewMut3};
 use fa3::{Attention, Device, Output, OutputGradients, Scalar};
-use fa3_types::{BackwardProblem, BackwardSpec, Dtype, Problem, ProblemError, ProblemSpec, TensorDesc};
+use fa3_types::{BackwardProblem, BackwardSpec, Dtype, Problem, ProblemSpec, TensorDesc};
 
 use crate::attention::Attention as Call;
 use crate::call::At;
@@ -45,10 +45,9 @@ pub(crate) fn problem(call: &Call) -> Result<Problem, Error> {
 /// The call is invalid.
 pub(crate) fn backward_problem(call: &Gradients) -> Result<BackwardProblem, Error> {
     problem(&call.forward)?;
-    let BackwardSpec { forward, dout, dq, dk, dv, .. } = call.spec()?;
-    let mut spec = BackwardSpec::contiguous(contiguous(forward));
-    spec.dout = TensorDesc::contiguous(dout.dtype, dout.shape);
-    (spec.dq, spec.dk, spec.dv) = (dq, dk, dv);
+    let mut spec = call.spec()?;
+    spec.forward = contiguous(spec.forward);
+    spec.dout = TensorDesc::contiguous(spec.dout.dtype, spec.dout.shape);
     Ok(spec.validate()?)
 }
 
@@ -96,7 +95,7 @@ fn forward_of<T: Scalar<Output = T>>(
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
         (qkv::<T>(spec, memory)?, qv, intervals(problem, memory)?, sink(problem, memory)?, o, lse)
     };
-    let attention = lists.given(attention(spec, qkv, sink)?);
+    let attention = lists.given(attention(problem, qkv, sink));
     let attention = match qv {
         Some(qv) => attention.qv(qv),
         None => attention,
@@ -168,7 +167,7 @@ fn backward_of<T: Scalar<Output = T>>(
     if let Some(dlse) = dlse {
         given = given.dlse(ArrayView3::from_shape(of_lse, dlse).expect("one element for each index"));
     }
-    let attention = lists.given(attention(&spec.forward, qkv, sink)?);
+    let attention = lists.given(attention(forward, qkv, sink));
     let attention = match intervals {
         Some(intervals) => attention.intervals(intervals),
         None => attention,
@@ -183,25 +182,17 @@ fn backward_of<T: Scalar<Output = T>>(
     Ok(())
 }
 
-/// The call as an `fa3::Attention`.
+/// The call of a problem as an `fa3::Attention`, which refuses to be another one.
 fn attention<'a, T: Scalar>(
-    spec: &ProblemSpec,
+    problem: &Problem,
     [q, k, v]: [ArrayView4<'a, T>; 3],
     sink: Option<&'a [f32]>,
-) -> Result<Attention<'a, T>, ProblemError> {
-    // A mask of intervals gets its bounds below, since they are data.
-    let mask = Some(spec.mask.clone()?).filter(|mask| mask.intervals().is_none());
-    let mut attention = Attention::new(q, k, v).mask(mask.unwrap_or_default());
-    if let Some(sink) = sink {
-        attention = attention.sink(sink);
-    }
-    if let Some(scale) = spec.softmax_scale {
-        attention = attention.softmax_scale(scale);
-    }
-    Ok(match spec.softcap {
-        Some(cap) => attention.softcap(cap),
+) -> Attention<'a, T> {
+    let attention = Attention::new(q, k, v).for_problem(problem);
+    match sink {
+        Some(sink) => attention.sink(sink),
         None => attention,
-    })
+    }
 }
 
 /// Q, K and V.

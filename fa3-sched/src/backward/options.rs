@@ -6,6 +6,7 @@ use super::{DkvTile, DqTile};
 
 /// Overrides for [`Plan::with`](super::Plan::with). The plan decides every field that is `None`, the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
 #[non_exhaustive]
 pub struct PlanOptions {
     /// Whether gradients must be bitwise reproducible. If so, tiles add to dQ in the order of keys
@@ -21,27 +22,17 @@ pub struct PlanOptions {
 }
 
 impl PlanOptions {
-    /// Requires bitwise reproducible gradients.
-    #[must_use]
-    pub fn deterministic(self) -> PlanOptions {
-        PlanOptions { deterministic: true, ..self }
-    }
+    fa3_types::setters! {
+        /// Requires bitwise reproducible gradients.
+        deterministic() { deterministic: true }
 
-    /// Sets the tile of the dK/dV kernel.
-    #[must_use]
-    pub fn dkv(self, tile: DkvTile) -> PlanOptions {
-        PlanOptions { dkv: Some(tile), ..self }
-    }
+        /// Sets the tile of the dK/dV kernel.
+        dkv(tile: DkvTile) { dkv: Some(tile) }
 
-    /// Sets the tile of the dQ kernel.
-    #[must_use]
-    pub fn dq(self, tile: DqTile) -> PlanOptions {
-        PlanOptions { dq: Some(tile), ..self }
-    }
+        /// Sets the tile of the dQ kernel.
+        dq(tile: DqTile) { dq: Some(tile) }
 
-    /// Limits the number of streaming multiprocessors.
-    #[must_use]
-    pub fn sms(self, sms: NonZeroU32) -> PlanOptions {
-        PlanOptions { sms: Some(sms), ..self }
+        /// Limits the number of streaming multiprocessors.
+        sms(sms: NonZeroU32) { sms: Some(sms) }
     }
 }

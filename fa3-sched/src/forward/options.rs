@@ -16,6 +16,7 @@ use crate::{Order, Scheduler};
 /// # Ok::<(), std::num::TryFromIntError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
 #[non_exhaustive]
 pub struct PlanOptions {
     /// The tile. It must be large enough for the problem's head dimensions. With a tile for transposed V, a kernel
@@ -54,45 +55,26 @@ pub enum SplitKeys {
 }
 
 impl PlanOptions {
-    /// Sets the tile.
-    #[must_use]
-    pub fn tile(self, tile: CtaTile) -> PlanOptions {
-        PlanOptions { tile: Some(tile), ..self }
-    }
+    fa3_types::setters! {
+        /// Sets the tile.
+        tile(tile: CtaTile) { tile: Some(tile) }
 
-    /// Sets the order of tiles.
-    #[must_use]
-    pub fn order(self, order: Order) -> PlanOptions {
-        PlanOptions { order: Some(order), ..self }
-    }
+        /// Sets the order of tiles.
+        order(order: Order) { order: Some(order) }
 
-    /// Sets the scheduler.
-    #[must_use]
-    pub fn scheduler(self, scheduler: Scheduler) -> PlanOptions {
-        PlanOptions { scheduler: Some(scheduler), ..self }
-    }
+        /// Sets the scheduler.
+        scheduler(scheduler: Scheduler) { scheduler: Some(scheduler) }
 
-    /// Limits the number of streaming multiprocessors.
-    #[must_use]
-    pub fn sms(self, sms: NonZeroU32) -> PlanOptions {
-        PlanOptions { sms: Some(sms), ..self }
-    }
+        /// Limits the number of streaming multiprocessors.
+        sms(sms: NonZeroU32) { sms: Some(sms) }
 
-    /// Forms clusters of CTAs wherever they are possible, or nowhere.
-    #[must_use]
-    pub fn clusters(self, clusters: bool) -> PlanOptions {
-        PlanOptions { clusters: Some(clusters), ..self }
-    }
+        /// Forms clusters of CTAs wherever they are possible, or nowhere.
+        clusters(clusters: bool) { clusters: Some(clusters) }
 
-    /// Takes the table of sequences from the caller.
-    #[must_use]
-    pub fn given_table(self) -> PlanOptions {
-        PlanOptions { given_table: true, ..self }
-    }
+        /// Takes the table of sequences from the caller.
+        given_table() { given_table: true }
 
-    /// Sets how CTAs split the keys (split-KV).
-    #[must_use]
-    pub fn split_keys(self, split_keys: SplitKeys) -> PlanOptions {
-        PlanOptions { split_keys: Some(split_keys), ..self }
+        /// Sets how CTAs split the keys (split-KV).
+        split_keys(split_keys: SplitKeys) { split_keys: Some(split_keys) }
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Dim;
 
 const NEW: Shape = Shape { batch: 3, seqlen: 2, heads: 4, head_dim: 64 };
 const CACHE: Shape = Shape { batch: 9, seqlen: 16, ..NEW };

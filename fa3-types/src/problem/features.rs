@@ -1,68 +1,50 @@
 //! The features of a problem, which everybody who computes it must know.
 
-use std::fmt;
-
+use crate::names::names;
 use crate::{Dtype, Granularity, Mask, Problem, Sequences, ValueLayout};
 
-/// Declares the features with their names.
-macro_rules! features {
-    ($($(#[$doc:meta])* $feature:ident = $name:literal,)+) => {
-        /// A part of a [`Problem`] that changes what is computed, or where tensors have it. Numbers and shapes are
-        /// none: every problem has them.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[non_exhaustive]
-        pub enum Feature {
-            $($(#[$doc])* $feature,)+
-        }
+names! {
+    /// All features.
+    const ALL;
 
-        impl Feature {
-            /// All features.
-            pub const ALL: &[Feature] = &[$(Feature::$feature),+];
-        }
-
-        impl fmt::Display for Feature {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self {
-                    $(Feature::$feature => $name,)+
-                })
-            }
-        }
-    };
-}
-
-features! {
-    /// [`Mask::Causal`] or [`Mask::Window`].
-    Window = "a window",
-    /// [`Mask::Chunk`].
-    Chunks = "chunks",
-    /// [`Mask::Intervals`].
-    Intervals = "a mask of intervals",
-    /// [`Problem::softcap`].
-    SoftCap = "a soft cap",
-    /// [`Problem::has_sink`].
-    Sinks = "sinks",
-    /// [`Problem::qv`].
-    Qv = "qv",
-    /// Q, K and V of e4m3.
-    E4m3 = "q, k and v of e4m3",
-    /// [`Problem::converts_keys`].
-    E4m3Keys = "k and v of e4m3 beside q of 16 bits",
-    /// [`Problem::has_block_scales`].
-    BlockScales = "scales of blocks",
-    /// [`Problem::has_v_channels`].
-    VChannels = "scales of channels of v",
-    /// [`ValueLayout::Transposed`].
-    TransposedV = "transposed v",
-    /// [`Sequences::is_packed`].
-    Packed = "packed sequences",
-    /// [`Sequences::has_used`].
-    Used = "sequences in use in part",
-    /// [`Sequences::pages`].
-    Pages = "keys in pages",
-    /// [`Sequences::has_index`].
-    Index = "cache_batch_idx",
-    /// [`Sequences::has_leftpad`].
-    Leftpad = "padding before keys",
+    /// A part of a [`Problem`] that changes what is computed, or where tensors have it. Numbers and shapes are none:
+    /// every problem has them.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum Feature {
+        /// [`Mask::Causal`] or [`Mask::Window`].
+        Window = "a window",
+        /// [`Mask::Chunk`].
+        Chunks = "chunks",
+        /// [`Mask::Intervals`].
+        Intervals = "a mask of intervals",
+        /// [`Problem::softcap`].
+        SoftCap = "a soft cap",
+        /// [`Problem::has_sink`].
+        Sinks = "sinks",
+        /// [`Problem::qv`].
+        Qv = "qv",
+        /// Q, K and V of e4m3.
+        E4m3 = "q, k and v of e4m3",
+        /// [`Problem::converts_keys`].
+        E4m3Keys = "k and v of e4m3 beside q of 16 bits",
+        /// [`Problem::has_block_scales`].
+        BlockScales = "scales of blocks",
+        /// [`Problem::has_v_channels`].
+        VChannels = "scales of channels of v",
+        /// [`ValueLayout::Transposed`].
+        TransposedV = "transposed v",
+        /// [`Sequences::is_packed`].
+        Packed = "packed sequences",
+        /// [`Sequences::has_used`].
+        Used = "sequences in use in part",
+        /// [`Sequences::pages`].
+        Pages = "keys in pages",
+        /// [`Sequences::has_index`].
+        Index = "cache_batch_idx",
+        /// [`Sequences::has_leftpad`].
+        Leftpad = "padding before keys",
+    }
 }
 
 /// The features that a plan, an engine or a reference computes. It lists them one by one, so that a feature that comes

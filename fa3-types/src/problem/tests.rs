@@ -30,6 +30,40 @@ fn a_good_problem() {
     assert!(problem.has_sink() && problem.padded().has_sink());
 }
 
+/// Problems that have all features together.
+fn of_every_feature() -> Vec<ProblemSpec> {
+    let chunks = Mask::chunk(std::num::NonZeroU32::new(5).unwrap());
+    let intervals = Intervals { of_row: crate::IntervalsOfRow::Two, per_sequence: true, per_head: false };
+    let codes = || ProblemSpec::dense(Dtype::E4m3, Q, KV);
+    let mut strided = spec().sink().softcap(30.0).causal();
+    strided.q.strides = Strides { batch: 8192, seqlen: 64, heads: 1024, head_dim: 1 };
+    let pages = Sequences::indexed(2, [7, 3]).table_stride(5).longest(40).used().left_padded();
+    let rows = SequenceRows::packed_lengths(&[5, 0, 6]);
+    vec![
+        strided,
+        spec().mask(chunks).softmax_scale(0.3).seqs_q(Sequences::dense(2, 16).used()),
+        spec().mask(Mask::Intervals(intervals)),
+        spec().head_dim_v(32).qv(qv(Dtype::F16, 32)).mask(Mask::Window { left: Some(9), right: Some(99) }),
+        spec().e4m3_keys().seqs_k(pages),
+        codes().transposed_v().block_scales(64).v_channels(),
+        ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, &rows, &rows)
+            .seqs_q(Sequences::packed(3).longest(6))
+            .seqs_k(Sequences::packed(3)),
+    ]
+}
+
+#[test]
+fn a_problem_is_made_again_of_its_specification() {
+    let problems: Vec<Problem> =
+        of_every_feature().into_iter().map(|spec| spec.validate().unwrap()).collect();
+    for problem in &problems {
+        assert_eq!(problem.spec().validate().as_ref(), Ok(problem));
+    }
+    let features: Vec<Feature> = problems.iter().flat_map(Problem::features).collect();
+    let missing: Vec<_> = Feature::ALL.iter().filter(|feature| !features.contains(feature)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
 #[test]
 fn dimensions_are_checked() {
     use {Dim::*, TensorName::*};

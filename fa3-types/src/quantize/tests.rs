@@ -1,4 +1,5 @@
 use super::*;
+use crate::RopeStyle;
 
 const SHAPE: Shape = Shape { batch: 2, seqlen: 100, heads: 3, head_dim: 96 };
 const ROTARY: Rotary =

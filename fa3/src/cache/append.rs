@@ -6,8 +6,7 @@ use fa3_types::{AppendSpec, AppendedRows, QueryPositions, SequenceRows};
 use ndarray::{Array4, ArrayView2, ArrayView4, ArrayViewMut4, Axis};
 
 use super::new_rows::Rotation;
-use super::view::Lists;
-use super::{CacheError, CacheViewMut, Held, NewRows};
+use super::{CacheError, CacheView, CacheViewMut, Held, NewRows};
 use crate::attention::contiguous;
 use crate::cpu::rows::{widen, write};
 use crate::{Error, Scalar};
@@ -28,17 +27,15 @@ impl<T: Scalar> CacheViewMut<'_, T> {
     /// # Errors
     /// [`Error`] with the first violation.
     pub fn append(&mut self, new: &NewRows<'_, T>) -> Result<(), Error> {
-        let (rows, lists) = (new.rows()?, self.view());
-        let lists = lists.lists();
+        let (rows, view) = (new.rows()?, self.view());
         let [k_new, v_new] = new.tensors().map(|x| contiguous(&x));
-        let [k_cache, v_cache] = [self.k.view(), self.v.view()].map(|x| contiguous(&x));
+        let [k_cache, v_cache] = [&view.k, &view.v].map(contiguous);
         let of_new = rows.sequences();
-        let appended =
-            AppendedRows { k_new, v_new, new: of_new, k_cache, v_cache, cache: lists.sequences(0) };
+        let appended = AppendedRows { k_new, v_new, new: of_new, k_cache, v_cache, cache: view.sequences(0) };
         let mut spec = AppendSpec::new(appended);
         spec.rotary = new.rotary_spec()?;
         spec.validate()?;
-        Appending::new(lists, new, rows)?.write(new, [None; 2], self);
+        Appending::new(&view, new, rows)?.write(new, [None; 2], self);
         Ok(())
     }
 }
@@ -48,12 +45,12 @@ impl<'n> Appending<'n> {
     ///
     /// # Errors
     /// The first invalid list, rows without a place or with the place of another row, positions outside of the tables.
-    pub(super) fn new<T: Scalar>(
-        lists: Lists<'_>,
+    pub(super) fn new<T: Scalar, C>(
+        cache: &CacheView<'_, C>,
         new: &NewRows<'n, T>,
         rows: SequenceRows,
     ) -> Result<Appending<'n>, CacheError> {
-        let held = lists.held(|sequence| rows.len(sequence))?;
+        let held = cache.held(|sequence| rows.len(sequence))?;
         let rotation = new.rotation(&held.used)?;
         if let Some(rotation) = &rotation {
             rotation.check(&rows, QueryPositions::Each)?;

@@ -3,18 +3,19 @@
 use std::num::NonZeroU32;
 
 use fa3_types::{
-    CachedProblem, CachedSpec, Dtype, KnownProblem, Mask, Problem, ProblemError, ProblemSpec, SequenceRows,
-    Shape, TensorDesc, TensorName, UnknownFeature,
+    CachedProblem, CachedSpec, Dtype, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Shape,
+    TensorDesc, TensorName, UnknownFeature,
 };
 use ndarray::{Array3, Array4, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 
 use super::append::Appending;
 use super::{CacheError, CacheView, CacheViewMut, Held, NewRows};
-use crate::attention::{check_input, check_output, contiguous};
-use crate::cpu::inputs::Queries;
+use crate::attention::{check_output, contiguous};
 use crate::cpu::keys::Keys;
+use crate::cpu::queries::Queries;
 #[cfg(feature = "cuda")]
 use crate::cuda;
+use crate::scores::{Scores, score_setters};
 use crate::{Device, Error, Output, Scalar, cpu};
 
 /// Attention of queries over a [`KvCache`](crate::KvCache), as FlashAttention-3's `flash_attn_with_kvcache` computes it
@@ -59,115 +60,67 @@ pub struct CachedAttention<'a, T> {
     qv: Option<ArrayView4<'a, T>>,
     cu_seqlens_q: Option<&'a [i32]>,
     seqused_q: Option<&'a [i32]>,
-    descale: [Option<ArrayView2<'a, f32>>; 2],
-    mask: Result<Mask, ProblemError>,
-    softmax_scale: Option<f64>,
-    softcap: Option<f64>,
-    sink: Option<ArrayView1<'a, f32>>,
+    k_descale: Option<ArrayView2<'a, f32>>,
+    v_descale: Option<ArrayView2<'a, f32>>,
+    scores: Scores<'a>,
 }
 
 impl<'a, T: Scalar> CachedAttention<'a, T> {
     /// Attention over all keys in use, scaled by 1/√head_dim, for queries in an array or a view.
     pub fn new(q: impl Into<ArrayView4<'a, T>>) -> CachedAttention<'a, T> {
-        let (mask, q) = (Ok(Mask::None), q.into());
         CachedAttention {
-            q,
+            q: q.into(),
             qv: None,
             cu_seqlens_q: None,
             seqused_q: None,
-            descale: [None; 2],
-            mask,
-            softmax_scale: None,
-            softcap: None,
-            sink: None,
+            k_descale: None,
+            v_descale: None,
+            scores: Scores::new(),
         }
     }
 
-    /// Takes Q as packed, with batch 1: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
-    pub fn cu_seqlens_q(mut self, cu_seqlens: &'a [i32]) -> CachedAttention<'a, T> {
-        self.cu_seqlens_q = Some(cu_seqlens);
-        self
+    score_setters! {
+        /// Hides keys in addition to the ones hidden already. Chunks of two sizes are refused when the call is
+        /// computed.
+        mask;
+
+        /// Gives each query head a sink (heads_q), as [`Attention::sink`](crate::Attention::sink) does.
+        sink;
     }
 
-    /// Uses only the first `seqused[i]` query rows of sequence i.
-    pub fn seqused_q(mut self, seqused: &'a [i32]) -> CachedAttention<'a, T> {
-        self.seqused_q = Some(seqused);
-        self
-    }
+    fa3_types::setters! {
+        /// Takes Q as packed, with batch 1: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
+        cu_seqlens_q(cu_seqlens: &'a [i32]) { cu_seqlens_q: Some(cu_seqlens) }
 
-    /// Sets the factors on the elements of K in an e4m3 cache, (sequences, heads_kv), 1 by default. New rows of 16 bits
-    /// are divided by them and rounded, saturating at ±448.
-    ///
-    /// ```
-    /// use fa3::half::bf16;
-    /// use fa3::ndarray::{Array2, Array4};
-    /// use fa3::{CachedAttention, Device, E4m3, KvCache, NewRows};
-    ///
-    /// let zeros = Array4::from_elem((1, 512, 2, 64), E4m3::ZERO);
-    /// let mut cache = KvCache::dense(zeros.clone(), zeros);
-    /// let x = Array4::from_elem((1, 1, 2, 64), bf16::from_f32(3.0));
-    /// let scales = Array2::from_elem((1, 2), 0.5);
-    /// let attention = CachedAttention::new(&x).k_descale(&scales).v_descale(&scales);
-    /// let output = attention.append_forward(&Device::Cpu, &mut cache, &NewRows::new(&x, &x))?;
-    /// assert_eq!((output.o[[0, 0, 0, 0]].to_f32(), cache.v[[0, 0, 0, 0]].to_f32()), (3.0, 6.0));
-    /// # Ok::<(), fa3::Error>(())
-    /// ```
-    pub fn k_descale(mut self, scales: impl Into<ArrayView2<'a, f32>>) -> CachedAttention<'a, T> {
-        self.descale[0] = Some(scales.into());
-        self
-    }
+        /// Uses only the first `seqused[i]` query rows of sequence i.
+        seqused_q(seqused: &'a [i32]) { seqused_q: Some(seqused) }
 
-    /// Sets the factors on the elements of V, like [`CachedAttention::k_descale`] for K.
-    pub fn v_descale(mut self, scales: impl Into<ArrayView2<'a, f32>>) -> CachedAttention<'a, T> {
-        self.descale[1] = Some(scales.into());
-        self
-    }
+        /// Sets the factors on the elements of K in an e4m3 cache, (sequences, heads_kv), 1 by default. New rows of 16
+        /// bits are divided by them and rounded, saturating at ±448.
+        ///
+        /// ```
+        /// use fa3::half::bf16;
+        /// use fa3::ndarray::{Array2, Array4};
+        /// use fa3::{CachedAttention, Device, E4m3, KvCache, NewRows};
+        ///
+        /// let zeros = Array4::from_elem((1, 512, 2, 64), E4m3::ZERO);
+        /// let mut cache = KvCache::dense(zeros.clone(), zeros);
+        /// let x = Array4::from_elem((1, 1, 2, 64), bf16::from_f32(3.0));
+        /// let scales = Array2::from_elem((1, 2), 0.5);
+        /// let attention = CachedAttention::new(&x).k_descale(&scales).v_descale(&scales);
+        /// let output = attention.append_forward(&Device::Cpu, &mut cache, &NewRows::new(&x, &x))?;
+        /// assert_eq!((output.o[[0, 0, 0, 0]].to_f32(), cache.v[[0, 0, 0, 0]].to_f32()), (3.0, 6.0));
+        /// # Ok::<(), fa3::Error>(())
+        /// ```
+        k_descale(scales: impl Into<ArrayView2<'a, f32>>) { k_descale: Some(scales.into()) }
 
-    /// Adds the product of `qv`, of O's shape, and the cache's values to the scores, as
-    /// [`Attention::qv`](crate::Attention::qv) does: V is the cache of latent vectors, K the cache of the rotated
-    /// columns. A rotation of new rows and Q does not change `qv`.
-    pub fn qv(mut self, qv: impl Into<ArrayView4<'a, T>>) -> CachedAttention<'a, T> {
-        self.qv = Some(qv.into());
-        self
-    }
+        /// Sets the factors on the elements of V, like [`CachedAttention::k_descale`] for K.
+        v_descale(scales: impl Into<ArrayView2<'a, f32>>) { v_descale: Some(scales.into()) }
 
-    /// Hides keys in addition to the ones hidden already. Chunks of two sizes are refused when the call is computed.
-    pub fn mask(mut self, mask: Mask) -> CachedAttention<'a, T> {
-        self.mask = self.mask.and_then(|other| other.and(mask));
-        self
-    }
-
-    /// Applies a causal mask, aligned at the bottom right: each query sees keys up to its own position.
-    pub fn causal(self) -> CachedAttention<'a, T> {
-        self.mask(Mask::Causal)
-    }
-
-    /// Lets each query see at most `left` keys before its own position and `right` after it; `None` is unbounded.
-    pub fn window(self, left: Option<u32>, right: Option<u32>) -> CachedAttention<'a, T> {
-        self.mask(Mask::window(left, right))
-    }
-
-    /// Lets each query see the keys of its own chunk of `keys`, counted from the sequence's first key.
-    pub fn chunk(self, keys: NonZeroU32) -> CachedAttention<'a, T> {
-        self.mask(Mask::chunk(keys))
-    }
-
-    /// Sets the factor on Q·Kᵀ.
-    pub fn softmax_scale(mut self, scale: f64) -> CachedAttention<'a, T> {
-        self.softmax_scale = Some(scale);
-        self
-    }
-
-    /// Bounds scaled scores s to ±cap by cap · tanh(s / cap).
-    pub fn softcap(mut self, cap: f64) -> CachedAttention<'a, T> {
-        self.softcap = Some(cap);
-        self
-    }
-
-    /// Gives each query head a sink (heads_q), as [`Attention::sink`](crate::Attention::sink) does.
-    pub fn sink(mut self, sink: impl Into<ArrayView1<'a, f32>>) -> CachedAttention<'a, T> {
-        self.sink = Some(sink.into());
-        self
+        /// Adds the product of `qv`, of O's shape, and the cache's values to the scores, as
+        /// [`Attention::qv`](crate::Attention::qv) does: V is the cache of latent vectors, K the cache of the rotated
+        /// columns. A rotation of new rows and Q does not change `qv`.
+        qv(qv: impl Into<ArrayView4<'a, T>>) { qv: Some(qv.into()) }
     }
 
     /// Computes O and LSE over the rows in use. A problem that the GPU's kernels do not take is an error; the CPU does
@@ -182,15 +135,9 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     ) -> Result<Output<T::Output>, Error> {
         let cache = cache.into();
         let call = self.checked(&cache)?;
-        match device {
-            Device::Cpu => {
-                let (mut o, mut lse) = call.outputs();
-                self.on_cpu(self.q, &cache, &call, (o.view_mut(), lse.view_mut()))?;
-                Ok(Output::new(o, lse))
-            }
-            #[cfg(feature = "cuda")]
-            Device::Cuda(device) => Ok(cuda::cached::forward(device, &call.problem, self, &cache)?),
-        }
+        let (mut o, mut lse) = call.outputs();
+        self.compute(device, &cache, &call, (o.view_mut(), lse.view_mut()))?;
+        Ok(Output::new(o, lse))
     }
 
     /// Computes O and LSE into existing arrays, of the shapes that [`Output`] gives and of any strides. All of their
@@ -208,16 +155,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let cache = cache.into();
         let call = self.checked(&cache)?;
         call.check_outputs(&o, &lse)?;
-        match device {
-            Device::Cpu => self.on_cpu(self.q, &cache, &call, (o, lse))?,
-            #[cfg(feature = "cuda")]
-            Device::Cuda(device) => {
-                let output: Output<T::Output> = cuda::cached::forward(device, &call.problem, self, &cache)?;
-                output.o.assign_to(o);
-                output.lse.assign_to(lse);
-            }
-        }
-        Ok(())
+        self.compute(device, &cache, &call, (o, lse))
     }
 
     /// Appends new rows, which are then in use, and computes O and LSE. The cache is unchanged if there is an error.
@@ -231,21 +169,10 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         new: &NewRows<'_, T>,
     ) -> Result<Output<T::Output>, Error> {
         let mut cache = cache.into();
-        let (problem, appending, call) = self.checked_append(&cache.view(), new)?;
-        match device {
-            Device::Cpu => {
-                let (mut o, mut lse) = call.outputs();
-                let outputs = (o.view_mut(), lse.view_mut());
-                self.append_on_cpu(&problem, &appending, &call, (&mut cache, new), outputs)?;
-                Ok(Output::new(o, lse))
-            }
-            #[cfg(feature = "cuda")]
-            Device::Cuda(device) => {
-                let output = cuda::cached::append_forward(device, &problem, self, &mut cache, new)?;
-                appending.count_in(&mut cache);
-                Ok(output)
-            }
-        }
+        let append = self.checked_append(&cache.view(), new)?;
+        let (mut o, mut lse) = append.call.outputs();
+        self.append_and_compute(device, &append, (&mut cache, new), (o.view_mut(), lse.view_mut()))?;
+        Ok(Output::new(o, lse))
     }
 
     /// Appends and computes into existing arrays: see [`CachedAttention::forward_into`].
@@ -261,20 +188,9 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         lse: ArrayViewMut3<'_, f32>,
     ) -> Result<(), Error> {
         let mut cache = cache.into();
-        let (problem, appending, call) = self.checked_append(&cache.view(), new)?;
-        call.check_outputs(&o, &lse)?;
-        match device {
-            Device::Cpu => self.append_on_cpu(&problem, &appending, &call, (&mut cache, new), (o, lse))?,
-            #[cfg(feature = "cuda")]
-            Device::Cuda(device) => {
-                let output: Output<T::Output> =
-                    cuda::cached::append_forward(device, &problem, self, &mut cache, new)?;
-                appending.count_in(&mut cache);
-                output.o.assign_to(o);
-                output.lse.assign_to(lse);
-            }
-        }
-        Ok(())
+        let append = self.checked_append(&cache.view(), new)?;
+        append.call.check_outputs(&o, &lse)?;
+        self.append_and_compute(device, &append, (&mut cache, new), (o, lse))
     }
 
     /// Q.
@@ -296,15 +212,14 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     }
 
     /// The scales of K and of V, if they are given.
-    #[cfg(feature = "cuda")]
     pub(crate) fn scales(&self) -> [Option<ArrayView2<'a, f32>>; 2] {
-        self.descale
+        [self.k_descale, self.v_descale]
     }
 
     /// The sinks of query heads, if any.
     #[cfg(feature = "cuda")]
     pub(crate) fn sinks(&self) -> Option<ArrayView1<'a, f32>> {
-        self.sink
+        self.scores.sink
     }
 
     /// Computes O and LSE of Q, which may have been rotated.
@@ -316,35 +231,60 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         (o, lse): Outputs<'_, T>,
     ) -> Result<(), UnknownFeature> {
         let mut keys = Keys::new(&cache.k, &cache.v);
-        (keys.scales, keys.pages) = (self.descale, Some(&call.held.pages));
-        T::forward_on_cpu(&call.known, Queries { q, qv: self.qv, sink: self.sink }, keys, o, lse)
+        (keys.scales, keys.pages) = (self.scales(), Some(&call.held.pages));
+        T::forward_on_cpu(&call.known, Queries { q, qv: self.qv, sink: self.scores.sink }, keys, o, lse)
     }
 
-    fn append_on_cpu<C: Scalar>(
+    /// Computes O and LSE of a validated call.
+    fn compute<C: Scalar>(
         &self,
-        problem: &CachedProblem,
-        appending: &Appending<'_>,
+        device: &Device,
+        cache: &CacheView<'_, C>,
         call: &Checked,
+        outputs: Outputs<'_, T>,
+    ) -> Result<(), Error> {
+        match device {
+            Device::Cpu => self.on_cpu(self.q, cache, call, outputs)?,
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => cuda::cached::forward(device, &call.problem, self, cache, outputs)?,
+        }
+        Ok(())
+    }
+
+    /// Appends new rows, and computes O and LSE.
+    fn append_and_compute<C: Scalar>(
+        &self,
+        device: &Device,
+        CheckedAppend { problem, appending, call }: &CheckedAppend<'_>,
         (cache, new): (&mut CacheViewMut<'_, C>, &NewRows<'_, T>),
         outputs: Outputs<'_, T>,
-    ) -> Result<(), UnknownFeature> {
-        cpu::KNOWN.check(&call.known)?; // before the cache is written
-        appending.write(new, self.descale, cache);
-        let rotated = problem
-            .append()
-            .queries()
-            .zip(appending.rotation.as_ref())
-            .map(|(queries, rotation)| rotation.rotated(self.q, call.known.rows_q(), queries.positions));
-        let q = rotated.as_ref().map_or(self.q, |rotated| rotated.view());
-        self.on_cpu(q, &cache.view(), call, outputs)
+    ) -> Result<(), Error> {
+        match device {
+            Device::Cpu => {
+                cpu::KNOWN.check(&call.known)?; // before the cache is written
+                appending.write(new, self.scales(), cache);
+                let rotated =
+                    problem.append().queries().zip(appending.rotation.as_ref()).map(|(queries, rotation)| {
+                        rotation.rotated(self.q, call.known.rows_q(), queries.positions)
+                    });
+                let q = rotated.as_ref().map_or(self.q, |rotated| rotated.view());
+                self.on_cpu(q, &cache.view(), call, outputs)?;
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => {
+                cuda::cached::append_forward(device, problem, self, cache, new, outputs)?;
+                appending.count_in(cache);
+            }
+        }
+        Ok(())
     }
 
     /// The validated call.
     fn checked<C: Scalar>(&self, cache: &CacheView<'_, C>) -> Result<Checked, Error> {
-        let (held, rows) = (cache.lists().held(|_| 0)?, self.rows()?);
+        let (held, rows) = (cache.held(|_| 0)?, self.rows()?);
         let problem = self.spec(cache, &rows, held.lens.iter().copied().max())?.validate()?;
         self.check_scales(cache)?;
-        self.known(problem, rows, held)
+        Self::known(problem, rows, held)
     }
 
     /// The validated call after an append of new rows.
@@ -352,17 +292,17 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         &self,
         cache: &CacheView<'_, C>,
         new: &NewRows<'n, T>,
-    ) -> Result<(CachedProblem, Appending<'n>, Checked), Error> {
+    ) -> Result<CheckedAppend<'n>, Error> {
         let (rows, rows_new) = (self.rows()?, new.rows()?);
         let problem = self.cached_problem(cache, &rows, new, &rows_new)?;
         self.check_scales(cache)?;
         // The problem's counts agree, so each sequence has new rows.
-        let appending = Appending::new(cache.lists(), new, rows_new)?;
+        let appending = Appending::new(cache, new, rows_new)?;
         if let Some((queries, rotation)) = problem.append().queries().zip(appending.rotation.as_ref()) {
             rotation.check(&rows, queries.positions)?;
         }
-        let call = self.known(problem.attention().clone(), rows, appending.held_after())?;
-        Ok((problem, appending, call))
+        let call = Self::known(problem.attention().clone(), rows, appending.held_after())?;
+        Ok(CheckedAppend { problem, appending, call })
     }
 
     /// The rows of each sequence of Q.
@@ -374,8 +314,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
 
     /// Checks that the scales have the sequences and heads of an e4m3 cache.
     fn check_scales<C: Scalar>(&self, cache: &CacheView<'_, C>) -> Result<(), CacheError> {
-        let expected = [cache.lists().count(), cache.k.len_of(Axis(2))];
-        for (list, scales) in ["k_descale", "v_descale"].into_iter().zip(&self.descale) {
+        let expected = [cache.count(), cache.k.len_of(Axis(2))];
+        for (list, scales) in ["k_descale", "v_descale"].into_iter().zip(&self.scales()) {
             let Some(given) = scales.as_ref().map(|scales| scales.shape()) else { continue };
             if C::DTYPE != Dtype::E4m3 {
                 return Err(CacheError::ScaledDtype { given: C::DTYPE });
@@ -396,34 +336,10 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     ) -> Result<ProblemSpec, Error> {
         let (q, k, v) = (contiguous(&self.q), contiguous(&cache.k), contiguous(&cache.v));
         let o = TensorDesc::contiguous(T::Output::DTYPE, Shape { head_dim: v.shape.head_dim, ..q.shape });
-        let (seqs_q, seqs_k) = (rows.sequences(), cache.lists().sequences(longest.unwrap_or(0)));
-        let spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k);
-        let mut spec = self.with_scores(spec)?;
+        let (seqs_q, seqs_k) = (rows.sequences(), cache.sequences(longest.unwrap_or(0)));
+        let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k);
         spec.qv = self.qv.as_ref().map(contiguous);
-        if let Some(sink) = &self.sink {
-            check_input(TensorName::Sink, sink.shape(), &[q.shape.heads])?;
-        }
-        Ok(spec)
-    }
-
-    /// Sets the options of the scores.
-    fn with_scores(&self, spec: ProblemSpec) -> Result<ProblemSpec, Error> {
-        // No `..` here: how scores are computed must not be forgotten.
-        let CachedAttention {
-            q: _,
-            qv: _,
-            cu_seqlens_q: _,
-            seqused_q: _,
-            descale: _,
-            mask,
-            softmax_scale,
-            softcap,
-            sink,
-        } = self;
-        let mut spec = spec.mask(mask.clone()?);
-        (spec.softmax_scale, spec.softcap) = (*softmax_scale, *softcap);
-        spec.sink = sink.is_some();
-        Ok(spec)
+        self.scores.given_to(spec, [Some(self.seqused_q.is_some()), None])
     }
 
     /// The problem with an append first.
@@ -443,22 +359,21 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     }
 
     /// The call over sequences of contiguous rows, with host-side lengths.
-    fn known(&self, problem: Problem, rows_q: SequenceRows, held: Held) -> Result<Checked, Error> {
+    fn known(problem: Problem, rows_q: SequenceRows, held: Held) -> Result<Checked, Error> {
         let rows_k = held.rows(rows_q.is_packed())?;
         let gathered = |x: &TensorDesc| {
             let batch = if rows_k.is_packed() { 1 } else { rows_k.count() };
             TensorDesc::contiguous(x.dtype, Shape { batch, seqlen: rows_k.end(), ..x.shape })
         };
-        let (k, v) = (gathered(problem.k()), gathered(problem.v()));
-        let mut spec = self.with_scores(ProblemSpec::new(*problem.q(), k, v, *problem.o()))?;
-        spec.qv = problem.qv().copied();
+        let mut spec = problem.spec();
+        (spec.k, spec.v) = (gathered(&spec.k), gathered(&spec.v));
         let known = spec.with_rows(rows_q, rows_k)?;
         Ok(Checked { problem, known, held })
     }
 }
 
 /// Arrays for O and LSE.
-type Outputs<'a, T> = (ArrayViewMut4<'a, <T as Scalar>::Output>, ArrayViewMut3<'a, f32>);
+pub(crate) type Outputs<'a, T> = (ArrayViewMut4<'a, <T as Scalar>::Output>, ArrayViewMut3<'a, f32>);
 
 /// A validated call.
 struct Checked {
@@ -469,6 +384,13 @@ struct Checked {
     known: KnownProblem,
     /// The rows of the cache.
     held: Held,
+}
+
+/// A validated call after an append.
+struct CheckedAppend<'n> {
+    problem: CachedProblem,
+    appending: Appending<'n>,
+    call: Checked,
 }
 
 impl Checked {

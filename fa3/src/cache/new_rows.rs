@@ -37,26 +37,19 @@ impl<'a, T: Scalar> NewRows<'a, T> {
         NewRows { k: k.into(), v: v.into(), cu_seqlens: None, table: None, rotary_seqlens: None }
     }
 
-    /// Rotates new keys and Q by these tables, FlashAttention-3's `rotary_cos` and `rotary_sin`, whose style says
-    /// whether pairs are interleaved. A new row's position is its row in the cache. The first row of Q has the position
-    /// of the sequence's first new row. Its other rows follow if the mask is causal or has a window; otherwise they
-    /// share that position.
-    pub fn rotary(mut self, table: &'a RopeTable) -> NewRows<'a, T> {
-        self.table = Some(table);
-        self
-    }
+    fa3_types::setters! {
+        /// Rotates new keys and Q by these tables, FlashAttention-3's `rotary_cos` and `rotary_sin`, whose style says
+        /// whether pairs are interleaved. A new row's position is its row in the cache. The first row of Q has the
+        /// position of the sequence's first new row. Its other rows follow if the mask is causal or has a window;
+        /// otherwise they share that position.
+        rotary(table: &'a RopeTable) { table: Some(table) }
 
-    /// Sets the position of each sequence's first new row and first row of Q, in place of the rows in use before. A
-    /// cache with `cache_leftpad` needs it if positions are to count from a sequence's first row.
-    pub fn rotary_seqlens(mut self, seqlens: &'a [i32]) -> NewRows<'a, T> {
-        self.rotary_seqlens = Some(seqlens);
-        self
-    }
+        /// Sets the position of each sequence's first new row and first row of Q, in place of the rows in use before. A
+        /// cache with `cache_leftpad` needs it if positions are to count from a sequence's first row.
+        rotary_seqlens(seqlens: &'a [i32]) { rotary_seqlens: Some(seqlens) }
 
-    /// Takes K and V as packed, with batch 1: new rows of sequence i are rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
-    pub fn cu_seqlens_k_new(mut self, cu_seqlens: &'a [i32]) -> NewRows<'a, T> {
-        self.cu_seqlens = Some(cu_seqlens);
-        self
+        /// Takes K and V as packed, with batch 1: new rows of sequence i are rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
+        cu_seqlens_k_new(cu_seqlens: &'a [i32]) { cu_seqlens: Some(cu_seqlens) }
     }
 
     /// `cu_seqlens_k_new`, if they are packed.

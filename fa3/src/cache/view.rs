@@ -82,7 +82,7 @@ impl<T: Scalar> CacheView<'_, T> {
     /// # Errors
     /// [`Error::Cache`] with the first invalid list, or if memory is insufficient.
     pub fn gathered(&self, is_packed: bool) -> Result<([Array4<T>; 2], SequenceRows), Error> {
-        let held = self.lists().held(|_| 0)?;
+        let held = self.held(|_| 0)?;
         let rows = held.rows(is_packed)?;
         let batch = if is_packed { 1 } else { rows.count() };
         let gather = |x: ArrayView4<'_, T>| {
@@ -117,32 +117,6 @@ fn zeros<T: Scalar>(shape: Shape) -> Result<Array4<T>, CacheError> {
     Ok(Array4::from_shape_vec(shape.dims(), zeros).expect("they are so many"))
 }
 
-/// The lists of a cache, and the extents of its keys.
-#[derive(Clone, Copy)]
-pub(crate) struct Lists<'a> {
-    /// Entries of K.
-    pub(super) entries: usize,
-    /// Rows of each entry.
-    pub(super) page_rows: usize,
-    pub(crate) cache_seqlens: &'a [i32],
-    pub(crate) page_table: Option<ArrayView2<'a, i32>>,
-    pub(crate) cache_batch_idx: Option<&'a [i32]>,
-    pub(crate) cache_leftpad: Option<&'a [i32]>,
-}
-
-impl<T> CacheView<'_, T> {
-    pub(crate) fn lists(&self) -> Lists<'_> {
-        Lists {
-            entries: self.k.len_of(Axis(0)),
-            page_rows: self.k.len_of(Axis(1)),
-            cache_seqlens: self.cache_seqlens,
-            page_table: self.page_table,
-            cache_batch_idx: self.cache_batch_idx,
-            cache_leftpad: self.cache_leftpad,
-        }
-    }
-}
-
 impl<T> CacheViewMut<'_, T> {
     /// A read-only view.
     pub fn view(&self) -> CacheView<'_, T> {
@@ -157,13 +131,23 @@ impl<T> CacheViewMut<'_, T> {
     }
 }
 
-impl<'a> Lists<'a> {
+impl<'a, T> CacheView<'a, T> {
+    /// Entries of K.
+    pub(super) fn entries(&self) -> usize {
+        self.k.len_of(Axis(0))
+    }
+
+    /// Rows of each entry.
+    pub(super) fn page_rows(&self) -> usize {
+        self.k.len_of(Axis(1))
+    }
+
     /// Number of sequences.
     pub(super) fn count(&self) -> usize {
         match (self.cache_batch_idx, &self.page_table) {
             (Some(index), _) => index.len(),
             (None, Some(table)) => table.nrows(),
-            (None, None) => self.entries,
+            (None, None) => self.entries(),
         }
     }
 
@@ -186,7 +170,7 @@ impl<'a> Lists<'a> {
         let sequences = match self.table() {
             (Some(table), Some(_)) => Sequences::indexed(self.count(), [table.nrows(), table.ncols()]),
             (Some(table), None) => Sequences::paged(self.count(), table.ncols()),
-            (None, _) => Sequences::dense(self.count(), self.page_rows),
+            (None, _) => Sequences::dense(self.count(), self.page_rows()),
         };
         let sequences = sequences.longest(longest).used();
         if self.cache_leftpad.is_some() { sequences.left_padded() } else { sequences }

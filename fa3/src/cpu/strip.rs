@@ -6,10 +6,10 @@ use fa3_types::KnownProblem;
 use ndarray::{ArrayViewMut3, Axis};
 use rayon::prelude::*;
 
-use super::inputs::Queries;
 use super::keys::Keys;
 use super::mask::{keys_of_row, keys_of_rows};
 use super::product::Panels;
+use super::queries::Queries;
 use super::rows::{Rows, write};
 use super::tile::{Block, Seen, Tile};
 use super::unit::ScoreUnit;

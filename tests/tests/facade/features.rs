@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use fa3::half::f16;
+use fa3::{Attention, CachedAttention, Device, Error, KvCache};
 use fa3_quant::{Fp8Attention, Granularity, Preparation, QuantError};
 use fa3_ref::{InputError, Inputs};
 use fa3_sched::forward::{PlanKind, PlanOptions, SplitKeys};
@@ -190,6 +192,64 @@ fn referred(spec: ProblemSpec) -> Answer {
         Err(error @ InputError::Unknown(_)) => answer::<(), _>(Err(error), &problem),
         other => answer(other, &problem),
     }
+}
+
+/// Arrays of [`KV`], of f16.
+fn zeros() -> Array4<f16> {
+    Array4::zeros(KV.dims())
+}
+
+/// Whether a call is refused since it is another problem than the one that it was made for.
+fn is_other(problem: Result<KnownProblem, Error>) -> bool {
+    matches!(problem, Err(Error::OtherProblem { .. }))
+}
+
+/// A call takes mask and soft cap from its problem. What else the problem has, and the call does not, is refused.
+#[test]
+fn a_call_is_the_problem_that_it_was_made_for() {
+    let x = zeros();
+    for &feature in Feature::ALL {
+        let problem = with(feature, dense()).unwrap().validate().unwrap();
+        let call = Attention::new(&x, &x, &x).for_problem(&problem);
+        let taken = [Feature::Window, Feature::Chunks, Feature::SoftCap].contains(&feature);
+        assert_eq!(call.problem().is_ok(), taken, "{feature}");
+        assert_eq!(is_other(call.problem()), !taken, "{feature}");
+        // A property that the call has and the problem has not is refused as well.
+        let call = Attention::new(&x, &x, &x).for_problem(&dense().validate().unwrap()).causal().softcap(2.0);
+        assert!(is_other(call.problem()));
+    }
+    let (sinks, intervals) = (Array1::zeros(KV.heads), Array4::zeros((1, 1, KV.seqlen, 2)));
+    let call = Attention::new(&x, &x, &x);
+    for (feature, call) in [
+        (Feature::Sinks, call.clone().sink(&sinks)),
+        (Feature::Qv, call.clone().qv(&x)),
+        (Feature::Intervals, call.clone().intervals(&intervals)),
+        (Feature::Packed, call.clone().packed(&[0, 512], &[0, 512])),
+        (Feature::Used, call.seqused_k(&[512])),
+    ] {
+        let problem = with(feature, dense()).unwrap().validate().unwrap();
+        assert_eq!(call.for_problem(&problem).problem().map(drop), Ok(()), "{feature}");
+    }
+}
+
+#[test]
+fn a_call_over_a_cache_is_the_problem_that_it_was_made_for() {
+    let (x, sinks) = (zeros(), Array1::zeros(KV.heads));
+    let mut cache = KvCache::dense(x.clone(), x.clone());
+    cache.cache_seqlens = vec![3];
+    let spec = || dense().seqs_k(Sequences::dense(1, KV.seqlen).used());
+    let computed = |call: CachedAttention<'_, f16>| call.forward(&Device::Cpu, &cache).map(drop);
+    for (feature, computes) in
+        [(Feature::Window, true), (Feature::SoftCap, true), (Feature::Sinks, false), (Feature::Qv, false)]
+    {
+        let problem = with(feature, spec()).unwrap().validate().unwrap();
+        let call = CachedAttention::new(&x).for_problem(&problem);
+        assert_eq!(computed(call.clone()).is_ok(), computes, "{feature}");
+        assert!(feature != Feature::Sinks || computed(call.sink(&sinks)).is_ok());
+    }
+    let pages = spec().seqs_k(Sequences::paged(1, 1).used()).validate().unwrap();
+    let error = computed(CachedAttention::new(&x).for_problem(&pages)).unwrap_err();
+    assert_eq!(error.to_string(), "the call is attention of k, and it was made for attention of k cached");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! the same tile.
 
 use fa3_ref::Forward;
-use fa3_tests::reshape::{alone, dense_like, rows, spec_of};
+use fa3_tests::reshape::{alone, dense_like, rows};
 use fa3_tests::strategies::{self, config};
 use fa3_tests::{Case, Dist, Engine, Judge, NoAnswer, Poison, Scaled, Values, engines, testdata};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec};
@@ -104,10 +104,23 @@ proptest! {
     }
 
     #[test]
+    fn a_problem_is_made_again_of_its_specification(
+        problem in prop_oneof![
+            strategies::problem(),
+            strategies::dense_problem(),
+            strategies::intervals_problem(),
+            strategies::latent(strategies::tiny_problem()),
+        ],
+    ) {
+        let again = problem.spec().validate();
+        prop_assert_eq!(again.as_ref(), Ok(&*problem));
+    }
+
+    #[test]
     fn grouped_heads_are_the_same_as_repeated_ones(case in strategies::case(strategies::problem())) {
         let (problem, values) = (&case.problem, case.values());
         let [k, v] = [&values.k, &values.v].map(|x| repeat_heads(problem, x));
-        let mut spec = spec_of(problem);
+        let mut spec = problem.spec();
         (spec.k.shape.heads, spec.v.shape.heads) = (spec.q.shape.heads, spec.q.shape.heads);
         (spec.k.strides, spec.v.strides) = (spec.k.shape.contiguous_strides(), spec.v.shape.contiguous_strides());
         let (repeated, repeated_values) = (like(problem, spec), Values { k, v, ..values.clone() });
@@ -122,7 +135,7 @@ proptest! {
     fn a_window_over_everything_is_the_same_as_no_mask(case in strategies::case(strategies::problem())) {
         let values = case.values();
         let [none, window] = [Mask::None, Mask::Window { left: Some(150), right: Some(150) }].map(|mask| {
-            let mut spec = spec_of(&case.problem);
+            let mut spec = case.problem.spec();
             spec.mask = Ok(mask);
             like(&case.problem, spec)
         });
@@ -154,7 +167,7 @@ proptest! {
 
     #[test]
     fn the_order_of_keys_does_not_matter(case in strategies::case(strategies::problem())) {
-        let mut spec = spec_of(&case.problem);
+        let mut spec = case.problem.spec();
         spec.mask = Ok(Mask::None);
         let problem = like(&case.problem, spec);
         let (index, head) = (problem.batch() - 1, problem.heads().q() - 1);
@@ -180,7 +193,7 @@ proptest! {
         fraction in 0.0..=1.0f64,
     ) {
         prop_assume!(case.problem.dtype() == Dtype::F32);
-        let mut spec = spec_of(&case.problem);
+        let mut spec = case.problem.spec();
         // Each part would count the whole sink.
         (spec.mask, spec.sink) = (Ok(Mask::None), false);
         let problem = like(&case.problem, spec);

@@ -11,7 +11,6 @@ use ndarray::{Array1, Array2, Array3, Axis};
 
 use crate::fwd::{self, Layout};
 use crate::memory::{Memory, before, rounded, tensor_bytes, words};
-use crate::reshape::spec_of;
 use crate::values::Rng;
 use crate::{Bits, Case, Poison, Trial, Values};
 
@@ -67,7 +66,7 @@ impl BwdCase {
     /// # Panics
     /// If the forward problem is e4m3.
     pub fn problem(&self) -> BackwardProblem {
-        let mut spec = BackwardSpec::contiguous(spec_of(&self.case.problem));
+        let mut spec = BackwardSpec::contiguous(self.case.problem.spec());
         for gradient in [&mut spec.dout, &mut spec.dq, &mut spec.dk, &mut spec.dv] {
             gradient.strides = self.layout.strides(gradient);
         }

@@ -20,7 +20,6 @@ impl Layout {
     pub const ALL: [Layout; 4] = [Layout::Contiguous, Layout::HeadsFirst, Layout::Gaps, Layout::Interleaved];
 
     /// Puts all tensors of the problem into this layout.
-    #[must_use]
     pub fn of(self, mut spec: ProblemSpec) -> ProblemSpec {
         for tensor in [&mut spec.q, &mut spec.k, &mut spec.o].into_iter().chain(&mut spec.qv) {
             tensor.strides = self.strides(tensor);

@@ -116,7 +116,6 @@ pub fn dtype(shape: &CtaTile) -> Dtype {
 }
 
 /// Gives the problem the inputs that a tile takes: the layout of V, scales, and `qv`.
-#[must_use]
 pub fn laid_out(shape: &CtaTile, mut spec: ProblemSpec) -> ProblemSpec {
     let Fp8Inputs { v_layout, block_scales, v_channels } = match shape.precision {
         Precision::Half if shape.qv => return with_qv(spec),

@@ -42,23 +42,11 @@ fn pages() -> Result<()> {
     let cached = cached.page_table(&table)?.packed_queries(&of_q, 3)?;
     let expected = bits(&Attention::new(0.125).causal().forward_cached(&q, &k, &v, &cached)?)?;
     assert!(expected.iter().any(|&x| x != 0.));
+    let right = Some(0);
     for dtype in [DType::U32, DType::I32] {
         let of_k = Tensor::new(&[0u32, 20, 45], &Device::Cpu)?.to_dtype(dtype)?.to_device(&device)?;
         let o = flash_attn_varlen_paged_windowed(
-            &q,
-            &k,
-            &v,
-            &of_q,
-            &of_k,
-            &table,
-            None,
-            3,
-            25,
-            0.125,
-            None,
-            Some(0),
-            16,
-            None,
+            &q, &k, &v, &of_q, &of_k, &table, None, 3, 25, 0.125, None, right, 16, None,
         )?;
         assert!(bits(&o)? == expected, "{dtype:?}");
     }

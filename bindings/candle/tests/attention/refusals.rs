@@ -19,19 +19,19 @@ fn refused(q: &Tensor, k: &Tensor, v: &Tensor) -> String {
 
 #[test]
 fn shapes() {
-    let x = zeros((2, 5, 4, 8));
-    assert_eq!(
-        refused(&x, &zeros((2, 5, 3, 8)), &zeros((2, 5, 3, 8))),
-        "heads_q 4 is not a multiple of heads_kv 3"
-    );
-    assert_eq!(refused(&x, &zeros((3, 5, 4, 8)), &zeros((3, 5, 4, 8))), "k has batch 3, expected 2");
-    assert_eq!(refused(&x, &zeros((2, 5, 4, 7)), &x), "k has head_dim 7, expected 8");
-    assert_eq!(refused(&x, &x, &zeros((2, 6, 4, 8))), "v has seqlen 6, expected 5");
-    assert_eq!(refused(&zeros((2, 5, 4, 0)), &zeros((2, 5, 4, 0)), &x), "q has head_dim 0");
-    let wide = zeros((1, 1, 1, 577));
-    assert_eq!(refused(&wide, &wide, &zeros((1, 1, 1, 8))), "q has head_dim 577, more than 576");
-    let message = refused(&zeros((5, 4, 8)), &x, &x);
-    assert_eq!(message, "q has shape [5, 4, 8], expected (batch, seqlen, heads, head_dim)");
+    let of = |heads, head_dim| zeros((2, 5, heads, head_dim));
+    let (x, wide) = (of(4, 8), zeros((1, 1, 1, 577)));
+    for (q, k, v, message) in [
+        (&x, &of(3, 8), &of(3, 8), "heads_q 4 is not a multiple of heads_kv 3"),
+        (&x, &zeros((3, 5, 4, 8)), &zeros((3, 5, 4, 8)), "k has batch 3, expected 2"),
+        (&x, &of(4, 7), &x, "k has head_dim 7, expected 8"),
+        (&x, &x, &zeros((2, 6, 4, 8)), "v has seqlen 6, expected 5"),
+        (&of(4, 0), &of(4, 0), &x, "q has head_dim 0"),
+        (&wide, &wide, &zeros((1, 1, 1, 8)), "q has head_dim 577, more than 576"),
+        (&zeros((5, 4, 8)), &x, &x, "q has shape [5, 4, 8], expected (batch, seqlen, heads, head_dim)"),
+    ] {
+        assert_eq!(refused(q, k, v), message);
+    }
     let list = Tensor::new(&[0u32, 5], &Device::Cpu).unwrap();
     let packed = Packed::new(&list, &list, 5, 5).unwrap();
     let message = said(Attention::new(1.).forward_varlen(&x, &x, &x, &packed));
@@ -86,29 +86,20 @@ fn pages() {
         ))
     };
     let table = Tensor::new(&[[0_u32, 1], [2, 9]], &Device::Cpu).unwrap();
-    assert_eq!(
-        refused(&zeros((3, 5, 2, 8)), &of_k, &table, None),
-        "k has shape [3, 5, 2, 8], expected (blocks, 4, heads, head_dim)"
-    );
-    let ranges = zeros((2, 1, 2));
-    assert!(
-        refused(&pool, &of_k, &table, Some(&ranges))
-            .starts_with("mm_prefix_ranges of shape [2, 1, 2] are given")
-    );
-    let message = refused(&pool, &list(&[0, 5, 10]), &table, None);
-    assert_eq!(message, "page_table has 9 as entry 1 of sequence 1, and k has 3 entries");
-    let message = refused(&pool, &list(&[0, 9, 10]), &table, None);
-    assert_eq!(message, "cache_seqlens is 9 for sequence 0, outside 0 to 8");
-    assert_eq!(
-        refused(&pool, &list(&[0, 5, 3]), &table, None),
-        "cache_seqlens is -2 for sequence 1, outside 0 to 8"
-    );
-    let message = refused(&pool, &list(&[0, 10, 11]), &table, None);
-    assert_eq!(message, "sequence 0 of k has 10 rows, more than max_seqlen 9");
-    let message = refused(&pool, &of_k, &zeros((2, 2)), None);
-    assert_eq!(message, "page_table is F32, expected U32 or I32");
-    let message = refused(&pool, &of_k, &list(&[0, 1]), None);
-    assert_eq!(message, "page_table has shape [2], expected (2 sequences, pages)");
+    let message = refused(&pool, &of_k, &table, Some(&zeros((2, 1, 2))));
+    assert!(message.starts_with("mm_prefix_ranges of shape [2, 1, 2] are given"));
+    let (other_rows, floats, flat) = (zeros((3, 5, 2, 8)), zeros((2, 2)), list(&[0, 1]));
+    for (pool, of_k, table, message) in [
+        (&other_rows, &[0, 5, 7], &table, "k has shape [3, 5, 2, 8], expected (blocks, 4, heads, head_dim)"),
+        (&pool, &[0, 5, 10], &table, "page_table has 9 as entry 1 of sequence 1, and k has 3 entries"),
+        (&pool, &[0, 9, 10], &table, "cache_seqlens is 9 for sequence 0, outside 0 to 8"),
+        (&pool, &[0, 5, 3], &table, "cache_seqlens is -2 for sequence 1, outside 0 to 8"),
+        (&pool, &[0, 10, 11], &table, "sequence 0 of k has 10 rows, more than max_seqlen 9"),
+        (&pool, &[0, 5, 7], &floats, "page_table is F32, expected U32 or I32"),
+        (&pool, &[0, 5, 7], &flat, "page_table has shape [2], expected (2 sequences, pages)"),
+    ] {
+        assert_eq!(refused(pool, &list(of_k), table, None), message);
+    }
 }
 
 #[test]
@@ -146,15 +137,18 @@ fn lists() {
         said(Attention::new(1.).forward_varlen(&x, &x, &x, &packed))
     };
     let fits = [0, 4, 6];
-    assert_eq!(refused(&fits, &[0, 6], [6, 6]), "the number of sequences is 2 in q and 1 in k");
-    assert_eq!(refused(&[1, 4, 6], &fits, [6, 6]), "q: cu_seqlens starts at 1, not at 0");
-    assert_eq!(refused(&fits, &[0, 4, 3], [6, 6]), "k and v: cu_seqlens falls from 4 to 3 at entry 2");
-    assert_eq!(refused(&[], &[], [6, 6]), "q: cu_seqlens is empty; it needs batch + 1 entries");
-    assert_eq!(refused(&[0, 4, 7], &fits, [6, 6]), "cu_seqlens ends at 7, past the 6 rows of q");
-    let message = "cu_seqlens_k has 2147483648 at entry 2, more than 2147483647";
-    assert_eq!(refused(&fits, &[0, 4, 1 << 31], [6, 6]), message);
-    assert_eq!(refused(&fits, &fits, [3, 6]), "sequence 0 of q has 4 rows, more than max_seqlen 3");
-    assert_eq!(refused(&fits, &[0, 1, 6], [6, 4]), "sequence 1 of k has 5 rows, more than max_seqlen 4");
+    for (of_q, of_k, max, message) in [
+        (&fits[..], &[0, 6][..], [6, 6], "the number of sequences is 2 in q and 1 in k"),
+        (&[1, 4, 6], &fits, [6, 6], "q: cu_seqlens starts at 1, not at 0"),
+        (&fits, &[0, 4, 3], [6, 6], "k and v: cu_seqlens falls from 4 to 3 at entry 2"),
+        (&[], &[], [6, 6], "q: cu_seqlens is empty; it needs batch + 1 entries"),
+        (&[0, 4, 7], &fits, [6, 6], "cu_seqlens ends at 7, past the 6 rows of q"),
+        (&fits, &[0, 4, 1 << 31], [6, 6], "cu_seqlens_k has 2147483648 at entry 2, more than 2147483647"),
+        (&fits, &fits, [3, 6], "sequence 0 of q has 4 rows, more than max_seqlen 3"),
+        (&fits, &[0, 1, 6], [6, 4], "sequence 1 of k has 5 rows, more than max_seqlen 4"),
+    ] {
+        assert_eq!(refused(of_q, of_k, max), message);
+    }
 }
 
 #[test]

@@ -174,18 +174,12 @@ unsafe fn call<'a, T: Scalar<Output = T>>(
         let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
         (memory.view::<T>("q", &spec.q)?, qv, sink(problem, memory)?, o, lse)
     };
-    let mut attention = lists.of_q(CachedAttention::new(q)).mask(spec.mask.clone()?);
+    let mut attention = lists.of_q(CachedAttention::new(q)).for_problem(problem);
     if let Some(qv) = qv {
         attention = attention.qv(qv);
     }
     if let Some(sink) = sink {
         attention = attention.sink(sink);
-    }
-    if let Some(scale) = spec.softmax_scale {
-        attention = attention.softmax_scale(scale);
-    }
-    if let Some(cap) = spec.softcap {
-        attention = attention.softcap(cap);
     }
     if problem.converts_keys() {
         let [_, of_k, of_v] = problem.descale_shapes();

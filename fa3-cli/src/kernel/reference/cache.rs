@@ -4,7 +4,7 @@ use fa3_ir::{BufferId, BufferRole, Elem, Kernel, Program};
 use fa3_quant::{Rope, RopeTable};
 use fa3_ref::plain::{Expected, Mismatch};
 use fa3_ref::{AppendedTo, CachedRows, Forward, RotatedRows};
-use fa3_types::{AppendRotary, KnownProblem, ProblemSpec, QueryPositions, SequenceRows, Shape, TensorDesc};
+use fa3_types::{AppendRotary, KnownProblem, QueryPositions, SequenceRows, Shape, TensorDesc};
 use half::{bf16, f16};
 use ndarray::{Array2, Array3, Array4};
 use rand::SeedableRng;
@@ -115,12 +115,9 @@ fn gathered(problem: &CacheProblem, kv: [&Array4<f64>; 2], rows_k: SequenceRows)
         let (batch, seqlen, heads, head_dim) = x.dim();
         TensorDesc::contiguous(attention.dtype(), Shape { batch, seqlen, heads, head_dim })
     });
-    let q = TensorDesc::contiguous(attention.dtype(), attention.q().shape);
-    let mut spec = ProblemSpec::new(q, k, v, *attention.o()).mask(attention.mask());
-    spec.softmax_scale = Some(attention.softmax_scale().natural());
-    spec.softcap = attention.softcap().map(|cap| cap.bound());
-    spec.qv = attention.qv().copied();
-    let rows_q = SequenceRows::dense(attention.batch(), q.shape.seqlen);
+    let mut spec = attention.spec();
+    (spec.q, spec.k, spec.v) = (TensorDesc::contiguous(spec.q.dtype, spec.q.shape), k, v);
+    let rows_q = SequenceRows::dense(attention.batch(), spec.q.shape.seqlen);
     spec.with_rows(rows_q, rows_k).expect("it was valid with its keys in a cache")
 }
 

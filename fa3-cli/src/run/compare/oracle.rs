@@ -5,7 +5,7 @@ use fa3_ref::law::{ForwardLaw, LseTolerance, check_lse_within};
 use fa3_ref::norms::ErrorNorms;
 use fa3_ref::rows::{RowsLaw, telling_rows};
 use fa3_ref::{InputError, Inputs, Precision};
-use fa3_types::{KnownProblem, ProblemSpec, SequenceRows, Shape, TensorDesc};
+use fa3_types::{KnownProblem, SequenceRows, Shape, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView1, ArrayView4, Axis, Slice};
 
 use super::Verdict;
@@ -167,15 +167,11 @@ pub(super) fn bar(steps: usize) -> indicatif::ProgressBar {
 
 /// The problem of one key/value head and its query heads.
 pub(super) fn one_kv_head(problem: &KnownProblem) -> KnownProblem {
-    let of = |x: &TensorDesc, heads| TensorDesc::contiguous(x.dtype, Shape { heads, ..x.shape });
-    let group = problem.heads().group_size();
-    let (q, o) = (of(problem.q(), group), of(problem.o(), group));
-    let mut spec = ProblemSpec::new(q, of(problem.k(), 1), of(problem.v(), 1), o).mask(problem.mask());
-    spec.softmax_scale = Some(problem.softmax_scale().natural());
-    spec.softcap = problem.softcap().map(|cap| cap.bound());
-    spec.sink = problem.has_sink();
-    let rows = [problem.rows_q(), problem.rows_k()].map(SequenceRows::clone);
-    let [rows_q, rows_k] = rows;
+    let (mut spec, group) = (problem.spec(), problem.heads().group_size());
+    for (x, heads) in [(&mut spec.q, group), (&mut spec.o, group), (&mut spec.k, 1), (&mut spec.v, 1)] {
+        *x = TensorDesc::contiguous(x.dtype, Shape { heads, ..x.shape });
+    }
+    let [rows_q, rows_k] = [problem.rows_q(), problem.rows_k()].map(SequenceRows::clone);
     spec.with_rows(rows_q, rows_k).expect("some heads of a valid problem are one")
 }
 

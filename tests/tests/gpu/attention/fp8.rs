@@ -3,9 +3,8 @@
 
 use fa3_ref::Forward;
 use fa3_ref::rows::SatisfiedRows;
-use fa3_tests::fwd::dense;
 use fa3_tests::{Arithmetic, Case, Judge, Values};
-use fa3_types::{Dtype, Mask, Problem};
+use fa3_types::{Mask, Problem};
 use ndarray::{Array3, Array4};
 
 use super::tensor::Tensor;
@@ -48,12 +47,8 @@ impl Part<'_> {
     fn judge(&self, inputs: &Inputs, outputs: &Outputs) -> Result<Option<f64>, String> {
         let &Part { problem, batch, head, first, count } = self;
         let Some((mask, keys)) = self.mask() else { return Ok(None) };
-        let spec = dense(Dtype::E4m3, 1, (count, keys), (1, 1), problem.head_dim());
-        let mut spec = spec.head_dim_v(problem.head_dim_v()).mask(mask);
-        spec.o.dtype = problem.o().dtype;
-        spec.softmax_scale = Some(problem.softmax_scale().natural());
-        spec.softcap = problem.softcap().map(|cap| cap.bound());
-        let part = spec.known().map_err(|error| error.to_string())?;
+        let part =
+            problem.of_rows(count, keys).spec().mask(mask).known().map_err(|error| error.to_string())?;
         let kv_head = head / problem.heads().group_size();
         let of = |x: &Tensor, first: usize, rows: usize, head: usize| {
             Array4::from_shape_fn((1, rows, 1, x.desc.shape.head_dim), |(_, row, _, element)| {

@@ -1,32 +1,6 @@
-//! The input arrays of a forward pass.
+//! The queries of a forward pass.
 
 use ndarray::{ArrayView1, ArrayView4, Axis};
-
-use super::keys::Keys;
-use crate::Scalar;
-
-/// Q, K and V, and optional arrays. The views have the problem's shapes: all come from one [`crate::Attention`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Inputs<'a, T> {
-    /// Queries, keys and values.
-    pub(crate) qkv: [ArrayView4<'a, T>; 3],
-    /// The part of the queries that is multiplied by values, if any.
-    pub(crate) qv: Option<ArrayView4<'a, T>>,
-    /// The sinks of query heads, if any.
-    pub(crate) sink: Option<ArrayView1<'a, f32>>,
-}
-
-impl<'a, T: Scalar> Inputs<'a, T> {
-    /// Q, `qv` and the sinks.
-    pub(crate) fn queries(&self) -> Queries<'a, T> {
-        Queries { q: self.qkv[0], qv: self.qv, sink: self.sink }
-    }
-
-    /// K and V.
-    pub(crate) fn keys(&self) -> Keys<'_> {
-        Keys::new(&self.qkv[1], &self.qkv[2])
-    }
-}
 
 /// Queries with their optional arrays.
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,93 @@
+//! Checks of the properties that the parts of a problem have in common.
+
+use super::HEAD_DIM_LIMIT;
+use crate::{Dim, Dtype, ProblemError, Sequences, Shape, TensorDesc, TensorName};
+
+/// Checks that Q, K and V have one type, or that Q has 16 bits and K and V are e4m3.
+pub(super) fn check_dtypes(q: Dtype, k: Dtype, v: Dtype, o: Dtype) -> Result<(), ProblemError> {
+    let may_convert = matches!(q, Dtype::F16 | Dtype::Bf16);
+    match [k, v].map(|dtype| may_convert && dtype == Dtype::E4m3) {
+        [true, true] => {}
+        [false, false] => {
+            for (tensor, given) in [(TensorName::K, k), (TensorName::V, v)] {
+                if given != q {
+                    return Err(ProblemError::DtypeMismatch { tensor, given, expected: q });
+                }
+            }
+        }
+        _ => return Err(ProblemError::KeysAndValues { k, v }),
+    }
+    if !q.may_output(o) {
+        return Err(ProblemError::OutputDtype { given: o, input: q });
+    }
+    Ok(())
+}
+
+pub(super) fn check_shapes(q: Shape, k: Shape, v: Shape, o: Shape) -> Result<(), ProblemError> {
+    k.check(TensorName::K, Shape { head_dim: q.head_dim, ..k })?;
+    v.check(TensorName::V, Shape { head_dim: v.head_dim, ..k })?;
+    o.check(TensorName::O, Shape { head_dim: v.head_dim, ..q })
+}
+
+/// Checks that `qv` has the type of Q, which is not e4m3, and the shape of O.
+pub(super) fn check_qv(qv: &TensorDesc, q: &TensorDesc, keys: Dtype, o: Shape) -> Result<(), ProblemError> {
+    let tensor = TensorName::Qv;
+    if keys == Dtype::E4m3 {
+        return Err(ProblemError::LatentDtype { given: keys });
+    }
+    if qv.dtype != q.dtype {
+        return Err(ProblemError::DtypeMismatch { tensor, given: qv.dtype, expected: q.dtype });
+    }
+    qv.shape.check(tensor, o)?;
+    let (head_dim, head_dim_v) = (q.shape.head_dim, o.head_dim);
+    if head_dim + head_dim_v > HEAD_DIM_LIMIT {
+        return Err(ProblemError::LatentHeadDim { head_dim, head_dim_v, limit: HEAD_DIM_LIMIT });
+    }
+    Ok(())
+}
+
+pub(crate) fn check_sequences(
+    tensor: TensorName,
+    desc: &TensorDesc,
+    seqs: Sequences,
+) -> Result<(), ProblemError> {
+    let Shape { batch, seqlen, .. } = desc.shape;
+    if tensor == TensorName::Q && seqs.is_cache() {
+        return Err(ProblemError::CachedQueries);
+    }
+    if let Some(pages) = seqs.pages() {
+        // The cache may have any number of pages; the table assigns them to sequences.
+        let (given, limit) = (seqs.capacity(seqlen), i32::MAX as usize);
+        if given > limit {
+            return Err(ProblemError::PagesTooMany { pages, rows: seqlen, limit });
+        }
+        // A table with rows has at least that many entries, unless its rows are empty.
+        let (stride, entries) = seqs.table_entries().unwrap_or_default();
+        let entries = entries.max(stride).max(seqs.table_rows().unwrap_or(0));
+        return if entries > limit { Err(ProblemError::TableTooLarge { entries, limit }) } else { Ok(()) };
+    }
+    if seqs.is_packed() && seqs.has_leftpad() {
+        return Err(ProblemError::PackedLeftpad);
+    }
+    let expected = if seqs.is_packed() { 1 } else { seqs.count() };
+    if batch != expected {
+        return Err(ProblemError::DimMismatch { tensor, dim: Dim::Batch, given: batch, expected });
+    }
+    match seqs.seqlen() {
+        Some(expected) if expected != seqlen => {
+            Err(ProblemError::DimMismatch { tensor, dim: Dim::Seqlen, given: seqlen, expected })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks that Q has as many sequences as K. For two dense batches the error names the batch dimension.
+pub(super) fn check_counts(q: Sequences, k: Sequences) -> Result<(), ProblemError> {
+    match (q.count(), k.count()) {
+        (q, k) if q == k => Ok(()),
+        (expected, given) if !q.is_packed() && !k.is_packed() => {
+            Err(ProblemError::DimMismatch { tensor: TensorName::K, dim: Dim::Batch, given, expected })
+        }
+        (q, k) => Err(ProblemError::SequenceCount { q, k }),
+    }
+}
