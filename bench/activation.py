@@ -21,10 +21,8 @@ O, the gradients, the losses of the first steps and the logits are compared with
 is 1 if one is wrong.
 """
 
-import argparse
 import contextlib
 import functools
-import pathlib
 import sys
 from typing import NamedTuple
 
@@ -32,6 +30,7 @@ import torch
 from torch.nn import functional
 
 import gpt
+import judge
 import masks
 import settings
 import timing
@@ -155,9 +154,7 @@ KINDS = {
 
 def parse(words=None):
     """The options of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = settings.parser_of(__doc__, rounds=3, slice_ms=100.0, has_fa3=False)
     works, compiles = ["train", "prefill"], ["no", "blocks", "model"]
     parser.add_argument("--work", choices=works, nargs="+", default=works, help="default: both")
     parser.add_argument("--only", metavar="TEXT", default="", help="only attention whose name contains it")
@@ -168,9 +165,6 @@ def parse(words=None):
     parser.add_argument("--head-dim", type=settings.count, nargs="+", default=[128], metavar="N")
     parser.add_argument("--width", type=settings.count, default=1536, metavar="N", help="default: 1536")
     parser.add_argument("--blocks", type=settings.count, default=12, metavar="N", help="default: 12")
-    parser.add_argument("--rounds", type=settings.count, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--slice-ms", type=float, default=100.0, metavar="MS", help="default: 100")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
     options = parser.parse_args(words)
     for whole, parts, what in (
         (options.width, options.head_dim, "heads of"),
@@ -251,7 +245,7 @@ def work_error(functions, pair):
     for by, function in functions.items():
         with pair.within(by):
             results[by] = torch.stack([function() for _ in range(COMPARED)])
-    return masks.distance(results["after"], results["before"].double())
+    return judge.distance(results["after"], results["before"].double())
 
 
 def calls(cell, pair, options):
@@ -280,9 +274,7 @@ def call_error(functions, pair):
     for by, function in functions.items():
         with pair.within(by):
             results[by] = function()
-    distances = [masks.distance(x, right.double()) for x, right in zip(results["after"], results["before"])]
-    # NaN counts as the largest error.
-    return max(distances, key=lambda error: (error != error, error))
+    return judge.largest(judge.distance(x, right.double()) for x, right in zip(results["after"], results["before"]))
 
 
 def measure(cell, options):

@@ -21,6 +21,7 @@ import sys
 import distributions
 import gradients
 import implementations
+import judge
 import ratios
 import settings
 import timing
@@ -72,11 +73,8 @@ def errors(functions, dout, q, k, v, causal):
     expected = gradients.exact(*(x[-1, :, -1] for x in (dout, q, k, v)), causal)
     relative = {}
     for name, function in functions.items():
-        found = (x[-1, :, -1].double() for x in function())
-        relative[name] = {
-            what: ((x - right).norm() / right.norm()).item()
-            for what, x, right in zip(("dq", "dk", "dv"), found, expected)
-        }
+        found = (x[-1, :, -1] for x in function())
+        relative[name] = dict(zip(("dq", "dk", "dv"), map(judge.distance, found, expected)))
     return relative
 
 

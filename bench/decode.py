@@ -22,11 +22,11 @@ of the first and of the last sequence, and the exit code is 1 if one is wrong.
 import argparse
 import dataclasses
 import math
-import pathlib
 import sys
 
 import torch
 
+import judge
 import settings
 import timing
 
@@ -184,22 +184,16 @@ class New:
 
 def parse(words=None):
     """The options of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--fa3", metavar="FA3_C.SO", help="FlashAttention-3's compiled extension")
+    parser = settings.parser_of(__doc__, rounds=7, slice_ms=25.0)
     parser.add_argument("--table", choices=list(TABLES), nargs="+", default=list(TABLES), help="default: all")
-    parser.add_argument("--layout", type=_layout, nargs="+", help="default: those of the table")
+    parser.add_argument("--layout", type=_layout, nargs="+", help="default: the table's layouts")
     parser.add_argument("--only", metavar="TEXT", help="only settings whose names contain it")
     parser.add_argument("--head-dim", type=settings.count, default=128, metavar="N", help="default: 128")
     parser.add_argument("--num-splits", type=int, default=0, metavar="N", help="of ours; 1: keys are not shared")
-    parser.add_argument("--split-keys", type=settings.count, metavar="N", help="of ours: keys in splits of N")
+    parser.add_argument("--split-keys", type=settings.count, metavar="N", help="of ours: pieces of N keys")
     parser.add_argument("--append", action="store_true", help="append new rows, and rotate them and Q")
     parser.add_argument("--e4m3", action="store_true", help="caches of e4m3, beside ours of 16 bits")
     parser.add_argument("--e4m3-q", action="store_true", help="the same with Q of e4m3")
-    parser.add_argument("--rounds", type=settings.count, default=7, metavar="N", help="default: 7")
-    parser.add_argument("--slice-ms", type=float, default=25.0, metavar="MS", help="default: 25")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
     options = parser.parse_args(words)
     options.e4m3 |= options.e4m3_q
     if options.e4m3 and options.fa3:
@@ -306,17 +300,9 @@ def error(setting, q, caches, new, function):
             rows = q[sequence, :, head].double()
             if new is not None:
                 rows = rotated(rows, new, setting.lengths[sequence] - setting.new)
-            right = exact(rows, k[:, of_k], v[:, of_k])
-            found.append(((o[sequence, :, head].double() - right).norm() / right.norm()).item())
-    # NaN counts as the largest error.
-    return max(found, key=lambda given: (given != given, given))
-
-
-def exact(q, k, v):
-    """O of one head of one sequence in float64; the last row of Q stands at the last key."""
-    scores = q @ k.T * q.shape[-1] ** -0.5
-    hidden = torch.ones_like(scores, dtype=torch.bool).triu(len(k) - len(q) + 1)
-    return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
+            right = judge.exact(rows, k[:, of_k], v[:, of_k])
+            found.append(judge.distance(o[sequence, :, head], right))
+    return judge.largest(found)
 
 
 def rotated(rows, new, first):
@@ -365,10 +351,7 @@ def main():
             ratios.append((ms[other] / ms["ours"], cell))
             text += f"  ratio {ratios[-1][0]:.3f}"
         print(f"{cell}  {text}", flush=True)
-        for name, given in errors.items():
-            if not given < (WRONG_IN_8_BITS if options.e4m3_q else WRONG):
-                print(f"WRONG: {name} has a relative error of {given:.3g}", flush=True)
-                right = False
+        right = judge.print_wrong(errors, WRONG_IN_8_BITS if options.e4m3_q else WRONG) and right
         row = dataclasses.asdict(setting) | {"table": table, "layout": layout, "head_dim": options.head_dim}
         asked = {"append": options.append, "num_splits": options.num_splits, "split_keys": options.split_keys}
         asked |= {"e4m3": options.e4m3, "e4m3_q": options.e4m3_q}

@@ -14,14 +14,13 @@ The ratio is the other implementation's time divided by ours. O is compared with
 of the last sequence, and the exit code is 1 if one is wrong.
 """
 
-import argparse
 import math
-import pathlib
 import sys
 
 import torch
 
 import decode
+import judge
 import settings
 import timing
 
@@ -46,15 +45,9 @@ PREFILL = {
 
 def parse(words=None):
     """The options of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--fa3", metavar="FA3_C.SO", help="FlashAttention-3's compiled extension")
+    parser = settings.parser_of(__doc__, rounds=7, slice_ms=25.0)
     parser.add_argument("--page", type=settings.count, nargs="+", default=[64], metavar="ROWS", help="default: 64")
     parser.add_argument("--only", metavar="TEXT", help="only settings whose names contain it")
-    parser.add_argument("--rounds", type=settings.count, default=7, metavar="N", help="default: 7")
-    parser.add_argument("--slice-ms", type=float, default=25.0, metavar="MS", help="default: 25")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
     return parser.parse_args(words)
 
 
@@ -98,8 +91,8 @@ class Decoding:
             for head in {0, self.q.shape[2] - 1}:
                 scores = keys @ self.q[sequence, 0, head].double() * self.scale
                 right = scores.softmax(-1) @ keys[:, :LATENT]
-                found.append(((o[sequence, 0, head].double() - right).norm() / right.norm()).item())
-        return max(found, key=lambda given: (given != given, given))
+                found.append(judge.distance(o[sequence, 0, head], right))
+        return judge.largest(found)
 
     def rates(self, ms):
         """TFLOP/s and TB/s, as text."""
@@ -137,9 +130,8 @@ class Prefill:
         last, found = slice(tokens - 256, tokens), []
         for head in {0, self.q.shape[2] - 1}:
             rows = (self.q[-1, last, head], self.k[-1, :, head // group], self.v[-1, :, head // group])
-            right = decode.exact(*(x.double() for x in rows))
-            found.append(((o[-1, last, head].double() - right).norm() / right.norm()).item())
-        return max(found, key=lambda given: (given != given, given))
+            found.append(judge.distance(o[-1, last, head], judge.exact(*rows)))
+        return judge.largest(found)
 
     def rates(self, ms):
         """TFLOP/s, as text."""
@@ -180,10 +172,7 @@ def main():
         text = "  ".join(f"{by} {1e3 * of_one:8.1f} us {drawn.rates(of_one)}" for by, of_one in ms.items())
         ratios = "".join(f"  ratio {of_one / ms['ours']:.3f}" for by, of_one in ms.items() if by != "ours")
         print(f"{name:46}  {text}{ratios}", flush=True)
-        for by, given in errors.items():
-            if not given < decode.WRONG:
-                print(f"WRONG: {by} has a relative error of {given:.3g}", flush=True)
-                right = False
+        right = judge.print_wrong(errors, decode.WRONG) and right
         shape = {"heads": drawn.q.shape[2], "lengths": drawn.lengths} if isinstance(drawn, Decoding) else {}
         results.append({"setting": name, "ms": ms, "errors": errors} | shape)
         # Frees memory before other inputs are drawn.

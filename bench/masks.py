@@ -11,8 +11,6 @@ in the backward pass. The ratio is FlexAttention's time divided by ours.
 Rows of O are compared with float64, gradients with FlexAttention's, and the exit code is 1 if one is wrong.
 """
 
-import argparse
-import pathlib
 import sys
 from typing import NamedTuple
 
@@ -20,6 +18,7 @@ import torch
 
 import settings
 import timing
+from judge import distance, print_wrong
 
 # The largest relative error of a right result.
 WRONG = 0.02
@@ -85,15 +84,10 @@ MASKS = {
 
 def parse(words=None):
     """The options of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = settings.parser_of(__doc__, rounds=5, slice_ms=20.0, has_fa3=False)
     parser.add_argument("--only", metavar="TEXT", help="only settings whose names contain it")
     parser.add_argument("--seqlen", type=settings.count, nargs="+", default=[8192, 16384], metavar="N")
     parser.add_argument("--head-dim", type=settings.count, nargs="+", default=[64, 128], metavar="N")
-    parser.add_argument("--rounds", type=settings.count, default=5, metavar="N", help="default: 5")
-    parser.add_argument("--slice-ms", type=float, default=20.0, metavar="MS", help="default: 20")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
     return parser.parse_args(words)
 
 
@@ -120,11 +114,6 @@ def gradients(functions, dout, tensors):
     return {
         by: lambda o=o: torch.autograd.grad(o, tensors, dout, retain_graph=True) for by, o in outputs.items()
     }
-
-
-def distance(x, right):
-    """The relative error."""
-    return ((x.double() - right).norm() / right.norm()).item()
 
 
 def error(o, mask, q, k, v):
@@ -170,9 +159,7 @@ def report(name, direction, products, functions, errors, shape, options):
     text = "  ".join(f"{by} {1e3 * of:8.1f} us {flops / of / 1e9:4.0f} TFLOP/s" for by, of in ms.items())
     setting = {"mask": name, "pass": direction, "seqlen": seqlen, "head_dim": head_dim}
     print(f"{name:16} {direction:8} {seqlen:6} d {head_dim:3}  {text}  ratio {ratio(ms):.3f}", flush=True)
-    for by, given in errors.items():
-        if not given < WRONG:
-            print(f"WRONG: {by} has a relative error of {given:.3g}", flush=True)
+    print_wrong(errors, WRONG)
     return setting | {"ms": ms, "errors": errors}
 
 

@@ -14,7 +14,6 @@ gradient, is compared with float64 on one head of K of the longest sequence up t
 of at least 2, and the exit code is 1 if one is wrong.
 """
 
-import argparse
 import dataclasses
 import pathlib
 import sys
@@ -25,6 +24,7 @@ import distributions
 import gradients
 import settings
 import timing
+from judge import distance, exact, largest, print_wrong
 
 # A relative error that rounding to 16 bits never makes.
 WRONG = 2e-2
@@ -70,10 +70,7 @@ class Cell:
 
 def parse(words=None):
     """The options of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--fa3", metavar="FA3_C.SO", help="FlashAttention-3's compiled extension")
+    parser = settings.parser_of(__doc__, rounds=7, slice_ms=25.0)
     parser.add_argument("--mix", choices=list(MIXES), nargs="+", help="default: all")
     parser.add_argument("--lengths", type=pathlib.Path, metavar="FILE", help="lengths in place of the mixes")
     parser.add_argument("--head-dim", type=settings.count, metavar="N", help="with --heads: one shape")
@@ -83,9 +80,6 @@ def parse(words=None):
     parser.add_argument("--causal", type=int, choices=[0, 1], nargs="+", default=[0, 1])
     parser.add_argument("--data", choices=list(distributions.KINDS), default="normal")
     settings.add_dtypes(parser, ["bf16"])
-    parser.add_argument("--rounds", type=settings.count, default=7, metavar="N", help="default: 7")
-    parser.add_argument("--slice-ms", type=float, default=25.0, metavar="MS", help="default: 25")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
     options = parser.parse_args(words)
     if (options.heads is None) != (options.head_dim is None):
         parser.error("--heads and --head-dim are one shape: give both")
@@ -175,15 +169,6 @@ def batch_of(cell, x):
     return x.view(len(cell.lengths), max(cell.lengths), *x.shape[1:])
 
 
-def exact(q, k, v, causal):
-    """O of one head of one sequence in float64."""
-    q, k, v = (x.double() for x in (q, k, v))
-    scores = q @ k.T * q.shape[-1] ** -0.5
-    if causal:
-        scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
-    return scores.softmax(-1) @ v
-
-
 def exact_gradients(dout, q, k, v, causal):
     """Float64 gradients of one head of K and its query heads in one sequence: dQ of the last query head, dK and dV. dO
     and Q are (rows, heads, head_dim), K and V (rows, head_dim)."""
@@ -208,10 +193,9 @@ def errors(cell, bound, q, k, v, dout=None):
             right = [exact(q[rows, -1], k[rows, -1], v[rows, -1], cell.causal)]
         for name, results in found.items():
             for result, expected in zip(results, right):
-                packed = result.reshape(-1, *result.shape[-2:])[rows, -1].double()
-                all_errors[name].append(((packed - expected).norm() / expected.norm()).item())
-    # NaN is the worst of all.
-    return {name: max(of_name, key=lambda error: (error != error, error)) for name, of_name in all_errors.items()}
+                packed = result.reshape(-1, *result.shape[-2:])[rows, -1]
+                all_errors[name].append(distance(packed, expected))
+    return {name: largest(of_name) for name, of_name in all_errors.items()}
 
 
 def main():
@@ -241,10 +225,7 @@ def main():
             others = {name: taken / ms["ours"] for name, taken in ms.items() if name != "ours"}
             text = "  ".join(f"{ratio:.3f} ({name})" for name, ratio in others.items())
             print(f"{cell}  {dtype:4}  TFLOP/s: {rates}  ratio {text}", flush=True)
-            for name, error in wrong.items():
-                if not error < WRONG:
-                    print(f"WRONG: {name} has a relative error of {error:.3g}", flush=True)
-                    right = False
+            right = print_wrong(wrong, WRONG) and right
             for name, ratio in others.items():
                 ratios.setdefault(name, []).append((ratio, str(cell)))
             results.append({**dataclasses.asdict(cell), "dtype": dtype, "ms": ms, "errors": wrong})

@@ -50,22 +50,29 @@ def product(head_dims, seqlens, causal):
 PAPER = product([64, 128, 256], [512, 1024, 2048, 4096, 8192, 16384], [False, True])
 
 
-def common_options(description, rounds, slice_ms=None):
+def parser_of(description, rounds, slice_ms=None, has_fa3=True):
     """A parser of the options that all benchmarks have. Benchmarks that take turns have a slice, too."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--fa3", metavar="FA3_C.SO", help="FlashAttention-3's compiled extension")
-    parser.add_argument("--head-dim", type=_head_dim, nargs="+", metavar="N", help="head dimensions")
-    parser.add_argument("--seqlen", type=count, nargs="+", metavar="N", help="rows and keys of a sequence")
-    parser.add_argument(
-        "--causal", type=int, choices=[0, 1], nargs="+", help="0: without a mask; 1: causal; 0 1: both"
-    )
+    if has_fa3:
+        parser.add_argument("--fa3", metavar="FA3_C.SO", help="FlashAttention-3's compiled extension")
     parser.add_argument("--rounds", type=count, default=rounds, metavar="N", help=f"default: {rounds}")
     if slice_ms is not None:
         text = f"how long an implementation runs in a round; default: {slice_ms:g}"
         parser.add_argument("--slice-ms", type=float, default=slice_ms, metavar="MS", help=text)
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
+    return parser
+
+
+def common_options(description, rounds, slice_ms=None):
+    """A parser of the options that all benchmarks have, and of the options that choose cells."""
+    parser = parser_of(description, rounds, slice_ms)
+    parser.add_argument("--head-dim", type=_head_dim, nargs="+", metavar="N", help="head dimensions")
+    parser.add_argument("--seqlen", type=count, nargs="+", metavar="N", help="rows and keys of a sequence")
+    parser.add_argument(
+        "--causal", type=int, choices=[0, 1], nargs="+", help="0: without a mask; 1: causal; 0 1: both"
+    )
     return parser
 
 

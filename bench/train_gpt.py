@@ -24,6 +24,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gpt
+import judge
 import settings
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
@@ -122,7 +123,7 @@ def smoothed(losses):
 
 def largest_difference(one, other):
     """The largest difference of two curves at any step; NaN if a curve has NaN."""
-    return max((abs(x - y) for x, y in zip(one, other)), key=lambda x: (math.isnan(x), x))
+    return judge.largest(abs(x - y) for x, y in zip(one, other))
 
 
 def trains_alike(curves):

@@ -21,15 +21,13 @@ use std::path::{Path, PathBuf};
 use crate::console;
 use crate::progress;
 use crate::threads;
-use crate::write::{self, NewFile, WriteError};
+use crate::write;
 use activations::Activations;
 use computer::Computer;
 use gpu::Gpu;
 use method::Method;
-use report::{DriftHead, Head, Report};
-use serde::Serialize;
+use report::Report;
 
-/// The first text of `fa3 accuracy --help`.
 pub(crate) const ABOUT: &str = "\
 Measures the error of attention in fp16 and in FP8 against f64 arithmetic, and prints it next to Table 3 of the \
 FlashAttention-3 paper. Then shows how the output of FP8 attention shrinks as the number of keys grows, with the \
@@ -44,7 +42,6 @@ With --input, Q, K and V are read from a file, and only the errors of the same m
 The full tables take about 20 minutes on one core, less on several cores or with --gpu. --quick takes seconds. The \
 exit code is 1 if a result is not as expected.";
 
-/// Options of `fa3 accuracy`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -87,39 +84,25 @@ const FULL: Settings =
 const QUICK: Settings = Settings { seqlen: 1024, seeds: 1..=3, drift_keys: &[1 << 10, 1 << 12] };
 
 /// Measures, prints each result as soon as it is known, and writes the files. False if a result is not as expected.
-///
-/// # Errors
-/// No GPU, an input that cannot be read, or a file that cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let inputs = options.input.as_slice();
     let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], inputs)?;
-    let computer = if options.gpu { Computer::Gpu(Gpu::open()?) } else { Computer::Cpu };
+    let computer = Computer(options.gpu.then(Gpu::open).transpose()?);
     threads::start()?;
     if let Some(path) = &options.input {
-        let activations =
-            measure_activations(path, options.prefix.as_deref().unwrap_or_default(), &computer)?;
-        return Ok(write_report(json, &activations).map(|()| true)?);
+        let prefix = options.prefix.as_deref().unwrap_or_default();
+        let activations = measure_activations(path, prefix, &computer)?;
+        write::write_below(json.map(|file| (file, write::json(&activations))).into_iter().collect())?;
+        return Ok(true);
     }
     let report = measure(if options.quick { QUICK } else { FULL }, &computer)?;
     console::print(&report);
-    let mut files = Vec::new();
-    if let Some(file) = json {
-        files.push((file, write::json(&report)));
-    }
+    let mut files: Vec<_> = json.map(|file| (file, write::json(&report))).into_iter().collect();
     if let Some(file) = svg {
         files.push((file, chart::draw(&report)?.into_bytes()));
     }
-    if !files.is_empty() {
-        console::print(&"");
-    }
-    write::write(&files)?;
+    write::write_below(files)?;
     Ok(report.is_as_expected())
-}
-
-fn write_report(json: Option<NewFile>, report: &impl Serialize) -> Result<(), WriteError> {
-    let Some(file) = json else { return Ok(()) };
-    console::print(&"");
-    write::write(&[(file, write::json(report))])
 }
 
 fn measure_activations(
@@ -131,7 +114,7 @@ fn measure_activations(
     let progress = progress::bar(seeds.clone().count() * Method::ALL.len());
     progress.set_message("f64 reference");
     let (sample, gpu) = (&activations::read(path, prefix)?, computer.gpu());
-    let head = activations::Head { input: path, sample, seeds: seeds.clone().count(), gpu };
+    let head = activations::head(path, sample, seeds.clone().count(), gpu);
     progress.suspend(|| console::print(&head));
     let samples: Vec<_> = seeds.map(|seed| (seed, sample)).collect();
     let print = |row: &table::Row| progress.suspend(|| console::print(row));
@@ -145,9 +128,9 @@ fn measure(settings: Settings, computer: &Computer) -> Result<Report, Box<dyn Er
     let progress = progress::bar(jobs);
     let (seqlen, head_dim, gpu) = (settings.seqlen, table::HEAD_DIM, computer.gpu());
     let print = |text: &dyn Display| progress.suspend(|| console::print(&text));
-    print(&Head { seqlen, head_dim, seeds: settings.seeds.clone().count(), gpu });
+    print(&report::head(seqlen, head_dim, settings.seeds.clone().count(), gpu));
     let table = table::measure(seqlen, settings.seeds, computer, &progress, &print)?;
-    print(&DriftHead { two_level: computer.place() });
+    print(&report::drift_head(computer.place()));
     let drift = drift::measure(settings.drift_keys, computer, &progress, &print)?;
     progress.finish_and_clear();
     Ok(Report { seqlen, head_dim, gpu: gpu.map(str::to_owned), table, drift })

@@ -1,6 +1,7 @@
 //! Options that several verbs share.
 
 pub(crate) mod cache;
+pub(crate) mod choice;
 pub(crate) mod json;
 pub(crate) mod mask;
 pub(crate) mod number;

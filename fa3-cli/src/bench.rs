@@ -22,7 +22,6 @@ use crate::threads;
 use crate::write;
 use report::{Cell, Report};
 
-/// The first text of `fa3 bench --help`.
 pub(crate) const ABOUT: &str = "\
 Measures the forward pass on a Hopper GPU and prints TFLOP/s as the FlashAttention-3 paper counts them: 4 · seqlen² \
 · head_dim · heads · batch, halved under a causal mask. The default settings are from the paper's Figure 5; its \
@@ -39,7 +38,6 @@ variants of a kernel are measured in turns.
 The folder bench of the repository measures everything else, and other libraries: decoding, latent attention, packed \
 sequences, gradients.";
 
-/// Options of `fa3 bench`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -51,7 +49,7 @@ Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper 
 pub(crate) struct Options {
     /// Measures the paper's Table 2 instead, (batch, seqlen, heads, head_dim) = (4, 8448, 16, 128): the gain of each of
     /// the kernel's techniques
-    #[arg(long, conflicts_with_all = grid::OPTIONS, conflicts_with = "svg")]
+    #[arg(long, conflicts_with_all = grid::OPTIONS.split(' '), conflicts_with = "svg")]
     ablation: bool,
     #[command(flatten)]
     grid: GridArgs,
@@ -71,9 +69,6 @@ pub(crate) struct Options {
 }
 
 /// Measures, prints and writes. False if a result is wrong or missing.
-///
-/// # Errors
-/// Options that describe no setting, no GPU, or a file that cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let dtype = options.dtype.unwrap_or(if options.ablation { Dtype::F16 } else { Dtype::Bf16 });
     let settings = options.grid.settings(dtype)?;
@@ -95,10 +90,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
         }
         report.is_whole()
     };
-    if !files.is_empty() {
-        console::print(&"");
-    }
-    write::write(&files)?;
+    write::write_below(files)?;
     Ok(is_whole)
 }
 

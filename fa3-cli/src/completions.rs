@@ -4,13 +4,11 @@ use clap_complete::Shell;
 
 use crate::console;
 
-/// The first text of `fa3 completions --help`.
 pub(crate) const ABOUT: &str = "\
 Prints a script that completes commands and options. bash reads it from \
 ~/.local/share/bash-completion/completions/fa3, zsh from a file _fa3 in a folder of $fpath, fish from \
 ~/.config/fish/completions/fa3.fish.";
 
-/// Options of `fa3 completions`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

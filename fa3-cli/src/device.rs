@@ -67,9 +67,6 @@ const SLICE: Duration = Duration::from_millis(100);
 
 impl Times {
     /// Times the launches of a compiled call, back to back.
-    ///
-    /// # Errors
-    /// Errors of `launch` and of the driver.
     pub(crate) fn of_launches<E: From<HostError>>(
         stream: &Stream,
         compile: Duration,
@@ -125,9 +122,6 @@ pub(crate) struct Computed<R> {
 
 impl DeviceChoice {
     /// Opens the first device that can compute a call, and says why earlier ones cannot.
-    ///
-    /// # Errors
-    /// If there is no GPU, and a GPU is required.
     pub(crate) fn open(self) -> Result<ChosenDevice, Error> {
         match self {
             DeviceChoice::Cpu => Ok(ChosenDevice::cpu()),
@@ -141,9 +135,6 @@ impl DeviceChoice {
 
     /// Computes on `place`, or on the CPU if no GPU kernel takes the call and the choice was left open. Long
     /// computations show `what` as a progress message.
-    ///
-    /// # Errors
-    /// Errors of the call and of the GPU.
     pub(crate) fn compute<R>(
         self,
         mut place: ChosenDevice,

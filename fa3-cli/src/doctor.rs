@@ -15,7 +15,6 @@ use crate::tools::{Nvdisasm, Ptxas};
 use crate::write;
 use attempt::Trouble;
 
-/// The first text of `fa3 doctor --help`.
 pub(crate) const ABOUT: &str = "\
 Shows what this machine has (driver, GPUs, ptxas, nvdisasm), what runs where, and why other things do not. \
 Everything that it says runs has run: a small attention on the CPU and on every GPU, and a small kernel in the \
@@ -23,7 +22,6 @@ simulator.
 
 The exit code is 0, even if only the CPU can be used, or 1 if something is present but broken.";
 
-/// Options of `fa3 doctor`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -50,22 +48,21 @@ enum Verdict {
 }
 
 /// Inspects the machine, runs small tests, and prints the findings. False if something is present and broken.
-///
-/// # Errors
-/// If no threads can be started, or a file cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let [json] = write::open([options.json.file(false)?], &[])?;
     threads::start()?;
     let mut report = Report::default();
     report.fact("fa3", env!("CARGO_PKG_VERSION"));
-    report.fact("ptxas", Ptxas::find().map_or_else(|error| error.to_string(), |ptxas| ptxas.describe()));
-    let nvdisasm = Nvdisasm::find().map_or_else(|error| error.to_string(), |nvdisasm| nvdisasm.describe());
-    report.fact("nvdisasm", nvdisasm);
+    for (name, tool) in
+        [("ptxas", Ptxas::find().map(|it| it.0)), ("nvdisasm", Nvdisasm::find().map(|it| it.0))]
+    {
+        report.fact(name, tool.map_or_else(|error| error.to_string(), |tool| tool.describe()));
+    }
     report.tried("attention", fa3::Device::Cpu, attempt::attention(&fa3::Device::Cpu));
     report.tried("kernels", "simulator", attempt::simulated());
     report.gpus();
     options.json.print(&report, &report.json());
-    write::write(&json.map(|file| (file, write::json(&report.json()))).into_iter().collect::<Vec<_>>())?;
+    write::write(json.map(|file| (file, write::json(&report.json()))))?;
     Ok(!report.runs.iter().any(|(_, _, verdict)| matches!(verdict, Verdict::Broken(_))))
 }
 

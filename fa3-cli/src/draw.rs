@@ -14,9 +14,6 @@ pub(crate) struct DrawError(#[from] DrawingAreaErrorKind<io::Error>);
 pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// An SVG of `size` pixels, drawn by `draw` on a white background.
-///
-/// # Errors
-/// If the backend refuses the chart, for example for lack of room for its labels.
 pub(crate) fn svg(
     size: (u32, u32),
     draw: impl FnOnce(&Area<'_>) -> Result<(), DrawError>,

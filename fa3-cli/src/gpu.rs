@@ -44,9 +44,6 @@ impl FromStr for Which {
 
 impl GpuArgs {
     /// Opens the GPU.
-    ///
-    /// # Errors
-    /// If there is none.
     pub(crate) fn open(&self) -> Result<Device, fa3::Error> {
         self.device.open()
     }
@@ -54,9 +51,6 @@ impl GpuArgs {
 
 impl Which {
     /// Opens the GPU.
-    ///
-    /// # Errors
-    /// If there is none.
     pub(crate) fn open(self) -> Result<Device, fa3::Error> {
         let device = match self {
             Which::First => fa3::Device::gpu()?,
@@ -68,9 +62,6 @@ impl Which {
 }
 
 /// Opens a GPU. The inner error says why there is none that the kernels run on.
-///
-/// # Errors
-/// If the driver does not work.
 pub(crate) fn open(ordinal: u32) -> Result<Result<Device, HostError>, HostError> {
     match Device::open(ordinal) {
         Ok(device) => Ok(Ok(device)),
@@ -84,10 +75,12 @@ pub(crate) fn open(ordinal: u32) -> Result<Result<Device, HostError>, HostError>
     }
 }
 
+/// Memory for f32 in this shape, if any.
+pub(crate) fn floats(device: &Device, dims: Option<[usize; 3]>) -> Result<Option<DeviceBuffer>, HostError> {
+    dims.map(|dims| device.alloc(size_of::<f32>() * dims.iter().product::<usize>())).transpose()
+}
+
 /// Uploads a contiguous array.
-///
-/// # Errors
-/// Errors of the driver.
 pub(crate) fn upload<T: Scalar, D: Dimension>(
     device: &Device,
     stream: &Stream,

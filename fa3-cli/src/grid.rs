@@ -12,7 +12,7 @@ pub(crate) struct GridArgs {
     /// Head dimensions
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64,128,256")]
     head_dim: Vec<usize>,
-    /// Head dimensions of V and O; those of Q and K if absent
+    /// Head dimensions of V and O; the head dimensions of Q and K if absent
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     head_dim_v: Vec<usize>,
     #[command(flatten)]
@@ -21,13 +21,8 @@ pub(crate) struct GridArgs {
     #[arg(long, value_name = "C,..", value_delimiter = ',', allow_negative_numbers = true)]
     softcap: Vec<f64>,
     /// Rows of a sequence; k is 1024
-    #[arg(
-        long,
-        value_name = "N,..",
-        value_delimiter = ',',
-        default_value = "512,1k,2k,4k,8k,16k",
-        value_parser = size
-    )]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = size)]
+    #[arg(default_value = "512,1k,2k,4k,8k,16k")]
     seqlen: Vec<usize>,
     /// Keys of a sequence; as many as its rows if absent
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = size)]
@@ -50,22 +45,8 @@ pub(crate) struct GridArgs {
 }
 
 /// The options of [`GridArgs`], which conflict with fixed settings.
-pub(crate) const OPTIONS: [&str; 14] = [
-    "head_dim",
-    "head_dim_v",
-    "no_mask",
-    "causal",
-    "window",
-    "chunk",
-    "softcap",
-    "seqlen",
-    "seqlen_k",
-    "batch",
-    "tokens",
-    "hidden",
-    "heads",
-    "heads_kv",
-];
+pub(crate) const OPTIONS: &str = "head_dim head_dim_v no_mask causal window chunk softcap seqlen seqlen_k batch tokens \
+                                  hidden heads heads_kv";
 
 /// One attention problem.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -86,7 +67,6 @@ pub(crate) struct Setting {
 
 /// Why the options describe no valid settings.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum GridError {
     #[error(
         "{hidden} columns are no whole number of heads with head_dim {head_dim}; --heads gives their number"
@@ -290,7 +270,9 @@ mod tests {
         let error = |options| settings(options).unwrap_err();
         assert_eq!(error("--head-dim 96"), GridError::Hidden { hidden: 2048, head_dim: 96 });
         assert_eq!(error("--head-dim 0"), GridError::Hidden { hidden: 2048, head_dim: 0 });
-        assert!(matches!(error("--seqlen 0"), GridError::Empty { setting } if setting.seqlen == 0));
+        let empty =
+            "there is nothing to compute with batch 16384, heads 32, head_dim 64, mask none, seqlen 0";
+        assert_eq!(error("--seqlen 0").to_string(), empty);
         assert!(error("--softcap -1 --heads 2").to_string().contains("softcap -1, seqlen 512: "));
         let heads = error("--head-dim 64 --causal --seqlen 1k --heads-kv 5").to_string();
         assert_eq!(heads, "head_dim 64, mask causal, seqlen 1k: heads_q 32 is not a multiple of heads_kv 5");

@@ -5,29 +5,22 @@ use std::error::Error;
 use crate::console;
 use crate::kernel::{self, KernelArgs};
 
-/// The first text of `fa3 ir --help`.
 pub(crate) const ABOUT: &str = "\
 Prints a kernel: parameters, shared memory, barriers, then every statement with the line of Rust that built it. If \
 there are several launches, each of their kernels is printed once.";
 
-const EXAMPLES: &str = "\
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
 Examples:
   fa3 ir vector_add
   fa3 ir gemm --dtype f16
-  fa3 ir forward --causal --softcap 30";
-
-/// Options of `fa3 ir`.
-#[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+  fa3 ir forward --causal --softcap 30")]
 pub(crate) struct Options {
     #[command(subcommand)]
     kernel: KernelArgs,
 }
 
 /// Prints the kernels. Always true, since nothing is checked.
-///
-/// # Errors
-/// If the options contradict each other.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     for kernel in kernel::distinct(options.kernel.program()?) {
         console::print(&kernel.to_string().trim_end());

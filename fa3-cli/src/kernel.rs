@@ -26,17 +26,11 @@ pub(crate) struct KernelArgs {
 
 impl KernelArgs {
     /// The program.
-    ///
-    /// # Errors
-    /// If the options contradict each other.
     pub(crate) fn program(&self) -> Result<Program<Kernel>, OperationError> {
         Ok(self.operation.program()?.kernels())
     }
 
     /// The reference that the program's results are checked against.
-    ///
-    /// # Errors
-    /// If the options describe no valid problem.
     pub(crate) fn reference(&self) -> Result<Reference, OperationError> {
         self.operation.reference()
     }

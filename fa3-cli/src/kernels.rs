@@ -19,7 +19,6 @@ use crate::write;
 use compile::Compiler;
 use count::Count;
 
-/// The first text of `fa3 kernels --help`.
 pub(crate) const ABOUT: &str = "\
 Lists the shipped kernels whose names contain NAME, by default the ladder kernels: register counts that roles set by \
 setmaxnreg, threads per CTA, bytes of shared memory, statements, matrix products (wgmma), tensor and bulk copies \
@@ -29,7 +28,6 @@ Then the results of ptxas, if $PTXAS names one or one is on the path: registers 
 and milliseconds. With --gpu, also the results of the driver's compiler. The driver reports nothing on kernels in \
 its cache; CUDA_CACHE_DISABLE=1 turns the cache off.";
 
-/// Options of `fa3 kernels`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -65,9 +63,6 @@ pub(crate) struct UnknownName {
 }
 
 /// Lists kernels. False if a compiler spills or warns.
-///
-/// # Errors
-/// [`UnknownName`], a compiler that rejects a kernel, or a file that cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let [json] = write::open([options.json.file(false)?], &[])?;
     let chosen = chosen(&options.name)?;
@@ -76,17 +71,15 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let listed = list(chosen, &compilers, &bar);
     bar.finish_and_clear();
     let Listed { rows, notes, clean } = listed?;
-    let compilers: Vec<String> = compilers
-        .iter()
-        .map(|compiler| match compiler {
-            Ok(compiler) => compiler.describe(),
-            Err(why) => format!("skipped: {why}"),
-        })
-        .collect();
+    let describe = |compiler: &Result<Compiler, NoTool>| match compiler {
+        Ok(compiler) => compiler.describe(),
+        Err(why) => format!("skipped: {why}"),
+    };
+    let compilers: Vec<String> = compilers.iter().map(describe).collect();
     let report = self::json(&rows, &compilers, &notes);
     let lines = compilers.iter().chain(&notes).fold(String::new(), |lines, line| lines + "\n" + line);
     options.json.print(&format_args!("{}\n{lines}", Table { rows, left: 2 }), &report);
-    write::write(&json.map(|file| (file, write::json(&report))).into_iter().collect::<Vec<_>>())?;
+    write::write(json.map(|file| (file, write::json(&report))))?;
     Ok(clean)
 }
 
@@ -152,14 +145,14 @@ fn json(rows: &[Vec<String>], compilers: &[String], notes: &[String]) -> Value {
 
 /// The shipped kernels whose names contain `part`.
 fn chosen(part: &str) -> Result<Vec<Shipped>, UnknownName> {
-    let mut all: Vec<Shipped> = shipped().collect();
-    if all.iter().all(|shipped| !shipped.name.contains(part)) {
+    let (chosen, others): (Vec<_>, Vec<_>) = shipped().partition(|shipped| shipped.name.contains(part));
+    if chosen.is_empty() {
         let name =
-            |shipped: Option<&Shipped>| shipped.map(|shipped| shipped.name.clone()).unwrap_or_default();
-        return Err(UnknownName { given: part.to_owned(), first: name(all.first()), last: name(all.last()) });
+            |shipped: Option<&Shipped>| shipped.map_or_else(String::new, |shipped| shipped.name.clone());
+        let (first, last) = (name(others.first()), name(others.last()));
+        return Err(UnknownName { given: part.to_owned(), first, last });
     }
-    all.retain(|shipped| shipped.name.contains(part));
-    Ok(all)
+    Ok(chosen)
 }
 
 /// The column heads, with four for each compiler.

@@ -9,9 +9,6 @@ pub(crate) const SLICE_MS: f64 = 25.0;
 const FEW: u32 = 3;
 
 /// How many launches take `slice_ms`, at least three. Warms up the GPU.
-///
-/// # Errors
-/// Errors of `launch` and of the driver.
 pub(crate) fn fill<E: From<HostError>>(
     stream: &Stream,
     slice_ms: f64,
@@ -23,9 +20,6 @@ pub(crate) fn fill<E: From<HostError>>(
 }
 
 /// Milliseconds per launch, from CUDA events around `launches` launches.
-///
-/// # Errors
-/// Errors of `launch` and of the driver.
 pub(crate) fn time<E: From<HostError>>(
     stream: &Stream,
     launches: u32,

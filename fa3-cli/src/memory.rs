@@ -16,7 +16,7 @@ pub(crate) struct Memory;
 #[allow(unsafe_code, reason = "there is no other way to an end with an exit code")]
 unsafe impl GlobalAlloc for Memory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's obligations are those of the system's allocator.
+        // SAFETY: the caller keeps the obligations of the system's allocator.
         some(unsafe { System.alloc(layout) }, layout.size())
     }
 

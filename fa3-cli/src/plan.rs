@@ -10,14 +10,13 @@ use clap::Arg;
 use fa3_sched::backward::DqBy;
 use fa3_sched::forward::{DensePlan, Loads, OrderComparison, OrderTable, Plan, PlanError, PlanKind};
 use fa3_sched::{Order, Scheduler, backward, cached};
-use fa3_types::{BackwardSpec, Problem, ProblemError, ProblemSpec, SequenceRows};
+use fa3_types::{BackwardSpec, Problem, ProblemSpec, SequenceRows};
 use serde_json::{Value, json};
 
 use crate::args::cache::{CacheArgs, CachePlan, CacheProblem};
 use crate::args::json::JsonArgs;
 use crate::args::plan::PlanArgs;
 use crate::args::problem::ProblemArgs;
-use crate::console;
 use crate::write;
 use gantt::Panel;
 
@@ -31,7 +30,6 @@ in turn: tiles by number, assigned to the CTAs in turn; linear: tiles by number,
 planned: the plan above; longest: all tiles sorted by cost, the longest drawn first.
 ";
 
-/// The first text of `fa3 plan --help`.
 pub(crate) const ABOUT: &str = "\
 Shows how a problem would be computed on a GPU: the kernel's tile with its registers and shared memory, the order of \
 tiles, and how they are assigned to CTAs. For a forward plan without options that change it, also shows what other \
@@ -40,7 +38,6 @@ orders would cost. With --backward, shows the plan of the kernels that compute g
 Nothing is computed, and no GPU is needed. By default the GPU is an H100 SXM with 132 SMs. If only the CPU computes \
 the problem, the reason is shown.";
 
-/// Options of `fa3 plan`.
 #[derive(Debug, clap::Args)]
 #[command(mut_args(demand))]
 #[command(after_help = "\
@@ -58,22 +55,12 @@ pub(crate) struct Options {
     #[command(flatten, next_help_heading = "Cache")]
     cache: CacheArgs,
     /// Packed sequences: the first row of Q of each sequence, from 0, and the end of the last sequence
-    #[arg(
-        long,
-        value_name = "N,N,..",
-        value_delimiter = ',',
-        allow_hyphen_values = true,
-        conflicts_with_all = ["batch", "seqlen", "seqlen_q", "seqlen_k", "cache_seqlens"]
-    )]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true)]
+    #[arg(conflicts_with_all = ["batch", "seqlen", "seqlen_q", "seqlen_k", "cache_seqlens"])]
     cu_seqlens_q: Option<Vec<i32>>,
-    /// The first rows of K and V of each sequence, and the end of the last; those of Q if absent
-    #[arg(
-        long,
-        value_name = "N,N,..",
-        value_delimiter = ',',
-        allow_hyphen_values = true,
-        requires = "cu_seqlens_q"
-    )]
+    /// The first rows of K and V of each sequence, and the end of the last; cu_seqlens_q if absent
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true)]
+    #[arg(requires = "cu_seqlens_q")]
     cu_seqlens_k: Option<Vec<i32>>,
     /// Plans the backward pass, dQ, dK and dV, instead of the forward pass
     #[arg(
@@ -85,7 +72,7 @@ pub(crate) struct Options {
     /// Computes gradients that are the same bits in every run, however many keys rows see
     #[arg(long, requires = "backward")]
     deterministic: bool,
-    /// Draws the plan's schedule next to that of the linear order; with --backward, the schedules of the kernels with
+    /// Draws the plan's schedule next to the linear order's; with --backward, the schedules of the kernels with
     /// matrix products, without their waits for each other
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -110,7 +97,6 @@ fn demand(arg: Arg) -> Arg {
 
 /// Why a schedule cannot be drawn.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum NoPicture {
     #[error("there is no schedule to draw: {0}")]
     NoSchedule(Box<dyn Error>),
@@ -121,49 +107,39 @@ pub(crate) enum NoPicture {
 }
 
 /// Plans, prints and draws. Always true, since nothing is checked.
-///
-/// # Errors
-/// If the problem has no plan, the plan cannot be drawn, or a file cannot be written.
-pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Result<bool> {
     let json = options.json.file(options.svg.is_some())?;
     let [json, svg] = write::open([json, options.svg.as_deref()], &[])?;
     let mut files = Vec::new();
-    let (text, report, picture) = report(options, svg.is_some())?;
+    let Planned { text, json: report, picture } = report(options, svg.is_some())?;
     files.extend(svg.zip(picture).map(|(file, picture)| (file, picture.into_bytes())));
     options.json.print(&text, &report);
     files.extend(json.map(|file| (file, write::json(&report))));
-    if !files.is_empty() {
-        console::print(&"");
-    }
-    write::write(&files)?;
+    write::write_below(files)?;
     Ok(true)
 }
 
-/// The plan as text, as JSON, and as a chart if `draws`.
-///
-/// # Errors
-/// If the problem has no plan, or the plan cannot be drawn.
-pub(crate) fn report(
-    options: &Options,
-    draws: bool,
-) -> Result<(String, Value, Option<String>), Box<dyn Error>> {
+/// A plan as text, as JSON, and as a chart if it is drawn.
+pub(crate) struct Planned {
+    text: String,
+    json: Value,
+    picture: Option<String>,
+}
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// The plan, with a chart if `draws`.
+pub(crate) fn report(options: &Options, draws: bool) -> Result<Planned> {
     if options.backward { options.backward(draws) } else { options.forward(draws) }
 }
 
-fn text(plan: &Plan, orders: Option<&OrderComparison>) -> String {
-    match orders {
-        Some(orders) => format!("{plan}\n{COLUMNS}\n{}", OrderTable(vec![orders.clone()])),
-        None => plan.to_string(),
-    }
-}
-
 /// Checks that `given` tiles can be simulated.
-fn check_tiles(given: u32) -> Result<(), NoPicture> {
+fn check_tiles(given: u32) -> std::result::Result<(), NoPicture> {
     if given > MOST_TILES { Err(NoPicture::Tiles { given, limit: MOST_TILES }) } else { Ok(()) }
 }
 
 /// Draws the schedules of the kernels with matrix products.
-fn draw_backward(plan: &backward::Plan) -> Result<String, Box<dyn Error>> {
+fn draw_backward(plan: &backward::Plan) -> Result<String> {
     let tiles = plan.dense().ok_or(NoPicture::Varlen)?;
     check_tiles(tiles.dkv().num_tiles())?;
     let (dkv, lens) = (plan.dkv(), tiles.lens());
@@ -175,34 +151,33 @@ fn draw_backward(plan: &backward::Plan) -> Result<String, Box<dyn Error>> {
     Ok(gantt::draw(plan.problem(), "blocks", &panels)?)
 }
 
-/// The text and the JSON for a problem that no kernel computes.
-fn cpu_only(problem: &Problem, why: &impl ToString) -> (String, Value) {
-    let why = why.to_string();
-    let report = json!({ "problem": problem.to_string(), "cpu_only": why });
-    (format!("computed on the CPU only, because {why}"), report)
+/// The report on a problem that no kernel computes. It has no chart.
+fn cpu_only(problem: &Problem, why: impl Error + 'static, draws: bool) -> Result<Planned> {
+    if draws {
+        return Err(NoPicture::NoSchedule(why.into()).into());
+    }
+    let text = format!("computed on the CPU only, because {why}");
+    let json = json!({ "problem": problem.to_string(), "cpu_only": why.to_string() });
+    Ok(Planned { text, json, picture: None })
 }
 
 impl Options {
-    /// The forward plan as text, as JSON, and as a chart if `draws`.
-    fn forward(&self, draws: bool) -> Result<(String, Value, Option<String>), Box<dyn Error>> {
+    /// The forward plan, with a chart if `draws`.
+    fn forward(&self, draws: bool) -> Result<Planned> {
         if let Some(problem) = self.cache.problem(&self.problem)? {
-            let (text, report) = self.cached(&problem, draws)?;
-            return Ok((text, report, None));
+            return self.cached(&problem, draws);
         }
         let (problem, note) = self.on_a_gpu(self.spec()?.validate()?);
         let plan = match self.plan.plan(&problem) {
-            Err(why) if why.is_cpu_only() && draws => return Err(NoPicture::NoSchedule(why.into()).into()),
-            Err(why) if why.is_cpu_only() => {
-                let (text, report) = cpu_only(&problem, &why);
-                return Ok((text, report, None));
-            }
+            Err(why) if why.is_cpu_only() => return cpu_only(&problem, why, draws),
             plan => plan?,
         };
         let tiles = match plan.kind() {
             PlanKind::Dense(tiles) => tiles,
             PlanKind::Varlen(_) | PlanKind::SplitKv(_) if draws => return Err(NoPicture::Varlen.into()),
             PlanKind::Varlen(_) | PlanKind::SplitKv(_) => {
-                return Ok((note + &plan.to_string(), report::of_lengths(&plan), None));
+                let (text, json) = (note + &plan.to_string(), report::of_lengths(&plan));
+                return Ok(Planned { text, json, picture: None });
             }
         };
         let num_tiles = tiles.schedule().num_tiles();
@@ -214,7 +189,9 @@ impl Options {
         let compare = || OrderComparison::new(&problem, &self.plan.limits());
         let orders = if compares { compare()? } else { None };
         let picture = draws.then(|| self.draw(&plan, tiles)).transpose()?;
-        Ok((note + &text(&plan, orders.as_ref()), report::json(&plan, tiles, orders.as_ref()), picture))
+        let json = report::json(&plan, tiles, orders.as_ref());
+        let compared = orders.map(|orders| format!("\n{COLUMNS}\n{}", OrderTable(vec![orders])));
+        Ok(Planned { text: format!("{note}{plan}{}", compared.unwrap_or_default()), json, picture })
     }
 
     /// The problem that a GPU computes for host arrays, and a line of text if it differs from `problem`: host arrays
@@ -229,46 +206,40 @@ impl Options {
         }
     }
 
-    /// The plan of attention over a cache, as text and as JSON.
-    fn cached(&self, problem: &CacheProblem, draws: bool) -> Result<(String, Value), Box<dyn Error>> {
+    /// The plan of attention over a cache. It has no chart.
+    fn cached(&self, problem: &CacheProblem, draws: bool) -> Result<Planned> {
         let plan = match problem.plan(&self.plan) {
-            Err(cached::PlanError::Forward(why)) if why.is_cpu_only() && draws => {
-                return Err(NoPicture::NoSchedule(why.into()).into());
-            }
             Err(cached::PlanError::Forward(why)) if why.is_cpu_only() => {
-                return Ok(cpu_only(problem.attention(), &why));
+                return cpu_only(problem.attention(), why, draws);
             }
             plan => plan?,
         };
         if draws {
             return Err(NoPicture::Varlen.into());
         }
-        Ok(match &plan {
+        let (text, json) = match &plan {
             CachePlan::Attention(plan) => (plan.to_string(), report::of_lengths(plan)),
             CachePlan::Appending(plan) => (plan.to_string(), report::cached(plan)),
-        })
+        };
+        Ok(Planned { text, json, picture: None })
     }
 
-    /// The backward plan as text, as JSON, and as a chart if `draws`.
-    fn backward(&self, draws: bool) -> Result<(String, Value, Option<String>), Box<dyn Error>> {
+    /// The backward plan, with a chart if `draws`.
+    fn backward(&self, draws: bool) -> Result<Planned> {
         let problem = BackwardSpec::contiguous(self.spec()?).validate()?;
         let options = backward::PlanOptions::default();
         let options = if self.deterministic { options.deterministic() } else { options };
         let plan = match backward::Plan::with(&problem, &self.plan.limits(), &options) {
-            Err(why) if why.is_cpu_only() && draws => return Err(NoPicture::NoSchedule(why.into()).into()),
-            Err(why) if why.is_cpu_only() => {
-                let (text, report) = cpu_only(problem.forward(), &why);
-                return Ok((text, report, None));
-            }
+            Err(why) if why.is_cpu_only() => return cpu_only(problem.forward(), why, draws),
             plan => plan?,
         };
         let picture = draws.then(|| draw_backward(&plan)).transpose()?;
-        Ok((plan.to_string(), report::backward(&plan), picture))
+        Ok(Planned { text: plan.to_string(), json: report::backward(&plan), picture })
     }
 
-    /// Draws the plan's schedule next to that of the linear order. The linear order is scheduled dynamically if the
+    /// Draws the plan's schedule next to the linear order's. The linear order is scheduled dynamically if the
     /// tile has a producer.
-    fn draw(&self, plan: &Plan, tiles: &DensePlan) -> Result<String, Box<dyn Error>> {
+    fn draw(&self, plan: &Plan, tiles: &DensePlan) -> Result<String> {
         let (problem, limits) = (plan.problem(), self.plan.limits());
         let scheduler = match plan.tile().loads {
             Loads::Producer => Scheduler::DynamicPersistent,
@@ -281,7 +252,7 @@ impl Options {
         Ok(gantt::draw(problem, "KV blocks", &schedules)?)
     }
 
-    fn spec(&self) -> Result<ProblemSpec, ProblemError> {
+    fn spec(&self) -> Result<ProblemSpec> {
         let Some(cu_seqlens_q) = &self.cu_seqlens_q else { return Ok(self.problem.dense()) };
         let rows_q = SequenceRows::packed(cu_seqlens_q)?;
         let rows_k = SequenceRows::packed(self.cu_seqlens_k.as_ref().unwrap_or(cu_seqlens_q))?;

@@ -12,7 +12,6 @@ use crate::console;
 use crate::kernel::{self, KernelArgs};
 use crate::write;
 
-/// The first text of `fa3 ptx --help`.
 pub(crate) const ABOUT: &str = "\
 Prints a kernel as PTX for sm_90a, which the driver and ptxas accept.
 
@@ -28,7 +27,6 @@ Examples:
   fa3 ptx gemm --annotate
   fa3 ptx gemm_cluster --m 8192 --n 8192 --k 8192 --json > gemm.json";
 
-/// Options of `fa3 ptx`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, next_help_heading = "Print")]
 pub(crate) struct Options {
@@ -51,9 +49,6 @@ pub(crate) struct Unsound {
 }
 
 /// Prints the kernels. Always true, since nothing is checked.
-///
-/// # Errors
-/// If the options contradict each other, or [`Unsound`].
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let program = options.kernel.program()?;
     if let Some(path) = &options.json {
@@ -64,7 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
         });
         let lines = lines.collect::<Result<Vec<_>, _>>()?.join("\n");
         match file {
-            Some(file) => write::write(&[(file, (lines + "\n").into_bytes())])?,
+            Some(file) => write::write([(file, (lines + "\n").into_bytes())])?,
             None => console::print(&lines),
         }
     } else {
@@ -76,9 +71,6 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
 }
 
 /// A kernel's PTX.
-///
-/// # Errors
-/// [`Unsound`].
 pub(crate) fn emit(kernel: &Kernel, annotate: bool) -> Result<Ptx, Unsound> {
     let emit = if annotate { ptx::emit_annotated } else { ptx::emit };
     emit(kernel).map_err(|faults| Unsound { kernel: kernel.name.clone(), faults })

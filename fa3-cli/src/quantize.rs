@@ -14,17 +14,17 @@ use half::{bf16, f16};
 use ndarray::Array4;
 use safetensors::Dtype as InFile;
 
+use crate::args::choice::{Choice, one_of};
 use crate::args::json::JsonArgs;
 use crate::args::number::{half, multiple_of};
 use crate::device::{Computed, DeviceChoice};
-use crate::run::tensor::{Stored, Tensor, Values};
+use crate::run::tensor::{Stored, Tensor};
 use crate::run::{self, safetensors::encode};
 use crate::threads;
 use crate::write::{self, NewFile};
-use error::{NotAStyle, QuantizeRefusal};
+use error::QuantizeRefusal;
 use report::{Drift, Report};
 
-/// The first text of `fa3 quantize --help`.
 pub(crate) const ABOUT: &str = "\
 Quantizes a tensor to e4m3 as FlashAttention-3 quantizes Q and K: rotary embedding, a Hadamard transform with random \
 signs, and a scale for each block of rows of a head. The rotary embedding and the transform are optional.
@@ -35,8 +35,7 @@ up to 256.
 
 The output is a safetensors file with codes (F8_E4M3), of the same shape, and scales (F32) of shape (batch, heads, \
 blocks), (1, 1, 1) for a single scale, or (batch, heads / N, 1) with --heads N. Codes times scales are the rotated \
-and transformed rows, up to the printed error: the root mean square of the differences, relative to that of the \
-rows.
+and transformed rows, up to the printed error: the root mean square of the differences, relative to the rows'.
 
 --channels quantizes V: each column of a head has a mean, which is subtracted, and a scale. Then scales and mean \
 (F32) have the shape (batch, heads, head_dim), and the rows are codes times scales plus means.
@@ -44,7 +43,6 @@ rows.
 CPU and GPU give the same bits. On a GPU one kernel does everything, after two that find the scales with --channels, \
 --heads or --one-scale. Kernels are compiled and warmed up before they are timed.";
 
-/// Options of `fa3 quantize`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -99,7 +97,7 @@ pub(crate) struct Options {
 #[derive(Debug, clap::Args)]
 struct RotaryArgs {
     /// Rotates rows by their positions: interleaved pairs entries 2i and 2i + 1, halves pairs i and i + rotary_dim / 2
-    #[arg(long, value_name = "interleaved|halves", value_parser = style)]
+    #[arg(long, value_name = "interleaved|halves", value_parser = one_of(STYLES), hide_possible_values = true)]
     rope: Option<RopeStyle>,
     /// Leading entries of a row that are rotated, a multiple of 16; all if absent
     #[arg(long, value_name = "N", requires = "rope", value_parser = multiple_of(16, 256))]
@@ -113,13 +111,14 @@ struct RotaryArgs {
     first_position: u32,
 }
 
+/// Which entries are rotated as a pair.
+const STYLES: &[Choice<RopeStyle>] =
+    &[("interleaved", "", RopeStyle::Interleaved), ("halves", "", RopeStyle::HalfSplit)];
+
 /// The element types that are read.
 const TYPES: &str = "F32, F16 or BF16";
 
 /// Quantizes, prints and writes.
-///
-/// # Errors
-/// If a tensor or option is refused, or the device fails. No file has been written in these cases.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let inputs = std::slice::from_ref(&options.input);
     let json = options.json.file(options.output.is_some())?;
@@ -129,7 +128,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     }
     threads::start()?;
     let tensor = run::read_tensor(&options.input, options.tensor.as_deref(), "x", TYPES)?;
-    match (options.dtype, tensor.values.dtype()) {
+    match (options.dtype, tensor.dtype) {
         (None, InFile::F32) => return Err(QuantizeRefusal::Single { tensor: tensor.name }.into()),
         (Some(Dtype::F16), _) | (None, InFile::F16) => options.quantize::<f16>(tensor, outputs)?,
         // Other types are refused by `quantize`.
@@ -189,12 +188,12 @@ impl Options {
         let mut files: Vec<_> = json.map(|file| (file, write::json(&value))).into_iter().collect();
         if let Some(file) = output {
             let Quantized { codes, scales, mean, .. } = quantized;
-            let mut tensors = vec![Tensor::new("codes".into(), codes), Tensor::new("scales".into(), scales)];
-            tensors.extend(mean.map(|mean| Tensor::new("mean".into(), mean)));
+            let mut tensors = vec![Tensor::new("codes", codes), Tensor::new("scales", scales)];
+            tensors.extend(mean.map(|mean| Tensor::new("mean", mean)));
             let bytes = encode(file.path(), &tensors)?;
             files.push((file, bytes));
         }
-        Ok(write::write(&files)?)
+        Ok(write::write(files)?)
     }
 }
 
@@ -209,27 +208,11 @@ impl RotaryArgs {
 
 /// The tensor as (batch, seqlen, heads, head_dim), rounded to `T`.
 fn array<T: Stored>(tensor: Tensor) -> Result<Array4<T>, Box<dyn Error>> {
-    let dims = tensor.dims()?;
-    let Tensor { name: tensor, shape: given, values } = tensor;
-    if dims.contains(&0) {
-        return Err(QuantizeRefusal::Empty { tensor, given }.into());
+    if tensor.dims()?.contains(&0) {
+        return Err(QuantizeRefusal::Empty { tensor: tensor.name, given: tensor.shape }.into());
     }
-    let values: Vec<T> = match values {
-        Values::F32(values) => values.into_iter().map(T::from_f32).collect(),
-        Values::F16(values) => values.into_iter().map(|x| T::from_f32(x.to_f32())).collect(),
-        Values::Bf16(values) => values.into_iter().map(|x| T::from_f32(x.to_f32())).collect(),
-        other @ (Values::F64(_) | Values::E4m3(_) | Values::I64(_) | Values::I32(_)) => {
-            return Err(run::error::Error::Dtype { tensor, given: other.dtype(), expected: TYPES }.into());
-        }
-    };
-    Array4::from_shape_vec(dims, values).map_err(|_| run::error::Error::TooLarge { tensor, given }.into())
-}
-
-/// Parses which entries are rotated as a pair.
-fn style(text: &str) -> Result<RopeStyle, NotAStyle> {
-    match text {
-        "interleaved" => Ok(RopeStyle::Interleaved),
-        "halves" => Ok(RopeStyle::HalfSplit),
-        _ => Err(NotAStyle),
+    if ![InFile::F32, InFile::F16, InFile::BF16].contains(&tensor.dtype) {
+        return Err(run::error::Error::dtype(&tensor, TYPES).into());
     }
+    Ok(tensor.rounded_to::<T>().array::<T>(false, "")?)
 }

@@ -26,15 +26,14 @@ use crate::console;
 use crate::device::{ChosenDevice, DeviceChoice};
 use crate::threads::ThreadsError;
 use crate::write::{self, NewFile};
-use call::{Call, Lists, Results, Settings};
+use call::{Call, Lists, Results};
 use compare::Judged;
 use error::Error;
-use layout::{Columns, Layout};
+use layout::Layout;
 use safetensors::{File, Selection};
 use source::Source;
 use tensor::Tensor;
 
-/// The first text of `fa3 run --help`.
 pub(crate) const ABOUT: &str = "\
 Computes O = softmax(mask(cap(scale · Q Kᵀ))) V and LSE = ln Σ exp(score) for tensors in files.
 
@@ -69,7 +68,6 @@ written completely or not at all; the name - is neither stdin nor stdout. A file
 keeps its permissions. On a GPU the kernel is compiled and warmed up before it is timed; on the CPU, calls after the \
 first one are timed, unless the first one takes 2 s.";
 
-/// Options of `fa3 run`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -146,10 +144,8 @@ type Outputs = [Option<NewFile>; 2];
 pub(crate) const NPY: &str = "npy";
 const SAFETENSORS: &str = "safetensors";
 
-/// Computes, prints, compares and writes. True if every result satisfies the error law.
-///
-/// # Errors
-/// [`Error`], or if threads cannot be started, or a file cannot be written. No file has been written in these cases.
+/// Computes, prints, compares and writes. True if every result satisfies the error law. In case of an error
+/// no file has been written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn std::error::Error>> {
     if options.inputs.iter().any(|input| input == Path::new("-")) {
         return Err(Error::Stdin.into());
@@ -171,14 +167,11 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn std::error::Error>>
     let report = json!({ "calls": calls });
     options.json.print_json(&report);
     files.extend(json.map(|file| (file, write::json(&report))));
-    write::write(&files)?;
+    write::write(files)?;
     Ok(hold)
 }
 
 /// Reads a tensor from a safetensors file by name, or from a .npy file, whose tensor has no name.
-///
-/// # Errors
-/// If the file or tensor does not exist, or its element type is not supported by any command.
 pub(crate) fn read_tensor(
     path: &Path,
     name: Option<&str>,
@@ -203,14 +196,13 @@ fn run_safetensors(input: &Path, options: &Options, [output, lse]: Outputs) -> R
     }
     options.check_outputs(SAFETENSORS, NPY)?;
     let mut file = File::open(input)?;
-    let settings = options.settings()?;
     let prefixes = file.prefixes(&options.selection)?;
     let mut place = options.place()?;
     let (mut hold, mut calls, mut results) = (true, Vec::new(), Vec::new());
     for prefix in &prefixes {
         let call = file.call(prefix, &options.selection, options.backward)?;
         let again = place.again();
-        let Results { report, o, lse, gradients } = call.attend(&settings, place)?;
+        let Results { report, o, lse, gradients } = call.attend(options, place)?;
         place = again;
         options.json.print_text(&report);
         hold &= report.holds();
@@ -254,7 +246,7 @@ fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> R
         dout: None,
         dlse: None,
     };
-    let results = call.attend(&options.settings()?, options.place()?)?;
+    let results = call.attend(options, options.place()?)?;
     options.json.print_text(&results.report);
     let mut files = Vec::new();
     for (file, tensor) in [(output, results.o), (lse, results.lse)] {
@@ -291,22 +283,11 @@ impl Options {
         self.device.open().map_err(|error| Error::compute("", error))
     }
 
-    fn settings(&self) -> Result<Settings, Error> {
-        Ok(Settings {
-            device: self.device,
-            judged: match (self.check, self.no_check) {
-                (true, _) => Judged::All,
-                (_, true) => Judged::None,
-                _ => Judged::Expected,
-            },
-            backward: self.backward,
-            mask: self.score.mask(),
-            softmax_scale: self.score.softmax_scale,
-            softcap: self.score.softcap,
-            lists: self.lists.clone(),
-            layout: self.layout,
-            columns: Columns::of(self.layout, self.heads, self.head_dim)?,
-            dtype: self.dtype,
-        })
+    fn judged(&self) -> Judged {
+        match (self.check, self.no_check) {
+            (true, _) => Judged::All,
+            (_, true) => Judged::None,
+            _ => Judged::Expected,
+        }
     }
 }

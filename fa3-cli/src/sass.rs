@@ -14,7 +14,6 @@ use crate::kernel::{self, KernelArgs};
 use crate::ptx;
 use crate::tools::{Nvdisasm, Ptxas, ToolError};
 
-/// The first text of `fa3 sass --help`.
 pub(crate) const ABOUT: &str = "\
 Assembles a kernel with ptxas and disassembles it with nvdisasm ($PTXAS and $NVDISASM, or the ones on the path). For \
 every innermost loop with tensor-core products, prints how many instructions of each kind an iteration has, their \
@@ -35,7 +34,6 @@ Exit code: 0, or 1 if the compiler spills or warns (C7510: products are serialis
 /// The width of the text in characters.
 const WIDTH: usize = 100;
 
-/// Options of `fa3 sass`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, next_help_heading = "Print")]
 pub(crate) struct Options {
@@ -47,9 +45,6 @@ pub(crate) struct Options {
 }
 
 /// Prints. False if ptxas spills or warns.
-///
-/// # Errors
-/// If the options contradict each other, a kernel is not sound, or a tool is missing or rejects a kernel.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let kernels = kernel::distinct(options.kernel.program()?);
     let all: Vec<Ptx> = kernels.iter().map(|kernel| ptx::emit(kernel, false)).collect::<Result<_, _>>()?;
@@ -74,7 +69,7 @@ impl Tools {
         let assembled = ptxas.assemble(ptx)?;
         let listing = nvdisasm.disassemble(&ptx.entry, &assembled.cubin)?;
         let (report, rounds) = (assembled.report, product_loops(&listing));
-        let tools = [("ptxas", ptxas.describe()), ("nvdisasm", nvdisasm.describe())];
+        let tools = [("ptxas", ptxas.0.describe()), ("nvdisasm", nvdisasm.0.describe())];
         if options.json {
             let loops: Vec<Value> = rounds.iter().map(describe).collect();
             console::print(&json!({

@@ -22,7 +22,6 @@ use crate::write;
 use buffers::BufferError;
 use report::{Report, Run};
 
-/// The first text of `fa3 sim --help`.
 pub(crate) const ABOUT: &str = "\
 Runs a kernel on the CPU and checks the rules of the machine: races between warps and between proxies, missing \
 fences and waits, phases of mbarriers, uninitialised data, deadlocks. Prints violations and counters. If no rule is \
@@ -50,7 +49,6 @@ Examples:
 
 Exit code: 0, or 1 if a rule is broken or a result is wrong, or 2 if there was no run.";
 
-/// Options of `fa3 sim`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, next_help_heading = "Runs")]
 pub(crate) struct Options {
@@ -89,11 +87,6 @@ const LONG: f64 = 30.0;
 /// Seconds after which runs need `--long`.
 const TOO_LONG: f64 = 3600.0;
 
-/// FLOP of attention per second that a core simulates in each mode, to within a small factor on other machines.
-const EXACT: f64 = 1e9;
-const FAST: f64 = 2e9;
-const SKELETON: f64 = 3e9;
-
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Schedule {
     /// As early as possible; warps in order
@@ -114,9 +107,20 @@ enum Depth {
     Skeleton,
 }
 
+impl Depth {
+    /// The simulator's mode, and the FLOP of attention per second that a core simulates in it, to within a small factor
+    /// on other machines.
+    fn of_the_simulator(self) -> (Mode, f64) {
+        match self {
+            Depth::Exact => (Mode::Exact, 1e9),
+            Depth::Fast => (Mode::Fast, 2e9),
+            Depth::Skeleton => (Mode::Skeleton, 3e9),
+        }
+    }
+}
+
 /// Why the simulation did not run.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum NoRun {
     #[error(transparent)]
     Buffers(#[from] BufferError),
@@ -138,9 +142,6 @@ pub(crate) enum NoRun {
 }
 
 /// Runs the simulation and prints. False if a rule is broken or a result is wrong.
-///
-/// # Errors
-/// If the options contradict each other, the run is not possible, or a file cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let program = check(options)?;
     let (trace, svg) = (options.trace.as_deref(), options.svg.as_deref());
@@ -157,14 +158,11 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
         files.extend(svg.map(|file| (file, timeline.to_svg().into_bytes())));
     }
     files.extend(json.map(|file| (file, write::json(&value))));
-    write::write(&files)?;
+    write::write(files)?;
     Ok(report.is_clean())
 }
 
 /// The program, if the options are consistent.
-///
-/// # Errors
-/// If the options are not consistent.
 pub(crate) fn check(options: &Options) -> Result<Program<Kernel>, Box<dyn Error>> {
     let program = options.kernel.program()?;
     options.check_step(&program)?;
@@ -182,8 +180,10 @@ impl Options {
             return Err(NoRun::NotDrawn { step });
         }
         let kernels: Vec<&str> = program.steps.iter().map(|step| step.kernel.name.as_str()).collect();
-        let kernels = (!kernels.contains(&step.as_str())).then(|| kernels.join(", "));
-        kernels.map_or(Ok(()), |kernels| Err(NoRun::Step { step, kernels }))
+        if kernels.contains(&step.as_str()) {
+            return Ok(());
+        }
+        Err(NoRun::Step { step, kernels: kernels.join(", ") })
     }
 
     /// Runs all seeds. If files are written, the timeline shows one kernel of the first run: the one that --step names,
@@ -224,12 +224,7 @@ impl Options {
 
     /// Estimates the seconds of all runs of attention with `flops` FLOP. Each run uses one thread.
     fn seconds(&self, flops: f64, threads: usize) -> f64 {
-        let speed = match self.mode {
-            Depth::Exact => EXACT,
-            Depth::Fast => FAST,
-            Depth::Skeleton => SKELETON,
-        };
-        flops / speed * self.seeds.div_ceil(threads.max(1) as u64) as f64
+        flops / self.mode.of_the_simulator().1 * self.seeds.div_ceil(threads.max(1) as u64) as f64
     }
 
     fn run(
@@ -244,11 +239,7 @@ impl Options {
             Schedule::Lazy => Policy::Lazy,
             Schedule::Random => Policy::Random(seed),
         };
-        let mode = match self.mode {
-            Depth::Exact => Mode::Exact,
-            Depth::Fast => Mode::Fast,
-            Depth::Skeleton => Mode::Skeleton,
-        };
+        let (mode, _) = self.mode.of_the_simulator();
         let trace = seed == self.seed && (self.trace.is_some() || self.svg.is_some());
         let simulation = ProgramSimulation::of(loaded.clone()).policy(policy).mode(mode).trace(trace);
         let mut before = buffers::initial(program, seed)?;
@@ -305,7 +296,7 @@ mod tests {
         let mut program = options.kernel.program().unwrap();
         program.buffers[2].shape = vec![998];
         let (report, timeline) = options.simulate(&program).unwrap();
-        assert_eq!(timeline, None, "nobody asked for it");
+        assert_eq!(timeline, None, "no option asks for one");
         assert!(!report.is_clean());
         let text = report.to_string();
         assert!(

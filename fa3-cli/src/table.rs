@@ -1,6 +1,6 @@
 //! Text in columns.
 
-use std::fmt;
+use std::{fmt, iter};
 
 /// Rows of equal length. The first row has the column heads.
 #[derive(Debug)]
@@ -8,6 +8,18 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<String>>,
     /// The number of columns, from the first, that are left-aligned; the others are right-aligned.
     pub(crate) left: usize,
+}
+
+impl Table {
+    /// A table with these column heads.
+    pub(crate) fn new<const N: usize>(
+        heads: [&str; N],
+        rows: impl IntoIterator<Item = Vec<String>>,
+        left: usize,
+    ) -> Table {
+        let heads = heads.map(str::to_owned).to_vec();
+        Table { rows: iter::once(heads).chain(rows).collect(), left }
+    }
 }
 
 impl fmt::Display for Table {

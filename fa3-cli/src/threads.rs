@@ -8,9 +8,6 @@ use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
 pub(crate) struct ThreadsError(#[from] ThreadPoolBuildError);
 
 /// Starts the thread pool. Otherwise the first use would start it, and panic if that fails.
-///
-/// # Errors
-/// If the system cannot start threads.
 pub(crate) fn start() -> Result<(), ThreadsError> {
     Ok(ThreadPoolBuilder::new().build_global()?)
 }

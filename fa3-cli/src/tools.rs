@@ -12,15 +12,15 @@ use fa3_ir::Ptx;
 
 /// ptxas, the same compiler as in the driver.
 #[derive(Debug)]
-pub(crate) struct Ptxas(Tool);
+pub(crate) struct Ptxas(pub(crate) Tool);
 
 /// nvdisasm, which disassembles machine code.
 #[derive(Debug)]
-pub(crate) struct Nvdisasm(Tool);
+pub(crate) struct Nvdisasm(pub(crate) Tool);
 
 /// An installed tool.
 #[derive(Debug)]
-struct Tool {
+pub(crate) struct Tool {
     name: &'static str,
     path: PathBuf,
     version: String,
@@ -42,7 +42,6 @@ pub(crate) struct NoTool {
 
 /// Why a tool fails for a kernel.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum ToolError {
     #[error("cannot write or read a temporary file: {0}")]
     Temporary(io::Error),
@@ -67,22 +66,11 @@ pub(crate) struct Assembled {
 
 impl Ptxas {
     /// Finds ptxas at `$PTXAS`, or on the path.
-    ///
-    /// # Errors
-    /// [`NoTool`].
     pub(crate) fn find() -> Result<Ptxas, NoTool> {
         Tool::find("ptxas", "PTXAS", "nvidia-cuda-nvcc").map(Ptxas)
     }
 
-    /// The version and the path.
-    pub(crate) fn describe(&self) -> String {
-        self.0.describe()
-    }
-
     /// Assembles a kernel.
-    ///
-    /// # Errors
-    /// See [`ToolError`].
     pub(crate) fn assemble(&self, ptx: &Ptx) -> Result<Assembled, ToolError> {
         let folder = tempfile::tempdir().map_err(ToolError::Temporary)?;
         let [source, object] = ["kernel.ptx", "kernel.cubin"].map(|name| folder.path().join(name));
@@ -104,22 +92,11 @@ impl Ptxas {
 
 impl Nvdisasm {
     /// Finds nvdisasm at `$NVDISASM`, or on the path.
-    ///
-    /// # Errors
-    /// [`NoTool`].
     pub(crate) fn find() -> Result<Nvdisasm, NoTool> {
         Tool::find("nvdisasm", "NVDISASM", "nvidia-cuda-nvdisasm").map(Nvdisasm)
     }
 
-    /// The version and the path.
-    pub(crate) fn describe(&self) -> String {
-        self.0.describe()
-    }
-
     /// Disassembles a kernel's cubin.
-    ///
-    /// # Errors
-    /// See [`ToolError`].
     pub(crate) fn disassemble(&self, kernel: &str, cubin: &[u8]) -> Result<Listing, ToolError> {
         let folder = tempfile::tempdir().map_err(ToolError::Temporary)?;
         let path = folder.path().join("kernel.cubin");
@@ -142,7 +119,8 @@ impl Tool {
         }
     }
 
-    fn describe(&self) -> String {
+    /// The version and the path.
+    pub(crate) fn describe(&self) -> String {
         format!("{} ({})", self.version, self.path.display())
     }
 

@@ -22,7 +22,6 @@ use crate::write;
 use candidates::{Candidate, candidates};
 use ranking::Ranking;
 
-/// The first text of `fa3 tune --help`.
 pub(crate) const ABOUT: &str = "\
 Looks for faster forward passes than the tile table's on a Hopper GPU. For each setting it tries tiles that fit an \
 SM and are close to the table's (wider and narrower blocks, more and fewer rows with their warpgroups, stages, \
@@ -35,7 +34,6 @@ this GPU.
 
 Every candidate is compiled, so a setting takes a while; fewer settings take less.";
 
-/// Options of `fa3 tune`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -76,9 +74,6 @@ struct Report {
 }
 
 /// Measures, prints and writes. False if a result is wrong or missing.
-///
-/// # Errors
-/// Options that describe no setting, no GPU or no plan, or a file that cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let settings = options.grid.settings(options.dtype)?;
     let [json] = write::open([options.json.as_deref()], &[])?;
@@ -88,10 +83,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     console::print(&format_args!("{machine}\nTFLOP/s, {}, all in turns\n", options.pace));
     let report = Report { machine, pace: options.pace, settings: measure(&device, settings, options.pace)? };
     console::print(&ranking::winners(&report.settings));
-    if let Some(file) = json {
-        console::print(&"");
-        write::write(&[(file, write::json(&report))])?;
-    }
+    write::write_below(json.map(|file| (file, write::json(&report))).into_iter().collect())?;
     Ok(report.settings.iter().all(Ranking::is_whole))
 }
 

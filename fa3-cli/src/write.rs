@@ -17,7 +17,6 @@ use crate::console;
 
 /// Why a file was not written. An existing file is unchanged.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum WriteError {
     #[error("cannot write {}: there is no folder {}", path.display(), folder.display())]
     NoFolder { path: PathBuf, folder: PathBuf },
@@ -55,10 +54,8 @@ pub(crate) struct NewFile {
     replaces: Option<Permissions>,
 }
 
-/// Checks the given output paths before a computation that may take minutes.
-///
-/// # Errors
-/// If one of `paths` cannot be written, is one of the `inputs`, or is the same file as another one.
+/// Checks the given output paths before a computation that may take minutes. Refuses paths that cannot be written,
+/// `inputs`, and the same file twice.
 pub(crate) fn open<const N: usize>(
     paths: [Option<&Path>; N],
     inputs: &[PathBuf],
@@ -81,20 +78,26 @@ pub(crate) fn open<const N: usize>(
     Ok(files)
 }
 
-/// Writes all `files` to temporary files, then renames them and prints their names.
-///
-/// # Errors
-/// [`WriteError::NoFolder`] or [`WriteError::Io`]. No file is renamed before all are written.
-pub(crate) fn write(files: &[(NewFile, Vec<u8>)]) -> Result<(), WriteError> {
-    let written: Vec<NamedTempFile> =
-        files.iter().map(|(file, bytes)| file.write_beside(bytes)).collect::<Result<_, _>>()?;
-    for (temporary, (file, _)) in written.into_iter().zip(files) {
+/// Writes all `files` to temporary files, then renames them and prints their names. No file is renamed before all are
+/// written.
+pub(crate) fn write(files: impl IntoIterator<Item = (NewFile, Vec<u8>)>) -> Result<(), WriteError> {
+    let write = |(file, bytes): (NewFile, Vec<u8>)| Ok((file.write_beside(&bytes)?, file));
+    let written: Vec<(NamedTempFile, NewFile)> = files.into_iter().map(write).collect::<Result<_, _>>()?;
+    let mut names = Vec::new();
+    for (temporary, file) in written {
         temporary.persist(&file.target).map_err(|error| file.error(&error.error))?;
+        names.push(console::escaped(&file.path.to_string_lossy()));
     }
-    for (file, _) in files {
-        console::print(&format_args!("wrote {}", console::escaped(&file.path.to_string_lossy())));
-    }
+    names.iter().for_each(|name| console::print(&format_args!("wrote {name}")));
     Ok(())
+}
+
+/// Writes files as [`write`] does, and leaves a line free above their names.
+pub(crate) fn write_below(files: Vec<(NewFile, Vec<u8>)>) -> Result<(), WriteError> {
+    if !files.is_empty() {
+        console::print(&"");
+    }
+    write(files)
 }
 
 /// A report as JSON, for a file.
@@ -236,11 +239,11 @@ mod tests {
         fs::create_dir(folder.path().join("gone")).unwrap();
         let gone = file(&folder.path().join("gone/bad"));
         fs::remove_dir(folder.path().join("gone")).unwrap();
-        let error = write(&[file(&good), gone]).unwrap_err();
+        let error = write([file(&good), gone]).unwrap_err();
         let folder_is_gone = format!("there is no folder {}", folder.path().join("gone").display());
         assert!(error.to_string().ends_with(&folder_is_gone), "{error}");
         assert_eq!(fs::read_to_string(&good).unwrap(), "old");
-        write(&[file(&good)]).unwrap();
+        write([file(&good)]).unwrap();
         assert_eq!(fs::read_to_string(&good).unwrap(), "new");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -248,8 +251,17 @@ mod tests {
     #[test]
     fn places_that_are_none() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(matches!(open_one(folder.path()), Err(WriteError::NotAFile { .. })));
-        assert!(matches!(open_one(&folder.path().join("a/b")), Err(WriteError::NoFolder { .. })));
+        let inside = |name: &str| folder.path().join(name).display().to_string();
+        for (path, why) in [
+            (inside(""), "it exists and is not a file"),
+            (inside("a/b"), "there is no folder"),
+            (inside("new/"), "it is the name of a folder"),
+            (inside("new/."), "it is the name of a folder"),
+            ("-".to_owned(), "cannot write to stdout, where the report goes; a file of the name - is ./-"),
+        ] {
+            let error = open_one(Path::new(&path)).unwrap_err().to_string();
+            assert!(error.ends_with(why) || error.contains(&format!("{why} ")), "{error}");
+        }
         open_one(&folder.path().join("a")).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing waits there");
     }
@@ -265,21 +277,6 @@ mod tests {
         assert!(matches!(both(), WriteError::SameFile { .. }));
         let error = open([Some(plain.as_path())], std::slice::from_ref(&dotted)).unwrap_err();
         assert!(matches!(error, WriteError::IsInput { .. }), "{error}");
-    }
-
-    #[test]
-    fn names_of_folders_and_of_stdout() {
-        let folder = tempfile::tempdir().unwrap();
-        for name in ["new/", "new/."] {
-            let error = open_one(&folder.path().join(name)).unwrap_err();
-            assert!(matches!(error, WriteError::NamesFolder { .. }), "{error}");
-        }
-        let error = open_one(Path::new("-")).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "cannot write to stdout, where the report goes; a file of the name - is ./-"
-        );
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]
@@ -305,7 +302,7 @@ mod tests {
         fs::write(&path, "old").unwrap();
         for mode in [0o600, 0o666] {
             fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            write(&[(open_one(&path).unwrap(), b"new".to_vec())]).unwrap();
+            write([(open_one(&path).unwrap(), b"new".to_vec())]).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
         }
         fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
@@ -336,7 +333,7 @@ mod tests {
         std::os::unix::fs::symlink("file", &link).unwrap();
         assert!(matches!(open_one(&link), Err(WriteError::DanglingLink { .. })));
         fs::write(&file, "old").unwrap();
-        write(&[(open_one(&link).unwrap(), b"new".to_vec())]).unwrap();
+        write([(open_one(&link).unwrap(), b"new".to_vec())]).unwrap();
         assert!(link.is_symlink());
         assert_eq!(fs::read_to_string(&file).unwrap(), "new");
     }

@@ -1,7 +1,6 @@
 //! The methods of Table 3 on Q, K and V read from a file, such as a model's activations.
 
 use std::error::Error;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use fa3_ref::norms::ErrorNorms;
@@ -9,7 +8,7 @@ use ndarray::Array4;
 use serde::Serialize;
 
 use super::sample::Sample;
-use super::table::Row;
+use super::table::{self, Row};
 use crate::console;
 use crate::run;
 
@@ -28,9 +27,6 @@ pub(super) struct Activations {
 
 /// Reads q, k and v from a safetensors file, their names preceded by `prefix`, each (batch, seqlen, heads, head_dim).
 /// They are taken as exact.
-///
-/// # Errors
-/// If a tensor is missing, or their shapes do not fit together.
 pub(super) fn read(path: &Path, prefix: &str) -> Result<Sample, Box<dyn Error>> {
     let tensor = |name| -> Result<Array4<f64>, Box<dyn Error>> {
         let name = format!("{prefix}{name}");
@@ -53,29 +49,12 @@ fn rms(sample: &Sample) -> f64 {
 }
 
 /// The lines above the table.
-pub(super) struct Head<'a> {
-    pub(super) input: &'a Path,
-    pub(super) sample: &'a Sample,
-    pub(super) seeds: usize,
-    pub(super) gpu: Option<&'a str>,
-}
-
-impl fmt::Display for Head<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Head { input, sample, seeds, gpu } = *self;
-        writeln!(f, "Error of O (RMSE against f64), {seeds} seeds of random signs;")?;
-        writeln!(
-            f,
-            "{}: Q {}, K and V {}",
-            console::escaped(&input.to_string_lossy()),
-            sample.problem.q().shape,
-            sample.problem.v().shape
-        )?;
-        writeln!(f, "the root mean square of O is {:.3e}", rms(sample))?;
-        if let Some(gpu) = gpu {
-            writeln!(f, "gpu: by this library's kernels on {gpu}; all else on the CPU")?;
-        }
-        writeln!(f)?;
-        write!(f, "{:32}  {:>8}  {:>17}", "", "median", "least .. most")
-    }
+pub(super) fn head(input: &Path, sample: &Sample, seeds: usize, gpu: Option<&str>) -> String {
+    let (input, problem) = (console::escaped(&input.to_string_lossy()), &sample.problem);
+    let (q, v, rms) = (problem.q().shape, problem.v().shape, rms(sample));
+    let lines = format!(
+        "Error of O (RMSE against f64), {seeds} seeds of random signs;\n{input}: Q {q}, K and V {v}\n\
+         the root mean square of O is {rms:.3e}"
+    );
+    table::head(&lines, gpu, "")
 }

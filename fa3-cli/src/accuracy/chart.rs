@@ -1,5 +1,6 @@
 //! Both tables as one SVG chart.
 
+use plotters::coord::CoordTranslate;
 use plotters::prelude::*;
 
 use super::computer::Processor;
@@ -79,15 +80,7 @@ fn draw_table(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
             .label("the paper")
             .legend(|(x, y)| Cross::new((x + 8, y), 5, PAPER.stroke_width(2)));
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .legend_area_size(LEGEND_MARKS)
-        .margin(6)
-        .background_style(WHITE)
-        .border_style(PAPER)
-        .draw()?;
-    Ok(())
+    draw_legend(&mut chart, SeriesLabelPosition::UpperRight)
 }
 
 fn draw_drift(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
@@ -126,13 +119,14 @@ fn draw_drift(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
             .label(name)
             .legend(move |(x, y)| Circle::new((x + 8, y), 4, color.filled()));
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::LowerLeft)
-        .legend_area_size(LEGEND_MARKS)
-        .margin(6)
-        .background_style(WHITE)
-        .border_style(PAPER)
-        .draw()?;
-    Ok(())
+    draw_legend(&mut chart, SeriesLabelPosition::LowerLeft)
+}
+
+fn draw_legend<'a, C: CoordTranslate>(
+    chart: &mut ChartContext<'a, SVGBackend<'a>, C>,
+    at: SeriesLabelPosition,
+) -> Result<(), DrawError> {
+    let mut labels = chart.configure_series_labels();
+    labels.position(at).legend_area_size(LEGEND_MARKS).margin(6);
+    Ok(labels.background_style(WHITE).border_style(PAPER).draw()?)
 }

@@ -12,12 +12,8 @@ use super::method::{Kernel, Method};
 use super::recipe::BLOCK;
 use super::sample::Sample;
 
-/// The device that computes O.
-pub(super) enum Computer {
-    Cpu,
-    /// This GPU, and the CPU for methods without a kernel.
-    Gpu(Gpu),
-}
+/// The computer of O: the CPU, or with a GPU the GPU for the methods that have a kernel.
+pub(super) struct Computer(pub(super) Option<Gpu>);
 
 /// Where O was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -28,20 +24,14 @@ pub(super) enum Processor {
 }
 
 impl Computer {
-    /// The GPU's name, if there is one.
+    /// The name of the GPU, if any.
     pub(super) fn gpu(&self) -> Option<&str> {
-        match self {
-            Computer::Cpu => None,
-            Computer::Gpu(gpu) => Some(gpu.name()),
-        }
+        self.0.as_ref().map(Gpu::name)
     }
 
     /// Where methods that have a kernel are computed.
     pub(super) fn place(&self) -> Processor {
-        match self {
-            Computer::Cpu => Processor::Cpu,
-            Computer::Gpu(_) => Processor::Gpu,
-        }
+        if self.0.is_some() { Processor::Gpu } else { Processor::Cpu }
     }
 
     /// Where `method` is computed.
@@ -56,18 +46,18 @@ impl Computer {
         sample: &Sample,
         seed: u64,
     ) -> Result<Array4<f32>, Box<dyn Error>> {
-        match (self, method.kernel()) {
-            (Computer::Gpu(gpu), Some(Kernel::Fp16)) => Ok(gpu.fp16(sample)?),
-            (Computer::Gpu(gpu), Some(Kernel::Fp8(recipe))) => gpu.fp8(sample, recipe, seed),
-            (Computer::Cpu, _) | (Computer::Gpu(_), None) => Ok(cpu::output(method, sample, seed)?),
+        match (&self.0, method.kernel()) {
+            (Some(gpu), Some(Kernel::Fp16)) => Ok(gpu.fp16(sample)?),
+            (Some(gpu), Some(Kernel::Fp8(recipe))) => gpu.fp8(sample, recipe, seed),
+            _ => Ok(cpu::output(method, sample, seed)?),
         }
     }
 
     /// Computes FP8 attention of exact e4m3 inputs with two-level accumulation.
     pub(super) fn two_levels(&self, sample: &Sample) -> Result<Array4<f32>, Box<dyn Error>> {
-        match self {
-            Computer::Cpu => Ok(cpu::e4m3(sample, Accumulation::TwoLevel { keys: BLOCK })?),
-            Computer::Gpu(gpu) => gpu.e4m3(sample),
+        match &self.0 {
+            None => Ok(cpu::e4m3(sample, Accumulation::TwoLevel { keys: BLOCK })?),
+            Some(gpu) => gpu.e4m3(sample),
         }
     }
 }

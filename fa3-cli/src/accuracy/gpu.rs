@@ -11,7 +11,7 @@ use ndarray::Array4;
 
 use super::recipe::{BLOCK, Recipe};
 use super::sample::Sample;
-use crate::gpu::{Which, upload};
+use crate::gpu::{Which, floats, upload};
 
 /// A GPU and the stream that its work is queued on.
 pub(super) struct Gpu {
@@ -30,9 +30,6 @@ struct Fp8 {
 
 impl Gpu {
     /// Opens the first Hopper GPU.
-    ///
-    /// # Errors
-    /// If there is none.
     pub(super) fn open() -> Result<Gpu, fa3::Error> {
         let device = Which::First.open()?;
         let stream = device.stream()?;
@@ -44,9 +41,6 @@ impl Gpu {
     }
 
     /// Computes attention of the sample, rounded to fp16.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub(super) fn fp16(&self, sample: &Sample) -> Result<Array4<f32>, fa3::Error> {
         let [q, k, v] = sample.fp16();
         let (q, k, v) = (self.upload(&q)?, self.upload(&k)?, self.upload(&v)?);
@@ -54,9 +48,6 @@ impl Gpu {
     }
 
     /// Rounds the sample to fp16, quantizes it by kernels, with V transposed, and computes attention of the result.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub(super) fn fp8(
         &self,
         sample: &Sample,
@@ -78,9 +69,6 @@ impl Gpu {
     }
 
     /// Computes attention of exact e4m3 inputs.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub(super) fn e4m3(&self, sample: &Sample) -> Result<Array4<f32>, Box<dyn Error>> {
         let [q, k, v] = sample.codes()?;
         let upload = |x: &Quantized| self.upload(x.codes()).map_err(fa3::Error::from);
@@ -93,11 +81,8 @@ impl Gpu {
         let quantize = Quantize::new(&self.device, problem)?;
         let x = self.upload(x)?;
         let mut codes = self.device.alloc(problem.codes_bytes().0 as usize)?;
-        let numbers = |shape: Option<[usize; 3]>| {
-            let bytes = shape.map(|shape| size_of::<f32>() * shape.iter().product::<usize>());
-            bytes.map(|bytes| self.device.alloc(bytes)).transpose()
-        };
-        let (mut computed, mut mean) = (numbers(problem.scales_shape())?, numbers(problem.mean_shape())?);
+        let mut computed = floats(&self.device, problem.scales_shape())?;
+        let mut mean = floats(&self.device, problem.mean_shape())?;
         let mut workspace = Workspace::new(&self.device, &self.stream, quantize.workspace_bytes())?;
         let tensors = Tensors::new([("x", &x)], [("codes", &mut codes)]);
         let tensors = tensors.output("scales", computed.as_mut()).output("mean", mean.as_mut());

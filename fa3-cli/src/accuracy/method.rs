@@ -55,18 +55,18 @@ impl Method {
         }
     }
 
-    /// The precision and the algorithm.
-    fn parts(self) -> (&'static str, &'static str) {
+    /// The precision, the algorithm, and the error in the paper's Table 3.
+    fn parts(self) -> (&'static str, &'static str, Option<f64>) {
         match self {
-            Method::StandardFp16 => ("fp16", "standard attention"),
-            Method::Flash2Fp16 => ("fp16", "FlashAttention-2"),
-            Method::Flash3Fp16 => ("fp16", "FlashAttention-3"),
-            Method::StandardFp8 => ("fp8", "standard attention"),
-            Method::Flash3Fp8 => ("fp8", "FlashAttention-3"),
-            Method::NoBlockQuantization => ("fp8", "no block quantization"),
-            Method::NoIncoherentProcessing => ("fp8", "no incoherent processing"),
-            Method::TwoLevel => ("fp8", "two-level accumulation"),
-            Method::VChannels => ("fp8", "two levels, V by channels"),
+            Method::StandardFp16 => ("fp16", "standard attention", Some(3.2e-4)),
+            Method::Flash2Fp16 => ("fp16", "FlashAttention-2", Some(1.9e-4)),
+            Method::Flash3Fp16 => ("fp16", "FlashAttention-3", Some(1.9e-4)),
+            Method::StandardFp8 => ("fp8", "standard attention", Some(2.4e-2)),
+            Method::Flash3Fp8 => ("fp8", "FlashAttention-3", Some(9.1e-3)),
+            Method::NoBlockQuantization => ("fp8", "no block quantization", Some(9.3e-3)),
+            Method::NoIncoherentProcessing => ("fp8", "no incoherent processing", Some(2.4e-2)),
+            Method::TwoLevel => ("fp8", "two-level accumulation", None),
+            Method::VChannels => ("fp8", "two levels, V by channels", None),
         }
     }
 
@@ -77,27 +77,20 @@ impl Method {
     }
 
     pub(super) fn name(self) -> String {
-        let (precision, what) = self.parts();
+        let (precision, what, _) = self.parts();
         format!("{precision}, {what}")
     }
 
     /// The error in the paper's Table 3.
     pub(super) fn paper(self) -> Option<f64> {
-        match self {
-            Method::StandardFp16 => Some(3.2e-4),
-            Method::Flash2Fp16 | Method::Flash3Fp16 => Some(1.9e-4),
-            Method::StandardFp8 | Method::NoIncoherentProcessing => Some(2.4e-2),
-            Method::Flash3Fp8 => Some(9.1e-3),
-            Method::NoBlockQuantization => Some(9.3e-3),
-            Method::TwoLevel | Method::VChannels => None,
-        }
+        self.parts().2
     }
 }
 
 /// Formatted for a list of methods: variants are indented.
 impl fmt::Display for Method {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (precision, what) = self.parts();
+        let (precision, what, _) = self.parts();
         let indent = if self.is_variant() { "  " } else { "" };
         f.pad(&format!("{precision:4} {indent}{what}"))
     }

@@ -119,37 +119,21 @@ impl fmt::Display for Verdict {
 }
 
 /// The lines above Table 3.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Head<'a> {
-    pub(super) seqlen: usize,
-    pub(super) head_dim: usize,
-    pub(super) seeds: usize,
-    pub(super) gpu: Option<&'a str>,
-}
-
-impl fmt::Display for Head<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Head { seqlen, head_dim, seeds, gpu } = *self;
-        writeln!(f, "Error of O (RMSE against f64), seqlen {seqlen}, head_dim {head_dim}, {seeds} seeds;")?;
-        writeln!(f, "entries of Q, K, V from N(0,1) + N(0,100) Bernoulli(0.001)")?;
-        if seqlen != PAPER_SEQLEN {
-            writeln!(
-                f,
-                "(the paper's numbers are for seqlen {PAPER_SEQLEN}: run without --quick to compare)"
-            )?;
+pub(super) fn head(seqlen: usize, head_dim: usize, seeds: usize, gpu: Option<&str>) -> String {
+    let note = match gpu {
+        _ if seqlen != PAPER_SEQLEN => {
+            &format!("\n(the paper's numbers are for seqlen {PAPER_SEQLEN}: run without --quick to compare)")
         }
-        if seqlen == PAPER_SEQLEN && gpu.is_none() {
-            writeln!(
-                f,
-                "(this takes about 20 minutes of a core, shared out among all of them; --quick takes seconds)"
-            )?;
+        None => {
+            "\n(this takes about 20 minutes of a core, shared out among all of them; --quick takes seconds)"
         }
-        if let Some(gpu) = gpu {
-            writeln!(f, "gpu: by this library's kernels on {gpu}; all else on the CPU")?;
-        }
-        writeln!(f)?;
-        write!(f, "{:32}  {:>8}  {:>17}  {:>8}", "", "median", "least .. most", "paper")
-    }
+        Some(_) => "",
+    };
+    let lines = format!(
+        "Error of O (RMSE against f64), seqlen {seqlen}, head_dim {head_dim}, {seeds} seeds;\n\
+         entries of Q, K, V from N(0,1) + N(0,100) Bernoulli(0.001){note}"
+    );
+    table::head(&lines, gpu, "paper")
 }
 
 impl fmt::Display for table::Row {
@@ -164,23 +148,19 @@ impl fmt::Display for table::Row {
     }
 }
 
-/// The lines above the table of drift.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DriftHead {
-    /// Where two-level accumulation is computed.
-    pub(super) two_level: Processor,
-}
-
-impl fmt::Display for DriftHead {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\nFP8 attention with V around 1: bias and RMSE of O, relative to its size\n")?;
-        let two_levels = match self.two_level {
-            Processor::Cpu => "two levels (128)",
-            Processor::Gpu => "two levels, gpu",
-        };
-        writeln!(f, "{:>8}  {:>20}  {two_levels:>20}", "", "one level")?;
-        write!(f, "{:>8}  {:>10}{:>10}  {:>10}{:>10}", "keys", "bias", "rmse", "bias", "rmse")
-    }
+/// The lines above the table of drift. `two_level` says where two-level accumulation is computed.
+pub(super) fn drift_head(two_level: Processor) -> String {
+    let two_levels = match two_level {
+        Processor::Cpu => "two levels (128)",
+        Processor::Gpu => "two levels, gpu",
+    };
+    let [one, two] = ["one level", two_levels].map(|levels| format!("{levels:>20}"));
+    let [bias, rmse] = ["bias", "rmse"].map(|what| format!("{what:>10}"));
+    format!(
+        "\nFP8 attention with V around 1: bias and RMSE of O, relative to its size\n\n\
+         {:>8}  {one}  {two}\n{:>8}  {bias}{rmse}  {bias}{rmse}",
+        "", "keys"
+    )
 }
 
 impl fmt::Display for drift::Row {
@@ -249,7 +229,7 @@ mod tests {
         let row = |gpu| report(gpu, 0.0).table[4].to_string();
         assert!(row(None).ends_with("  9.1e-3"), "{}", row(None));
         assert_eq!(row(Some("a GPU")), format!("{}  gpu", row(None)));
-        let head = |gpu| Head { seqlen: 1024, head_dim: 128, seeds: 3, gpu }.to_string();
+        let head = |gpu| head(1024, 128, 3, gpu);
         assert!(head(Some("a GPU")).contains("\ngpu: by this library's kernels on a GPU;"));
         assert!(!head(None).contains("gpu"));
     }

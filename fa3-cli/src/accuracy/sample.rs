@@ -44,9 +44,6 @@ impl Sample {
     }
 
     /// The sample of three given tensors, each (batch, seqlen, heads, head_dim).
-    ///
-    /// # Errors
-    /// If their shapes do not fit together.
     pub(super) fn new(q: Array4<f64>, k: Array4<f64>, v: Array4<f64>) -> Result<Sample, ProblemError> {
         let desc = |x: &Array4<f64>| {
             let (batch, seqlen, heads, head_dim) = x.dim();

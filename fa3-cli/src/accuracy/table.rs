@@ -20,6 +20,14 @@ use crate::measure::median;
 pub(super) const PAPER_SEQLEN: usize = 8448;
 pub(super) const HEAD_DIM: usize = 128;
 
+/// The lines above a table: `lines`, what a GPU computes, and the column heads.
+pub(super) fn head(lines: &str, gpu: Option<&str>, paper: &str) -> String {
+    let on = |gpu| format!("\ngpu: by this library's kernels on {gpu}; all else on the CPU");
+    let gpu = gpu.map_or_else(String::new, on);
+    let columns = format!("{:32}  {:>8}  {:>17}  {paper:>8}", "", "median", "least .. most");
+    format!("{lines}{gpu}\n\n{}", columns.trim_end())
+}
+
 /// A measured row: the RMSE for each seed.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {

@@ -18,13 +18,8 @@ use crate::cache::CacheLayout;
 pub(crate) struct CacheArgs {
     /// K and V are a cache in which each sequence has N rows in use; kernels read these lengths from memory. Without
     /// --seqlen-q, Q has one row per sequence
-    #[arg(
-        long,
-        value_name = "N,N,..",
-        value_delimiter = ',',
-        value_parser = size,
-        conflicts_with_all = ["batch", "seqlen", "seqlen_k", "v_transposed", "block_scales", "v_channels"]
-    )]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', value_parser = size)]
+    #[arg(conflicts_with_all = ["batch", "seqlen", "seqlen_k", "v_transposed", "block_scales", "v_channels"])]
     cache_seqlens: Vec<usize>,
     /// Page size of the cache in rows; pages lie in random order. Without it, a sequence's rows are contiguous
     #[arg(long, value_name = "N", value_parser = multiple_of(1, 1 << 20), requires = "cache_seqlens")]
@@ -45,7 +40,6 @@ pub(crate) struct CacheArgs {
 
 /// Cache options that contradict each other.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum CacheError {
     #[error("--cache-leftpad has {given} numbers, --cache-seqlens {sequences}")]
     Count { given: usize, sequences: usize },
@@ -63,14 +57,9 @@ pub(crate) struct CacheProblem {
     pub(crate) layout: CacheLayout,
     /// Rows of left padding before each sequence's first key, if any.
     pub(crate) leftpad: Option<Vec<usize>>,
-    call: Call,
-}
-
-/// Attention over a cache, possibly preceded by an append.
-#[derive(Clone, Debug)]
-enum Call {
-    Attention(Box<Problem>),
-    Appending(Box<CachedProblem>),
+    attention: Problem,
+    /// This attention after an append, if any.
+    appending: Option<CachedProblem>,
 }
 
 /// The plan of a [`CacheProblem`].
@@ -84,9 +73,6 @@ pub(crate) enum CachePlan {
 
 impl CacheArgs {
     /// The problem that the options describe, if they describe a cache.
-    ///
-    /// # Errors
-    /// If the options contradict each other.
     pub(crate) fn problem(&self, problem: &ProblemArgs) -> Result<Option<CacheProblem>, CacheError> {
         if self.cache_seqlens.is_empty() {
             return Ok(None);
@@ -98,18 +84,17 @@ impl CacheArgs {
         let sequences = layout.sequences();
         let sequences = if leftpad.is_some() { sequences.left_padded() } else { sequences };
         let attention = problem.cached(layout.count(), layout.extent(), sequences);
-        let call = match self.seqlen_new {
-            None => Call::Attention(Box::new(attention.validate()?)),
-            Some(seqlen) => {
-                let new = [attention.k, attention.v].map(|x| {
-                    TensorDesc::contiguous(x.dtype, Shape { batch: layout.count(), seqlen, ..x.shape })
-                });
-                let mut spec = CachedSpec::new(attention, new, Sequences::dense(layout.count(), seqlen));
-                spec.rotary = self.rotary(layout.longest());
-                Call::Appending(Box::new(spec.validate()?))
-            }
+        let Some(seqlen) = self.seqlen_new else {
+            let attention = attention.validate()?;
+            return Ok(Some(CacheProblem { layout, leftpad, attention, appending: None }));
         };
-        Ok(Some(CacheProblem { layout, leftpad, call }))
+        let new = [attention.k, attention.v]
+            .map(|x| TensorDesc::contiguous(x.dtype, Shape { batch: layout.count(), seqlen, ..x.shape }));
+        let mut spec = CachedSpec::new(attention, new, Sequences::dense(layout.count(), seqlen));
+        spec.rotary = self.rotary(layout.longest());
+        let cached = spec.validate()?;
+        let attention = cached.attention().clone();
+        Ok(Some(CacheProblem { layout, leftpad, attention, appending: Some(cached) }))
     }
 
     fn leftpad(&self) -> Result<Option<Vec<usize>>, CacheError> {
@@ -139,32 +124,21 @@ impl CacheArgs {
 impl CacheProblem {
     /// The attention, after the append.
     pub(crate) fn attention(&self) -> &Problem {
-        match &self.call {
-            Call::Attention(problem) => problem,
-            Call::Appending(problem) => problem.attention(),
-        }
+        &self.attention
     }
 
     /// The append that precedes the attention, if any.
     pub(crate) fn append(&self) -> Option<&AppendProblem> {
-        match &self.call {
-            Call::Attention(_) => None,
-            Call::Appending(problem) => Some(problem.append()),
-        }
+        self.appending.as_ref().map(CachedProblem::append)
     }
 
     /// Plans the problem.
-    ///
-    /// # Errors
-    /// If no kernel computes it.
     pub(crate) fn plan(&self, plan: &PlanArgs) -> Result<CachePlan, cached::PlanError> {
-        Ok(match &self.call {
-            Call::Attention(problem) => CachePlan::Attention(Box::new(plan.plan(problem)?)),
-            Call::Appending(problem) => {
-                let options = plan.options(problem.attention())?;
-                CachePlan::Appending(Box::new(cached::Plan::with(problem, &plan.limits(), &options)?))
-            }
-        })
+        let Some(cached) = &self.appending else {
+            return Ok(CachePlan::Attention(Box::new(plan.plan(&self.attention)?)));
+        };
+        let options = plan.options(&self.attention)?;
+        Ok(CachePlan::Appending(Box::new(cached::Plan::with(cached, &plan.limits(), &options)?)))
     }
 }
 

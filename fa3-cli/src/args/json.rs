@@ -22,9 +22,6 @@ pub(crate) struct NotAlone;
 
 impl JsonArgs {
     /// The file to write JSON to, unless it goes to stdout; `others` says whether other files are written.
-    ///
-    /// # Errors
-    /// If other files are written and the JSON goes to stdout.
     pub(crate) fn file(&self, others: bool) -> Result<Option<&Path>, NotAlone> {
         match self.is_printed() {
             true if others => Err(NotAlone),

@@ -36,24 +36,13 @@ pub(crate) struct MaskList {
     chunk: Vec<Mask>,
 }
 
-/// Why a window cannot be parsed.
+/// Why a window or a chunk cannot be parsed.
 #[derive(Debug, PartialEq, thiserror::Error)]
-pub(crate) enum WindowError {
-    /// The text is not a pair of numbers.
+pub(crate) enum MaskError {
     #[error("expected two whole numbers L,R from -1 to 2^32 - 1, as in 256,0")]
     NotAPair,
-    /// A number is out of range for a window.
-    #[error(transparent)]
-    Size(#[from] ProblemError),
-}
-
-/// Why a chunk size cannot be parsed.
-#[derive(Debug, PartialEq, thiserror::Error)]
-pub(crate) enum ChunkError {
-    /// The text is not a number of keys.
     #[error("expected a whole number of keys from 1 to 2^32 - 1, as in 8k")]
     NotANumber,
-    /// The number is out of range for a chunk.
     #[error(transparent)]
     Size(#[from] ProblemError),
 }
@@ -78,15 +67,15 @@ impl MaskList {
     }
 }
 
-fn window(text: &str) -> Result<Mask, WindowError> {
-    let number = |text: &str| signed_size(text.trim()).map_err(|_| WindowError::NotAPair);
-    let (left, right) = text.split_once(',').ok_or(WindowError::NotAPair)?;
+fn window(text: &str) -> Result<Mask, MaskError> {
+    let number = |text: &str| signed_size(text.trim()).map_err(|_| MaskError::NotAPair);
+    let (left, right) = text.split_once(',').ok_or(MaskError::NotAPair)?;
     Ok(Mask::from_window(number(left)?, number(right)?)?)
 }
 
-fn chunk(text: &str) -> Result<Mask, ChunkError> {
-    match signed_size(text.trim()).map_err(|_| ChunkError::NotANumber)? {
-        0 => Err(ChunkError::NotANumber),
+fn chunk(text: &str) -> Result<Mask, MaskError> {
+    match signed_size(text.trim()).map_err(|_| MaskError::NotANumber)? {
+        0 => Err(MaskError::NotANumber),
         keys => Ok(Mask::from_chunk(keys)?),
     }
 }
@@ -107,9 +96,9 @@ mod tests {
 
     #[test]
     fn chunks() {
-        assert_eq!(chunk("8k"), Mask::from_chunk(8192).map_err(ChunkError::Size));
-        assert_eq!(chunk("-1"), Err(ChunkError::Size(ProblemError::AttentionChunk { given: -1 })));
-        assert_eq!([chunk("0"), chunk("1,2")], [const { Err(ChunkError::NotANumber) }; 2]);
+        assert_eq!(chunk("8k"), Mask::from_chunk(8192).map_err(MaskError::Size));
+        assert_eq!(chunk("-1"), Err(MaskError::Size(ProblemError::AttentionChunk { given: -1 })));
+        assert_eq!([chunk("0"), chunk("1,2")], [const { Err(MaskError::NotANumber) }; 2]);
         let both =
             MaskArgs { causal: true, window: Mask::from_window(3, 7).ok(), chunk: chunk("5").ok() }.mask();
         assert_eq!(both, Mask::window(Some(3), Some(0)).and(Mask::from_chunk(5).unwrap()).unwrap());
@@ -125,8 +114,8 @@ mod tests {
         assert_eq!(window("-1,-1"), Ok(Mask::None));
         assert_eq!(window("4k,0"), window("4096,0"));
         for text in ["5", "5,", "1,2,3", "a,b", "99999999999999999999,0", ""] {
-            assert_eq!(window(text), Err(WindowError::NotAPair), "{text}");
+            assert_eq!(window(text), Err(MaskError::NotAPair), "{text}");
         }
-        assert_eq!(window("-2,0"), Err(WindowError::Size(ProblemError::WindowSize { given: -2 })));
+        assert_eq!(window("-2,0"), Err(MaskError::Size(ProblemError::WindowSize { given: -2 })));
     }
 }

@@ -7,7 +7,6 @@ use fa3_types::Dtype;
 
 /// A text that is not a number or type of the expected kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum NotThat {
     #[error("expected a number such as 512 or 16k")]
     Size,

@@ -29,7 +29,7 @@ pub(crate) struct ProblemArgs {
     /// Head dimension of Q and K
     #[arg(long, value_name = "N", default_value_t = 128)]
     head_dim: usize,
-    /// Head dimension of V and O; that of Q and K if absent
+    /// Head dimension of V and O; the head dimension of Q and K if absent
     #[arg(long, value_name = "N")]
     head_dim_v: Option<usize>,
     /// Latent attention: Q has a second part, whose product with V is added to the scores

@@ -5,7 +5,9 @@ use std::error::Error;
 use std::fmt;
 
 use fa3::cuda::Device;
-use fa3_sched::forward::{CtaTile, Loads, Pipeline, Plan, PlanOptions};
+use fa3_sched::forward::Loads::{self, Consumers, Producer};
+use fa3_sched::forward::Pipeline::{self, Paired, Serial, TwoStage};
+use fa3_sched::forward::{CtaTile, Plan, PlanOptions};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::{Dtype, Mask};
 use serde::Serialize;
@@ -15,15 +17,9 @@ use crate::measure::{self, Machine, Outcome, Pace};
 use crate::progress;
 use crate::table::Table;
 
-/// A variant of the kernel.
-struct Form {
-    name: &'static str,
-    options: fn(&Plan) -> PlanOptions,
-    /// TFLOP/s in the paper's Table 2: 3.538, 4.021 and 4.105 ms.
-    paper: Option<u32>,
-    /// TFLOP/s in the talk, which does not name its setting.
-    talk: Option<u32>,
-}
+/// A variant of the kernel: its name, its options, and TFLOP/s in the paper's Table 2 (3.538, 4.021 and 4.105 ms) and
+/// in the talk, which does not name its setting.
+type Form = (&'static str, fn(&Plan) -> PlanOptions, Option<u32>, Option<u32>);
 
 /// Variants that compute the same problem.
 struct Group {
@@ -38,85 +34,39 @@ const GROUPS: [Group; 2] = [
         name: "the paper's kernel",
         mask: Mask::None,
         forms: &[
-            Form { name: "full", options: |plan| tile(plan, |full| full), paper: Some(661), talk: Some(670) },
-            Form {
-                name: "no GEMM-softmax pipelining",
-                options: |plan| tile(plan, |full| CtaTile { pipeline: Pipeline::Serial, ..full }),
-                paper: Some(582),
-                talk: Some(640),
-            },
-            Form {
-                name: "no warp specialisation",
-                options: |plan| tile(plan, |full| CtaTile { loads: Loads::Consumers, ..full }),
-                paper: Some(570),
-                talk: None,
-            },
-            Form {
-                name: "no ping-pong",
-                options: |plan| tile(plan, |full| CtaTile { ping_pong: false, ..full }),
-                paper: None,
-                talk: None,
-            },
-            Form {
-                name: "no pipelining and no ping-pong",
-                options: |plan| {
-                    tile(plan, |full| CtaTile { pipeline: Pipeline::Serial, ping_pong: false, ..full })
-                },
-                paper: None,
-                talk: Some(580),
-            },
-            Form {
-                name: "lazy rescaling",
-                options: |plan| tile(plan, |full| CtaTile { pipeline: Pipeline::Paired, ..full }),
-                paper: None,
-                talk: None,
-            },
-            Form {
-                name: "lazy rescaling, in clusters",
-                options: |plan| PlanOptions::default().tile(plan.tile()).clusters(true),
-                paper: None,
-                talk: None,
-            },
+            ("full", |plan| tile(plan, TwoStage, Producer, true), Some(661), Some(670)),
+            ("no GEMM-softmax pipelining", |plan| tile(plan, Serial, Producer, true), Some(582), Some(640)),
+            ("no warp specialisation", |plan| tile(plan, TwoStage, Consumers, true), Some(570), None),
+            ("no ping-pong", |plan| tile(plan, TwoStage, Producer, false), None, None),
+            ("no pipelining and no ping-pong", |plan| tile(plan, Serial, Producer, false), None, Some(580)),
+            ("lazy rescaling", |plan| tile(plan, Paired, Producer, true), None, None),
+            ("lazy rescaling, in clusters", |plan| planned_tile(plan).clusters(true), None, None),
         ],
     },
     Group {
         name: "the order of tiles",
         mask: Mask::Causal,
         forms: &[
-            Form {
-                name: "longest first, as CTAs get free",
-                options: |plan| schedule(plan.order(), Scheduler::DynamicPersistent),
-                paper: None,
-                talk: Some(710),
-            },
-            Form {
-                name: "longest first, dealt in turn",
-                options: |plan| schedule(plan.order(), Scheduler::StaticPersistent),
-                paper: None,
-                talk: None,
-            },
-            Form {
-                name: "linear, as CTAs get free",
-                options: |_| schedule(Order::Linear, Scheduler::DynamicPersistent),
-                paper: None,
-                talk: None,
-            },
-            Form {
-                name: "linear, dealt in turn",
-                options: |_| schedule(Order::Linear, Scheduler::StaticPersistent),
-                paper: None,
-                talk: Some(670),
-            },
+            ("longest first, as CTAs get free", |plan| schedule(plan.order(), DYNAMIC), None, Some(710)),
+            ("longest first, dealt in turn", |plan| schedule(plan.order(), STATIC), None, None),
+            ("linear, as CTAs get free", |_| schedule(Order::Linear, DYNAMIC), None, None),
+            ("linear, dealt in turn", |_| schedule(Order::Linear, STATIC), None, Some(670)),
         ],
     },
 ];
 
-/// The full variant's tile, changed by `change`. The full variant has the tile of the plan with all of the paper's
-/// techniques: softmax overlaps GEMMs within a warpgroup and between warpgroups, and every block rescales O. Clusters
-/// are off.
-fn tile(plan: &Plan, change: fn(CtaTile) -> CtaTile) -> PlanOptions {
-    let full = CtaTile { pipeline: Pipeline::TwoStage, ping_pong: true, ..plan.tile() };
-    PlanOptions::default().tile(change(full)).clusters(false)
+const DYNAMIC: Scheduler = Scheduler::DynamicPersistent;
+const STATIC: Scheduler = Scheduler::StaticPersistent;
+
+/// The plan's tile with this pipeline, loads and ping-pong. The full variant has all of the paper's techniques: softmax
+/// overlaps GEMMs within a warpgroup and between warpgroups, and every block rescales O. Clusters are off.
+fn tile(plan: &Plan, pipeline: Pipeline, loads: Loads, ping_pong: bool) -> PlanOptions {
+    let tile = CtaTile { pipeline, loads, ping_pong, ..plan.tile() };
+    PlanOptions::default().tile(tile).clusters(false)
+}
+
+fn planned_tile(plan: &Plan) -> PlanOptions {
+    PlanOptions::default().tile(plan.tile())
 }
 
 fn schedule(order: Order, scheduler: Scheduler) -> PlanOptions {
@@ -151,8 +101,6 @@ struct Row {
     talk: Option<u32>,
 }
 
-/// # Errors
-/// If the GPU has no plan for the setting.
 pub(super) fn measure(device: &Device, dtype: Dtype, pace: Pace) -> Result<Report, Box<dyn Error>> {
     let forms = GROUPS.iter().map(|group| group.forms.len()).sum();
     let progress = progress::bar(measure::steps(forms, pace));
@@ -175,13 +123,16 @@ impl Group {
     }
 
     fn options(&self, plan: &Plan) -> Vec<PlanOptions> {
-        self.forms.iter().map(|form| (form.options)(plan)).collect()
+        self.forms.iter().map(|(_, options, ..)| options(plan)).collect()
     }
 
     fn measured(&self, setting: Setting, flops: f64, outcomes: Vec<Outcome>) -> Measured {
-        let row = |(form, outcome): (&Form, Outcome)| {
-            let Form { name, paper, talk, .. } = *form;
-            Row { name, tflops: outcome.tflops(flops), outcome, paper, talk }
+        let row = |(&(name, _, paper, talk), outcome): (&Form, Outcome)| Row {
+            name,
+            tflops: outcome.tflops(flops),
+            outcome,
+            paper,
+            talk,
         };
         let forms = self.forms.iter().zip(outcomes).map(row).collect();
         Measured { name: self.name, setting, flops, forms }
@@ -197,7 +148,6 @@ impl Report {
 
 impl Measured {
     fn table(&self) -> Table {
-        let heads = ["", "here", "of full", "paper", "of full", "talk", "of full"].map(str::to_owned);
         let first = self.forms.first();
         // A number, and its ratio to the first variant's number.
         let pair = |number: fn(&Row) -> Option<f64>, row: &Row| match (number(row), first.and_then(number)) {
@@ -212,7 +162,7 @@ impl Measured {
             let talk = pair(|row| row.talk.map(f64::from), row);
             std::iter::once(row.name.to_owned()).chain(here).chain(paper).chain(talk).collect()
         });
-        Table { rows: std::iter::once(heads.to_vec()).chain(rows).collect(), left: 1 }
+        Table::new(["", "here", "of full", "paper", "of full", "talk", "of full"], rows, 1)
     }
 }
 
@@ -229,11 +179,8 @@ impl fmt::Display for Report {
             write!(f, "\n\n{}: {dtype}, batch {batch}, {heads} heads, {}", group.name, group.setting)?;
             write!(f, "\n{}", group.table())?;
             for Row { name, outcome, .. } in &group.forms {
-                match outcome {
-                    Outcome::Checked(timing) => write!(f, "\n  {name}: {}", timing.plan)?,
-                    Outcome::Wrong(why) => write!(f, "\n  {name}: WRONG: {why}")?,
-                    Outcome::Failed(why) => write!(f, "\n  {name}: failed: {why}")?,
-                }
+                let plan = outcome.timing().map(|timing| timing.plan.clone());
+                write!(f, "\n  {name}: {}", plan.or_else(|| outcome.fault()).unwrap_or_default())?;
             }
         }
         Ok(())
@@ -264,7 +211,7 @@ mod tests {
                 })
                 .collect();
             for (index, plan) in plans.iter().enumerate() {
-                assert!(!plans[..index].contains(plan), "{}: {plan:?}", group.forms[index].name);
+                assert!(!plans[..index].contains(plan), "{}: {plan:?}", group.forms[index].0);
             }
         }
     }
@@ -273,7 +220,7 @@ mod tests {
     fn the_full_form_overlaps_in_both_ways_and_the_planned_order_is_the_longest_first() {
         let [dense, causal] = &GROUPS;
         let full = options(dense)[0].tile.unwrap();
-        assert!(full.ping_pong && full.pipeline == Pipeline::TwoStage);
+        assert!(full.ping_pong && full.pipeline == TwoStage);
         assert!(matches!(options(causal)[0].order, Some(Order::LongestFirst { .. })));
     }
 

@@ -96,7 +96,7 @@ impl fmt::Display for Report {
         let Report { machine, pace, cells } = self;
         writeln!(f, "{machine}")?;
         let Some(Cell { setting: Setting { dtype, .. }, .. }) = cells.first() else { return Ok(()) };
-        write!(f, "Forward pass, {dtype}, {}; TFLOP/s, {pace}", Extent(cells))?;
+        write!(f, "Forward pass, {dtype}, {}; TFLOP/s, {pace}", common_sizes(cells))?;
         if cells.iter().any(|cell| cell.paper.is_some()) {
             write!(f, "; the paper's numbers are for fp16 on an H100 80GB SXM5")?;
         }
@@ -119,27 +119,22 @@ impl fmt::Display for Report {
 }
 
 /// The sizes that all settings have in common, and that the table does not show.
-struct Extent<'a>(&'a [Cell]);
-
-impl fmt::Display for Extent<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Extent(cells) = self;
-        // The value of `number`, if all settings have the same.
-        let same = |number: fn(&Setting) -> usize| {
-            let mut numbers = cells.iter().map(|cell| number(&cell.setting));
-            let first = numbers.next()?;
-            numbers.all(|number| number == first).then(|| size_label(first))
-        };
-        let parts = [
-            ("tokens", same(|x| x.batch * x.seqlen)),
-            ("batch", same(|x| x.batch)),
-            ("hidden size", same(|x| x.heads * x.head_dim)),
-            ("heads", same(|x| x.heads)),
-            ("heads_kv", same(|x| x.heads_kv)),
-        ];
-        let parts = parts.into_iter().filter_map(|(what, number)| Some(format!("{what} {}", number?)));
-        f.write_str(&parts.collect::<Vec<_>>().join(", "))
-    }
+fn common_sizes(cells: &[Cell]) -> String {
+    // The value of `number`, if it is equal in all settings.
+    let same = |number: fn(&Setting) -> usize| {
+        let mut numbers = cells.iter().map(|cell| number(&cell.setting));
+        let first = numbers.next()?;
+        numbers.all(|number| number == first).then(|| size_label(first))
+    };
+    let parts = [
+        ("tokens", same(|x| x.batch * x.seqlen)),
+        ("batch", same(|x| x.batch)),
+        ("hidden size", same(|x| x.heads * x.head_dim)),
+        ("heads", same(|x| x.heads)),
+        ("heads_kv", same(|x| x.heads_kv)),
+    ];
+    let parts = parts.into_iter().filter_map(|(what, number)| Some(format!("{what} {}", number?)));
+    parts.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

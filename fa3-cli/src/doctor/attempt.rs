@@ -5,13 +5,13 @@ use fa3::ndarray::Array4;
 use fa3::{Attention, Device};
 use fa3_cuda::host::HostError;
 use fa3_cuda::kernels::ladder::vector_add;
+use fa3_ir::Elem;
 use fa3_sim::{ProgramSimulation, SimError};
 
 use crate::sim::buffers::{self, BufferError};
 
 /// Why an attempt failed.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(super) enum Trouble {
     #[error("attention of ones is not one")]
     Attention,
@@ -43,11 +43,8 @@ pub(super) fn simulated() -> Result<(), Trouble> {
 
 /// Checks z = x + y bit by bit.
 fn check(buffers: &[Vec<u8>]) -> Result<(), Trouble> {
-    let numbers = |bytes: &Vec<u8>| -> Vec<f32> {
-        bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
-    };
-    let numbers: Vec<Vec<f32>> = buffers.iter().map(numbers).collect();
-    let [x, y, z] = numbers.as_slice() else { return Err(Trouble::Sums { wrong: 0, count: 0 }) };
-    let wrong = z.iter().zip(x.iter().zip(y)).filter(|(z, (x, y))| **z != **x + **y).count();
+    let [x, y, z] = [0, 1, 2].map(|index| buffers::numbers(Elem::F32, &buffers[index]));
+    let is_wrong = |(z, (x, y)): &(&f64, (&f64, &f64))| **z as f32 != **x as f32 + **y as f32;
+    let wrong = z.iter().zip(x.iter().zip(&y)).filter(is_wrong).count();
     if wrong == 0 { Ok(()) } else { Err(Trouble::Sums { wrong, count: z.len() }) }
 }

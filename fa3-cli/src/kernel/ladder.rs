@@ -1,10 +1,10 @@
 //! Problem sizes of the ladder kernels. The defaults are small and leave remainders in every dimension.
 
-use clap::ValueEnum;
 use fa3_cuda::kernels::ladder::GemmSize;
 use fa3_ir::{Elem, Swizzle};
 use fa3_types::Dtype;
 
+use crate::args::choice::{Choice, one_of};
 use crate::args::number::{half, multiple_of};
 
 /// The largest dimension of a matrix. It keeps 32-bit values of the kernels, such as numbers of tiles, far from
@@ -31,24 +31,20 @@ pub(super) struct MatrixArgs<const ROWS: u32, const COLS: u32> {
     pub(super) cols: u32,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum RowBytes {
-    #[value(name = "128")]
-    B128,
-    #[value(name = "64")]
-    B64,
-    #[value(name = "32")]
-    B32,
-    None,
-}
+const SWIZZLES: &[Choice<Swizzle>] = &[
+    ("128", "", Swizzle::B128),
+    ("64", "", Swizzle::B64),
+    ("32", "", Swizzle::B32),
+    ("none", "", Swizzle::None),
+];
 
 #[derive(Debug, clap::Args)]
 pub(super) struct CopyArgs {
     #[command(flatten)]
     pub(super) matrix: MatrixArgs<1, 8>,
     /// Bytes per row of the swizzle in shared memory
-    #[arg(long, value_name = "BYTES", default_value = "128")]
-    swizzle: RowBytes,
+    #[arg(long, value_name = "BYTES", default_value = "128", value_parser = one_of(SWIZZLES))]
+    pub(super) swizzle: Swizzle,
 }
 
 /// The size of a product: n and k are multiples of `N` and `K`.
@@ -88,17 +84,6 @@ pub(super) struct SplitArgs {
     /// Parts of K, at most as many as tiles of K
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = multiple_of(1, MOST), allow_negative_numbers = true)]
     pub(super) splits: u32,
-}
-
-impl CopyArgs {
-    pub(super) fn swizzle(&self) -> Swizzle {
-        match self.swizzle {
-            RowBytes::B128 => Swizzle::B128,
-            RowBytes::B64 => Swizzle::B64,
-            RowBytes::B32 => Swizzle::B32,
-            RowBytes::None => Swizzle::None,
-        }
-    }
 }
 
 impl<const N: u32, const K: u32> SizeArgs<N, K> {

@@ -12,7 +12,7 @@ use fa3_types::{Problem, ProblemError};
 use super::backward::BackwardArgs;
 use super::forward::ForwardArgs;
 use super::ladder::{CopyArgs, GemmArgs, GridArgs, MatrixArgs, SizeArgs, SplitArgs, VectorArgs};
-use super::reference::Reference;
+use super::reference::{Plain, Reference};
 use crate::args::cache::CacheError;
 
 /// An operation and its problem.
@@ -70,7 +70,6 @@ pub(super) enum Operation {
 
 /// Why an operation has no program.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum OperationError {
     #[error("{rows} x {cols} elements are more than {limit}")]
     Elements { rows: u32, cols: u32, limit: u32 },
@@ -90,30 +89,24 @@ pub(crate) enum OperationError {
 
 impl Operation {
     /// The reference that its results are checked against.
-    ///
-    /// # Errors
-    /// If the options describe no valid problem.
     pub(super) fn reference(&self) -> Result<Reference, OperationError> {
         Ok(match self {
             Operation::Forward(forward) => forward.reference()?,
             Operation::Backward(backward) => Reference::Gradients(Box::new(backward.problem()?)),
-            Operation::VectorAdd(_) => Reference::Sum,
-            Operation::RowSoftmax(_) => Reference::Softmax,
-            Operation::TileCopy(_) => Reference::Copy,
-            Operation::Transpose(_) => Reference::Transpose,
+            Operation::VectorAdd(_) => Reference::Plain(Plain::Sum),
+            Operation::RowSoftmax(_) => Reference::Plain(Plain::Softmax),
+            Operation::TileCopy(_) => Reference::Plain(Plain::Copy),
+            Operation::Transpose(_) => Reference::Plain(Plain::Transpose),
             Operation::GemmSimple(_)
             | Operation::GemmPipeline(_)
             | Operation::Gemm { .. }
             | Operation::GemmCluster { .. }
             | Operation::GemmSplitK { .. }
-            | Operation::GemmFp8 { .. } => Reference::Product,
+            | Operation::GemmFp8 { .. } => Reference::Plain(Plain::Product),
         })
     }
 
     /// The operation's program.
-    ///
-    /// # Errors
-    /// If the options contradict each other.
     pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {
         Ok(match self {
             Operation::Forward(forward) => forward.program()?,
@@ -126,9 +119,7 @@ impl Operation {
                 }
                 row_softmax::program(rows, cols)
             }
-            Operation::TileCopy(copy) => {
-                tile_copy::program(copy.swizzle(), copy.matrix.rows, copy.matrix.cols)
-            }
+            Operation::TileCopy(copy) => tile_copy::program(copy.swizzle, copy.matrix.rows, copy.matrix.cols),
             Operation::Transpose(MatrixArgs { rows, cols }) => transpose::program(*rows, *cols),
             Operation::GemmSimple(gemm) => gemm_simple::program(gemm.elem(), gemm.size()),
             Operation::GemmPipeline(gemm) => gemm_pipeline::program(gemm.elem(), gemm.size()),

@@ -4,13 +4,13 @@ mod cache;
 mod gradients;
 
 use fa3_cuda::kernels::fwd::buffers;
-use fa3_ir::{BufferId, BufferRole, Elem, Kernel, Program};
+use fa3_ir::{BufferId, Elem, Kernel, Program};
 use fa3_ref::law::{ForwardLaw, Violation, check_lse_within};
 use fa3_ref::norms::Worst;
 use fa3_ref::plain::{self, Expected, Mismatch, TensorCore};
 use fa3_ref::{Forward, Inputs, Precision};
 use fa3_sim::trace::Factors;
-use fa3_types::{BackwardProblem, Dtype, KnownProblem, ValueLayout};
+use fa3_types::{BackwardProblem, Dtype, KnownProblem, Shape, ValueLayout};
 use ndarray::{Array3, Array4, Axis, concatenate};
 
 use crate::args::cache::CacheProblem;
@@ -26,6 +26,13 @@ pub(crate) enum Reference {
     Cache(Box<CacheProblem>),
     /// dQ, dK and dV of attention with contiguous tensors.
     Gradients(Box<BackwardProblem>),
+    /// An array, the last buffer, of the arrays before it.
+    Plain(Plain),
+}
+
+/// The computation of one array by plain loops.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Plain {
     /// x + y.
     Sum,
     /// The softmax of each row.
@@ -40,7 +47,6 @@ pub(crate) enum Reference {
 
 /// A result that is wrong.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum Wrong {
     #[error("{what} is {max:e} from the oracle where the error law allows {bound:e}, first at {first}")]
     Law { what: &'static str, max: f64, bound: f64, first: Worst },
@@ -63,19 +69,11 @@ impl Reference {
             Reference::Gradients(problem) => {
                 problem.forward().known().map_or(0.0, |known| 2.5 * known.forward_flops())
             }
-            Reference::Cache(_)
-            | Reference::Sum
-            | Reference::Softmax
-            | Reference::Copy
-            | Reference::Transpose
-            | Reference::Product => 0.0,
+            Reference::Cache(_) | Reference::Plain(_) => 0.0,
         }
     }
 
     /// Writes the program's inputs that address others, such as page tables. Random numbers cannot be addresses.
-    ///
-    /// # Errors
-    /// If an element type has no random numbers.
     pub(crate) fn place(
         &self,
         program: &Program<Kernel>,
@@ -84,13 +82,7 @@ impl Reference {
     ) -> Result<(), BufferError> {
         match self {
             Reference::Cache(problem) => cache::write(problem, program, before, seed),
-            Reference::Attention(_)
-            | Reference::Gradients(_)
-            | Reference::Sum
-            | Reference::Softmax
-            | Reference::Copy
-            | Reference::Transpose
-            | Reference::Product => Ok(()),
+            Reference::Attention(_) | Reference::Gradients(_) | Reference::Plain(_) => Ok(()),
         }
     }
 
@@ -116,52 +108,75 @@ impl Reference {
             Reference::Attention(_) | Reference::Cache(_) | Reference::Gradients(_) => {
                 "the error law's bound"
             }
-            Reference::Sum
-            | Reference::Softmax
-            | Reference::Copy
-            | Reference::Transpose
-            | Reference::Product => "what computing in f32 and one rounding of the result may cost",
+            Reference::Plain(_) => "what computing in f32 and one rounding of the result may cost",
         }
     }
 
     /// Compares a program's buffers after a run with the reference for the buffers before it. Returns the largest
     /// error, as a fraction of what is allowed for its element.
-    ///
-    /// # Errors
-    /// The first array with a wrong element.
     pub(crate) fn judge(
         &self,
         program: &Program<Kernel>,
         before: &[Vec<u8>],
         after: &[Vec<u8>],
     ) -> Result<f64, Wrong> {
-        let array = |index: usize| {
-            let buffer = &program.buffers[index];
-            let bytes = if buffer.role == BufferRole::Input { before } else { after };
-            numbers(buffer.elem, &bytes[index])
-        };
-        let cols = || program.buffers[0].shape.last().map_or(1, |&cols| cols as usize);
+        let [before, after] = [before, after].map(|bytes| Contents { program, bytes });
+        match self {
+            Reference::Attention(problem) => attention(problem, &before, &after),
+            Reference::Cache(problem) => cache::judge(problem, &before, &after),
+            Reference::Gradients(problem) => gradients::judge(problem, &before, &after),
+            Reference::Plain(plain) => plain.judge(&before, &after),
+        }
+    }
+}
+
+impl Plain {
+    /// Compares the last buffer, which is the only output.
+    fn judge(self, before: &Contents<'_>, after: &Contents<'_>) -> Result<f64, Wrong> {
+        let buffers = &before.program.buffers;
+        let array = |index| before.numbers(BufferId(index));
+        let cols = || buffers[0].shape.last().map_or(1, |&cols| cols as usize);
+        let last = buffers.len() - 1;
         let expected = match self {
-            Reference::Attention(problem) => {
-                return attention(problem, program.find(buffers::QV), |BufferId(index)| array(index));
-            }
-            Reference::Cache(problem) => return cache::judge(problem, program, before, after),
-            Reference::Gradients(problem) => return gradients::judge(problem, program, before, after),
-            Reference::Sum => plain::sum(&array(0), &array(1)),
-            Reference::Softmax => plain::softmax(&array(0), cols()),
-            Reference::Copy => array(0).into_iter().map(Expected::exactly).collect(),
-            Reference::Transpose => plain::transposed(&array(0), cols()),
-            Reference::Product => {
-                let of_e4m3 = program.buffers[0].elem == Elem::E4m3;
-                let core = if of_e4m3 { TensorCore::E4M3 } else { TensorCore::HALF };
-                let result = program.buffers.last().map_or(Elem::F32, |buffer| buffer.elem);
-                plain::product(&array(0), &array(1), cols(), core, rounding(result))
+            Plain::Sum => plain::sum(&array(0), &array(1)),
+            Plain::Softmax => plain::softmax(&array(0), cols()),
+            Plain::Copy => array(0).into_iter().map(Expected::exactly).collect(),
+            Plain::Transpose => plain::transposed(&array(0), cols()),
+            Plain::Product => {
+                let core = if buffers[0].elem == Elem::E4m3 { TensorCore::E4M3 } else { TensorCore::HALF };
+                plain::product(&array(0), &array(1), cols(), core, rounding(buffers[last].elem))
             }
         };
-        // The last buffer is the only output.
-        let last = program.buffers.len() - 1;
-        plain::check(&array(last), &expected)
-            .map_err(|mismatch| Wrong::Element { array: program.buffers[last].name, mismatch })
+        plain::check(&after.numbers(BufferId(last)), &expected)
+            .map_err(|mismatch| Wrong::Element { array: buffers[last].name, mismatch })
+    }
+}
+
+/// The contents of a program's buffers, before or after a run.
+struct Contents<'a> {
+    program: &'a Program<Kernel>,
+    bytes: &'a [Vec<u8>],
+}
+
+impl Contents<'_> {
+    fn numbers(&self, BufferId(index): BufferId) -> Vec<f64> {
+        numbers(self.program.buffers[index].elem, &self.bytes[index])
+    }
+
+    fn tensor(&self, buffer: BufferId, shape: Shape) -> Array4<f64> {
+        Array4::from_shape_vec(shape.dims(), self.numbers(buffer))
+            .expect("a contiguous tensor has its elements")
+    }
+
+    /// A tensor of f32, such as LSE.
+    fn floats(&self, buffer: BufferId, dims: [usize; 3]) -> Array3<f32> {
+        let numbers = self.numbers(buffer).into_iter().map(|x| x as f32).collect();
+        Array3::from_shape_vec(dims, numbers).expect("the tensor has its shape")
+    }
+
+    /// The buffer with this name.
+    fn find(&self, name: &str) -> BufferId {
+        self.program.find(name).expect("the program has the problem's tensors")
     }
 }
 
@@ -178,31 +193,20 @@ fn rounding(elem: Elem) -> f64 {
     )
 }
 
-/// Checks O and LSE by the error law. `qv` is the buffer of the part of Q that V is multiplied by, if any.
-fn attention(
-    problem: &KnownProblem,
-    qv: Option<BufferId>,
-    array: impl Fn(BufferId) -> Vec<f64>,
-) -> Result<f64, Wrong> {
-    let tensor = |buffer, shape: fa3_types::Shape| {
-        Array4::from_shape_vec(shape.dims(), array(buffer)).expect("contiguous tensors have their elements")
-    };
-    let [q, k, o] = [(buffers::Q, problem.q()), (buffers::K, problem.k()), (buffers::O, problem.o())]
-        .map(|(buffer, desc)| tensor(buffer, desc.shape));
+/// Checks O and LSE by the error law.
+fn attention(problem: &KnownProblem, before: &Contents<'_>, after: &Contents<'_>) -> Result<f64, Wrong> {
+    let [q, k] = [(buffers::Q, problem.q()), (buffers::K, problem.k())]
+        .map(|(buffer, desc)| before.tensor(buffer, desc.shape));
     let codes = match problem.v_layout() {
-        ValueLayout::Rows => tensor(buffers::V, problem.v().shape),
-        ValueLayout::Transposed => in_rows(problem.v().shape, &array(buffers::V)),
+        ValueLayout::Rows => before.tensor(buffers::V, problem.v().shape),
+        ValueLayout::Transposed => in_rows(problem.v().shape, &before.numbers(buffers::V)),
     };
     // All scales are 1, but the means of V's channels are arbitrary.
-    let v_mean = problem.v_mean_shape().map(|shape| {
-        let mean =
-            Array3::from_shape_vec(shape, array(buffers::V_MEAN)).expect("there is a mean for each channel");
-        mean.mapv(|x| x as f32)
-    });
-    let lse = Array3::from_shape_vec(problem.lse_shape(), array(buffers::LSE));
-    let lse = lse.expect("lse has its shape").mapv(|x| x as f32);
-    let qv = qv.map(|qv| tensor(qv, problem.o().shape));
-    hold(problem, [q, k, codes], qv, v_mean, Forward { o: o.mapv(|x| x as f32), lse })
+    let v_mean = problem.v_mean_shape().map(|shape| before.floats(buffers::V_MEAN, shape));
+    let qv = before.program.find(buffers::QV).map(|qv| before.tensor(qv, problem.o().shape));
+    let o = after.tensor(buffers::O, problem.o().shape).mapv(|x| x as f32);
+    let lse = after.floats(buffers::LSE, problem.lse_shape());
+    hold(problem, [q, k, codes], qv, v_mean, Forward { o, lse })
 }
 
 /// Checks O and LSE by the error law. `codes` is V without the means of its channels, and `qv` the part of Q that V is
@@ -245,7 +249,7 @@ fn side_by_side(first: &Array4<f64>, second: &Array4<f64>) -> Array4<f64> {
 }
 
 /// V in rows, from its transposed layout.
-fn in_rows(shape: fa3_types::Shape, transposed: &[f64]) -> Array4<f64> {
+fn in_rows(shape: Shape, transposed: &[f64]) -> Array4<f64> {
     let keys = ValueLayout::keys_of_row(shape.seqlen);
     Array4::from_shape_fn(shape.dims(), |(batch, key, head, col)| {
         let row = (batch * shape.heads + head) * shape.head_dim + col;

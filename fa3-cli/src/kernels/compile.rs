@@ -28,9 +28,6 @@ pub(super) struct Compiled {
 
 impl Compiler {
     /// ptxas, or why it is missing; with `gpu`, also the driver of GPU 0.
-    ///
-    /// # Errors
-    /// If there is no such GPU.
     pub(super) fn installed(gpu: bool) -> Result<Vec<Result<Compiler, NoTool>>, HostError> {
         let driver = gpu.then(|| Device::open(0)).transpose()?;
         let ptxas = Ptxas::find().map(Compiler::Ptxas);
@@ -54,7 +51,7 @@ impl Compiler {
     /// The compiler's name and version.
     pub(super) fn describe(&self) -> String {
         match self {
-            Compiler::Ptxas(ptxas) => format!("ptxas {}", ptxas.describe()),
+            Compiler::Ptxas(ptxas) => format!("ptxas {}", ptxas.0.describe()),
             Compiler::Driver(device) => format!("driver of {device}"),
         }
     }

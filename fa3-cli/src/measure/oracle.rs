@@ -35,7 +35,6 @@ pub(super) struct Oracle {
 
 /// Why a result is wrong.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum Wrong {
     #[error("element {at} of {what} was not written or is NaN")]
     Nan { what: &'static str, at: usize },
@@ -46,8 +45,6 @@ pub(crate) enum Wrong {
 }
 
 impl Oracle {
-    /// # Errors
-    /// If the elements are not 16-bit.
     pub(super) fn new(problem: &KnownProblem) -> Result<Oracle, UnmeasuredDtype> {
         match problem.dtype() {
             Dtype::F16 => {

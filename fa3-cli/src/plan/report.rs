@@ -2,7 +2,7 @@
 
 use fa3_sched::backward::{self, DqBy};
 use fa3_sched::forward::{
-    Cost, CtaTile, DensePlan, OrderComparison, Plan, PlanKind, Registers, SplitKvPlan, VarlenPlan,
+    Cost, DensePlan, OrderComparison, Plan, PlanKind, Registers, SplitKvPlan, VarlenPlan,
 };
 use fa3_sched::packed::Tiles;
 use fa3_sched::{Schedule, Scheduler, append, cached};
@@ -10,30 +10,41 @@ use serde_json::{Value, json};
 
 /// The numbers in a plan's text. Makespans are in KV blocks.
 pub(super) fn json(plan: &Plan, tiles: &DensePlan, orders: Option<&OrderComparison>) -> Value {
-    let (tile, schedule, Cost { blocks, masked_blocks, longest }) =
-        (plan.tile(), tiles.schedule(), tiles.cost());
-    let Registers { entry, producer, consumer, .. } = plan.registers();
-    json!({
-        "problem": plan.problem().to_string(),
-        "tile": json_tile(&tile),
-        "order": schedule.order().to_string(),
-        "scheduler": schedule.scheduler().to_string(),
-        "grid": schedule.grid(),
-        "cluster": plan.cluster(),
-        "threads": tile.threads(),
-        "tiles": schedule.num_tiles(),
-        "kv_blocks": blocks,
-        "masked_kv_blocks": masked_blocks,
-        "most_kv_blocks_of_a_tile": longest,
-        "registers": { "entry": entry, "producer": producer, "consumer": consumer },
-        "smem_bytes": tile.smem().total(),
-        "counter_bytes": schedule.counter_bytes(),
-        "transposed_v_bytes": tiles.transposed_v_bytes(),
-        "makespan": orders.map(|orders| json!({
-            "bound": orders.bound, "in_turn": orders.linear_in_turn, "linear": orders.linear,
-            "planned": orders.planned, "longest": orders.longest_first,
-        })),
-    })
+    let (schedule, Cost { blocks, masked_blocks, longest }) = (tiles.schedule(), tiles.cost());
+    with_cta(
+        plan,
+        json!({
+            "order": schedule.order().to_string(),
+            "grid": schedule.grid(),
+            "cluster": plan.cluster(),
+            "tiles": schedule.num_tiles(),
+            "kv_blocks": blocks,
+            "masked_kv_blocks": masked_blocks,
+            "most_kv_blocks_of_a_tile": longest,
+            "counter_bytes": schedule.counter_bytes(),
+            "transposed_v_bytes": tiles.transposed_v_bytes(),
+            "makespan": orders.map(|orders| json!({
+                "bound": orders.bound, "in_turn": orders.linear_in_turn, "linear": orders.linear,
+                "planned": orders.planned, "longest": orders.longest_first,
+            })),
+        }),
+    )
+}
+
+/// Adds what every forward plan has to the numbers of one.
+fn with_cta(plan: &Plan, mut numbers: Value) -> Value {
+    let (tile, Registers { entry, producer, consumer, .. }) = (plan.tile(), plan.registers());
+    numbers["problem"] = plan.problem().to_string().into();
+    numbers["tile"] = json!({
+        "name": tile.to_string(), "m": tile.tile_m, "n": tile.tile_n, "stages": tile.stages,
+        "consumers": tile.consumers,
+        "head_dim": tile.head_dim, "head_dim_v": tile.head_dim_v, "ping_pong": tile.ping_pong,
+    });
+    numbers["scheduler"] = plan.scheduler().to_string().into();
+    numbers["threads"] = tile.threads().into();
+    numbers["registers"] = json!({ "entry": entry, "producer": producer, "consumer": consumer });
+    numbers["smem_bytes"] = tile.smem().total().into();
+    numbers
 }
 
 /// The numbers of a plan whose sequence lengths are data.
@@ -65,48 +76,31 @@ pub(super) fn cached(plan: &cached::Plan) -> Value {
 
 /// The numbers of a plan whose tiles a kernel lists on the device.
 fn varlen(plan: &Plan, varlen: &VarlenPlan) -> Value {
-    let (tile, table) = (plan.tile(), varlen.tiles().table());
-    let Registers { entry, producer, consumer, .. } = plan.registers();
-    json!({
-        "problem": plan.problem().to_string(),
-        "tile": json_tile(&tile),
-        "order": plan.order().to_string(),
-        "scheduler": plan.scheduler().to_string(),
-        "grid": varlen.tiles().grid(),
-        "threads": tile.threads(),
-        "sequences": table.count(),
-        "most_row_blocks": table.capacity(),
-        "table_bytes": 4 * table.words(),
-        "registers": { "entry": entry, "producer": producer, "consumer": consumer },
-        "smem_bytes": tile.smem().total(),
-    })
+    let table = varlen.tiles().table();
+    with_cta(
+        plan,
+        json!({
+            "order": plan.order().to_string(),
+            "grid": varlen.tiles().grid(),
+            "sequences": table.count(),
+            "most_row_blocks": table.capacity(),
+            "table_bytes": 4 * table.words(),
+        }),
+    )
 }
 
 /// The numbers of a split-KV plan.
 fn split_kv(plan: &Plan, split_kv: &SplitKvPlan) -> Value {
-    let tile = plan.tile();
-    let Registers { entry, producer, consumer, .. } = plan.registers();
-    json!({
-        "problem": plan.problem().to_string(),
-        "tile": json_tile(&tile),
-        "scheduler": plan.scheduler().to_string(),
-        "grid": split_kv.ctas(),
-        "threads": tile.threads(),
-        "sequences": split_kv.sequences().count(),
-        "heads_of_a_tile": split_kv.pack(),
-        "positions_of_a_tile": split_kv.positions(),
-        "slots": split_kv.partial_dims(plan.problem())[0],
-        "registers": { "entry": entry, "producer": producer, "consumer": consumer },
-        "smem_bytes": tile.smem().total(),
-    })
-}
-
-fn json_tile(tile: &CtaTile) -> Value {
-    json!({
-        "name": tile.to_string(), "m": tile.tile_m, "n": tile.tile_n, "stages": tile.stages,
-        "consumers": tile.consumers,
-        "head_dim": tile.head_dim, "head_dim_v": tile.head_dim_v, "ping_pong": tile.ping_pong,
-    })
+    with_cta(
+        plan,
+        json!({
+            "grid": split_kv.ctas(),
+            "sequences": split_kv.sequences().count(),
+            "heads_of_a_tile": split_kv.pack(),
+            "positions_of_a_tile": split_kv.positions(),
+            "slots": split_kv.partial_dims(plan.problem())[0],
+        }),
+    )
 }
 
 /// The numbers of a backward plan.

@@ -8,7 +8,6 @@ use crate::run::text::extents;
 
 /// Errors that only `fa3 quantize` has. Each message is one sentence with names and numbers.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum QuantizeRefusal {
     #[error("output {} is named .npy, but codes and scales go into one safetensors file", path.display())]
     NpyOutput { path: PathBuf },
@@ -19,8 +18,3 @@ pub(crate) enum QuantizeRefusal {
     #[error("{tensor}: {source}")]
     Problem { tensor: String, source: QuantizeProblemError },
 }
-
-/// The text names no pairing of entries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected interleaved or halves")]
-pub(crate) struct NotAStyle;

@@ -8,12 +8,9 @@ use fa3::{Quantized, RopeTable, Scalar};
 use ndarray::ArrayView4;
 
 use crate::device::Times;
-use crate::gpu::upload;
+use crate::gpu::{floats, upload};
 
 /// Quantizes a contiguous tensor, and times a launch of the kernel.
-///
-/// # Errors
-/// If the tensor is too large, or the driver fails.
 pub(super) fn quantize<T: Scalar>(
     device: &Device,
     problem: &QuantizeProblem,
@@ -30,10 +27,8 @@ pub(super) fn quantize<T: Scalar>(
     let tables = tables.map(|[cos, sin]| Ok::<_, HostError>((cos?, sin?))).transpose()?;
     let (cos, sin) = tables.as_ref().map(|(cos, sin)| (cos, sin)).unzip();
     let mut codes = device.alloc(problem.codes_bytes().0 as usize)?;
-    let numbers = |shape: Option<[usize; 3]>| {
-        shape.map(|shape| device.alloc(4 * shape.iter().product::<usize>())).transpose()
-    };
-    let (mut scales, mut mean) = (numbers(problem.scales_shape())?, numbers(problem.mean_shape())?);
+    let mut scales = floats(device, problem.scales_shape())?;
+    let mut mean = floats(device, problem.mean_shape())?;
     let mut workspace = Workspace::new(device, &stream, quantize.workspace_bytes())?;
 
     let times = Times::of_launches(&stream, compile, || {

@@ -79,7 +79,7 @@ impl Drift {
         }
     }
 
-    /// The root mean square of the differences, relative to that of the numbers.
+    /// The root mean square of the differences, relative to the numbers' root mean square.
     fn relative(&self) -> f64 {
         // If all numbers are zero, codes are exact.
         (self.differences / self.numbers.max(f64::MIN_POSITIVE)).sqrt()

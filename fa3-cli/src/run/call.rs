@@ -4,21 +4,23 @@ use std::time::Instant;
 
 use fa3::{Attention, Device, Gradients, Output, OutputGradients, Scalar};
 use fa3_quant::E4m3;
-use fa3_types::{Dtype, Mask};
+use fa3_types::{Dtype, KnownProblem};
 use half::{bf16, f16};
-use ndarray::{Array4, ArrayView1, ArrayView4, Axis, IntoDimension, concatenate};
+use ndarray::{Array, Array4, ArrayView1, ArrayView4, Axis, Dimension, IntoDimension, concatenate};
+use safetensors::Dtype as InFile;
 
+use super::Options;
 use super::compare::{Arithmetic, Check, Expected, Judged, check_gradients};
 use super::error::Error;
 use super::gpu;
-use super::layout::{self, Columns, Layout};
-use super::report::{Backward, Report};
+use super::layout::{self, Columns};
+use super::report::{Backward, Pass, Report};
 use super::scales::Scales;
 use super::summary::Summary;
-use super::tensor::{self, Stored, Tensor, Values};
+use super::tensor::{self, Stored, Tensor};
 use super::text::short;
 use crate::args::number::row;
-use crate::device::{ChosenDevice, Computed, DeviceChoice, Times};
+use crate::device::{ChosenDevice, Computed, Times};
 
 /// The tensors of one call in a file.
 #[derive(Debug)]
@@ -63,25 +65,6 @@ pub(super) struct Lists {
 /// cu_seqlens of Q, and of K and V.
 type CuSeqlens<'a> = (&'a [i32], &'a [i32]);
 
-/// Options that apply to every call.
-#[derive(Clone, Debug)]
-pub(super) struct Settings {
-    pub(super) device: DeviceChoice,
-    pub(super) judged: Judged,
-    /// Whether gradients are computed.
-    pub(super) backward: bool,
-    pub(super) mask: Mask,
-    pub(super) softmax_scale: Option<f64>,
-    pub(super) softcap: Option<f64>,
-    pub(super) lists: Lists,
-    /// The order of dimensions in files, if given.
-    pub(super) layout: Option<Layout>,
-    /// The columns that fused tensors are cut into.
-    pub(super) columns: Option<Columns>,
-    /// The type that inputs are rounded to, if given.
-    pub(super) dtype: Option<Dtype>,
-}
-
 #[derive(Debug)]
 pub(super) struct Results {
     pub(super) report: Report,
@@ -90,6 +73,9 @@ pub(super) struct Results {
     /// dQ, dK and dV, and dsink if there are sinks. Empty if gradients are not computed.
     pub(super) gradients: Vec<Tensor>,
 }
+
+/// A report on gradients, and the gradients.
+type Differentiated = (Backward, Vec<Tensor>);
 
 /// A call whose forward pass was computed.
 struct Attended<'c, 'a, T: Scalar> {
@@ -134,14 +120,16 @@ impl Lists {
 }
 
 impl Call {
-    /// Computes the call on `place`, in the layout and the type of the settings, and checks the results. The results
+    /// Computes the call on `place`, in the layout and the type of the options, and checks the results. The results
     /// have the layout of the inputs.
-    pub(super) fn attend(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
-        let packed = settings.lists.clone().or(self.lists.clone()).is_packed();
-        let call = self.rounded(settings.dtype);
-        let Some(layout) = settings.layout else {
+    pub(super) fn attend(self, options: &Options, place: ChosenDevice) -> Result<Results, Error> {
+        let columns = Columns::of(options.layout, options.heads, options.head_dim)?;
+        let lists = options.lists.clone().or(self.lists.clone());
+        let packed = lists.is_packed();
+        let call = Call { lists, ..self }.rounded(options.dtype);
+        let Some(layout) = options.layout else {
             let may_be_other = !packed && layout::may_be_other(&call.q.shape, &call.k.shape);
-            let results = call.compute(settings, place);
+            let results = call.compute(options, place);
             let results = results.map_err(|error| if packed { error } else { error.with_hint() })?;
             if may_be_other {
                 crate::console::print_note(&format_args!(
@@ -151,36 +139,21 @@ impl Call {
             }
             return Ok(results);
         };
-        let heads = settings.columns.map(|columns| columns.heads(&call.q, &call.k)).transpose()?;
+        let heads = columns.map(|columns| columns.heads(&call.q, &call.k)).transpose()?;
         let [of_q, of_k] = [0, 1].map(|of| heads.map(|heads| heads[of]));
-        let call =
-            call.map(|tensor| layout.read(tensor, packed, of_q), |tensor| layout.read(tensor, packed, of_k))?;
-        let Results { report, o, lse, gradients } = call.compute(settings, place)?;
+        let Call { q, k, v, qv, expected_o, dout, .. } = call;
+        let [k, v] = [k, v].map(|tensor| layout.read(tensor, packed, of_k));
+        let like_q = |tensor| layout.read(tensor, packed, of_q);
+        let [qv, expected_o, dout] = [qv, expected_o, dout].map(|tensor| tensor.map(like_q).transpose());
+        let (qv, expected_o, dout) = (qv?, expected_o?, dout?);
+        let call = Call { q: like_q(q)?, k: k?, v: v?, qv, expected_o, dout, ..call };
+        let Results { report, o, lse, gradients } = call.compute(options, place)?;
         // LSE and the gradients of sinks have their own order.
         let laid = |tensor: Tensor| match tensor.name.ends_with("dsink") {
             true => tensor,
             false => layout.write(tensor, packed),
         };
         Ok(Results { report, o: laid(o), lse, gradients: gradients.into_iter().map(laid).collect() })
-    }
-
-    /// The call with its tensors of rows mapped: those with heads of Q, and K and V.
-    fn map(
-        self,
-        of_q: impl Fn(Tensor) -> Result<Tensor, Error>,
-        of_k: impl Fn(Tensor) -> Result<Tensor, Error>,
-    ) -> Result<Call, Error> {
-        let Call { q, k, v, qv, expected_o, dout, .. } = self;
-        let [qv, expected_o, dout] = [qv, expected_o, dout].map(|tensor| tensor.map(&of_q).transpose());
-        Ok(Call {
-            q: of_q(q)?,
-            k: of_k(k)?,
-            v: of_k(v)?,
-            qv: qv?,
-            expected_o: expected_o?,
-            dout: dout?,
-            ..self
-        })
     }
 
     /// Rounds the inputs to `dtype`.
@@ -197,38 +170,26 @@ impl Call {
     }
 
     /// Computes the call on `place` in Q's type, and checks the results.
-    fn compute(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
-        let dtype = |given, expected| Error::Dtype { tensor: self.q.name.clone(), given, expected };
-        if self.scales.iter().any(Scales::are_there) {
-            let is_code = matches!(self.q.values, Values::E4m3(_)) && !settings.backward;
-            return match is_code {
-                true => self.attend_scaled(settings, place),
-                false => Err(dtype(self.q.values.dtype(), tensor::SCALED)),
-            };
-        }
-        match &self.q.values {
-            Values::F32(_) => self.attend_in::<f32>(settings, place, |attended, settings| {
-                attended.differentiate(settings).map(Some)
-            }),
-            Values::F16(_) => self.attend_in::<f16>(settings, place, |attended, settings| {
-                attended.differentiate(settings).map(Some)
-            }),
-            Values::Bf16(_) => self.attend_in::<bf16>(settings, place, |attended, settings| {
-                attended.differentiate(settings).map(Some)
-            }),
-            Values::E4m3(_) if settings.backward => Err(dtype(E4m3::STORED, tensor::DIFFERENTIATED)),
-            Values::E4m3(_) => self.attend_in::<E4m3>(settings, place, |_, _| Ok(None)),
-            other @ (Values::F64(_) | Values::I64(_) | Values::I32(_)) => {
-                Err(dtype(other.dtype(), tensor::ATTENDED))
-            }
+    #[allow(clippy::wildcard_enum_match_arm, reason = "the list of types in files grows without us")]
+    fn compute(self, options: &Options, place: ChosenDevice) -> Result<Results, Error> {
+        let (has_scales, backward) = (self.scales.iter().any(Scales::are_there), options.backward);
+        match self.q.dtype {
+            InFile::F8_E4M3 if has_scales && !backward => self.attend_scaled(options, place),
+            _ if has_scales => Err(Error::dtype(&self.q, tensor::SCALED)),
+            InFile::F32 => self.attend_in::<f32>(options, place, differentiate),
+            InFile::F16 => self.attend_in::<f16>(options, place, differentiate),
+            InFile::BF16 => self.attend_in::<bf16>(options, place, differentiate),
+            InFile::F8_E4M3 if backward => Err(Error::dtype(&self.q, tensor::DIFFERENTIATED)),
+            InFile::F8_E4M3 => self.attend_in::<E4m3>(options, place, |_, _| Ok(None)),
+            _ => Err(Error::dtype(&self.q, tensor::ATTENDED)),
         }
     }
 
     fn attend_in<T: Stored<Output: Stored>>(
         self,
-        settings: &Settings,
+        options: &Options,
         place: ChosenDevice,
-        differentiate: impl Fn(Attended<'_, '_, T>, &Settings) -> Result<Option<(Backward, Vec<Tensor>)>, Error>,
+        differentiate: impl Fn(Attended<'_, '_, T>, &Options) -> Result<Option<Differentiated>, Error>,
     ) -> Result<Results, Error> {
         let Call { prefix, q, k, v, lists, qv, sink, expected_o, expected_lse, dout, dlse, .. } = self;
         let tensors = [&q, &k, &v].map(|tensor| tensor.name.as_str()).join(", ");
@@ -238,7 +199,6 @@ impl Call {
             }
             Error::compute(&prefix, error)
         };
-        let lists = settings.lists.clone().or(lists);
         let packed = lists.is_packed();
         let name_q = q.name.clone();
         let [q, k, v] = [q, k, v].map(|tensor| tensor.array::<T>(packed, &name_q));
@@ -247,74 +207,63 @@ impl Call {
         let qv = qv.as_ref().map(|qv| qv.view());
         let cu_seqlens = lists.cu_seqlens(q.dim().1, k.dim().1)?;
         let qkv @ [q, k, v] = [q.view(), k.view(), v.view()];
-        let sink = sink.map(|sink| sink.expected(q.dim().2.into_dimension())).transpose()?;
-        let sink = sink.map(|sink| sink.mapv(|x| x as f32));
+        let sink = floats(sink, q.dim().2)?;
         let sink = sink.as_ref().map(|sink| sink.view());
-        let attention = settings.apply(Attention::new(q, k, v), &lists, cu_seqlens);
-        let attention = sink.into_iter().fold(attention, Attention::sink);
+        let attention = options.apply(Attention::new(q, k, v), &lists, cu_seqlens, sink);
         let attention = qv.into_iter().fold(attention, Attention::qv);
 
         let problem = attention.problem().map_err(problem_error)?;
         let expected = Expected::new(&problem, expected_o, expected_lse)?;
-        let computed = settings.device.compute(
+        let computed = options.device.compute(
             place,
             "o and lse",
             |device| Ok(gpu::forward(device, &problem, qkv, qv, sink)?),
             || attention.forward(&Device::Cpu),
         );
         let Computed { result: output, times, place } = computed.map_err(problem_error)?;
-        let arithmetic = match (problem.dtype(), &place.device) {
-            (Dtype::E4m3, Device::Cuda(_)) => Arithmetic::Fp8,
-            _ => Arithmetic::OfInputs,
-        };
+        let arithmetic = arithmetic(&problem, &place);
         let check = match qv {
-            None => expected.check(settings.judged, &problem, qkv, sink, arithmetic, &output)?,
+            None => expected.check(options.judged(), &problem, qkv, sink, arithmetic, &output)?,
             Some(qv) => {
                 let (q, k) = (side_by_side(qv, q), side_by_side(v, k));
                 let qkv = [q.view(), k.view(), v];
-                expected.check(settings.judged, &problem.joined(), qkv, sink, arithmetic, &output)?
+                expected.check(options.judged(), &problem.joined(), qkv, sink, arithmetic, &output)?
             }
         };
         let (place_again, of) = (place.again(), [dout, dlse]);
-        let summary = Summary::new("o", &output.o);
-        let mut report =
-            Report { prefix: short(&prefix), problem, place, times, summary, check, backward: None };
+        let forward = Pass { place, times, summaries: vec![Summary::new("o", &output.o)], check };
+        let mut report = Report { prefix: short(&prefix), problem, forward, backward: None };
         let mut gradients = Vec::new();
-        if settings.backward {
+        if options.backward {
             let (attention, output, name_q) = (&attention, &output, name_q.as_str());
             let attended = Attended { attention, qkv, sink, output, place: place_again, of, packed, name_q };
-            if let Some((backward, tensors)) = differentiate(attended, settings)? {
-                report.backward = Some(backward);
-                gradients.extend(tensors);
-            }
+            let (backward, tensors) = differentiate(attended, options)?.unzip();
+            (report.backward, gradients) = (backward, tensors.unwrap_or_default());
         }
 
         Ok(Results::new(report, output, gradients, &prefix, packed))
     }
 
     /// Computes attention of codes times scales on `place`, and checks the results.
-    fn attend_scaled(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
+    fn attend_scaled(self, options: &Options, place: ChosenDevice) -> Result<Results, Error> {
         let Call { prefix, q, k, v, lists, qv, sink, scales, expected_o, expected_lse, .. } = self;
         if let Some(qv) = qv {
             return Err(Error::ScaledQv { tensor: qv.name });
         }
-        let lists = settings.lists.clone().or(lists);
         let (packed, name_q) = (lists.is_packed(), q.name.clone());
         let [of_q, of_k, of_v] = scales;
         let [q, k, v] = [(q, of_q), (k, of_k), (v, of_v)]
             .map(|(tensor, scales)| scales.of(tensor.array::<E4m3>(packed, &name_q)?));
         let (q, k, v) = (q?, k?, v?);
         let cu_seqlens = lists.cu_seqlens(q.codes.dim().1, k.codes.dim().1)?;
-        let sink = sink.map(|sink| sink.expected(q.codes.dim().2.into_dimension())).transpose()?;
-        let sink = sink.map(|sink| sink.mapv(|x| x as f32));
+        let sink = floats(sink, q.codes.dim().2)?;
         let sink = sink.as_ref().map(|sink| sink.view());
-        let attention = settings.apply(Attention::of_quantized(&q, &k, &v), &lists, cu_seqlens);
-        let attention = sink.into_iter().fold(attention, Attention::sink);
+        let attention = options.apply(Attention::of_quantized(&q, &k, &v), &lists, cu_seqlens, sink);
 
         let error = |error| Error::compute(&prefix, error);
         let problem = attention.problem().map_err(error)?;
         let expected = Expected::new(&problem, expected_o, expected_lse)?;
-        let computed = settings.device.compute(
+        let computed = options.device.compute(
             place,
             "o and lse",
             |device| {
@@ -326,13 +275,12 @@ impl Call {
             || attention.forward(&Device::Cpu),
         );
         let Computed { result: output, times, place } = computed.map_err(error)?;
-        let arithmetic =
-            if let Device::Cuda(_) = place.device { Arithmetic::Fp8 } else { Arithmetic::OfInputs };
+        let arithmetic = arithmetic(&problem, &place);
         let numbers = [&q, &k, &v].map(fa3::Quantized::dequantize);
         let [q, k, v] = numbers.each_ref().map(|x| x.view());
-        let check = expected.check(settings.judged, &problem, [q, k, v], sink, arithmetic, &output)?;
-        let summary = Summary::new("o", &output.o);
-        let report = Report { prefix: short(&prefix), problem, place, times, summary, check, backward: None };
+        let check = expected.check(options.judged(), &problem, [q, k, v], sink, arithmetic, &output)?;
+        let forward = Pass { place, times, summaries: vec![Summary::new("o", &output.o)], check };
+        let report = Report { prefix: short(&prefix), problem, forward, backward: None };
         Ok(Results::new(report, output, Vec::new(), &prefix, packed))
     }
 }
@@ -347,7 +295,7 @@ impl Results {
         packed: bool,
     ) -> Results {
         let Output { o, lse, .. } = output;
-        let (o, lse) = (Tensor::new("o".into(), o), Tensor::new("lse".into(), lse));
+        let (o, lse) = (Tensor::new("o", o), Tensor::new("lse", lse));
         let named = |tensor: Tensor| {
             // Sinks have no batch dimension.
             let tensor = if packed && tensor.shape.len() > 1 { tensor.without_batch() } else { tensor };
@@ -363,69 +311,76 @@ fn side_by_side<T: Stored>(first: ArrayView4<'_, T>, second: ArrayView4<'_, T>) 
     concatenate(Axis(3), &[first, second]).expect("tensors of a valid problem have the same rows")
 }
 
-impl<T: Stored<Output = T>> Attended<'_, '_, T> {
-    /// Computes the gradients of Q, K, V and the sinks, and checks them.
-    fn differentiate(self, settings: &Settings) -> Result<(Backward, Vec<Tensor>), Error> {
-        let Attended { attention, qkv, sink, output, place, of: [dout, dlse], packed, name_q } = self;
-        let error = |error| Error::compute("", error);
-        let problem = attention.backward_problem().map_err(error)?;
-        let forward = attention.problem().map_err(error)?;
-        let from = [&dout, &dlse].map(|tensor| tensor.as_ref().map(|tensor| tensor.name.clone()));
-        let dout = match dout {
-            Some(dout) => dout.array_like::<T>(packed, name_q, output.o.shape())?,
-            None => Array4::from_elem(output.o.dim(), T::from_f32(1.0)),
-        };
-        let dlse = dlse.map(|dlse| dlse.expected(forward.lse_shape().into_dimension())).transpose()?;
-        let dlse = dlse.map(|dlse| dlse.mapv(|x| x as f32));
-        let mut of = OutputGradients::from(dout.view());
-        of.dlse = dlse.as_ref().map(|dlse| dlse.view());
-
-        let computed = settings.device.compute(
-            place,
-            "dq, dk and dv",
-            |device| Ok(gpu::backward(device, (&problem, &forward), qkv, sink, output, of)?),
-            || attention.backward(&Device::Cpu, output, of),
-        );
-        let Computed { result: gradients, times, place } = computed.map_err(error)?;
-        let check = match settings.judged {
-            Judged::All => check_gradients(&forward, qkv, sink, of, &gradients)?,
-            Judged::Expected => Check::NothingExpected,
-            Judged::None => Check::Unwanted,
-        };
-        let Gradients { dq, dk, dv, dsink, .. } = gradients;
-        let mut summaries: Vec<Summary> =
-            [("dq", &dq), ("dk", &dk), ("dv", &dv)].map(|(name, x)| Summary::new(name, x)).into();
-        summaries.extend(dsink.as_ref().map(|x| Summary::new("dsink", x)));
-        let mut tensors: Vec<Tensor> =
-            [("dq", dq), ("dk", dk), ("dv", dv)].map(|(name, x)| Tensor::new(name.into(), x)).into();
-        tensors.extend(dsink.map(|x| Tensor::new("dsink".into(), x)));
-        Ok((Backward { from, place, times, summaries, check }, tensors))
+/// The arithmetic of a call on `place`.
+fn arithmetic(problem: &KnownProblem, place: &ChosenDevice) -> Arithmetic {
+    match (problem.dtype(), &place.device) {
+        (Dtype::E4m3, Device::Cuda(_)) => Arithmetic::Fp8,
+        _ => Arithmetic::OfInputs,
     }
 }
 
-impl Settings {
+/// The numbers of a tensor of this shape as f32.
+fn floats<D: Dimension>(
+    tensor: Option<Tensor>,
+    shape: impl IntoDimension<Dim = D>,
+) -> Result<Option<Array<f32, D>>, Error> {
+    let numbers = tensor.map(|tensor| tensor.expected(shape.into_dimension())).transpose()?;
+    Ok(numbers.map(|numbers| numbers.mapv(|x| x as f32)))
+}
+
+/// Computes the gradients of Q, K, V and the sinks, and checks them.
+fn differentiate<T: Stored<Output = T>>(
+    attended: Attended<'_, '_, T>,
+    options: &Options,
+) -> Result<Option<Differentiated>, Error> {
+    let Attended { attention, qkv, sink, output, place, of: [dout, dlse], packed, name_q } = attended;
+    let error = |error| Error::compute("", error);
+    let problem = attention.backward_problem().map_err(error)?;
+    let forward = attention.problem().map_err(error)?;
+    let from = [&dout, &dlse].map(|tensor| tensor.as_ref().map(|tensor| tensor.name.clone()));
+    let dout = match dout {
+        Some(dout) => dout.array_like::<T>(packed, name_q, output.o.shape())?,
+        None => Array4::from_elem(output.o.dim(), T::from_f32(1.0)),
+    };
+    let dlse = floats(dlse, forward.lse_shape())?;
+    let mut of = OutputGradients::from(dout.view());
+    of.dlse = dlse.as_ref().map(|dlse| dlse.view());
+
+    let computed = options.device.compute(
+        place,
+        "dq, dk and dv",
+        |device| Ok(gpu::backward(device, (&problem, &forward), qkv, sink, output, of)?),
+        || attention.backward(&Device::Cpu, output, of),
+    );
+    let Computed { result: gradients, times, place } = computed.map_err(error)?;
+    let check = match options.judged() {
+        Judged::All => check_gradients(&forward, qkv, sink, of, &gradients)?,
+        Judged::Expected => Check::NothingExpected,
+        Judged::None => Check::Unwanted,
+    };
+    let Gradients { dq, dk, dv, dsink, .. } = gradients;
+    let three = [("dq", dq), ("dk", dk), ("dv", dv)];
+    let mut summaries: Vec<Summary> = three.iter().map(|(name, x)| Summary::new(name, x)).collect();
+    summaries.extend(dsink.as_ref().map(|x| Summary::new("dsink", x)));
+    let tensors = three.into_iter().map(|(name, x)| Tensor::new(name, x));
+    let tensors = tensors.chain(dsink.map(|x| Tensor::new("dsink", x))).collect();
+    Ok(Some((Backward { from, pass: Pass { place, times, summaries, check } }, tensors)))
+}
+
+impl Options {
     fn apply<'a, T: Scalar>(
         &self,
-        mut attention: Attention<'a, T>,
+        attention: Attention<'a, T>,
         lists: &'a Lists,
         cu_seqlens: Option<CuSeqlens<'a>>,
+        sink: Option<ArrayView1<'a, f32>>,
     ) -> Attention<'a, T> {
-        attention = attention.mask(self.mask);
-        if let Some((q, k)) = cu_seqlens {
-            attention = attention.packed(q, k);
-        }
-        if let Some(seqused) = &lists.seqused_q {
-            attention = attention.seqused_q(seqused);
-        }
-        if let Some(seqused) = &lists.seqused_k {
-            attention = attention.seqused_k(seqused);
-        }
-        if let Some(scale) = self.softmax_scale {
-            attention = attention.softmax_scale(scale);
-        }
-        if let Some(cap) = self.softcap {
-            attention = attention.softcap(cap);
-        }
-        attention
+        let attention = attention.mask(self.score.mask());
+        let attention = cu_seqlens.into_iter().fold(attention, |attention, (q, k)| attention.packed(q, k));
+        let attention = lists.seqused_q.iter().fold(attention, |attention, rows| attention.seqused_q(rows));
+        let attention = lists.seqused_k.iter().fold(attention, |attention, rows| attention.seqused_k(rows));
+        let attention = self.score.softmax_scale.into_iter().fold(attention, Attention::softmax_scale);
+        let attention = self.score.softcap.into_iter().fold(attention, Attention::softcap);
+        sink.into_iter().fold(attention, Attention::sink)
     }
 }

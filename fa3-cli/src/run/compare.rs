@@ -87,7 +87,7 @@ const OTHER_SCORES: &str = "is it of another mask, scale or soft cap? the oracle
 const OTHER_ORDER: &str = "read as (batch, seqlen, heads), the file's lse would agree: is its shape right?";
 
 impl Expected {
-    /// The expected results, whose shapes must be those of the problem's results.
+    /// The expected results, which must have the shapes of the problem's results.
     pub(super) fn new(
         problem: &KnownProblem,
         o: Option<Tensor>,
@@ -117,8 +117,8 @@ impl Expected {
         let oracle = Oracle::new(problem, inputs, sink, arithmetic)?;
         let o = output.o.mapv(Scalar::to_f32);
         let verdicts = oracle.verdicts(&o, &output.lse);
-        let opinion_o = self.o.map(|expected| opinion_o(&o, &expected, oracle.bound()));
-        let opinion_lse = self.lse.map(|expected| opinion_lse(&output.lse, expected, oracle.tolerance()));
+        let opinion_o = self.o.map(|expected| opinion_o(&o, &expected, oracle.bound));
+        let opinion_lse = self.lse.map(|expected| opinion_lse(&output.lse, expected, oracle.tolerance));
         let opinions = opinion_o.into_iter().chain(opinion_lse).collect();
         Ok(Check::Done { time: start.elapsed(), verdicts, opinions })
     }
@@ -301,6 +301,18 @@ mod tests {
         })
     }
 
+    /// Checks results that the file agrees with.
+    fn check<T: Scalar, O: Scalar + Into<f64>>(
+        problem: &KnownProblem,
+        qkv: [ArrayView4<'_, T>; 3],
+        arithmetic: Arithmetic,
+        output: &Output<O>,
+    ) -> Check {
+        let (o, lse) = (output.o.mapv(Into::into), output.lse.mapv(f64::from));
+        let expected = Expected { o: Some(o), lse: Some(lse) };
+        expected.check(Judged::Expected, problem, qkv, None, arithmetic, output).unwrap()
+    }
+
     #[test]
     fn a_wrong_result_breaks_the_law_whatever_the_file_says() {
         let qkv = qkv();
@@ -308,12 +320,7 @@ mod tests {
         let attention = Attention::new(q, k, v);
         let problem = attention.problem().unwrap();
         let mut output = attention.forward(&Device::Cpu).unwrap();
-        let check = |output: &Output<f32>| {
-            let (o, lse) = (output.o.mapv(f64::from), output.lse.mapv(f64::from));
-            Expected { o: Some(o), lse: Some(lse) }
-                .check(Judged::Expected, &problem, [q, k, v], None, Arithmetic::OfInputs, output)
-                .unwrap()
-        };
+        let check = |output: &Output<f32>| check(&problem, [q, k, v], Arithmetic::OfInputs, output);
         assert!(check(&output).holds());
         output.lse[[0, 1, 7]] += 1.0;
         let lse = check(&output);
@@ -337,12 +344,7 @@ mod tests {
         let fp8 = Fp8Attention::new(Accumulation::TwoLevel { keys: 128 }, 128);
         let fp8 = fp8.forward(&problem, &q8, &k8, &v8).unwrap();
         let mut output = Output::new(fp8.o.mapv(bf16::from_f32), fp8.lse);
-        let check = |arithmetic, output: &Output<bf16>| {
-            let (o, lse) = (output.o.mapv(f64::from), output.lse.mapv(f64::from));
-            Expected { o: Some(o), lse: Some(lse) }
-                .check(Judged::Expected, &problem, [q, k, v], None, arithmetic, output)
-                .unwrap()
-        };
+        let check = |arithmetic, output: &Output<bf16>| check(&problem, [q, k, v], arithmetic, output);
         assert!(check(Arithmetic::Fp8, &output).holds());
         assert!(!check(Arithmetic::OfInputs, &output).holds());
         output.lse[[0, 1, 7]] += 0.2;

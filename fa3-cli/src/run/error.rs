@@ -9,11 +9,11 @@ use fa3_types::ProblemError;
 use safetensors::{Dtype, SafeTensorError};
 
 use super::layout::HINT;
+use super::tensor::Tensor;
 use super::text::{Names, cut, extents, short};
 
 /// Errors that only `fa3 run` has. Each message is one sentence with names and numbers.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum Error {
     #[error("expected one safetensors file or three .npy files (q, k, v), got {given} files")]
     FileCount { given: usize },
@@ -49,7 +49,7 @@ pub(crate) enum Error {
     #[error("{tensor} is {given}, expected {expected}{}", if *given == Dtype::F64 { ", as --dtype f32 makes of it" } else { "" })]
     Dtype { tensor: String, given: Dtype, expected: &'static str },
     #[error("{tensor} has shape {}, expected {expected}", extents(given))]
-    LayoutRank { tensor: String, given: Vec<usize>, expected: &'static str },
+    Shape { tensor: String, given: Vec<usize>, expected: String },
     #[error("{tensor} has {columns} columns, not a multiple of {what} {by}")]
     Columns { tensor: String, columns: usize, by: usize, what: &'static str },
     #[error("--layout fused takes --heads, of Q, or --head-dim: columns are cut by it")]
@@ -58,33 +58,10 @@ pub(crate) enum Error {
     NotFused { option: &'static str },
     #[error("{tensor} is {given}, expected {expected} like {like}; --dtype makes one type of all")]
     MixedDtypes { tensor: String, given: Dtype, expected: Dtype, like: String },
-    #[error("{tensor} has shape {}, expected (batch, seqlen, heads, head_dim)", extents(given))]
-    Rank { tensor: String, given: Vec<usize> },
-    #[error(
-        "{tensor} has shape {}, expected (batch, seqlen, heads, head_dim), or cu_seqlens_q and (total, heads, head_dim), \
-         or another --layout",
-        extents(given)
-    )]
-    DenseRank { tensor: String, given: Vec<usize> },
-    #[error(
-        "{tensor} has shape {}, expected (total, heads, head_dim) because there is cu_seqlens",
-        extents(given)
-    )]
-    PackedRank { tensor: String, given: Vec<usize> },
     #[error("{tensor} of shape {} is too large to be addressed", extents(given))]
     TooLarge { tensor: String, given: Vec<usize> },
-    #[error("{tensor} has shape {}, expected {expected:?}", extents(given))]
-    ExpectedShape { tensor: String, given: Vec<usize>, expected: Vec<usize> },
-    #[error(
-        "{tensor} has shape {}, expected scales of heads ({batch}, {heads} or a part of them), of blocks of 64 or 128 \
-         rows ({batch}, {heads}, blocks), one of all, or with means those of channels ({batch}, {heads}, {head_dim})",
-        extents(given)
-    )]
-    ScalesShape { tensor: String, given: Vec<usize>, batch: usize, heads: usize, head_dim: usize },
     #[error("{tensor} is there beside scales, and there is no latent attention in 8 bits")]
     ScaledQv { tensor: String },
-    #[error("{tensor} has shape {}, expected a list", extents(given))]
-    NotAList { tensor: String, given: Vec<usize> },
     #[error("{tensor} has {given} at entry {index}, more than 32 bits hold")]
     ListEntry { tensor: String, index: usize, given: i64 },
     #[error("cu_seqlens_k is there and cu_seqlens_q is not")]
@@ -108,6 +85,17 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// The error of a tensor with a shape other than `expected`.
+    pub(super) fn shape(tensor: &Tensor, expected: impl Into<String>) -> Error {
+        let (tensor, given, expected) = (tensor.name.clone(), tensor.shape.clone(), expected.into());
+        Error::Shape { tensor, given, expected }
+    }
+
+    /// The error of a tensor with elements of another type than the `expected` ones.
+    pub(crate) fn dtype(tensor: &Tensor, expected: &'static str) -> Error {
+        Error::Dtype { tensor: tensor.name.clone(), given: tensor.dtype, expected }
+    }
+
     /// Adds a hint at another layout, if that is a likely cause.
     pub(super) fn with_hint(self) -> Error {
         let is_of_heads =
@@ -127,7 +115,6 @@ impl Error {
 
 /// Why a .npy file cannot be read, or a tensor cannot be written as one. Each message continues the file's name.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum NpyError {
     #[error("cannot be read: {0}")]
     Read(io::ErrorKind),
@@ -167,7 +154,6 @@ impl From<io::Error> for NpyError {
 
 /// Why a file is not a complete safetensors file.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum HeaderError {
     #[error("it has {given} bytes, and {expected} say how long its header is")]
     NoLength { given: usize, expected: u64 },

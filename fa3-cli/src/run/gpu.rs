@@ -12,9 +12,6 @@ use crate::device::Times;
 use crate::gpu::upload;
 
 /// Computes the forward pass over contiguous tensors, and times a launch of its kernel.
-///
-/// # Errors
-/// If no kernel computes the problem, or the driver fails.
 pub(super) fn forward<T: Scalar>(
     device: &Device,
     problem: &KnownProblem,
@@ -50,9 +47,6 @@ pub(super) fn forward<T: Scalar>(
 
 /// Computes the gradients of such a call from its output, and times a launch of their kernels. `known` has the sequence
 /// lengths.
-///
-/// # Errors
-/// If no kernel computes the problem, or the driver fails.
 pub(super) fn backward<T: Scalar>(
     device: &Device,
     (problem, known): (&BackwardProblem, &KnownProblem),

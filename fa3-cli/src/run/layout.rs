@@ -40,9 +40,6 @@ pub(super) enum Columns {
 
 impl Columns {
     /// How the command line cuts the columns of `layout`, if they are fused.
-    ///
-    /// # Errors
-    /// [`Error::FusedHeads`], [`Error::NotFused`].
     pub(super) fn of(
         layout: Option<Layout>,
         heads: Option<usize>,
@@ -57,9 +54,6 @@ impl Columns {
     }
 
     /// Heads of Q, and of K and V.
-    ///
-    /// # Errors
-    /// [`Error::Columns`].
     pub(super) fn heads(self, q: &Tensor, k: &Tensor) -> Result<[usize; 2], Error> {
         let head_dim = match self {
             Columns::Heads(heads) => divide(q, heads, "heads")?,
@@ -79,15 +73,15 @@ fn divide(tensor: &Tensor, by: usize, what: &'static str) -> Result<usize, Error
 }
 
 impl Layout {
-    /// The dimensions in their order.
-    pub(super) fn dims(self, packed: bool) -> &'static str {
+    /// The dimensions in their order, and their number.
+    fn dims(self, packed: bool) -> (&'static str, usize) {
         match self {
-            Layout::Bshd => "(batch, seqlen, heads, head_dim)",
-            Layout::Bhsd => "(batch, heads, seqlen, head_dim)",
-            Layout::Shd => "(seqlen, heads, head_dim)",
-            Layout::Hsd => "(heads, seqlen, head_dim)",
-            Layout::Fused if packed => "(total, heads * head_dim)",
-            Layout::Fused => "(batch, seqlen, heads * head_dim)",
+            Layout::Bshd => ("(batch, seqlen, heads, head_dim)", 4),
+            Layout::Bhsd => ("(batch, heads, seqlen, head_dim)", 4),
+            Layout::Shd => ("(seqlen, heads, head_dim)", 3),
+            Layout::Hsd => ("(heads, seqlen, head_dim)", 3),
+            Layout::Fused if packed => ("(total, heads * head_dim)", 2),
+            Layout::Fused => ("(batch, seqlen, heads * head_dim)", 3),
         }
     }
 
@@ -97,18 +91,10 @@ impl Layout {
 
     /// A tensor of a file as (batch, seqlen, heads, head_dim), or (total, heads, head_dim) if sequences are packed.
     /// Fused columns are cut into `heads`.
-    ///
-    /// # Errors
-    /// [`Error::LayoutRank`], [`Error::Columns`].
     pub(super) fn read(self, tensor: Tensor, packed: bool, heads: Option<usize>) -> Result<Tensor, Error> {
-        let rank = match self {
-            Layout::Bshd | Layout::Bhsd => 4,
-            Layout::Fused if packed => 2,
-            Layout::Shd | Layout::Hsd | Layout::Fused => 3,
-        };
+        let (dims, rank) = self.dims(packed);
         if tensor.shape.len() != rank {
-            let expected = self.dims(packed);
-            return Err(Error::LayoutRank { tensor: tensor.name, given: tensor.shape, expected });
+            return Err(Error::shape(&tensor, dims));
         }
         if let Some(heads) = heads {
             let head_dim = divide(&tensor, heads, "heads")?;
@@ -135,8 +121,8 @@ impl Layout {
     fn swap(self, tensor: Tensor) -> Tensor {
         match self {
             Layout::Bshd | Layout::Shd => tensor,
-            Layout::Bhsd => tensor.with_swapped(1, 2),
-            Layout::Hsd => tensor.with_swapped(0, 1),
+            Layout::Bhsd => tensor.permuted(&[0, 2, 1, 3]),
+            Layout::Hsd => tensor.permuted(&[1, 0, 2]),
             Layout::Fused => tensor.with_fused_columns(),
         }
     }
@@ -144,22 +130,15 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tensor::Values;
     use super::*;
+    use ndarray::Array;
 
     /// A tensor with elements 100 · row + 10 · head + column.
     fn tensor(shape: &[usize], heads_first: bool) -> Tensor {
-        let (rows, heads) = (3, 2);
-        let number = |row, head, column| (100 * row + 10 * head + column) as f32;
-        let values: Vec<f32> = match heads_first {
-            false => (0..rows)
-                .flat_map(|r| (0..heads).flat_map(move |h| (0..2).map(move |c| number(r, h, c))))
-                .collect(),
-            true => (0..heads)
-                .flat_map(|h| (0..rows).flat_map(move |r| (0..2).map(move |c| number(r, h, c))))
-                .collect(),
-        };
-        Tensor { name: "x".into(), shape: shape.to_vec(), values: Values::F32(values) }
+        let x =
+            Array::from_shape_fn((3, 2, 2), |(row, head, column)| (100 * row + 10 * head + column) as f32);
+        let x = if heads_first { x.permuted_axes([1, 0, 2]) } else { x };
+        Tensor { shape: shape.to_vec(), ..Tensor::new("x", x) }
     }
 
     #[test]

@@ -3,12 +3,11 @@
 //! A file has a magic string, a version, the header's length, the header as a Python dict, and the elements. The format
 //! is documented as `numpy.lib.format`.
 
-use ndarray::{ArrayView, IxDyn, ShapeBuilder};
 use safetensors::Dtype;
 
 use super::error::NpyError;
 use super::source::Source;
-use super::tensor::{Tensor, Values};
+use super::tensor::Tensor;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
@@ -17,6 +16,14 @@ const MOST_DIMS: usize = 64;
 
 /// Far above what is needed: the header of an array takes less than 2 KiB.
 const MOST_HEADER_BYTES: u32 = 1 << 24;
+
+/// The names of element types, and whether their bytes are in big-endian order.
+const TYPES: [(&str, Dtype, bool); 4] = [
+    ("<f4", Dtype::F32, false),
+    (">f4", Dtype::F32, true),
+    ("<f2", Dtype::F16, false),
+    (">f2", Dtype::F16, true),
+];
 
 /// The description before a file's data.
 struct Header<'a> {
@@ -29,14 +36,12 @@ struct Header<'a> {
 pub(super) fn read(name: String, source: &mut Source) -> Result<Tensor, NpyError> {
     let (header, start) = header(source)?;
     let Header { descr, fortran_order, shape } = Header::parse(&header)?;
-    let (dtype, big_endian) = match descr {
-        "<f4" => (Dtype::F32, false),
-        ">f4" => (Dtype::F32, true),
-        "<f2" => (Dtype::F16, false),
-        ">f2" => (Dtype::F16, true),
-        "<f8" | ">f8" => return Err(NpyError::Wide { descr: descr.to_owned() }),
-        "<V2" | ">V2" | "|V2" => return Err(NpyError::Untyped { descr: descr.to_owned() }),
-        other => return Err(NpyError::Dtype { descr: format!("'{}'", cut(other)) }),
+    let Some((_, dtype, big_endian)) = TYPES.into_iter().find(|(name, ..)| *name == descr) else {
+        return Err(match descr {
+            "<f8" | ">f8" => NpyError::Wide { descr: descr.to_owned() },
+            "<V2" | ">V2" | "|V2" => NpyError::Untyped { descr: descr.to_owned() },
+            other => NpyError::Dtype { descr: format!("'{}'", cut(other)) },
+        });
     };
     let size = dtype.bitsize() / 8;
     let Some(expected) = len(&shape).and_then(|len| len.checked_mul(size)) else {
@@ -47,36 +52,22 @@ pub(super) fn read(name: String, source: &mut Source) -> Result<Tensor, NpyError
     if let Some(given) = source.len().map(|len| len - start).filter(|given| *given != expected) {
         return Err(length(given));
     }
-    let mut data = source.bytes(start..start.saturating_add(expected))?;
-    if data.len() as u64 != expected {
-        return Err(length(data.len() as u64));
+    let mut bytes = source.bytes(start..start.saturating_add(expected))?;
+    if bytes.len() as u64 != expected {
+        return Err(length(bytes.len() as u64));
     }
     if big_endian {
-        data.chunks_exact_mut(size).for_each(<[u8]>::reverse);
+        bytes.chunks_exact_mut(size).for_each(<[u8]>::reverse);
     }
-    if fortran_order {
-        data = in_c_order(&data, &shape, size);
-    }
-    let values = Values::decode(dtype, &data).expect("F32 and F16 are types of values");
-    Ok(Tensor { name, shape, values })
-}
-
-/// Converts elements of `size` bytes from Fortran order to C order.
-fn in_c_order(data: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
-    let elements: Vec<&[u8]> = data.chunks_exact(size).collect();
-    let elements =
-        ArrayView::from_shape(IxDyn(shape).f(), &elements).expect("the data are as long as the shape says");
-    elements.iter().copied().flatten().copied().collect()
+    let tensor = Tensor { name, dtype, shape, bytes };
+    Ok(if fortran_order { tensor.in_c_order() } else { tensor })
 }
 
 /// The bytes of a .npy file with `tensor`.
 pub(super) fn encode(tensor: &Tensor) -> Result<Vec<u8>, NpyError> {
-    let descr = match &tensor.values {
-        Values::F32(_) => "<f4",
-        Values::F16(_) => "<f2",
-        Values::F64(_) | Values::Bf16(_) | Values::E4m3(_) | Values::I64(_) | Values::I32(_) => {
-            return Err(NpyError::Dtype { descr: tensor.values.dtype().to_string() });
-        }
+    let is_written = |(_, dtype, big_endian): &(&str, Dtype, bool)| *dtype == tensor.dtype && !big_endian;
+    let Some((descr, ..)) = TYPES.into_iter().find(is_written) else {
+        return Err(NpyError::Dtype { descr: tensor.dtype.to_string() });
     };
     // A tuple with one element needs a trailing comma, and longer tuples may have one.
     let shape: String = tensor.shape.iter().map(|extent| format!("{extent}, ")).collect();
@@ -86,7 +77,7 @@ pub(super) fn encode(tensor: &Tensor) -> Result<Vec<u8>, NpyError> {
     let header_len = (start - MAGIC.len() - 4) as u16;
     let width = usize::from(header_len) - 1;
     let header = format!("{dict:width$}\n");
-    Ok([MAGIC, &[1, 0], &header_len.to_le_bytes(), header.as_bytes(), &tensor.values.encode()].concat())
+    Ok([MAGIC, &[1, 0], &header_len.to_le_bytes(), header.as_bytes(), &tensor.bytes].concat())
 }
 
 /// A file's header, and the offset of its data.
@@ -226,6 +217,8 @@ impl<'a> Text<'a> {
 
 #[cfg(test)]
 mod tests {
+    use ndarray::{Array, arr1, arr2};
+
     use super::*;
 
     fn file(version: u8, header: &str, data: &[u8]) -> Vec<u8> {
@@ -246,25 +239,23 @@ mod tests {
 
     #[test]
     fn headers_as_they_come() {
-        let expected = |shape: &[usize]| {
-            Ok(Tensor { name: "x".into(), shape: shape.into(), values: Values::F32(vec![1.0, -2.0]) })
-        };
+        let numbers = [1.0f32, -2.0];
         let little = [0, 0, 0x80, 0x3F, 0, 0, 0, 0xC0];
         let big = [0x3F, 0x80, 0, 0, 0xC0, 0, 0, 0];
         let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }   \n";
         for version in 1..=3 {
-            assert_eq!(decode(&file(version, header, &little)), expected(&[2]));
+            assert_eq!(decode(&file(version, header, &little)), Ok(Tensor::new("x", arr1(&numbers))));
         }
         let header = "{\"shape\":(1,2),\"descr\":\">f4\",\"fortran_order\":False}";
-        assert_eq!(decoded(header, &big), expected(&[1, 2]));
+        assert_eq!(decoded(header, &big), Ok(Tensor::new("x", arr2(&[numbers]))));
         let header = "{'descr': '>f2', 'fortran_order': False, 'shape': ()}";
-        assert_eq!(decoded(header, &[0x3C, 0]).unwrap().values, Values::F16(vec![half::f16::ONE]));
+        assert_eq!(decoded(header, &[0x3C, 0]), Ok(Tensor::new("x", ndarray::arr0(half::f16::ONE))));
     }
 
     /// Headers that NumPy writes under Python 2, and reads under Python 3.
     #[test]
     fn headers_of_python_2() {
-        let expected = Tensor { name: "x".into(), shape: vec![1, 2], values: Values::F32(vec![1.0, -2.0]) };
+        let expected = Tensor::new("x", arr2(&[[1.0f32, -2.0]]));
         let data = [0, 0, 0x80, 0x3F, 0, 0, 0, 0xC0];
         for header in [
             "{'descr': '<f4', 'fortran_order': False, 'shape': (1L, 2L), }             \n",
@@ -279,11 +270,9 @@ mod tests {
     #[test]
     fn elements_in_fortran_order() {
         let header = "{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3, 2)}";
-        let fortran = |index: usize| [index / 6, index / 2 % 3, index % 2];
-        let at = |[a, b, c]: [usize; 3]| a + 2 * (b + 3 * c);
+        let expected = Array::from_shape_fn((2, 3, 2), |(a, b, c)| (a + 2 * (b + 3 * c)) as f32);
         let data: Vec<u8> = (0..12u16).flat_map(|x| f32::from(x).to_le_bytes()).collect();
-        let values = (0..12).map(|index| at(fortran(index)) as f32).collect();
-        assert_eq!(decoded(header, &data).unwrap().values, Values::F32(values));
+        assert_eq!(decoded(header, &data), Ok(Tensor::new("x", expected)));
         let none = "{'descr': '<f4', 'fortran_order': True, 'shape': (2, 0)}";
         assert_eq!(decoded(none, &[]).unwrap().shape, [2, 0]);
     }
@@ -327,13 +316,13 @@ mod tests {
 
     #[test]
     fn written_files() {
-        let tensor = |rank| Tensor { name: "x".into(), shape: vec![1; rank], values: Values::F32(vec![0.5]) };
+        let tensor = |rank| Tensor::new("x", Array::from_elem(vec![1; rank], 0.5f32));
         for rank in 0..=MOST_DIMS {
             let bytes = encode(&tensor(rank)).unwrap();
             assert_eq!(decode(&bytes), Ok(tensor(rank)));
             assert_eq!(bytes.len() % 64, 4, "the data are aligned");
         }
-        let bf16 = Tensor { name: "x".into(), shape: vec![0], values: Values::Bf16(Vec::new()) };
+        let bf16 = Tensor::new("x", arr1(&[half::bf16::ONE]));
         assert_eq!(encode(&bf16), Err(NpyError::Dtype { descr: "BF16".into() }));
     }
 }

@@ -14,57 +14,37 @@ use crate::console;
 /// FLOP of the backward pass per FLOP of the forward pass: five products instead of two.
 const BACKWARD: f64 = 2.5;
 
-/// A computed call: the device, the time, and the check.
+/// A computed call.
 #[derive(Debug)]
 pub(super) struct Report {
     /// The prefix of the names of the call's tensors.
     pub(super) prefix: String,
     pub(super) problem: KnownProblem,
-    pub(super) place: ChosenDevice,
-    pub(super) times: Times,
-    pub(super) summary: Summary,
-    pub(super) check: Check,
+    pub(super) forward: Pass,
     pub(super) backward: Option<Backward>,
 }
 
-/// Computed gradients: the device, the time, and the check.
+/// Computed gradients.
 #[derive(Debug)]
 pub(super) struct Backward {
     /// The names of the gradients of O and LSE, if the file has them.
     pub(super) from: [Option<String>; 2],
+    pub(super) pass: Pass,
+}
+
+/// A computed pass: the device, the time, the results, and the check.
+#[derive(Debug)]
+pub(super) struct Pass {
     pub(super) place: ChosenDevice,
     pub(super) times: Times,
     pub(super) summaries: Vec<Summary>,
     pub(super) check: Check,
 }
 
-impl Report {
-    /// Whether everything that was checked satisfies the error law.
-    pub(super) fn holds(&self) -> bool {
-        self.check.holds() && self.backward.as_ref().is_none_or(|backward| backward.check.holds())
-    }
-
-    pub(super) fn json(&self) -> Value {
-        let Report { prefix, problem, place, times, summary, check, backward } = self;
-        let flops = problem.forward_flops();
-        json!({
-            "prefix": prefix,
-            "problem": problem.to_string(),
-            "device": place.json(),
-            "time": times.json(flops, "gflop_per_second"),
-            "results": [summary.json()],
-            "check": check.json(),
-            "backward": backward.as_ref().map(|backward| backward.json(BACKWARD * flops)),
-        })
-    }
-}
-
-impl Backward {
+impl Pass {
     fn json(&self, flops: f64) -> Value {
-        let Backward { from: [dout, dlse], place, times, summaries, check } = self;
+        let Pass { place, times, summaries, check } = self;
         json!({
-            "dout": dout,
-            "dlse": dlse,
             "device": place.json(),
             "time": times.json(flops, "gflop_per_second"),
             "results": summaries.iter().map(Summary::json).collect::<Vec<_>>(),
@@ -73,12 +53,7 @@ impl Backward {
     }
 
     fn write(&self, f: &mut fmt::Formatter<'_>, flops: f64) -> fmt::Result {
-        let Backward { from: [dout, dlse], place, times, summaries, check } = self;
-        let name = |name: &Option<String>, default: &str| match name {
-            Some(name) => console::escaped(name),
-            None => default.to_owned(),
-        };
-        writeln!(f, "\n  backward of dO = {}, dLSE = {}", name(dout, "1"), name(dlse, "0"))?;
+        let Pass { place, times, summaries, check } = self;
         writeln!(f, "  device  {place}")?;
         times.write(f, flops, "GFLOP/s")?;
         summaries.iter().try_for_each(|summary| writeln!(f, "  {summary}"))?;
@@ -86,16 +61,41 @@ impl Backward {
     }
 }
 
+impl Report {
+    /// Whether everything that was checked satisfies the error law.
+    pub(super) fn holds(&self) -> bool {
+        self.forward.check.holds()
+            && self.backward.as_ref().is_none_or(|backward| backward.pass.check.holds())
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let Report { prefix, problem, forward, backward } = self;
+        let flops = problem.forward_flops();
+        let mut report = forward.json(flops);
+        report["prefix"] = prefix.as_str().into();
+        report["problem"] = problem.to_string().into();
+        report["backward"] =
+            backward.as_ref().map_or(Value::Null, |Backward { from: [dout, dlse], pass }| {
+                let mut report = pass.json(BACKWARD * flops);
+                (report["dout"], report["dlse"]) = (json!(dout), json!(dlse));
+                report
+            });
+        report
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { prefix, problem, place, times, summary, check, backward } = self;
+        let Report { prefix, problem, forward, backward } = self;
         let gap = if prefix.is_empty() { "" } else { "  " };
         writeln!(f, "{}{gap}{problem}", console::escaped(prefix))?;
-        writeln!(f, "  device  {place}")?;
-        times.write(f, problem.forward_flops(), "GFLOP/s")?;
-        writeln!(f, "  {summary}")?;
-        write!(f, "  {check}")?;
-        backward.as_ref().map_or(Ok(()), |backward| backward.write(f, BACKWARD * problem.forward_flops()))
+        forward.write(f, problem.forward_flops())?;
+        let Some(Backward { from, pass }) = backward else { return Ok(()) };
+        let [dout, dlse] = [(0, "1"), (1, "0")].map(|(of, default)| {
+            from[of].as_ref().map_or_else(|| default.to_owned(), |name| console::escaped(name))
+        });
+        writeln!(f, "\n  backward of dO = {dout}, dLSE = {dlse}")?;
+        pass.write(f, BACKWARD * problem.forward_flops())
     }
 }
 
@@ -116,10 +116,12 @@ mod tests {
         let report = |compile| Report {
             prefix: String::new(),
             problem: problem.clone(),
-            place: ChosenDevice::cpu(),
-            times: Times { compile, call: Duration::from_millis(1), launches: 20, warm: true },
-            summary: Summary::new("o", &Array4::<f32>::ones([1; 4])),
-            check: Check::Unwanted,
+            forward: Pass {
+                place: ChosenDevice::cpu(),
+                times: Times { compile, call: Duration::from_millis(1), launches: 20, warm: true },
+                summaries: vec![Summary::new("o", &Array4::<f32>::ones([1; 4]))],
+                check: Check::Unwanted,
+            },
             backward: None,
         };
         let on_cpu = report(None).to_string();

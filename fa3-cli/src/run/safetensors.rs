@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::io;
 use std::path::Path;
 
 use safetensors::tensor::Metadata;
@@ -12,7 +11,7 @@ use super::call::{Call, Lists};
 use super::error::{Error, HeaderError};
 use super::scales::{self, Scales};
 use super::source::Source;
-use super::tensor::{self, Tensor, Values};
+use super::tensor::{self, Tensor};
 use super::text::{Names, short};
 
 /// The names of Q, K and V in a file.
@@ -66,9 +65,7 @@ impl<'a> File<'a> {
     /// Reads the header of the file at `path`.
     pub(super) fn open(path: &'a Path) -> Result<File<'a>, Error> {
         let mut source = Source::open(path)?;
-        let header = header(&mut source).map_err(|source| Error::Read { path: path.into(), source })?;
-        let (metadata, start) =
-            header.map_err(|source| Error::NotSafetensors { path: path.into(), source })?;
+        let (metadata, start) = header(path, &mut source)?;
         Ok(File { path, source, metadata, start, read: BTreeSet::new() })
     }
 
@@ -119,7 +116,7 @@ impl<'a> File<'a> {
             seqused_k: list("seqused_k")?,
         };
         let mut scales = <[Scales; 3]>::default();
-        if [&q, &k, &v].iter().all(|x| matches!(x.values, Values::E4m3(_))) {
+        if [&q, &k, &v].iter().all(|x| x.dtype == Dtype::F8_E4M3) {
             for (scales, name) in scales.iter_mut().zip(&names) {
                 *scales = self.scales(name)?;
             }
@@ -183,9 +180,8 @@ impl<'a> File<'a> {
         let Some(info) = self.metadata.info(name) else { return Ok(None) };
         self.read.insert(name.to_owned());
         let (name, shape, (begin, end)) = (short(name), info.shape.clone(), info.data_offsets);
-        let no_type = |tensor| Error::Dtype { tensor, given: info.dtype, expected };
-        if Values::decode(info.dtype, &[]).is_none() {
-            return Err(no_type(name));
+        if !Tensor::reads(info.dtype) {
+            return Err(Error::Dtype { tensor: name, given: info.dtype, expected });
         }
         let [from, to] = [begin, end].map(|offset| self.start.saturating_add(offset as u64));
         let bytes = self.source.bytes(from..to);
@@ -194,68 +190,54 @@ impl<'a> File<'a> {
             let (path, given) = (self.path.into(), bytes.len());
             return Err(Error::TensorCut { path, tensor: name, given, expected: end - begin });
         }
-        match Values::decode(info.dtype, &bytes) {
-            Some(values) => Ok(Some(Tensor { name, shape, values })),
-            None => Err(no_type(name)),
-        }
+        Ok(Some(Tensor { name, dtype: info.dtype, shape, bytes }))
     }
 }
 
 /// A file's header, and the offset of its data.
-fn header(source: &mut Source) -> io::Result<Result<(Metadata, u64), HeaderError>> {
-    let length = source.bytes(0..LENGTH_BYTES)?;
+fn header(path: &Path, source: &mut Source) -> Result<(Metadata, u64), Error> {
+    let refused = |source| Err(Error::NotSafetensors { path: path.into(), source });
+    let failed = |source| Error::Read { path: path.into(), source };
+    let length = source.bytes(0..LENGTH_BYTES).map_err(failed)?;
     let Ok(length) = <[u8; LENGTH_BYTES as usize]>::try_from(length.as_slice()) else {
-        return Ok(Err(HeaderError::NoLength { given: length.len(), expected: LENGTH_BYTES }));
+        return refused(HeaderError::NoLength { given: length.len(), expected: LENGTH_BYTES });
     };
     if length.starts_with(ZIP) {
-        return Ok(Err(HeaderError::Zip));
+        return refused(HeaderError::Zip);
     }
     let length = u64::from_le_bytes(length);
     if length > MOST_HEADER_BYTES {
-        return Ok(Err(HeaderError::Long { given: length, most: MOST_HEADER_BYTES }));
+        return refused(HeaderError::Long { given: length, most: MOST_HEADER_BYTES });
     }
     let start = LENGTH_BYTES + length;
-    let header = source.bytes(LENGTH_BYTES..start)?;
+    let header = source.bytes(LENGTH_BYTES..start).map_err(failed)?;
     if header.len() as u64 != length {
-        return Ok(Err(HeaderError::Cut { given: header.len(), expected: length }));
+        return refused(HeaderError::Cut { given: header.len(), expected: length });
     }
     let metadata: Metadata = match serde_json::from_slice(&header) {
         Ok(metadata) => metadata,
-        Err(error) => return Ok(Err(HeaderError::Json(error))),
+        Err(error) => return refused(HeaderError::Json(error)),
     };
     let expected = start.saturating_add(metadata.data_len() as u64);
     match source.len() {
-        Some(given) if given != expected => Ok(Err(HeaderError::Length { given, expected })),
-        _ => Ok(Ok((metadata, start))),
+        Some(given) if given != expected => refused(HeaderError::Length { given, expected }),
+        _ => Ok((metadata, start)),
     }
 }
 
 /// The bytes of a safetensors file with `tensors`.
 pub(crate) fn encode(path: &Path, tensors: &[Tensor]) -> Result<Vec<u8>, Error> {
-    let views = tensors.iter().map(|tensor| (tensor.name.as_str(), Encoded::new(tensor)));
+    let views = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor));
     safetensors::serialize(views, None).map_err(|source| Error::Serialize { path: path.into(), source })
 }
 
-/// A tensor in little-endian bytes.
-struct Encoded<'a> {
-    dtype: Dtype,
-    shape: &'a [usize],
-    bytes: Vec<u8>,
-}
-
-impl Encoded<'_> {
-    fn new(tensor: &Tensor) -> Encoded<'_> {
-        Encoded { dtype: tensor.values.dtype(), shape: &tensor.shape, bytes: tensor.values.encode() }
-    }
-}
-
-impl View for Encoded<'_> {
+impl View for &Tensor {
     fn dtype(&self) -> Dtype {
         self.dtype
     }
 
     fn shape(&self) -> &[usize] {
-        self.shape
+        &self.shape
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
@@ -272,9 +254,8 @@ mod tests {
     use super::*;
 
     fn file(names: &[&str]) -> tempfile::NamedTempFile {
-        let tensor =
-            |name: &&str| Tensor { name: (*name).into(), shape: vec![1], values: Values::F32(vec![0.0]) };
-        let bytes = encode(Path::new("x"), &names.iter().map(tensor).collect::<Vec<_>>()).unwrap();
+        let tensors = names.iter().map(|name| Tensor::new(name, ndarray::arr1(&[0.0f32])));
+        let bytes = encode(Path::new("x"), &tensors.collect::<Vec<_>>()).unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), bytes).unwrap();
         file
@@ -327,12 +308,5 @@ mod tests {
         std::fs::write(file.path(), b"PK\x03\x04 and more").unwrap();
         let Err(error) = File::open(file.path()) else { panic!("it is read") };
         assert!(error.to_string().contains("it is a zip archive, as .npz files are"), "{error}");
-    }
-
-    #[test]
-    fn a_missing_name_is_told() {
-        let file = file(&["b.q", "b.k", "b.v"]);
-        let error = File::open(file.path()).unwrap().call("c.", &Selection::default(), false).unwrap_err();
-        assert!(error.to_string().ends_with(" has no tensor c.q; it holds b.k, b.q, b.v"), "{error}");
     }
 }

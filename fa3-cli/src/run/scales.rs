@@ -30,21 +30,13 @@ impl Scales {
     }
 
     /// Codes with these scales, or with scale 1.
-    ///
-    /// # Errors
-    /// [`Error::ScalesShape`], or the reason why a quantized tensor cannot have these codes.
     pub(super) fn of(self, codes: Array4<E4m3>) -> Result<Quantized, Error> {
         let (batch, seqlen, heads, head_dim) = codes.dim();
         let Scales { scales, mean } = self;
         let shape = scales.as_ref().map_or(vec![], |scales| scales.shape.clone());
         let blocks = |rows: &usize| shape == [batch, heads, seqlen.div_ceil(*rows)];
         let scaling = match (shape.as_slice(), &mean) {
-            (&[of_batch, of_heads, columns], Some(_))
-                if [of_batch, of_heads, columns] == [batch, heads, head_dim] =>
-            {
-                Some(Scaling::Channel)
-            }
-            (_, Some(_)) => None,
+            (shape, Some(_)) => (shape == [batch, heads, head_dim]).then_some(Scaling::Channel),
             (shape, None) if shape.iter().all(|&extent| extent == 1) => Some(Scaling::Tensor),
             (&[of_batch, groups] | &[of_batch, groups, 1], None)
                 if of_batch == batch && groups != 0 && heads.is_multiple_of(groups) =>
@@ -53,10 +45,13 @@ impl Scales {
             }
             (_, None) => [128, 64].iter().find(|rows| blocks(rows)).map(|&rows| Scaling::Block { rows }),
         };
-        let name =
-            || scales.as_ref().or(mean.as_ref()).map_or_else(String::new, |tensor| tensor.name.clone());
         let Some(scaling) = scaling else {
-            return Err(Error::ScalesShape { tensor: name(), given: shape, batch, heads, head_dim });
+            let tensor = scales.or(mean).map_or_else(String::new, |tensor| tensor.name);
+            let expected = format!(
+                "scales of heads ({batch}, {heads} or a part of them), of blocks of 64 or 128 rows ({batch}, {heads}, \
+                 blocks), one of all, or with means scales of channels ({batch}, {heads}, {head_dim})"
+            );
+            return Err(Error::Shape { tensor, given: shape, expected });
         };
         let mut spec = QuantizeSpec::contiguous(Dtype::Bf16, Shape { batch, seqlen, heads, head_dim });
         spec.scaling = scaling;

@@ -26,10 +26,7 @@ enum Kind {
 
 impl Source {
     /// Opens the file at `path`. Opening a pipe may block until it has a writer, so a terminal shows a message.
-    ///
-    /// # Errors
-    /// If there is no such file, or it is neither a file nor a pipe. Folders are refused, and devices, which may be
-    /// endless.
+    /// Refuses folders, and devices, which may be endless.
     pub(super) fn open(path: &Path) -> Result<Source, Error> {
         let error = |source| Error::Read { path: path.into(), source };
         // The kind is checked first, because opening a device may have side effects.
@@ -57,9 +54,6 @@ impl Source {
     }
 
     /// The bytes in `range`; fewer if the file ends before.
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub(super) fn bytes(&mut self, range: Range<u64>) -> io::Result<Vec<u8>> {
         match &mut self.kind {
             Kind::File { len } => {

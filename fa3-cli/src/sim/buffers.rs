@@ -12,7 +12,6 @@ const MOST_BYTES: usize = 256 << 20;
 
 /// Why buffers cannot be initialized.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum BufferError {
     #[error("{given} bytes of buffers are more than the {limit} that are simulated")]
     Bytes { given: usize, limit: usize },
@@ -22,9 +21,6 @@ pub(crate) enum BufferError {
 
 /// The initial bytes of every buffer: standard normal numbers in inputs, except for lists and scales, and zeros where
 /// the program adds. Buffers that are only written stay empty.
-///
-/// # Errors
-/// See [`BufferError`].
 pub(crate) fn initial<K>(program: &Program<K>, seed: u64) -> Result<Vec<Vec<u8>>, BufferError> {
     let given = program.buffers.iter().map(Buffer::bytes).fold(0, usize::saturating_add);
     if given > MOST_BYTES {
@@ -46,9 +42,6 @@ pub(crate) fn initial<K>(program: &Program<K>, seed: u64) -> Result<Vec<Vec<u8>>
 }
 
 /// Standard normal numbers in the buffer's element type.
-///
-/// # Errors
-/// [`BufferError::Elem`].
 pub(crate) fn random(buffer: &Buffer, rng: &mut Xoshiro256PlusPlus) -> Result<Vec<u8>, BufferError> {
     let mut bytes = Vec::with_capacity(buffer.bytes());
     for _ in 0..buffer.len() {

@@ -16,7 +16,10 @@ const PRINTED_PROBES: usize = 100;
 #[derive(Debug)]
 pub(super) struct Report {
     title: String,
-    counted: Vec<Counted>,
+    /// The seed of the first run.
+    seed: u64,
+    /// The kernels, and the counters of their launches in the first run.
+    counted: Vec<(String, Counters)>,
     probes: Vec<Probe>,
     faults: Vec<Seen>,
     runs: usize,
@@ -36,14 +39,6 @@ pub(super) struct Run {
     pub(super) outcome: ProgramOutcome,
     /// The largest error of its results, as a fraction of what is allowed. `None` if there are no results to check.
     pub(super) verdict: Option<Result<f64, Wrong>>,
-}
-
-/// The counters of one launch, in the run with this seed.
-#[derive(Debug)]
-struct Counted {
-    kernel: String,
-    seed: u64,
-    counters: Counters,
 }
 
 /// A fault of a run.
@@ -77,15 +72,11 @@ impl Report {
         again: impl Fn(u64) -> String,
     ) -> Report {
         let titles: Vec<String> = program.steps.iter().map(title).collect();
-        let counted = runs.first().into_iter().flat_map(|Run { seed, outcome, .. }| {
-            outcome.steps.iter().zip(&program.steps).map(|(outcome, step)| Counted {
-                kernel: step.kernel.name.clone(),
-                seed: *seed,
-                counters: outcome.counters.clone(),
-            })
-        });
+        let (first, seed) = (runs.first().into_iter(), runs.first().map_or(0, |run| run.seed));
+        let counted = first.clone().flat_map(|run| run.outcome.steps.iter().zip(&program.steps));
+        let counted = counted.map(|(step, Step { kernel, .. })| (kernel.name.clone(), step.counters.clone()));
         let counted = counted.collect();
-        let probes = runs.first().into_iter().flat_map(|run| run.outcome.probes().cloned()).collect();
+        let probes = first.flat_map(|run| run.outcome.probes().cloned()).collect();
         let errors = runs.iter().filter_map(|run| run.verdict.as_ref()?.as_ref().ok());
         let error = errors.copied().reduce(f64::max);
         let (count, broken) = (runs.len(), runs.iter().filter(|run| !run.is_right()).count());
@@ -107,24 +98,15 @@ impl Report {
             Fault::Rule(finding) => finding.rule.order(),
             Fault::Ticket(_) | Fault::Result(_) => u32::MAX,
         });
-        Report {
-            title: titles.join("\n"),
-            counted,
-            probes,
-            faults: all,
-            runs: count,
-            broken,
-            error,
-            allowed,
-            time,
-        }
+        let (title, runs) = (titles.join("\n"), count);
+        Report { title, seed, counted, probes, faults: all, runs, broken, error, allowed, time }
     }
 
     /// The report as JSON, with the timeline of the model. Counters are listed per launch of one run.
     pub(super) fn json(&self, timeline: Option<&Timeline>) -> Value {
-        let Report { title: _, counted, probes, faults, runs, broken, error, allowed: _, time } = self;
+        let Report { title: _, seed, counted, probes, faults, runs, broken, error, allowed: _, time } = self;
         let count = |count: Count| json!({ "count": count.count, "bytes": count.bytes });
-        let step = |Counted { kernel, seed, counters }: &Counted| {
+        let step = |(kernel, counters): &(String, Counters)| {
             json!({
                 "kernel": kernel, "seed": seed,
                 "warp_instructions": counters.warp_instructions,
@@ -209,9 +191,9 @@ fn same(x: &Finding, y: &Finding) -> bool {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { title, counted, probes, faults, runs, broken, error, allowed, time } = self;
+        let Report { title, seed, counted, probes, faults, runs, broken, error, allowed, time } = self;
         writeln!(f, "{title}\n")?;
-        for Counted { kernel, seed, counters } in counted {
+        for (kernel, counters) in counted {
             let of = if counted.len() == 1 { String::new() } else { format!(" of {kernel}") };
             writeln!(f, "Counted{of} with seed {seed}:\n{counters}")?;
         }

@@ -25,21 +25,18 @@ pub(super) struct Candidate {
     pub(super) cluster: u32,
 }
 
-impl Candidate {
-    /// The candidate with the plan that results from `options`.
-    fn new(problem: &Problem, limits: &DeviceLimits, options: PlanOptions) -> Result<Candidate, PlanError> {
-        let plan = Plan::with(problem, limits, &options)?;
-        Ok(Candidate { options, tile: plan.tile(), order: plan.order(), cluster: plan.cluster() })
-    }
-}
-
 /// All candidates: first the planned one; then other tiles in the same order; the planned tile with the other choice of
 /// clusters; and the planned tile with other sections.
-///
-/// # Errors
-/// If the problem has no plan.
 pub(super) fn candidates(problem: &Problem, limits: &DeviceLimits) -> Result<Vec<Candidate>, PlanError> {
-    let candidate = |options: PlanOptions| Candidate::new(problem, limits, options);
+    let candidate = |options: PlanOptions| {
+        let plan = Plan::with(problem, limits, &options)?;
+        Ok::<_, PlanError>(Candidate {
+            options,
+            tile: plan.tile(),
+            order: plan.order(),
+            cluster: plan.cluster(),
+        })
+    };
     let planned = candidate(PlanOptions::default())?;
     let Candidate { tile, order, cluster, .. } = planned;
     let mut candidates = vec![planned];

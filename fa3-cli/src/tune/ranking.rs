@@ -57,21 +57,13 @@ impl Ranking {
     }
 
     fn table(&self) -> Table {
-        let heads = ["", "tile", "order", "TFLOP/s", "ratio", ""].map(str::to_owned).to_vec();
         let rows = self.rows.iter().enumerate().map(|(index, row)| {
-            let ratio = row.ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
-            let mark = if row.planned { "planned" } else { "" };
-            let place = format!("{}.", index + 1);
-            vec![
-                place,
-                row.tile.clone(),
-                row.order.clone(),
-                row.outcome.cell(self.flops),
-                ratio,
-                mark.to_owned(),
-            ]
+            let Row { planned, tile, order, outcome, ratio, .. } = row;
+            let ratio = ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
+            let (place, mark) = (format!("{}.", index + 1), if *planned { "planned" } else { "" });
+            vec![place, tile.clone(), order.clone(), outcome.cell(self.flops), ratio, mark.to_owned()]
         });
-        Table { rows: std::iter::once(heads).chain(rows).collect(), left: 3 }
+        Table::new(["", "tile", "order", "TFLOP/s", "ratio", ""], rows, 3)
     }
 }
 
@@ -106,10 +98,7 @@ pub(super) fn winners(rankings: &[Ranking]) -> Table {
         };
         setting.into_iter().chain(winner).collect()
     };
-    Table {
-        rows: std::iter::once(heads.map(str::to_owned).to_vec()).chain(rankings.iter().map(line)).collect(),
-        left: 5,
-    }
+    Table::new(heads, rankings.iter().map(line), 5)
 }
 
 #[cfg(test)]

@@ -1,30 +1,35 @@
 //! `fa3 accuracy --quick`, with and without a GPU.
 
-use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use fa3_cuda::host::Device;
 use serde_json::Value;
 
-use crate::{assert_needs_a_gpu, fa3};
+use crate::files::Folder;
+use crate::{command, fa3};
+
+/// The rows of a report.
+fn rows(report: &Value) -> &[Value] {
+    report["table"].as_array().unwrap()
+}
+
+/// The median of the row whose `key` is `value`.
+fn median(report: &Value, key: &str, value: &str) -> f64 {
+    let row = rows(report).iter().find(|row| row[key] == value);
+    row.unwrap_or_else(|| panic!("{value} in {report}"))["median"].as_f64().unwrap()
+}
 
 #[test]
 fn tables_are_printed_and_written() {
-    let folder = tempfile::tempdir().unwrap();
-    let [json, svg] = ["a.json", "a.svg"].map(|name| folder.path().join(name));
-    let (json, svg) = (json.to_str().unwrap(), svg.to_str().unwrap());
-    let stdout = fa3(&["accuracy", "--quick", "--json", json, "--svg", svg]).succeeded();
+    let folder = Folder::new();
+    let stdout = folder.fa3("accuracy --quick --json a.json --svg a.svg").succeeded();
 
-    let report: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
-    let rows = report["table"].as_array().unwrap();
-    let median = |name: &str| {
-        let row = rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name} in {rows:?}"));
-        assert_eq!(row["rmse"].as_array().unwrap().len(), 3, "a number for each seed");
-        row["median"].as_f64().unwrap()
-    };
+    let report = folder.json("a.json");
+    assert!(rows(&report).iter().all(|row| row["rmse"].as_array().unwrap().len() == 3), "one for each seed");
     // Expected at 1024 keys: rounding in FP8 is about 70 times coarser than in FP16, flash attention rounds less than
     // standard attention, and incoherent processing helps.
+    let median = |name: &str| median(&report, "name", name);
     assert!(median("fp16, FlashAttention-3") < 0.8 * median("fp16, standard attention"));
     assert!(median("fp8, FlashAttention-3") > 20.0 * median("fp16, FlashAttention-3"));
     assert!(median("fp8, no incoherent processing") > 1.3 * median("fp8, FlashAttention-3"));
@@ -38,11 +43,11 @@ fn tables_are_printed_and_written() {
     assert!(biases("two_level").iter().all(|bias| bias.abs() < 0.004));
 
     assert_eq!(report["gpu"], Value::Null);
-    assert!(rows.iter().all(|row| row["place"] == "cpu"), "{rows:?}");
-    assert!(stdout.ends_with(&format!("\n\nwrote {json}\nwrote {svg}\n")), "{stdout}");
+    assert!(rows(&report).iter().all(|row| row["place"] == "cpu"), "{report}");
+    assert!(stdout.ends_with("\n\nwrote a.json\nwrote a.svg\n"), "{stdout}");
     assert!(stdout.contains("open medians lie within"), "the paper's length was not measured: {stdout}");
     // The axes have titles and the numbers of keys. The paper's numbers do not apply.
-    let svg = fs::read_to_string(svg).unwrap();
+    let svg = folder.text("a.svg");
     for (label, count) in [("RMSE", 1), ("1k", 1), ("4k", 1), ("the paper", 0)] {
         assert_eq!(svg.lines().filter(|line| *line == label).count(), count, "{label}");
     }
@@ -51,31 +56,25 @@ fn tables_are_printed_and_written() {
 /// Q, K and V of a model, with O that another program computed in f64.
 #[test]
 fn activations_are_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let json = folder.path().join("a.json");
-    let input = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/minilm_layer5.safetensors");
-    let stdout = fa3(&["accuracy", "--input", input, "--json", json.to_str().unwrap()]).succeeded();
+    let folder = Folder::new();
+    let measured =
+        concat!("accuracy --input ", env!("CARGO_MANIFEST_DIR"), "/../data/minilm_layer5.safetensors");
+    let stdout = folder.fa3(&format!("{measured} --json a.json")).succeeded();
     assert!(stdout.contains("K and V (1, 512, 3, 32)\nthe root mean square of O is 2.748e-1\n"), "{stdout}");
-    let report: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
-    let rows = report["table"].as_array().unwrap();
-    assert!(rows.iter().all(|row| row["paper"] == Value::Null));
-    let median = |method| {
-        let row = rows.iter().find(|row| row["method"] == method).unwrap();
-        row["median"].as_f64().unwrap()
-    };
+    let report = folder.json("a.json");
+    assert!(rows(&report).iter().all(|row| row["paper"] == Value::Null));
+    let median = |method| median(&report, "method", method);
     // 3 % and 0.02 % of O.
     assert!((4e-3..1e-2).contains(&median("Flash3Fp8")) && (3e-5..1e-4).contains(&median("Flash3Fp16")));
     assert!(median("VChannels") < median("StandardFp8"));
-    fa3(&["accuracy", "--input", input, "--prefix", "layer0."])
-        .refused("has no tensor layer0.q; it holds k, ");
-    fa3(&["accuracy", "--input", "/no/such/file"]).refused("cannot read /no/such/file: No such file");
+    fa3(&format!("{measured} --prefix layer0.")).refused("has no tensor layer0.q; it holds k, ");
+    fa3("accuracy --input /no/such/file").refused("cannot read /no/such/file: No such file");
 }
 
 /// An interrupted run keeps the measured rows.
 #[test]
 fn rows_are_printed_as_they_are_measured() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fa3"));
-    let mut child = command.args(["accuracy", "--quick"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = command("accuracy --quick").stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let row = lines.map(Result::unwrap).find(|line| line.starts_with("fp16 standard attention"));
     let is_running = child.try_wait().unwrap().is_none();
@@ -86,8 +85,8 @@ fn rows_are_printed_as_they_are_measured() {
 
 #[test]
 fn a_place_that_cannot_be_written_is_refused_at_once() {
-    fa3(&["accuracy", "--json", "/no/such/folder/a.json"]).refused("there is no folder /no/such/folder");
-    fa3(&["accuracy", "--json", "x", "--svg", "./x"]).refused("outputs x and ./x are the same file");
+    fa3("accuracy --json /no/such/folder/a.json").refused("there is no folder /no/such/folder");
+    fa3("accuracy --json x --svg ./x").refused("outputs x and ./x are the same file");
 }
 
 /// Results of kernels are marked, and agree with the emulator's results, apart from the bias that only the emulator
@@ -101,17 +100,14 @@ fn kernels_compute_their_rows() {
             return;
         }
     };
-    let folder = tempfile::tempdir().unwrap();
-    let measured = |options: &[&str]| -> Value {
-        let json = folder.path().join("a.json");
-        fa3(&[&["accuracy", "--quick", "--json", json.to_str().unwrap()], options].concat()).succeeded();
-        serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap()
-    };
-    let (cpu, gpu) = (measured(&[]), measured(&["--gpu"]));
+    let folder = Folder::new();
+    let [cpu, gpu] = ["", "--gpu"].map(|option| {
+        folder.fa3(&format!("accuracy --quick --json a.json {option}")).succeeded();
+        folder.json("a.json")
+    });
     assert_eq!(gpu["gpu"], name.as_str());
-    let (cpu_rows, gpu_rows) = (cpu["table"].as_array().unwrap(), gpu["table"].as_array().unwrap());
     let mut on_gpu = Vec::new();
-    for (cpu, gpu) in cpu_rows.iter().zip(gpu_rows) {
+    for (cpu, gpu) in rows(&cpu).iter().zip(rows(&gpu)) {
         let [emulated, found] = [cpu, gpu].map(|row| row["median"].as_f64().unwrap());
         if gpu["place"] == "cpu" {
             assert_eq!(found, emulated, "{gpu}");
@@ -126,9 +122,4 @@ fn kernels_compute_their_rows() {
         let two_level = &row["two_level"];
         assert!(two_level["place"] == "gpu" && two_level["bias"].as_f64().unwrap().abs() < 0.001, "{row}");
     }
-}
-
-#[test]
-fn without_a_gpu_it_says_so_and_writes_nothing() {
-    assert_needs_a_gpu(&["accuracy --quick --gpu"]);
 }

@@ -8,13 +8,10 @@ use fa3_ir::{Elem, ptx};
 use fa3_sched::DeviceLimits;
 use fa3_sched::forward::Plan;
 use fa3_types::{Dtype, ProblemSpec, Shape};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::{Ran, fa3, fa3_with};
-
-fn words(text: &str) -> Ran {
-    fa3(&text.split_whitespace().collect::<Vec<_>>())
-}
+use crate::files::Folder;
+use crate::{fa3, fa3_with};
 
 #[test]
 fn prints_are_the_librarys() {
@@ -27,7 +24,7 @@ fn prints_are_the_librarys() {
     });
     let forward = ("forward --causal".to_owned(), forward.steps[0].kernel.kernel());
     for (name, kernel) in ladder.into_iter().chain([forward]) {
-        let print = |verb: &str| words(&format!("{verb} {name}")).succeeded();
+        let print = |verb: &str| fa3(&format!("{verb} {name}")).succeeded();
         // Source lines are relative to the compiler's folder, which is the same for both.
         assert_eq!(print("ir"), kernel.to_string(), "{name}");
         assert_eq!(print("ptx"), ptx::emit(&kernel).unwrap().text, "{name}");
@@ -39,9 +36,9 @@ fn prints_are_the_librarys() {
 /// C's tiles are stored as panels of 128 bytes. K has two tiles, one per split.
 #[test]
 fn a_launch_as_json() {
-    let text = words("ptx gemm_split_k --m 100 --n 136 --k 72 --splits 9 --dtype f16 --json").succeeded();
-    let mut launch: Value = serde_json::from_str(&text).unwrap();
-    let ptx = launch["ptx"].take();
+    let launch = |words: &str| fa3(&format!("ptx {words} --json")).json();
+    let mut split = launch("gemm_split_k --m 100 --n 136 --k 72 --splits 9 --dtype f16");
+    let ptx = split["ptx"].take();
     assert!(ptx.as_str().unwrap().contains(".visible .entry gemm_split_k("));
     let tensor = |array: u32, dims: [u32; 2], stride: u32, tile: [u32; 2], elem: &str| {
         json!({ "tensor": {
@@ -53,7 +50,7 @@ fn a_launch_as_json() {
         "ptx": null,
         "entry": "gemm_split_k",
         "threads": 128,
-        "smem": launch["smem"].as_u64().unwrap(),
+        "smem": split["smem"].as_u64().unwrap(),
         "cluster": 1,
         "grid": [2, 2, 2],
         "arrays": [
@@ -69,70 +66,62 @@ fn a_launch_as_json() {
             { "u32": 64 },
         ],
     });
-    assert_eq!(launch, expected);
+    assert_eq!(split, expected);
 
-    let text = words("ptx vector_add --n 300 --json").succeeded();
-    let launch: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(launch["args"], json!([{ "pointer": 0 }, { "pointer": 1 }, { "pointer": 2 }, { "u32": 300 }]));
-    assert_eq!((&launch["grid"], &launch["smem"]), (&json!([2, 1, 1]), &json!(0)));
-    let launch: Value =
-        serde_json::from_str(&words("ptx tile_copy --swizzle none --json").succeeded()).unwrap();
-    assert_eq!(launch["args"][0]["tensor"]["swizzle"], 0);
-    assert_eq!(launch["arrays"][1]["use"], "output");
-    let launch: Value = serde_json::from_str(&words("ptx gemm_cluster --json").succeeded()).unwrap();
-    assert_eq!(launch["cluster"], 2);
+    let sum = launch("vector_add --n 300");
+    assert_eq!(sum["args"], json!([{ "pointer": 0 }, { "pointer": 1 }, { "pointer": 2 }, { "u32": 300 }]));
+    assert_eq!((&sum["grid"], &sum["smem"]), (&json!([2, 1, 1]), &json!(0)));
+    let copy = launch("tile_copy --swizzle none");
+    assert_eq!(
+        (&copy["args"][0]["tensor"]["swizzle"], &copy["arrays"][1]["use"]),
+        (&json!(0), &json!("output"))
+    );
+    assert_eq!(launch("gemm_cluster")["cluster"], 2);
 }
 
 #[test]
 fn kernels_that_are_none_are_refused() {
     for verb in ["ir", "ptx", "sass", "sim"] {
-        let refused = |text: &str, why: &str| {
-            let ran = words(&format!("{verb} {text}"));
-            assert!(
-                ran.code == Some(2) && ran.stderr.contains(why),
-                "{verb} {text}, expected {why:?}: {ran:?}"
-            );
-        };
-        refused("gem", "unrecognized subcommand 'gem'");
-        refused("gemm --rows 8", "unexpected argument '--rows'");
-        refused("gemm --n 12", "'12' for '--n <N>': expected a multiple of 8 from 8 to 1048576");
-        refused("gemm --m -1", "'-1' for '--m <N>': expected a whole number from 1 to 1048576");
-        refused("gemm --m x", "'x' for '--m <N>': expected a whole number from 1 to 1048576");
-        refused("gemm_cluster --ctas 3", "'3' for '--ctas <N>': expected a multiple of 2 from 2 to 1048576");
-        refused("gemm --dtype e4m3", "'e4m3' for '--dtype <TYPE>': expected bf16 or f16");
-        refused("gemm_fp8 --dtype bf16", "unexpected argument '--dtype'");
-        refused(
-            "tile_copy --swizzle 16",
-            "'16' for '--swizzle <BYTES>'\n  [possible values: 128, 64, 32, none]",
-        );
-        refused(
-            "forward --pipeline two",
-            "'two' for '--pipeline <HOW>'\n  [possible values: serial, paired, two-stage, three-stage]",
-        );
-        refused("forward --window 5", "expected two whole numbers L,R from -1 to 2^32 - 1, as in 256,0");
-        refused("forward --dtype int8", "'int8' for '--dtype <TYPE>': expected f32, f16, bf16 or e4m3");
-        words(&format!("{verb} forward --heads-kv 3")).refused("heads_q 2 is not a multiple of heads_kv 3");
-        words(&format!("{verb} row_softmax --rows 100000 --cols 100000"))
-            .refused("100000 x 100000 elements are more than 4294967295");
+        for (kernel, why) in [
+            ("gem", "unrecognized subcommand 'gem'"),
+            ("gemm --rows 8", "unexpected argument '--rows'"),
+            ("gemm --n 12", "'12' for '--n <N>': expected a multiple of 8 from 8 to 1048576"),
+            ("gemm --m -1", "'-1' for '--m <N>': expected a whole number from 1 to 1048576"),
+            ("gemm --m x", "'x' for '--m <N>': expected a whole number from 1 to 1048576"),
+            ("gemm_cluster --ctas 3", "'3' for '--ctas <N>': expected a multiple of 2 from 2 to 1048576"),
+            ("gemm --dtype e4m3", "'e4m3' for '--dtype <TYPE>': expected bf16 or f16"),
+            ("gemm_fp8 --dtype bf16", "unexpected argument '--dtype'"),
+            (
+                "tile_copy --swizzle 16",
+                "'16' for '--swizzle <BYTES>'\n  [possible values: 128, 64, 32, none]",
+            ),
+            ("forward --pipeline two", "[possible values: serial, paired, two-stage, three-stage]"),
+            ("forward --pipeline two", "'two' for '--pipeline <HOW>'\n"),
+            ("forward --window 5", "expected two whole numbers L,R from -1 to 2^32 - 1, as in 256,0"),
+            ("forward --dtype int8", "'int8' for '--dtype <TYPE>': expected f32, f16, bf16 or e4m3"),
+        ] {
+            fa3(&format!("{verb} {kernel}")).misused(why);
+        }
+        fa3(&format!("{verb} forward --heads-kv 3")).refused("heads_q 2 is not a multiple of heads_kv 3");
         for usage in ["", "gemm gemm", "gemm --size 8", "gemm --m", "gemm --m 8 --m 16"] {
-            assert_eq!(words(&format!("{verb} {usage}")).code, Some(2), "{verb} {usage}");
+            assert_eq!(fa3(&format!("{verb} {usage}")).code, Some(2), "{verb} {usage}");
         }
     }
 }
 
+/// No compiler, whatever is installed.
+const NO_PTXAS: [(&str, &str); 1] = [("PTXAS", "/no/such/ptxas")];
+
 /// One row for every kernel of the ladder, with the numbers that need no compiler.
 #[test]
 fn kernels_are_listed_without_a_compiler() {
-    let stdout = fa3_with(&["kernels"], &[("PTXAS", "/no/such/ptxas")]).succeeded();
+    let stdout = fa3_with("kernels", &NO_PTXAS).succeeded();
     let (table, rest) = stdout.split_once("\n\n").unwrap();
     assert!(rest.starts_with("skipped: no ptxas: there is no /no/such/ptxas; "), "{rest}");
-    assert!(
-        rest.contains("`pip download --no-deps nvidia-cuda-nvcc`") && rest.lines().count() == 1,
-        "{rest}"
-    );
-    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split("  ").collect()).collect();
+    let wheel = "`pip download --no-deps nvidia-cuda-nvcc`";
+    assert!(rest.contains(wheel) && rest.lines().count() == 1, "{rest}");
     let rows =
-        rows.iter().map(|row| row.iter().map(|cell| cell.trim()).filter(|cell| !cell.is_empty()).collect());
+        table.lines().map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect());
     let rows: Vec<Vec<&str>> = rows.collect();
     let ladder: Vec<Shipped> = shipped().filter(|shipped| shipped.name.starts_with("ladder/")).collect();
     assert_eq!(rows.len(), 1 + ladder.len());
@@ -148,41 +137,24 @@ fn kernels_are_listed_without_a_compiler() {
 #[test]
 fn kernels_are_chosen_by_parts_of_their_names() {
     let part = "fwd/bf16/d128/192x80x3/none";
-    let stdout = fa3_with(&["kernels", part], &[("PTXAS", "/no/such/ptxas")]).succeeded();
-    let listed = stdout.lines().skip(1).map_while(|line| line.split_whitespace().next());
-    let listed: Vec<&str> = listed.collect();
-    let named: Vec<String> =
-        shipped().map(|shipped| shipped.name).filter(|name| name.contains(part)).collect();
+    let stdout = fa3_with(&format!("kernels {part}"), &NO_PTXAS).succeeded();
+    let listed: Vec<&str> = stdout.lines().skip(1).map_while(|line| line.split_whitespace().next()).collect();
+    let named = shipped().map(|shipped| shipped.name).filter(|name| name.contains(part));
     assert!(listed.len() > 4);
-    assert_eq!(listed, named);
-    words("kernels fwd/fp64")
+    assert_eq!(listed, named.collect::<Vec<_>>());
+    fa3("kernels fwd/fp64")
         .refused("no kernel's name contains fwd/fp64: names are such as ladder/vector_add/f32 and fwd/");
-}
-
-#[test]
-fn a_driver_that_is_not_there_compiles_nothing() {
-    if is_driver_present() {
-        println!("skipped: this machine has a driver");
-        return;
-    }
-    words("kernels --gpu").refused("no nvidia driver: libcuda cannot be loaded");
 }
 
 /// The compiler's remarks decide the exit code. This fake compiler always prints the same remarks.
 #[cfg(unix)]
 #[test]
 fn verdicts_of_a_compiler() {
-    use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let kernels = |says: &str, code: i32| {
-        let path = folder.path().join(format!("ptxas{code}{}", says.len()));
-        let script = format!(
-            "#!/bin/sh\n[ $1 = --version ] && echo 'tools, release 9.9, V9.9.1' && exit 0\n\
-             : > \"$4\"; cat >&2 <<'END'\n{says}\nEND\nexit {code}\n"
-        );
-        std::fs::write(&path, script).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        fa3_with(&["kernels"], &[("PTXAS", path.to_str().unwrap())])
+        let name = format!("ptxas{code}{}", says.len());
+        let ptxas = folder.tool(&name, &format!(": > \"$4\"; cat >&2 <<'END'\n{says}\nEND\nexit {code}"));
+        fa3_with("kernels", &[("PTXAS", &ptxas)])
     };
     let properties = "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads";
     let used = "ptxas info    : Used 77 registers, used 0 barriers";
@@ -190,8 +162,8 @@ fn verdicts_of_a_compiler() {
     assert!(clean.contains("\nptxas 9.9.1 (/"), "{clean}");
     assert!(clean.lines().filter(|line| line.contains("  77       0      0 ")).count() >= 10, "{clean}");
 
-    let spilled =
-        kernels(&format!("    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads\n{used}"), 0);
+    let spills = "    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads";
+    let spilled = kernels(&format!("{spills}\n{used}"), 0);
     assert_eq!((spilled.code, spilled.stderr.as_str()), (Some(1), ""));
     assert!(spilled.stdout.contains("  77      16      0 "), "{}", spilled.stdout);
 
@@ -205,7 +177,7 @@ fn verdicts_of_a_compiler() {
 /// Runs with the installed compiler.
 #[test]
 fn no_kernel_spills_or_is_warned_of() {
-    let stdout = words("kernels").succeeded();
+    let stdout = fa3("kernels").succeeded();
     if stdout.contains("skipped: no ptxas") {
         println!("skipped: no ptxas");
     } else {
@@ -215,21 +187,18 @@ fn no_kernel_spills_or_is_warned_of() {
 
 #[test]
 fn the_doctor_is_never_at_a_loss() {
-    let stdout = fa3_with(&["doctor"], &[("PTXAS", "/no/such/ptxas")]).succeeded();
+    let stdout = fa3_with("doctor", &NO_PTXAS).succeeded();
     let version = env!("CARGO_PKG_VERSION");
     let start = format!("fa3      {version}\nptxas    no ptxas: there is no /no/such/ptxas; ");
     assert!(stdout.starts_with(&start), "{stdout}");
-    assert!(
-        stdout.contains("\nattention  cpu (") && stdout.contains("\nkernels    simulator        yes\n"),
-        "{stdout}"
-    );
+    for part in ["\nattention  cpu (", "\nkernels    simulator        yes\n"] {
+        assert!(stdout.contains(part), "{stdout}");
+    }
     if is_driver_present() {
         println!("skipped: this machine has a driver");
         return;
     }
     let end = "\nattention  gpu 0            no nvidia driver: libcuda cannot be loaded\n";
-    assert!(
-        stdout.contains("\ndriver   no nvidia driver: libcuda cannot be loaded\n") && stdout.ends_with(end),
-        "{stdout}"
-    );
+    let driver = "\ndriver   no nvidia driver: libcuda cannot be loaded\n";
+    assert!(stdout.contains(driver) && stdout.ends_with(end), "{stdout}");
 }

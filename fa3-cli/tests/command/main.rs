@@ -3,6 +3,7 @@
 mod accuracy;
 mod bench;
 mod checks;
+mod files;
 mod kernels;
 mod layouts;
 mod plan;
@@ -13,10 +14,9 @@ mod run;
 mod sass;
 mod sim;
 
-use std::ffi::OsStr;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
-use fa3_cuda::host::is_driver_present;
+use serde_json::Value;
 
 /// The exit code and output of a command.
 #[derive(Debug)]
@@ -26,37 +26,26 @@ pub(crate) struct Ran {
     pub(crate) stderr: String,
 }
 
-pub(crate) fn fa3<S: AsRef<OsStr>>(args: &[S]) -> Ran {
-    fa3_with(args, &[])
+/// Runs `fa3` with words that blanks divide.
+pub(crate) fn fa3(words: &str) -> Ran {
+    fa3_with(words, &[])
 }
 
 /// Runs `fa3` with these environment variables.
-pub(crate) fn fa3_with<S: AsRef<OsStr>>(args: &[S], variables: &[(&str, &str)]) -> Ran {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fa3"));
-    command.args(args).envs(variables.iter().copied()).stdin(Stdio::null());
-    Ran::of(command.output().unwrap())
+pub(crate) fn fa3_with(words: &str, variables: &[(&str, &str)]) -> Ran {
+    Ran::of(command(words).envs(variables.iter().copied()))
 }
 
-/// Asserts that each command, with `--json` added, needs a GPU: without one it reports this and writes nothing.
-#[track_caller]
-pub(crate) fn assert_needs_a_gpu(commands: &[&str]) {
-    if is_driver_present() {
-        println!("skipped: there is a driver");
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let json = folder.path().join("a.json");
-    for command in commands {
-        let args = command.split_whitespace().chain(["--json", json.to_str().unwrap()]);
-        let ran = fa3(&args.collect::<Vec<_>>());
-        assert_eq!(ran.stdout, "", "{command}");
-        ran.refused("no nvidia driver: libcuda cannot be loaded");
-        assert!(!json.exists(), "{command}");
-    }
+/// `fa3` with words that blanks divide, and without stdin.
+pub(crate) fn command(words: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fa3"));
+    command.args(words.split_whitespace()).stdin(Stdio::null());
+    command
 }
 
 impl Ran {
-    pub(crate) fn of(output: Output) -> Ran {
+    pub(crate) fn of(command: &mut Command) -> Ran {
+        let output = command.output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
@@ -68,12 +57,24 @@ impl Ran {
         self.stdout
     }
 
+    /// Asserts that the command succeeded, and parses its output.
+    #[track_caller]
+    pub(crate) fn json(self) -> Value {
+        serde_json::from_str(&self.succeeded()).unwrap()
+    }
+
     /// Asserts that the command refused its input in one line that contains `why`.
     #[track_caller]
     pub(crate) fn refused(self, why: &str) {
-        let Ran { code, stderr, .. } = &self;
-        let line = stderr.strip_prefix("error: ").and_then(|rest| rest.strip_suffix('\n'));
+        let line = self.stderr.strip_prefix("error: ").and_then(|rest| rest.strip_suffix('\n'));
         let one_line = line.is_some_and(|line| !line.contains('\n') && line.contains(why));
-        assert!(*code == Some(2) && one_line, "expected {why:?}: {self:?}");
+        assert!(self.code == Some(2) && one_line, "expected {why:?}: {self:?}");
+    }
+
+    /// Asserts that the parser of the command line refused it, with a text that contains `why`.
+    #[track_caller]
+    pub(crate) fn misused(self, why: &str) {
+        let is_refused = self.code == Some(2) && self.stderr.starts_with("error: ");
+        assert!(is_refused && self.stderr.contains(why), "expected {why:?}: {self:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! `fa3 plan` as a command.
 
+use crate::files::Folder;
 use crate::{Ran, fa3};
 use fa3_sched::forward::{OrderComparison, OrderTable, Plan, PlanOptions, SplitKeys};
 use fa3_sched::{DeviceLimits, backward, cached};
@@ -10,7 +11,7 @@ use fa3_types::{
 use serde_json::Value;
 
 fn plan(args: &str) -> Ran {
-    fa3(&["plan"].into_iter().chain(args.split_whitespace()).collect::<Vec<_>>())
+    fa3(&format!("plan {args}"))
 }
 
 /// Asserts that the command prints the library's plan and comparison.
@@ -45,12 +46,12 @@ fn options_make_the_problem() {
 #[test]
 fn the_examples_run() {
     for (verb, count) in [("plan", 7), ("ir", 3), ("ptx", 3), ("sim", 9), ("kernels", 2), ("doctor", 2)] {
-        let help = fa3(&[verb, "--help"]).succeeded();
+        let help = fa3(&format!("{verb} --help")).succeeded();
         let examples: Vec<&str> = help.lines().filter_map(|line| line.strip_prefix("  fa3 ")).collect();
         assert_eq!(examples.len(), count, "{help}");
         for example in examples {
             let words = example.split_whitespace().take_while(|word| !["--svg", ">"].contains(word));
-            let stdout = fa3(&words.collect::<Vec<_>>()).succeeded();
+            let stdout = fa3(&words.collect::<Vec<_>>().join(" ")).succeeded();
             assert!(!stdout.contains("on the CPU only"), "{example}: {stdout}");
         }
     }
@@ -64,10 +65,9 @@ fn plans_can_be_changed() {
     let changed = stdout("--pipeline serial --ping-pong off");
     assert!(!changed.contains("QK and PV issued together") && !changed.contains("ping-pong"), "{changed}");
     assert!(!changed.contains("Makespan by order"), "{changed}");
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("plan.svg");
-    stdout(&format!("--loads consumers --svg {}", path.display()));
-    assert!(path.exists());
+    let folder = Folder::new();
+    folder.fa3("plan --seqlen 8k --heads 16 --head-dim 128 --loads consumers --svg plan.svg").succeeded();
+    assert!(folder.path("plan.svg").exists());
     plan("--seqlen 64 --heads 1 --head-dim 128 --dtype e4m3 --pipeline three-stage")
         .refused("products are serial or paired");
 }
@@ -102,16 +102,12 @@ fn caches_have_plans() {
         let stdout = plan(&format!("{args} {more} --seqlen-new 2 --rotary-dim 64")).succeeded();
         assert_eq!(stdout, format!("{expected}\n"));
     }
-    let report = |more: &str| -> Value {
-        serde_json::from_str(&plan(&format!("{args} --json - {more}")).succeeded()).unwrap()
-    };
+    let report = |more: &str| plan(&format!("{args} --json - {more}")).json();
     let shared = report("--split-keys");
     assert_eq!((&shared["heads_of_a_tile"], &shared["positions_of_a_tile"]), (&16.into(), &4.into()));
     let appending = report("--seqlen-new 2");
-    assert_eq!(
-        (&appending["append"]["keys"]["rows"], &appending["append"]["queries"]),
-        (&6.into(), &Value::Null)
-    );
+    let append = &appending["append"];
+    assert_eq!((&append["keys"]["rows"], &append["queries"]), (&6.into(), &Value::Null));
     assert_eq!(appending["attention"]["sequences"], 3);
     plan(&format!("{args} --svg x.svg")).refused("lengths are data, which kernels find on the device");
     let stdout = plan("--cache-seqlens 50 --heads 1 --head-dim 64 --dtype f32").succeeded();
@@ -152,25 +148,22 @@ fn the_backward_pass_has_plans() {
 /// A panel for each kernel with products, or the reason why it has no schedule.
 #[test]
 fn the_backward_pass_has_a_picture() {
-    let folder = tempfile::tempdir().unwrap();
-    let svg = folder.path().join("plan.svg");
-    let base = format!("--seqlen 1000 --heads 4 --causal --backward --svg {}", svg.display());
+    let base = "plan --seqlen 1000 --heads 4 --causal --backward --svg plan.svg";
     for (more, panels) in [("--head-dim 64", 1), ("--head-dim 256", 2)] {
-        plan(&format!("{base} {more}")).succeeded();
-        let picture = std::fs::read_to_string(&svg).unwrap();
+        let folder = Folder::new();
+        folder.fa3(&format!("{base} {more}")).succeeded();
+        let picture = folder.text("plan.svg");
         assert_eq!(picture.matches(" of the bound, CTAs busy ").count(), panels, "{picture}");
     }
-    std::fs::remove_file(&svg).unwrap();
-    plan(&format!("{base} --head-dim 64 --dtype f32"))
-        .refused("there is no schedule to draw: the backward kernels");
-    assert!(!svg.exists());
+    let (folder, why) = (Folder::new(), "there is no schedule to draw: the backward kernels");
+    folder.fa3(&format!("{base} --head-dim 64 --dtype f32")).refused(why);
+    assert_eq!(folder.count(), 0);
 }
 
 /// The report goes to a file beside the text, or alone to stdout.
 #[test]
 fn reports_for_programs() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("report.json");
+    let folder = Folder::new();
     for (verb, key) in [
         ("plan --seqlen 4k --heads 8 --head-dim 128 --causal", "/registers/entry"),
         ("plan --seqlen 64 --heads 4 --head-dim 64 --dtype f32", "/cpu_only"),
@@ -180,20 +173,14 @@ fn reports_for_programs() {
         ("kernels vector_add", "/kernels/0/threads"),
         ("doctor", "/runs/0/runs"),
     ] {
-        let run = |json: &str| {
-            let words: Vec<&str> = verb.split_whitespace().chain(["--json", json]).collect();
-            fa3(&words).succeeded()
-        };
-        let printed: Value = serde_json::from_str(&run("-")).unwrap();
+        let printed = fa3(&format!("{verb} --json -")).json();
         assert!(printed.pointer(key).is_some_and(|value| !value.is_null()), "{verb}: {printed}");
-        let stdout = run(path.to_str().unwrap());
-        assert!(
-            stdout.ends_with("report.json\n") && serde_json::from_str::<Value>(&stdout).is_err(),
-            "{stdout}"
-        );
-        let written: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let stdout = folder.fa3(&format!("{verb} --json report.json")).succeeded();
+        let is_text = serde_json::from_str::<Value>(&stdout).is_err();
+        assert!(stdout.ends_with("report.json\n") && is_text, "{stdout}");
         // The elapsed time differs.
-        assert_eq!(written.as_object().unwrap().len(), printed.as_object().unwrap().len());
+        let [written, printed] = [folder.json("report.json"), printed].map(|x| x.as_object().unwrap().len());
+        assert_eq!(written, printed);
     }
     plan("--seqlen 64 --heads 4 --head-dim 64 --json - --svg x.svg")
         .refused("--json - prints JSON and nothing else");
@@ -209,29 +196,25 @@ fn packed_sequences() {
     let expected = Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap().to_string();
     assert!(expected.contains("by a table of 2 sequences"), "{expected}");
     assert_eq!(plan(args).succeeded(), format!("{expected}\n"));
-    let json: Value = serde_json::from_str(&plan(&format!("{args} --json -")).succeeded()).unwrap();
-    assert_eq!(json.pointer("/sequences"), Some(&Value::from(2)));
+    assert_eq!(plan(&format!("{args} --json -")).json()["sequences"], 2);
     plan(&format!("{args} --svg x.svg")).refused("lengths are data, which kernels find on the device");
 }
 
 /// No plan is printed without a kernel for it.
 #[test]
 fn what_only_the_cpu_computes_is_said_so() {
-    let base = "--heads 4 --head-dim 64";
-    let folder = tempfile::tempdir().unwrap();
-    let svg = folder.path().join("plan.svg");
+    let folder = Folder::new();
+    let no_tile = "the forward kernels have no tile for head_dim 64 and head_dim_v 512: of FP8 they take up to 256 and \
+                   256";
     for (options, why) in [
         ("--seqlen 64 --dtype f32", "the forward kernels take f16, bf16 and e4m3, not f32"),
-        (
-            "--seqlen 64 --dtype e4m3 --head-dim-v 512",
-            "the forward kernels have no tile for head_dim 64 and head_dim_v 512: of FP8 they take up to 256 and 256",
-        ),
+        ("--seqlen 64 --dtype e4m3 --head-dim-v 512", no_tile),
     ] {
-        let stdout = plan(&format!("{base} {options}")).succeeded();
-        assert_eq!(stdout, format!("computed on the CPU only, because {why}\n"));
-        plan(&format!("{base} {options} --svg {}", svg.display()))
-            .refused(&format!("there is no schedule to draw: {why}"));
-        assert!(!svg.exists());
+        let words = format!("--heads 4 --head-dim 64 {options}");
+        assert_eq!(plan(&words).succeeded(), format!("computed on the CPU only, because {why}\n"));
+        let why = format!("there is no schedule to draw: {why}");
+        folder.fa3(&format!("plan {words} --svg plan.svg")).refused(&why);
+        assert_eq!(folder.count(), 0);
     }
     // On a GPU, rows of host arrays are padded.
     let stdout = plan("--seqlen 64 --heads 4 --head-dim 100").succeeded();
@@ -242,24 +225,20 @@ fn what_only_the_cpu_computes_is_said_so() {
 
 #[test]
 fn nothing_to_do_is_a_plan() {
-    let folder = tempfile::tempdir().unwrap();
-    let svg = folder.path().join("nothing.svg");
-    let args = format!("--seqlen 0 --heads 8 --head-dim 128 --svg {}", svg.display());
-    let stdout = plan(&args).succeeded();
+    let folder = Folder::new();
+    let stdout = folder.fa3("plan --seqlen 0 --heads 8 --head-dim 128 --svg plan.svg").succeeded();
     assert!(stdout.contains("tiles      0") && !stdout.contains("Makespan"), "{stdout}");
-    let text = std::fs::read_to_string(svg).unwrap();
+    let text = folder.text("plan.svg");
     assert!(text.contains("planned: no tiles") && !text.contains("of the bound"), "{text}");
 }
 
 /// The only tile fills the picture, and the axis has its end.
 #[test]
 fn one_tile_is_a_picture() {
-    let folder = tempfile::tempdir().unwrap();
-    let svg = folder.path().join("one.svg");
-    plan(&format!("--seqlen 1 --heads 1 --head-dim 64 --svg {}", svg.display())).succeeded();
-    let text = std::fs::read_to_string(svg).unwrap();
-    let labels: Vec<&str> = text.lines().filter(|line| ["0", "1", "2"].contains(line)).collect();
-    assert_eq!(labels.iter().filter(|label| **label == "2").count(), 2, "{labels:?}");
+    let folder = Folder::new();
+    folder.fa3("plan --seqlen 1 --heads 1 --head-dim 64 --svg plan.svg").succeeded();
+    let text = folder.text("plan.svg");
+    assert_eq!(text.lines().filter(|line| *line == "2").count(), 2, "{text}");
     for part in ["each tile visits 1 block; the line", "planned: 2 blocks", "CTA, 1 of 132 used"] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
@@ -268,12 +247,13 @@ fn one_tile_is_a_picture() {
 /// The picture shows the schedule: without thinning, one bar for each of the 1024 tiles and panel.
 #[test]
 fn the_picture() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("plan.svg");
-    let args = |more: &str| format!("--seqlen 4096 --heads 8 --head-dim 128 {more} --svg {}", path.display());
-    let stdout = plan(&args("--batch 4 --causal")).succeeded();
-    assert!(stdout.ends_with(&format!("wrote {}\n", path.display())), "{stdout}");
-    let svg = std::fs::read_to_string(&path).unwrap();
+    let folder = Folder::new();
+    let drawn = |more: &str| {
+        folder.fa3(&format!("plan --seqlen 4096 --heads 8 --head-dim 128 {more} --svg plan.svg")).succeeded()
+    };
+    let stdout = drawn("--batch 4 --causal");
+    assert!(stdout.ends_with("wrote plan.svg\n"), "{stdout}");
+    let svg = folder.text("plan.svg");
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
     let (background, shades) = (1, 32);
     assert_eq!(svg.matches("<rect ").count(), background + shades + 2 * 1024);
@@ -288,49 +268,44 @@ fn the_picture() {
     }
     // Many more tiles than can be drawn, on one CTA and on many more CTAs than pixels.
     for sms in [1, 132, 4096] {
-        plan(&args(&format!("--batch 100 --causal --sms {sms}"))).succeeded();
-        let bytes = std::fs::metadata(&path).unwrap().len();
+        drawn(&format!("--batch 100 --causal --sms {sms}"));
+        let bytes = folder.bytes("plan.svg").len();
         assert!((20_000..500_000).contains(&bytes), "{bytes} bytes for {sms} SMs");
     }
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    assert_eq!(folder.count(), 1);
 }
 
 #[test]
 fn bad_problems_are_refused() {
-    let base = "--heads 8 --head-dim 128";
-    plan(&format!("{base} --seqlen 64 --heads-kv 3")).refused("heads_q 8 is not a multiple of heads_kv 3");
-    plan(&format!("{base} --seqlen 4294967296")).refused("q has seqlen 4294967296, more than 2147483647");
-    plan(&format!("{base} --cu-seqlens-q 0,5,3")).refused("cu_seqlens falls from 5 to 3");
-    plan(&format!("{base} --seqlen 100000000 --batch 100000")).refused("tiles are too many to number");
+    let (base, folder) = ("--heads 8 --head-dim 128", Folder::new());
+    for (options, why) in [
+        ("--seqlen 64 --heads-kv 3", "heads_q 8 is not a multiple of heads_kv 3"),
+        ("--seqlen 4294967296", "q has seqlen 4294967296, more than 2147483647"),
+        ("--cu-seqlens-q 0,5,3", "cu_seqlens falls from 5 to 3"),
+        ("--seqlen 100000000 --batch 100000", "tiles are too many to number"),
+        ("--seqlen 64 --svg missing/plan.svg", "there is no folder"),
+        ("--seqlen 1000000 --batch 101 --svg plan.svg", "more than the 4194304 that are simulated"),
+    ] {
+        folder.fa3(&format!("plan {base} {options}")).refused(why);
+    }
+    assert_eq!(folder.count(), 0);
     let odd = plan("--heads 8 --head-dim 127 --seqlen 64").succeeded();
     assert!(odd.contains("q has head_dim 127, not a multiple of 8 as bf16 needs (16-byte rows)"), "{odd}");
-    let folder = tempfile::tempdir().unwrap();
-    let missing = folder.path().join("missing/plan.svg");
-    plan(&format!("{base} --seqlen 64 --svg {}", missing.display())).refused("there is no folder");
-    let many = format!("{base} --seqlen 1000000 --batch 101");
-    assert!(!plan(&many).succeeded().contains("Makespan"));
-    let picture = folder.path().join("plan.svg");
-    plan(&format!("{many} --svg {}", picture.display())).refused("more than the 4194304 that are simulated");
+    assert!(!plan(&format!("{base} --seqlen 1000000 --batch 101")).succeeded().contains("Makespan"));
     for usage in
         ["--seqlen 64 --window 5", "--seqlen 64 --sms 0", "--seqlen x", "--seqlen 4 --dtype int8", ""]
     {
-        let ran = plan(&format!("{base} {usage}"));
-        assert_eq!(ran.code, Some(2), "{usage}: {ran:?}");
-        assert!(ran.stderr.starts_with("error: "), "{usage}: {ran:?}");
+        plan(&format!("{base} {usage}")).misused("");
     }
 }
 
 #[test]
 fn help_has_examples() {
-    let help = fa3(&["--help"]).succeeded();
+    let help = fa3("--help").succeeded();
     let (_, verbs) = help.split_once("Commands:\n").unwrap();
     let verbs = verbs.lines().take_while(|line| !line.is_empty());
     let verbs: Vec<&str> = verbs.filter_map(|line| line.split_whitespace().next()).collect();
     let expected = "run quantize accuracy bench tune plan kernels ir ptx sass sim doctor completions help";
     assert_eq!(verbs.join(" "), expected);
-    for verb in &verbs[..verbs.len() - 1] {
-        let help = fa3(&[verb, &"--help"]).succeeded();
-        assert!(help.contains("Examples:") && help.contains(&format!("\n  fa3 {verb}")), "{help}");
-    }
-    assert_eq!(fa3(&["--version"]).succeeded(), format!("fa3 {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(fa3("--version").succeeded(), format!("fa3 {}\n", env!("CARGO_PKG_VERSION")));
 }

@@ -2,12 +2,13 @@
 
 use serde_json::{Value, json};
 
+use crate::files::Folder;
 use crate::{Ran, fa3, fa3_with};
 
 #[test]
 fn tools_that_are_not_there() {
     let variables = [("PTXAS", "/no/such/ptxas"), ("NVDISASM", "/no/such/nvdisasm")];
-    fa3_with(&["sass", "gemm"], &variables).refused("no ptxas: there is no /no/such/ptxas");
+    fa3_with("sass gemm", &variables).refused("no ptxas: there is no /no/such/ptxas");
 }
 
 /// A loop in which a barrier interrupts a product, which half of the exponentials overlap.
@@ -26,29 +27,18 @@ const LISTING: &str = "\
 /// Fake tools with fixed output.
 #[cfg(unix)]
 mod fake {
-    use std::os::unix::fs::PermissionsExt;
-    use std::path::Path;
-
     use super::*;
-
-    fn script(folder: &Path, name: &str, body: &str) -> String {
-        let path = folder.join(name);
-        let version = "[ \"$1\" = --version ] && echo 'tools, release 9.9, V9.9.1' && exit 0";
-        std::fs::write(&path, format!("#!/bin/sh\n{version}\n{body}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        path.to_str().unwrap().to_owned()
-    }
 
     /// Runs `fa3 sass gemm` with a ptxas that writes a listing and prints `says`, and an nvdisasm that runs
     /// `disassemble`.
-    fn sass(listing: &str, says: &str, disassemble: &str, args: &[&str]) -> Ran {
-        let folder = tempfile::tempdir().unwrap();
-        let ptxas = format!("cat > \"$4\" <<'END'\n{listing}END\ncat >&2 <<'END'\n{says}\nEND");
-        let ptxas = script(folder.path(), "ptxas", &ptxas);
-        let nvdisasm = script(folder.path(), "nvdisasm", disassemble);
-        let args = [&["sass", "gemm"], args].concat();
-        let ran = fa3_with(&args, &[("PTXAS", &ptxas), ("NVDISASM", &nvdisasm)]);
-        let shown = |text: String| text.replace(folder.path().to_str().unwrap(), "FOLDER");
+    fn sass(listing: &str, says: &str, disassemble: &str, options: &str) -> Ran {
+        let folder = Folder::new();
+        let assemble = format!("cat > \"$4\" <<'END'\n{listing}END\ncat >&2 <<'END'\n{says}\nEND");
+        let [ptxas, nvdisasm] = [("ptxas", assemble.as_str()), ("nvdisasm", disassemble)]
+            .map(|(name, body)| folder.tool(name, body));
+        let words = format!("sass gemm {options}");
+        let ran = fa3_with(&words, &[("PTXAS", &ptxas), ("NVDISASM", &nvdisasm)]);
+        let shown = |text: String| text.replace(folder.path("").to_str().unwrap(), "FOLDER/");
         Ran { code: ran.code, stdout: shown(ran.stdout), stderr: shown(ran.stderr) }
     }
 
@@ -69,15 +59,14 @@ loop at 0x0010: 7 instructions a round
 
   2 HGMMA of 64 columns, a new sum, stopped 1×, awaited at 0x0050; under it 1 of 2 exponentials
 ";
-        assert_eq!(sass(LISTING, USED, SHOW, &[]).succeeded(), expected);
-        let straight = sass("        /*0000*/   EXIT ;\n", USED, SHOW, &[]).succeeded();
+        assert_eq!(sass(LISTING, USED, SHOW, "").succeeded(), expected);
+        let straight = sass("        /*0000*/   EXIT ;\n", USED, SHOW, "").succeeded();
         assert!(straight.ends_with("\n\nno loop has tensor-core products\n"), "{straight}");
     }
 
     #[test]
     fn as_json() {
-        let text = sass(LISTING, USED, SHOW, &["--json"]).succeeded();
-        let mut found: Value = serde_json::from_str(&text).unwrap();
+        let mut found = sass(LISTING, USED, SHOW, "--json").json();
         assert_eq!(found["loops"][0]["counts"]["exponentials"].take(), 2);
         found["loops"][0]["counts"].take();
         let expected = json!({
@@ -108,27 +97,23 @@ loop at 0x0010: 7 instructions a round
     #[test]
     fn verdicts() {
         let warned = format!("ptxas info    : (C7510) Potential loss\n{USED}");
-        let warned = sass(LISTING, &warned, SHOW, &[]);
+        let warned = sass(LISTING, &warned, SHOW, "");
         assert_eq!((warned.code, warned.stderr.as_str()), (Some(1), ""));
-        assert!(
-            warned.stdout.starts_with("gemm: 77 registers, C7510: Potential loss\n"),
-            "{}",
-            warned.stdout
-        );
+        assert!(warned.stdout.starts_with("gemm: 77 registers, C7510: Potential loss\n"), "{warned:?}");
         let spilled = LISTING.replace("MUFU.EX2 R3, R24", "LDL R3, [R1]");
-        assert_eq!(sass(&spilled, USED, SHOW, &[]).code, Some(1));
+        assert_eq!(sass(&spilled, USED, SHOW, "").code, Some(1));
 
-        sass(LISTING, USED, "echo 'nvdisasm fatal   : no' >&2; exit 255", &[])
+        sass(LISTING, USED, "echo 'nvdisasm fatal   : no' >&2; exit 255", "")
             .refused("nvdisasm rejects kernel gemm: nvdisasm fatal   : no");
-        sass(LISTING, USED, "echo nothing", &[])
+        sass(LISTING, USED, "echo nothing", "")
             .refused("nvdisasm's listing of kernel gemm: there is no instruction in it");
     }
 
     #[test]
     fn no_disassembler() {
-        let folder = tempfile::tempdir().unwrap();
-        let ptxas = script(folder.path(), "ptxas", "exit 1");
-        fa3_with(&["sass", "gemm"], &[("PTXAS", &ptxas), ("NVDISASM", "/no/such/nvdisasm")])
+        let folder = Folder::new();
+        let ptxas = folder.tool("ptxas", "exit 1");
+        fa3_with("sass gemm", &[("PTXAS", &ptxas), ("NVDISASM", "/no/such/nvdisasm")])
             .refused("no nvdisasm: there is no /no/such/nvdisasm");
     }
 }
@@ -136,12 +121,12 @@ loop at 0x0010: 7 instructions a round
 /// With the installed tools: the paper's loop of head dimension 128.
 #[test]
 fn a_forward_kernel() {
-    let ran = fa3(&["sass", "forward", "--json"]);
+    let ran = fa3("sass forward --json");
     if ran.stderr.contains("no ptxas") || ran.stderr.contains("no nvdisasm") {
         println!("skipped: {}", ran.stderr);
         return;
     }
-    let found: Value = serde_json::from_str(&ran.succeeded()).unwrap();
+    let found = ran.json();
     let products = |of: &Value| -> Vec<(u64, bool)> {
         let products = of["products"].as_array().unwrap().iter();
         products.map(|p| (p["count"].as_u64().unwrap(), p["fresh"].as_bool().unwrap())).collect()

@@ -2,10 +2,11 @@
 
 use fa3_cuda::kernels::ladder;
 
-use crate::{Ran, fa3, fa3_with};
+use crate::files::Folder;
+use crate::{Ran, fa3};
 
 fn sim(args: &str) -> Ran {
-    fa3(&["sim"].into_iter().chain(args.split_whitespace()).collect::<Vec<_>>())
+    fa3(&format!("sim {args}"))
 }
 
 /// The output without elapsed times.
@@ -84,13 +85,9 @@ warp instructions  ";
     for part in ["\nTMA loads          3 (24576 bytes)\n", "\nTMA stores         3 (24576 bytes)\n"] {
         assert!(stdout.contains(part), "{part} is not in {stdout}");
     }
-    assert!(
-        stdout.ends_with(
-            "\n1 run, no rule broken, results right (off by at most 0 % of what computing in f32 and one rounding of \
-             the result may cost)"
-        ),
-        "{stdout}"
-    );
+    let right = "\n1 run, no rule broken, results right (off by at most 0 % of what computing in f32 and one rounding \
+                 of the result may cost)";
+    assert!(stdout.ends_with(right), "{stdout}");
     assert_eq!(stdout, run("tile_copy --rows 60 --cols 136 --seed 7 --seeds 1 --policy random --mode exact"));
     let many = run("tile_copy --rows 60 --cols 136 --seed 7 --seeds 20 --mode skeleton");
     assert!(many.ends_with("\n20 runs, no rule broken, results not computed"), "{many}");
@@ -101,28 +98,23 @@ warp instructions  ";
 /// Picture files are written on request, with a whole number of cycles. Without them no time is printed.
 #[test]
 fn timelines_are_models() {
-    let folder = tempfile::tempdir().unwrap();
-    let [trace, svg] =
-        ["trace.json", "picture.svg"].map(|name| folder.path().join(name).display().to_string());
-    let plain = "gemm --m 128 --n 256 --k 512 --policy lazy --mode skeleton --seed 3";
-    let stdout = sim(&format!("{plain} --trace {trace} --svg {svg}")).succeeded();
-    for part in ["gemm: ", " cycles (model, not measurement)\ncta 0 tensor core ", "wrote ", "trace.json\n"] {
+    let folder = Folder::new();
+    let plain = "sim gemm --m 128 --n 256 --k 512 --policy lazy --mode skeleton --seed 3";
+    let stdout = folder.fa3(&format!("{plain} --trace trace.json --svg picture.svg")).succeeded();
+    for part in ["gemm: ", " cycles (model, not measurement)\ncta 0 tensor core ", "wrote trace.json\n"] {
         assert!(stdout.contains(part), "{part} is not in {stdout}");
     }
-    let svg = std::fs::read_to_string(svg).unwrap();
-    assert!(
-        svg.starts_with("<svg ") && svg.contains("consumer 2") && svg.contains("A Bᵀ, product "),
-        "{svg}"
-    );
-    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
-    assert!(trace["traceEvents"].as_array().unwrap().len() > 100);
-    assert!(!sim(plain).succeeded().contains("cycles"));
+    let svg = folder.text("picture.svg");
+    for part in ["<svg ", "consumer 2", "A Bᵀ, product "] {
+        assert!(svg.contains(part), "{svg}");
+    }
+    assert!(folder.json("trace.json")["traceEvents"].as_array().unwrap().len() > 100);
+    assert!(!fa3(plain).succeeded().contains("cycles"));
     // The forward pass has two products, whichever source lines begin them.
-    let picture = folder.path().join("forward.svg");
-    sim(&format!("forward --mode skeleton --svg {}", picture.display())).succeeded();
-    let svg = std::fs::read_to_string(picture).unwrap();
+    folder.fa3("sim forward --mode skeleton --svg forward.svg").succeeded();
+    let svg = folder.text("forward.svg");
     assert_eq!(products(&svg), ["Q Kᵀ, product 64 x 128 x 16", "P V, product 64 x 128 x 16"]);
-    sim(&format!("{plain} --svg {}/none/picture.svg", folder.path().display())).refused("there is no folder");
+    folder.fa3(&format!("{plain} --svg none/picture.svg")).refused("there is no folder");
 }
 
 /// The products in a picture's legend.
@@ -134,11 +126,10 @@ fn products(svg: &str) -> Vec<&str> {
 /// The launch with the most products is drawn, or the launch that an option selects.
 #[test]
 fn each_step_of_the_backward_pass_can_be_drawn() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("picture.svg").display().to_string();
+    let folder = Folder::new();
     let drawn = |options: &str| {
-        let stdout = sim(&format!("{options} --mode skeleton --policy eager --svg {file}")).succeeded();
-        (stdout, std::fs::read_to_string(&file).unwrap())
+        let words = format!("sim {options} --mode skeleton --policy eager --svg picture.svg");
+        (folder.fa3(&words).succeeded(), folder.text("picture.svg"))
     };
     let added = "backward --heads 1 --seqlen-q 128 --seqlen-k 256";
     let (_, svg) = drawn(added);
@@ -156,7 +147,7 @@ fn each_step_of_the_backward_pass_can_be_drawn() {
     assert!(stdout.contains("\nbwd_dq: "), "{stdout}");
     let dq = ["Q Kᵀ, product 64 x 64 x 16", "dO Vᵀ, product 64 x 64 x 16", "dS K, product 64 x 256 x 16"];
     assert_eq!(products(&svg), dq);
-    sim(&format!("{added} --step bwd_dq --svg {file}"))
+    sim(&format!("{added} --step bwd_dq --svg picture.svg"))
         .refused("there is no step bwd_dq: the kernels are bwd_stats, bwd_dkv");
     sim(&format!("{added} --step bwd_dkv")).refused("--step bwd_dkv says what is drawn");
 }
@@ -165,22 +156,21 @@ fn each_step_of_the_backward_pass_can_be_drawn() {
 #[test]
 fn options_say_what_they_take() {
     for verb in ["sim", "ir", "ptx", "sass"] {
-        let help = |kernel: &[&str]| {
-            let text = fa3(&[&[verb], kernel, &["--help"]].concat()).succeeded();
+        let help = |kernel: &str| {
+            let text = fa3(&format!("{verb} {kernel} --help")).succeeded();
             text.split_whitespace().collect::<Vec<_>>().join(" ")
         };
-        assert!(help(&[]).contains("KERNEL --help explains the options of one"));
-        let forward = help(&["forward"]);
-        for part in [
-            "--dtype <TYPE> f16, bf16 or e4m3 [default: bf16]",
-            "- producer: A warpgroup",
-            "- dynamic: Drawn by",
-            "[possible values: off, on]",
+        for (kernel, part) in [
+            ("", "KERNEL --help explains the options of one"),
+            ("forward", "--dtype <TYPE> f16, bf16 or e4m3 [default: bf16]"),
+            ("forward", "- producer: A warpgroup"),
+            ("forward", "- dynamic: Drawn by"),
+            ("forward", "[possible values: off, on]"),
+            ("gemm", "Elements of A and B: bf16 or f16"),
+            ("tile_copy", "[possible values: 128, 64, 32, none]"),
         ] {
-            assert!(forward.contains(part), "{part} is not in {forward}");
+            assert!(help(kernel).contains(part), "{part} is not in the help of {verb} {kernel}");
         }
-        assert!(help(&["gemm"]).contains("Elements of A and B: bf16 or f16"));
-        assert!(help(&["tile_copy"]).contains("[possible values: 128, 64, 32, none]"));
     }
 }
 
@@ -188,18 +178,6 @@ fn options_say_what_they_take() {
 fn runs_that_are_none_are_refused() {
     sim("vector_add --n 2000000000").refused("24000000000 bytes of buffers are more than the 268435456");
     for usage in ["--policy late", "--mode half", "--seeds 0", "--seeds 1000001", "--seed -1", "--seed x"] {
-        let ran = sim(&format!("vector_add {usage}"));
-        assert_eq!(ran.code, Some(2), "{usage}: {ran:?}");
-        assert!(ran.stderr.starts_with("error: "), "{usage}: {ran:?}");
-    }
-}
-
-/// Stacks larger than the address space: no thread can start.
-#[test]
-fn without_threads_there_is_an_error() {
-    for verb in ["sim vector_add", "accuracy --quick", "doctor", "quantize x.npy"] {
-        let words: Vec<&str> = verb.split_whitespace().collect();
-        let ran = fa3_with(&words, &[("RUST_MIN_STACK", "1000000000000000000")]);
-        ran.refused("cannot start threads: ");
+        sim(&format!("vector_add {usage}")).misused("");
     }
 }

@@ -6,21 +6,18 @@ use fa3_ref::plain::{Expected, Mismatch};
 use fa3_ref::{AppendedTo, CachedRows, Forward, RotatedRows};
 use fa3_types::{AppendRotary, KnownProblem, QueryPositions, SequenceRows, Shape, TensorDesc};
 use half::{bf16, f16};
-use ndarray::{Array2, Array3, Array4};
+use ndarray::{Array2, Array4};
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::{Wrong, hold};
+use super::{Contents, Wrong, hold};
 use crate::args::cache::CacheProblem;
-use crate::sim::buffers::{BufferError, numbers, random};
+use crate::sim::buffers::{BufferError, random};
 
 /// The frequency base of the rotation.
 const BASE: f64 = 10_000.0;
 
 /// Writes a cache with its lists and tables. Rows in use are random numbers; all other rows are NaN.
-///
-/// # Errors
-/// Errors of [`random`].
 pub(super) fn write(
     problem: &CacheProblem,
     program: &Program<Kernel>,
@@ -64,26 +61,21 @@ fn is_read(program: &Program<Kernel>, at: usize) -> bool {
 /// Checks O and LSE by the error law, and appended rows by plain loops.
 pub(super) fn judge(
     problem: &CacheProblem,
-    program: &Program<Kernel>,
-    before: &[Vec<u8>],
-    after: &[Vec<u8>],
+    before: &Contents<'_>,
+    after: &Contents<'_>,
 ) -> Result<f64, Wrong> {
     let (attention, lists) = (problem.attention(), Lists::of(problem));
-    let tensor = |name: &str, bytes: &[Vec<u8>], shape: Shape| {
-        let BufferId(at) = program.find(name).expect("the program has the problem's tensors");
-        let numbers = numbers(program.buffers[at].elem, &bytes[at]);
-        Array4::from_shape_vec(shape.dims(), numbers).expect("contiguous tensors have their elements")
-    };
-    let mut q = tensor("q", before, attention.q().shape);
+    let tensor = |name: &str, shape: Shape| before.tensor(before.find(name), shape);
+    let mut q = tensor("q", attention.q().shape);
     let [mut k, mut v] =
-        [("k", attention.k()), ("v", attention.v())].map(|(name, desc)| tensor(name, before, desc.shape));
+        [("k", attention.k()), ("v", attention.v())].map(|(name, desc)| tensor(name, desc.shape));
     let mut seqused = lists.seqused.clone();
     if let Some((append, rows)) = problem.append().and_then(|append| Some((append, append.rows()?))) {
-        let [mut k_new, v_new] = [("k_new", rows.k_new), ("v_new", rows.v_new)]
-            .map(|(name, desc)| tensor(name, before, desc.shape));
+        let [mut k_new, v_new] =
+            [("k_new", rows.k_new), ("v_new", rows.v_new)].map(|(name, desc)| tensor(name, desc.shape));
         let rows_new = SequenceRows::dense(append.count(), rows.k_new.shape.seqlen);
         if let Some((rotary, queries)) = append.rotary().zip(append.queries()) {
-            let (table, elem) = (table(rotary), program.buffers[0].elem);
+            let (table, elem) = (table(rotary), before.program.buffers[0].elem);
             let rows_q = SequenceRows::dense(append.count(), queries.q.shape.seqlen);
             lists.rotate(&table, elem, &mut k_new, &rows_new, QueryPositions::Each);
             lists.rotate(&table, elem, &mut q, &rows_q, queries.positions);
@@ -92,19 +84,17 @@ pub(super) fn judge(
         to.append(k_new.view(), &rows_new, &mut k.view_mut());
         to.append(v_new.view(), &rows_new, &mut v.view_mut());
         seqused = to.seqused_after(&rows_new, k.dim().1);
-        same("k", &tensor("k", after, attention.k().shape), &k)?;
-        same("v", &tensor("v", after, attention.v().shape), &v)?;
+        same("k", &after.tensor(after.find("k"), attention.k().shape), &k)?;
+        same("v", &after.tensor(after.find("v"), attention.v().shape), &v)?;
     }
     let cached =
         CachedRows { page_table: lists.page_table.view().into(), leftpad: &lists.leftpad, seqused: &seqused };
     let rows_k = cached.rows(k.dim().1).expect("there is a length of each sequence");
     let [k, v] = [k, v].map(|x| cached.gather(x.view(), 0.0));
     let known = gathered(problem, [&k, &v], rows_k);
-    let o = tensor("o", after, attention.o().shape).mapv(|x| x as f32);
-    let BufferId(lse) = program.find("lse").expect("the program has the problem's tensors");
-    let lse = numbers(Elem::F32, &after[lse]).into_iter().map(|x| x as f32).collect();
-    let lse = Array3::from_shape_vec(attention.lse_shape(), lse).expect("lse has its shape");
-    let qv = attention.qv().map(|qv| tensor("qv", before, qv.shape));
+    let o = after.tensor(after.find("o"), attention.o().shape).mapv(|x| x as f32);
+    let lse = after.floats(after.find("lse"), attention.lse_shape());
+    let qv = attention.qv().map(|qv| tensor("qv", qv.shape));
     hold(&known, [q, k, v], qv, None, Forward { o, lse })
 }
 

@@ -5,18 +5,17 @@ use fa3_ir::{BufferId, Elem, Kernel, Program};
 use fa3_ref::law::BackwardLaw;
 use fa3_ref::{Gradients, Inputs, OutputGradients, Precision, oracle};
 use fa3_sim::trace::Factors;
-use fa3_types::{BackwardProblem, Shape};
+use fa3_types::BackwardProblem;
 use half::{bf16, f16};
-use ndarray::{Array3, Array4};
 
-use super::Wrong;
-use crate::sim::buffers::numbers;
+use super::{Contents, Wrong};
 
 /// Sets O and LSE to the forward results of Q, K and V. With random ones, P would not be a softmax.
 pub(super) fn prepare(problem: &BackwardProblem, program: &Program<Kernel>, before: &mut [Vec<u8>]) {
     let forward = problem.forward();
+    let contents = Contents { program, bytes: before };
     let [q, k, v] = [(buffers::Q, forward.q()), (buffers::K, forward.k()), (buffers::V, forward.v())]
-        .map(|(buffer, desc)| tensor(program, before, buffer, desc.shape));
+        .map(|(buffer, desc)| contents.tensor(buffer, desc.shape));
     let known = forward.known().expect("the command line's batches are dense");
     let inputs = Inputs::new(&known, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
     let results = oracle::forward(&inputs);
@@ -33,9 +32,8 @@ fn half(elem: Elem, x: f64) -> u16 {
 /// Checks dQ, dK and dV by the error law.
 pub(super) fn judge(
     problem: &BackwardProblem,
-    program: &Program<Kernel>,
-    before: &[Vec<u8>],
-    after: &[Vec<u8>],
+    before: &Contents<'_>,
+    after: &Contents<'_>,
 ) -> Result<f64, Wrong> {
     let forward = problem.forward();
     let [q, k, v, dout] = [
@@ -44,17 +42,15 @@ pub(super) fn judge(
         (buffers::V, forward.v()),
         (buffers::DOUT, problem.dout()),
     ]
-    .map(|(buffer, desc)| tensor(program, before, buffer, desc.shape));
-    let BufferId(dlse) = buffers::DLSE;
-    let dlse = numbers(Elem::F32, &before[dlse]).into_iter().map(|x| x as f32).collect();
-    let dlse = Array3::from_shape_vec(forward.lse_shape(), dlse).expect("dlse has its shape");
+    .map(|(buffer, desc)| before.tensor(buffer, desc.shape));
+    let dlse = before.floats(buffers::DLSE, forward.lse_shape());
     let known = forward.known().expect("the command line's batches are dense");
     let inputs = Inputs::new(&known, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
     let output = OutputGradients { dout: dout.view(), dlse: Some(dlse.view()) };
     let law = BackwardLaw::new(&inputs, output, Precision::of_output(forward.dtype()));
     let [dq, dk, dv] =
         [(buffers::DQ, problem.dq()), (buffers::DK, problem.dk()), (buffers::DV, problem.dv())]
-            .map(|(buffer, desc)| tensor(program, after, buffer, desc.shape).mapv(|x| x as f32));
+            .map(|(buffer, desc)| after.tensor(buffer, desc.shape).mapv(|x| x as f32));
     let satisfied =
         law.expect("dout and dlse have their shapes").check(&Gradients { dq, dk, dv, dsink: None }, "")?;
     Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
@@ -71,14 +67,4 @@ pub(super) fn name_factors(Factors { a, b }: &mut Factors) {
     let left = a.take().map_or_else(|| in_registers.to_owned(), |a| a.replace("dsᵀ", "dS"));
     *a = Some(left.replace("dout", "dO"));
     *b = b.replace("dout", "dO");
-}
-
-fn tensor(
-    program: &Program<Kernel>,
-    bytes: &[Vec<u8>],
-    BufferId(index): BufferId,
-    shape: Shape,
-) -> Array4<f64> {
-    let numbers = numbers(program.buffers[index].elem, &bytes[index]);
-    Array4::from_shape_vec(shape.dims(), numbers).expect("contiguous tensors have their elements")
 }

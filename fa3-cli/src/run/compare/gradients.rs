@@ -12,7 +12,7 @@ use ndarray::{Array1, Array4, ArrayView1, ArrayView4, Axis, Slice};
 use super::oracle::{MOST_FLOPS, bar, one_kv_head};
 use super::{Check, Heads, Verdict};
 
-/// The oracle and the baseline of the gradients take about this many times as long as those of the forward pass.
+/// The oracle and the baseline take about this many times as long for gradients as for the forward pass.
 const AS_MANY_FORWARD: f64 = 8.0;
 
 /// Checks dQ, dK, dV and dsink by the error law of each key/value head with its query heads. For large problems only
@@ -33,15 +33,13 @@ pub(in crate::run) fn check<T: Scalar>(
 
     let progress = bar(heads.len());
     let all_own: Vec<usize> = heads.iter().flat_map(|&head| head * group..(head + 1) * group).collect();
-    // dsink as a tensor whose heads have one row of one column.
-    let of_sink =
-        |x: &Array1<f32>| x.view().insert_axis(Axis(1)).insert_axis(Axis(0)).insert_axis(Axis(0)).to_owned();
-    let mut dsink = gradients.dsink.as_ref().map(|x| Judged::new("dsink", &of_sink(x), all_own.clone()));
-    let mut tensors = [
-        Judged::new("dq", &gradients.dq, all_own),
-        Judged::new("dk", &gradients.dk, heads.clone()),
-        Judged::new("dv", &gradients.dv, heads.clone()),
+    let dsink = gradients.dsink.as_ref().map(|x| Judged::new("dsink", as_rows(x), all_own.clone()));
+    let mut tensors = vec![
+        Judged::new("dq", gradients.dq.view(), all_own),
+        Judged::new("dk", gradients.dk.view(), heads.clone()),
+        Judged::new("dv", gradients.dv.view(), heads.clone()),
     ];
+    tensors.extend(dsink);
     for (index, &head) in heads.iter().enumerate() {
         let [q, k, v] = &inputs;
         let [q, k, v] =
@@ -52,24 +50,27 @@ pub(in crate::run) fn check<T: Scalar>(
         let dlse = of.dlse.as_ref().map(|dlse| dlse.slice_axis(Axis(1), own(head)));
         let of = fa3_ref::OutputGradients { dout: dout.view(), dlse };
         let law = BackwardLaw::new(&inputs, of, Precision::of_output(problem.dtype()))?;
-        let (oracle, bounds) = (law.oracle(), law.bounds());
-        let expected = [(&oracle.dq, own(index)), (&oracle.dk, shared(index)), (&oracle.dv, shared(index))];
-        for ((tensor, (expected, heads)), bound) in tensors.iter_mut().zip(expected).zip(bounds) {
-            tensor.expected.slice_axis_mut(Axis(2), heads).assign(expected);
+        let (oracle, [dq, dk, dv]) = (law.oracle(), law.bounds());
+        let three =
+            [(&oracle.dq, own(index), dq), (&oracle.dk, shared(index), dk), (&oracle.dv, shared(index), dv)];
+        let three = three.map(|(expected, heads, bound)| (expected.view(), heads, bound));
+        let dsink = oracle.dsink.as_ref().map(|x| (as_rows(x), own(index), law.sink_bound()));
+        for (tensor, (expected, heads, bound)) in tensors.iter_mut().zip(three.into_iter().chain(dsink)) {
+            tensor.expected.slice_axis_mut(Axis(2), heads).assign(&expected);
             tensor.bound = tensor.bound.max(bound);
-        }
-        if let (Some(dsink), Some(expected)) = (&mut dsink, &oracle.dsink) {
-            let expected = expected.view().insert_axis(Axis(1)).insert_axis(Axis(0)).insert_axis(Axis(0));
-            dsink.expected.slice_axis_mut(Axis(2), own(index)).assign(&expected);
-            dsink.bound = dsink.bound.max(law.sink_bound());
         }
         progress.inc(1);
     }
     progress.finish_and_clear();
     let of = problem.heads().kv();
     let heads = (heads.len() < of).then_some(Heads { judged: heads.len(), of });
-    let verdicts = tensors.into_iter().chain(dsink).map(|tensor| tensor.verdict(heads)).collect();
+    let verdicts = tensors.into_iter().map(|tensor| tensor.verdict(heads)).collect();
     Ok(Check::Done { time: start.elapsed(), verdicts, opinions: Vec::new() })
+}
+
+/// The gradient of sinks as a tensor whose heads have one row of one column.
+fn as_rows<T>(dsink: &Array1<T>) -> ArrayView4<'_, T> {
+    dsink.view().insert_axis(Axis(1)).insert_axis(Axis(0)).insert_axis(Axis(0))
 }
 
 /// The heads of K and V to check: as many as time allows, at least one, evenly spaced.
@@ -94,7 +95,7 @@ struct Judged {
 }
 
 impl Judged {
-    fn new<T: Scalar>(what: &'static str, gradient: &Array4<T>, heads: Vec<usize>) -> Judged {
+    fn new<T: Scalar>(what: &'static str, gradient: ArrayView4<'_, T>, heads: Vec<usize>) -> Judged {
         let given = gradient.select(Axis(2), &heads).mapv(T::to_f32);
         let expected = Array4::zeros(given.dim());
         Judged { what, heads, given, expected, bound: 0.0 }
@@ -115,17 +116,14 @@ impl Judged {
 mod tests {
     use fa3::{Attention, Device};
 
+    use super::super::tests::qkv;
     use super::*;
-
-    /// Four query heads on two KV heads.
-    fn wave(heads: usize, step: f32) -> Array4<f32> {
-        Array4::from_shape_fn((1, 20, heads, 16), |(_, s, h, d)| (step * (s + 7 * h + 3 * d) as f32).sin())
-    }
 
     /// A wrong element is found, and named by its index in the whole tensor.
     #[test]
     fn gradients_are_judged_head_by_head() {
-        let (q, k, v, dout) = (wave(4, 0.3), wave(2, 0.5), wave(2, 0.7), wave(4, 0.9));
+        let [q, k, v] = qkv();
+        let dout = q.mapv(|x| x * x);
         let attention = Attention::new(q.view(), k.view(), v.view()).window(Some(5), Some(1)).softcap(3.0);
         let output = attention.forward(&Device::Cpu).unwrap();
         let mut gradients = attention.backward(&Device::Cpu, &output, dout.view()).unwrap();

@@ -27,12 +27,20 @@ pub(in crate::run) enum Arithmetic {
     Fp8,
 }
 
-/// The right result, and the error that is allowed.
-pub(super) enum Oracle {
+/// The right result, and the errors that are allowed.
+pub(super) struct Oracle {
+    right: Right,
+    /// The allowed error of O.
+    pub(super) bound: f64,
+    /// The allowed error of LSE.
+    pub(super) tolerance: LseTolerance,
+}
+
+enum Right {
     /// All rows.
-    Whole { o: Array4<f64>, lse: Array3<f64>, bound: f64, tolerance: LseTolerance },
+    Whole { o: Array4<f64>, lse: Array3<f64> },
     /// Some rows, out of `of`.
-    Rows { law: RowsLaw, of: usize, tolerance: LseTolerance },
+    Rows { law: RowsLaw, of: usize },
 }
 
 impl Oracle {
@@ -61,7 +69,7 @@ impl Oracle {
         let mut bound = 0.0f64;
         let tolerance = arithmetic.tolerance(problem);
         if o.is_empty() {
-            return Ok(Oracle::Whole { o, lse, bound, tolerance });
+            return Ok(Oracle { right: Right::Whole { o, lse }, bound, tolerance });
         }
         let (part, group) = (one_kv_head(problem), problem.heads().group_size());
         let progress = bar(problem.heads().kv());
@@ -79,7 +87,7 @@ impl Oracle {
             progress.inc(1);
         }
         progress.finish_and_clear();
-        Ok(Oracle::Whole { o, lse, bound, tolerance })
+        Ok(Oracle { right: Right::Whole { o, lse }, bound, tolerance })
     }
 
     /// Runs the oracle for the rows where errors are most likely to show.
@@ -96,33 +104,20 @@ impl Oracle {
         let law = RowsLaw::with(&inputs, &rows, tolerance, |inputs| arithmetic.law(inputs));
         progress.finish_and_clear();
         let rows: usize = (0..problem.batch()).map(|sequence| problem.lengths(sequence).q).sum();
-        Ok(Oracle::Rows { law, of: rows * problem.heads().q(), tolerance })
+        let (bound, of) = (law.bound(), rows * problem.heads().q());
+        Ok(Oracle { right: Right::Rows { law, of }, bound, tolerance })
     }
 
     /// Checks O and LSE.
     pub(super) fn verdicts(&self, o: &Array4<f32>, lse: &Array3<f32>) -> Vec<Verdict> {
-        match self {
-            Oracle::Whole { o: expected, lse: expected_lse, bound, tolerance } => {
-                vec![verdict_of_o(o, expected, *bound), verdict_of_lse(lse, expected_lse, *tolerance)]
+        match &self.right {
+            Right::Whole { o: expected, lse: expected_lse } => {
+                let lse = verdict_of_lse(lse, expected_lse, self.tolerance);
+                vec![verdict_of_o(o, expected, self.bound), lse]
             }
-            Oracle::Rows { law, of, .. } => {
+            Right::Rows { law, of } => {
                 vec![Verdict::Rows { of: *of, outcome: law.check(o.view(), lse.view()) }]
             }
-        }
-    }
-
-    /// The allowed error of O.
-    pub(super) fn bound(&self) -> f64 {
-        match self {
-            Oracle::Whole { bound, .. } => *bound,
-            Oracle::Rows { law, .. } => law.bound(),
-        }
-    }
-
-    /// The allowed error of LSE.
-    pub(super) fn tolerance(&self) -> LseTolerance {
-        match self {
-            Oracle::Whole { tolerance, .. } | Oracle::Rows { tolerance, .. } => *tolerance,
         }
     }
 }
@@ -191,7 +186,9 @@ mod tests {
         let attention = Attention::new(q, k, v).window(Some(5), Some(1)).softcap(3.0).softmax_scale(0.7);
         let problem = attention.seqused_k(&[17]).problem().unwrap();
         let oracle = Oracle::new(&problem, [q, k, v], None, Arithmetic::OfInputs).unwrap();
-        let Oracle::Whole { o, lse, bound, .. } = oracle else { panic!("the problem is small") };
+        let Oracle { right: Right::Whole { o, lse }, bound, .. } = oracle else {
+            panic!("the problem is small")
+        };
         let law = ForwardLaw::new(&Inputs::new(&problem, q, k, v).unwrap(), Precision::F32);
         assert_eq!((o, lse), (law.oracle().o.clone(), law.oracle().lse.clone()));
         assert!(bound > 0.0 && bound <= law.bound());
