@@ -64,6 +64,15 @@ impl Kernel {
     /// The kernel that `body` builds, not yet verified: [`crate::verify()`] or [`crate::ptx::emit`]
     /// say whether it is sound.
     pub fn build(name: &str, launch: Launch, body: impl FnOnce(&Builder)) -> Kernel {
+        let builder = Builder::new(name, launch);
+        body(&builder);
+        builder.finish()
+    }
+}
+
+/// The parts of [`Kernel::build`] that do not depend on the body, and so are compiled once.
+impl Builder {
+    fn new(name: &str, launch: Launch) -> Builder {
         let kernel = Kernel {
             name: name.to_owned(),
             launch,
@@ -85,9 +94,11 @@ impl Kernel {
             watch,
             guards_all: false,
         };
-        let builder = Builder { state: RefCell::new(state) };
-        body(&builder);
-        let State { mut kernel, block, watch, .. } = builder.state.into_inner();
+        Builder { state: RefCell::new(state) }
+    }
+
+    fn finish(self) -> Kernel {
+        let State { mut kernel, block, watch, .. } = self.state.into_inner();
         kernel.prologue = block;
         kernel.misuse = watch.finish();
         kernel

@@ -31,3 +31,12 @@ pub mod testdata;
 
 pub use fa3_trials::*;
 pub use ledger::Ledger;
+
+/// Every pair of an element of `first` and an element of `second`.
+pub fn pairs<A: Copy, B: Copy>(
+    first: impl IntoIterator<Item = A>,
+    second: impl IntoIterator<Item = B>,
+) -> Vec<(A, B)> {
+    let second: Vec<B> = second.into_iter().collect();
+    first.into_iter().flat_map(|a| second.iter().map(move |&b| (a, b))).collect()
+}

@@ -87,9 +87,8 @@ impl Operator {
     }
 
     /// The operator's mutants of a kernel.
-    pub fn mutants(&self, kernel: &Kernel) -> Vec<Mutant> {
-        let anatomy = Anatomy::new(kernel);
-        (self.sites)(&anatomy).into_iter().map(|site| site.mutant(&anatomy)).collect()
+    fn mutants(&self, anatomy: &Anatomy<'_>) -> Vec<Mutant> {
+        (self.sites)(anatomy).into_iter().map(|site| site.mutant(anatomy)).collect()
     }
 }
 

@@ -118,12 +118,14 @@ impl Scaled {
     /// Applies `f(value, mean, scale)` to each value of the tensor.
     fn map(self, problem: &KnownProblem, x: &Array4<f32>, f: impl Fn(f32, f32, f32) -> f32) -> Array4<f32> {
         let of = self.of(problem);
+        let by_columns = problem.scales()[self as usize] == Granularity::Channel;
         let (_, rows, heads, _) = x.dim();
         let mut y = x.clone();
         for (index, mut columns) in y.rows_mut().into_iter().enumerate() {
-            let (batch, row, head) = (index / heads / rows, index / heads % rows, index % heads);
+            let of_column = |column| of((index / heads / rows, index / heads % rows, index % heads, column));
+            let of_row = of_column(0);
             for (column, x) in columns.iter_mut().enumerate() {
-                let (mean, scale) = of((batch, row, head, column));
+                let (mean, scale) = if by_columns { of_column(column) } else { of_row };
                 *x = f(*x, mean, scale);
             }
         }

@@ -1,11 +1,8 @@
 //! Records results of micro-kernels on an H100: the files that `cargo test` replays.
 //!
 //! ```text
-//! record FOLDER          all micro-kernels: one file a suite
-//! record probe [NAME]    measurements without an expected result, and runs that may break the context
+//! record FOLDER    all micro-kernels: one file a suite
 //! ```
-
-mod probes;
 
 use std::error::Error;
 use std::path::Path;
@@ -16,14 +13,8 @@ use fa3_tests::gpu;
 use fa3_tests::micro::{Golden, suites};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let args: Vec<String> = env::args().skip(1).collect();
-    let device = Device::open(0)?;
-    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["probe"] => probes::all(&device),
-        ["probe", name] => probes::one(&device, name),
-        [folder] => record(&device, Path::new(folder)),
-        _ => Err("record FOLDER | record probe [NAME]".into()),
-    }
+    let folder = env::args().nth(1).ok_or("record FOLDER")?;
+    record(&Device::open(0)?, Path::new(&folder))
 }
 
 fn record(device: &Device, folder: &Path) -> Result<(), Box<dyn Error>> {

@@ -18,7 +18,7 @@ use cache::Layout;
 /// Shapes of a call: batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v).
 type Sizes = (usize, (usize, usize), (usize, usize), (usize, usize));
 
-pub(crate) const CHECKS: [(&str, Check); 19] = [
+pub(crate) const CHECKS: [(&str, Check); 17] = [
     ("facade::calls", |_| calls()),
     ("facade::fp8_bf16", |_| fp8::<bf16>((2, (300, 300), (4, 2), (64, 64)))),
     ("facade::fp8_f16", |_| fp8::<f16>((1, (257, 513), (2, 1), (128, 256)))),
@@ -27,7 +27,6 @@ pub(crate) const CHECKS: [(&str, Check); 19] = [
     ("facade::refusals", |_| refused()),
     ("facade::combine", |_| combined()),
     ("facade::backward_deterministic", backward::deterministic),
-    ("facade::backward_refusals", |_| backward::refused()),
     ("facade::cache_dense", |_| cache::law::<bf16>(Layout::Dense, 128)),
     ("facade::cache_indexed", |_| cache::law::<f16>(Layout::Indexed, 64)),
     ("facade::cache_left_padded", |_| cache::law::<bf16>(Layout::LeftPadded, 64)),
@@ -35,7 +34,6 @@ pub(crate) const CHECKS: [(&str, Check); 19] = [
     ("facade::cache_in_small_pages", |_| cache::law::<f16>(Layout::Pages(8), 64)),
     ("facade::cache_of_wide_heads", |_| cache::law::<bf16>(Layout::Pages(16), 256)),
     ("facade::cache_packed", |_| cache::packed()),
-    ("facade::cache_refusals", |_| cache::refused()),
     ("facade::latent_cache", |_| cache::latent::<bf16>(64)),
     ("facade::latent_cache_in_small_pages", |_| cache::latent::<f16>(1)),
 ];
@@ -158,12 +156,17 @@ fn combined() -> Fallible<String> {
     if of_o < 2e-3 && of_lse < 1e-4 { Ok(said) } else { Err(said.into()) }
 }
 
-/// A problem that the kernels do not support is an error, and is not computed on the CPU instead.
+/// Problems that kernels do not support are errors, and are not computed on the CPU instead.
 fn refused() -> Fallible<String> {
     let device = &Device::gpu()?;
     let x = Array4::<f32>::zeros((1, 8, 1, 64));
-    match Attention::new(x.view(), x.view(), x.view()).forward(device).err() {
+    let single = Attention::new(x.view(), x.view(), x.view());
+    let output = single.forward(&Device::Cpu)?;
+    let errors =
+        [single.forward(device).err(), single.backward(device, &output, x.view()).err(), cache::of_f32()];
+    let said = errors.map(|error| match error {
         Some(Error::Cuda(single)) => Ok(single.to_string()),
-        other => Err(format!("f32: {other:?}").into()),
-    }
+        other => Err(format!("f32: {other:?}")),
+    });
+    Ok(said.into_iter().collect::<Result<Vec<_>, _>>()?.join("; "))
 }

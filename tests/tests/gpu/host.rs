@@ -53,7 +53,7 @@ fn facts(device: &Device) -> Fallible<String> {
     empty.fill(&stream, 1)?;
     empty.upload::<u8>(&stream, &[])?;
     ensure(empty.download::<f32>(&stream)?.is_empty(), "something in an empty buffer")?;
-    ensure(memory.free <= memory.total && device.sm_count() > 100, "memory or sms make no sense")?;
+    ensure(memory.free <= memory.total && device.sm_count() > 100, "memory or SMs are impossible")?;
     Ok(format!(
         "{device}, {major}.{minor}, l2 {} MiB, smem {} bytes, {} of {} MiB free",
         device.l2_bytes() >> 20,
@@ -205,7 +205,7 @@ fn events(device: &Device) -> Fallible<String> {
     let millis = f64::from(stream.record()?.millis_since(&start)?);
     let wall = clock.elapsed().as_secs_f64() * 1e3;
     let rate = 20.0 * 12.0 * f64::from(n) / millis * 1e-9;
-    ensure(millis > 0.0 && millis <= wall + 1.0 && rate < 5.0, "times make no sense")?;
+    ensure(millis > 0.0 && millis <= wall + 1.0 && rate < 5.0, "times are impossible")?;
     Ok(format!(
         "20 in {millis:.3} ms by events, {wall:.3} by the clock, {rate:.2} TB/s; launched in {launched:?}"
     ))

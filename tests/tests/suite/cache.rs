@@ -2,10 +2,8 @@
 
 use fa3_sched::forward::SplitKeys;
 use fa3_sim::{Mode, Policy};
-use fa3_tests::Trial;
 use fa3_tests::cache::{Case, Keys, Pages, Queries, paged};
 use fa3_tests::fwd::Layout;
-use fa3_tests::memory::Memory;
 
 /// Sequences with these keys, and `rows` queries each.
 fn case(keys: Keys, split_keys: Option<SplitKeys>, rows: usize) -> Case {
@@ -13,19 +11,15 @@ fn case(keys: Keys, split_keys: Option<SplitKeys>, rows: usize) -> Case {
     Case { lengths, keys, queries, sink: false, layout, split_keys, seed: 11, ..paged((64, 64)) }
 }
 
-/// Bytes of O and LSE.
-fn results(trial: &Trial) -> [Vec<u8>; 2] {
-    let after = trial.simulate(Policy::Lazy, Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"));
-    let after = Memory::new(&trial.program, &after);
-    ["o", "lse"].map(|name| after.bytes(name).expect("attention has both").to_vec())
-}
-
 /// The KV blocks do not depend on how rows are stored or copied.
 #[test]
 fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
     let pages = [Pages::of(1), Pages::of(3).indexed(), Pages::of(64), Pages::of(16).padded()];
     for (split_keys, rows) in [(Some(SplitKeys::Even), 2), (None, 70)] {
-        let of = |keys| results(&case(keys, split_keys, rows).trial());
+        let of = |keys| {
+            let trial = case(keys, split_keys, rows).trial();
+            crate::o_and_lse(&trial.program, &trial.before, Policy::Lazy)
+        };
         let contiguous = of(Keys::Dense);
         for pages in pages {
             assert!(of(Keys::Pages(pages)) == contiguous, "{pages:?}, {rows} rows of Q");

@@ -5,10 +5,9 @@ use fa3_cuda::kernels::{Spec, fp8, fwd};
 use fa3_ir::{Kernel, Program};
 use fa3_quant::{Granularity, Incoherent, Rope, RopeStyle, RopeTable};
 use fa3_sched::fp8::Plan;
-use fa3_sim::{Loaded, Mode, Policy};
+use fa3_sim::Policy;
 use fa3_tests::fwd::device;
-use fa3_tests::memory::{Memory, before};
-use fa3_tests::simulate;
+use fa3_tests::memory::before;
 use fa3_types::{Dtype, Fp8Problem, Fp8Spec, Mask, Positions, ProblemSpec, QkRotary, SequenceRows, Shape};
 use half::bf16;
 use ndarray::{Array4, ArrayView4, Axis, Slice};
@@ -42,12 +41,8 @@ fn memory(program: &Program<Kernel>, given: &Given) -> Vec<Vec<u8>> {
     before(program, |buffer| bytes(buffer.name))
 }
 
-/// Bytes of O and LSE after a run.
 fn run(program: &Program<Kernel>, given: &Given) -> [Vec<u8>; 2] {
-    let after = simulate(&program.map(Loaded::new), &memory(program, given), Policy::Eager, Mode::Exact);
-    let after = after.unwrap_or_else(|fault| panic!("{fault}"));
-    let after = Memory::new(program, &after);
-    ["o", "lse"].map(|name| after.bytes(name).expect("attention has both").to_vec())
+    crate::o_and_lse(program, &memory(program, given), Policy::Eager)
 }
 
 /// Rotary embedding of Q and K: its table, and the listed positions.

@@ -16,9 +16,18 @@ mod stairs;
 
 use fa3_sched::forward::{CtaTile, PlanOptions};
 use fa3_sim::{Mode, Policy};
+use fa3_tests::fwd::shapes::{PIPELINES, TINY};
 use fa3_tests::fwd::{Fault, Launch, device, judged, random_packed, with_tile};
-use fa3_tests::{Case, Values};
+use fa3_tests::{Case, Values, pairs};
 use fa3_types::KnownProblem;
+
+/// Two warpgroups with ping-pong.
+const TWO: CtaTile = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
+
+/// 16-bit tiles of every form, on blocks of 16 keys or of 48.
+fn tiles() -> Vec<CtaTile> {
+    pairs(PIPELINES, [TINY, TWO]).into_iter().map(|(pipeline, tile)| CtaTile { pipeline, ..tile }).collect()
+}
 
 /// A plan of the problem with these options on a device of three SMs.
 fn launch(problem: &KnownProblem, choices: &PlanOptions) -> Result<Launch, Fault> {

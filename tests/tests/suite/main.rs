@@ -30,8 +30,9 @@ mod values;
 mod tidy;
 
 use fa3_ir::{Kernel, Program};
-use fa3_sim::{Mode, Policy, ProgramSimulation, Rule};
-use fa3_tests::Trial;
+use fa3_sim::{Loaded, Mode, Policy, ProgramSimulation, Rule};
+use fa3_tests::memory::Memory;
+use fa3_tests::{Trial, simulate};
 use rayon::prelude::*;
 
 /// Checks random problems, each built from a seed and a number of kernels, against the error law. `FA3_CASES` sets
@@ -52,6 +53,14 @@ fn obey_of(cases: u64, random: fn(u64, u64) -> Trial) {
         })
         .collect();
     assert!(faults.is_empty(), "{} faults of {cases}\n\n{}", faults.len(), faults.join("\n\n"));
+}
+
+/// The bytes of O and LSE after a run, to be compared with other runs: any arithmetic will do.
+fn o_and_lse(program: &Program<Kernel>, before: &[Vec<u8>], policy: Policy) -> [Vec<u8>; 2] {
+    let after = simulate(&program.map(Loaded::new), before, policy, Mode::Fast);
+    let after = after.unwrap_or_else(|fault| panic!("{fault}"));
+    let after = Memory::new(program, &after);
+    ["o", "lse"].map(|name| after.bytes(name).expect("attention has both").to_vec())
 }
 
 /// Runs a program on invalid inputs. Results are unspecified and may be written twice or never, but there is no access

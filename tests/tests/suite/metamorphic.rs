@@ -147,7 +147,7 @@ proptest! {
     }
 
     /// A factor of two is exact, with two exceptions: the smallest f16 numbers lose bits, and the exponent of subnormal
-    /// e4m3 numbers stays the same, by which the tensor core aligns products and truncates lower bits.
+    /// e4m3 numbers does not change, by which the tensor core aligns products and truncates lower bits.
     #[test]
     fn twice_v_gives_twice_o(problem in strategies::problem(), seed in any::<u64>()) {
         prop_assume!(problem.dtype() != Dtype::F16);

@@ -1,7 +1,7 @@
 //! The inputs of a case are reproducible, representable in its dtype, and distributed as specified.
 
 use fa3_tests::fwd::rounded;
-use fa3_tests::{Dist, Poison, Values};
+use fa3_tests::{Dist, Poison, Values, pairs};
 use fa3_types::{Dtype, KnownProblem, ProblemSpec, SequenceRows, Shape};
 use ndarray::{ArrayView2, Axis};
 
@@ -19,7 +19,7 @@ fn is_of(dtype: Dtype, x: f32) -> bool {
 
 #[test]
 fn values_are_reproducible_and_representable() {
-    for (dtype, dist) in Dtype::ALL.into_iter().flat_map(|dtype| Dist::ALL.map(|dist| (dtype, dist))) {
+    for (dtype, dist) in pairs(Dtype::ALL, Dist::ALL) {
         let values = Values::new(&problem(dtype), dist, Poison::None, 7);
         assert_eq!(values, Values::new(&problem(dtype), dist, Poison::None, 7), "{dtype} {dist:?}");
         for x in [&values.q, &values.k, &values.v] {
@@ -53,7 +53,7 @@ fn denormals_are_subnormal_and_not_all_zero() {
 fn poison_lies_where_it_should() {
     let values = Values::new(&problem(Dtype::F16), Dist::Normal, Poison::BeyondEnd, 1);
     let bad = |row: ArrayView2<'_, f32>| row.iter().all(|x| !x.is_finite());
-    for (batch, row) in (0..2).flat_map(|batch| (0..100).map(move |row| (batch, row))) {
+    for (batch, row) in pairs(0..2, 0..100) {
         let unused = batch == 1 || row >= 97;
         let row_of_v = values.v.index_axis(Axis(0), batch).index_axis_move(Axis(0), row);
         assert_eq!(bad(row_of_v), unused, "{batch} {row}");

@@ -49,11 +49,6 @@ impl Pages {
         Pages { rows, padded: false, indexed: false, sliced: false }
     }
 
-    /// Whether rows are copied one by one rather than in TMA boxes.
-    pub fn are_gathered(self) -> bool {
-        self.padded || !self.rows.is_multiple_of(8)
-    }
-
     /// These pages with left padding.
     #[must_use]
     pub const fn padded(self) -> Pages {

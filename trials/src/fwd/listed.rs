@@ -107,7 +107,6 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
 ///
 /// # Panics
 /// If the planner refuses the problem.
-/// If it cannot be planned.
 pub fn random_packed(seed: u64, kernels: u64) -> Trial {
     let (mut of_kernel, mut rng) = (Rng::new((seed % kernels) ^ 0xf3d), Rng::new(seed ^ 0xf3d << 32));
     let dims: [(usize, usize); 7] =
@@ -126,7 +125,7 @@ pub fn random_packed(seed: u64, kernels: u64) -> Trial {
     let (mask, given) = (MASKS[of_kernel.below(MASKS.len() as u64)], GIVEN[of_kernel.below(6)]);
     let softcap = SOFTCAPS[of_kernel.below(SOFTCAPS.len() as u64)];
     let (heads_kv, group) = (1 + rng.below(3), 1 + rng.below(3));
-    let any = |rng: &mut Rng| 1 + rng.below(700);
+    let any = |rng: &mut Rng| 1 + rng.below(400);
     let lengths = random_lengths(&mut rng, any);
     let layout = given.layout(LAYOUTS[rng.below(3)]);
     let change = |spec: ProblemSpec| {
@@ -150,7 +149,7 @@ pub fn random_packed(seed: u64, kernels: u64) -> Trial {
 /// Rows of Q and of K of up to nine sequences, some of them short or empty. One more sequence at a random index has the
 /// lengths that `one` gives.
 pub(crate) fn random_lengths(rng: &mut Rng, one: impl Fn(&mut Rng) -> usize) -> Vec<(usize, usize)> {
-    const MOST: u64 = 400;
+    const MOST: u64 = 250;
     let any = |rng: &mut Rng| {
         let most = 1 + rng.below(MOST);
         rng.below(most as u64)

@@ -75,7 +75,6 @@ fn widest(shape: CtaTile) -> Option<CtaTile> {
 ///
 /// # Panics
 /// If a tile does not fit an H100.
-/// If one does not fit an H100.
 pub fn others() -> Vec<CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, ..TINY };
     let three = CtaTile { tile_m: 192, consumers: 3, ..TINY };

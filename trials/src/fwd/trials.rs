@@ -104,7 +104,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
         let (scores, head_dim) = (levels.pick(&Scores::ALL), levels.pick(&[64, 128, 256]));
         let dtype = levels.pick(&[Dtype::F16, Dtype::Bf16, Dtype::E4m3]);
         let mask = levels.pick(&[Mask::None, Mask::Causal]);
-        of_scores(scores, dense(dtype, 1, (130, 1500), (1, 1), head_dim).mask(mask), seed)
+        of_scores(scores, dense(dtype, 1, (100, 1500), (1, 1), head_dim).mask(mask), seed)
     }));
     trials
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fa3_ir::Source;
 
+use super::anatomy::Anatomy;
 use super::{Mutant, Operator, Target, operators};
 
 /// A mutant of a kernel, and the operator that made it.
@@ -11,21 +12,30 @@ pub type Chosen<'p> = (&'static Operator, &'p Target, Mutant);
 
 /// Every mutant of these kernels.
 pub fn all(targets: &[Target]) -> Vec<Chosen<'_>> {
-    let of = |operator, target: &Target| target.mutants(operator).into_iter();
-    let of = |operator, target| of(operator, target).map(move |mutant| (operator, target, mutant));
-    operators().flat_map(|operator| targets.iter().flat_map(move |target| of(operator, target))).collect()
+    let (mut chosen, kernels) = (Vec::new(), taken_apart(targets));
+    for operator in operators() {
+        for (target, anatomy) in &kernels {
+            let mutants = target.mutants(anatomy, operator).into_iter();
+            chosen.extend(mutants.map(|mutant| (operator, *target, mutant)));
+        }
+    }
+    chosen
+}
+
+fn taken_apart(targets: &[Target]) -> Vec<(&Target, Anatomy<'_>)> {
+    targets.iter().map(|target| (target, Anatomy::new(target.kernel()))).collect()
 }
 
 /// A covering selection: every operator breaks every source line and every kernel that it can break. Kernels share most
 /// of their lines, and the kernel builder repeats a line in prologues, loops and roles: the first and the last
 /// repetition take turns.
 pub fn covering(targets: &[Target]) -> Vec<Chosen<'_>> {
-    let mut chosen = Vec::new();
+    let (mut chosen, kernels) = (Vec::new(), taken_apart(targets));
     for operator in operators() {
         let mut broken = BTreeSet::new();
-        for target in targets {
+        for (target, anatomy) in &kernels {
             let mut places: BTreeMap<Source, Vec<Mutant>> = BTreeMap::new();
-            for mutant in target.mutants(operator) {
+            for mutant in target.mutants(anatomy, operator) {
                 places.entry(mutant.source).or_default().push(mutant);
             }
             let any_new = places.keys().any(|source| !broken.contains(source));
@@ -34,7 +44,7 @@ pub fn covering(targets: &[Target]) -> Vec<Chosen<'_>> {
                     continue;
                 }
                 let place = if chosen.len().is_multiple_of(2) { 0 } else { mutants.len() - 1 };
-                chosen.push((operator, target, mutants.swap_remove(place)));
+                chosen.push((operator, *target, mutants.swap_remove(place)));
             }
         }
     }

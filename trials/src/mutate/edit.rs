@@ -2,7 +2,7 @@
 
 use fa3_ir::{
     Block, Condition, Inst, Kernel, LaneInst, LaneOp, Node, Operand, Param, ParamKind, Region, RegionKind,
-    RoleBody, Stmt, Swizzle, Ty, ValueInfo,
+    Stmt, Swizzle, Ty, ValueInfo,
 };
 
 use super::anatomy::Anatomy;
@@ -45,11 +45,9 @@ impl Edit {
 
 /// The kernel after all of `edits`.
 pub(super) fn edited(kernel: &Kernel, edits: &[Edit]) -> Kernel {
-    let mut next = 0;
-    let prologue = block(&kernel.prologue, &mut next, edits);
-    let role = |role: &RoleBody| RoleBody { block: block(&role.block, &mut next, edits), ..role.clone() };
-    let roles = kernel.roles.iter().map(role).collect();
-    let mut kernel = Kernel { prologue, roles, ..kernel.clone() };
+    let (mut kernel, mut next) = (kernel.clone(), 0);
+    edit_block(&mut kernel.prologue, &mut next, edits);
+    kernel.roles.iter_mut().for_each(|role| edit_block(&mut role.block, &mut next, edits));
     for edit in edits {
         match edit {
             Edit::Register(info) => kernel.values.push(info.clone()),
@@ -67,55 +65,40 @@ pub(super) fn edited(kernel: &Kernel, edits: &[Edit]) -> Kernel {
     kernel
 }
 
-fn block(stmts: &Block, next: &mut usize, edits: &[Edit]) -> Block {
-    let mut changed = Block::new();
-    for stmt in stmts {
+fn edit_block(stmts: &mut Block, next: &mut usize, edits: &[Edit]) {
+    let mut at = 0;
+    while at < stmts.len() {
         let number = *next;
         *next += 1;
-        let node = match &stmt.node {
-            Node::Inst { .. } | Node::Break { .. } => stmt.node.clone(),
-            Node::If { condition, uniform, then, otherwise } => Node::If {
-                condition: *condition,
-                uniform: *uniform,
-                then: block(then, next, edits),
-                otherwise: block(otherwise, next, edits),
-            },
-            Node::Loop { body } => Node::Loop { body: block(body, next, edits) },
-        };
-        changed.extend(statement(number, Stmt { node, source: stmt.source }, edits));
+        match &mut stmts[at].node {
+            Node::Inst { .. } | Node::Break { .. } => {}
+            Node::If { then, otherwise, .. } => {
+                edit_block(then, next, edits);
+                edit_block(otherwise, next, edits);
+            }
+            Node::Loop { body } => edit_block(body, next, edits),
+        }
+        at += edit_stmt(stmts, at, number, edits);
     }
-    changed
 }
 
-/// Applies the edits to a statement whose children are already edited.
-fn statement(number: usize, mut stmt: Stmt, edits: &[Edit]) -> Block {
+/// Edits the statement at `at`, whose children are already edited. Returns the number of statements that replace it.
+fn edit_stmt(stmts: &mut Block, at: usize, number: usize, edits: &[Edit]) -> usize {
     let (mut before, mut after, mut stays) = (Block::new(), Block::new(), true);
     for edit in edits {
-        match edit {
-            Edit::Delete(line) if *line == number => stays = false,
-            Edit::Before(line, extra) if *line == number => before.push(extra.clone()),
-            Edit::After(line, extra) if *line == number => after.push(extra.clone()),
-            Edit::Inst(line, new) if *line == number => {
-                if let Node::Inst { inst, .. } = &mut stmt.node {
-                    inst.clone_from(new);
-                }
-            }
-            Edit::Guard(line, new) if *line == number => {
-                if let Node::Inst { guard, .. } = &mut stmt.node {
-                    *guard = *new;
-                }
-            }
-            Edit::Delete(_)
-            | Edit::Before(..)
-            | Edit::After(..)
-            | Edit::Inst(..)
-            | Edit::Guard(..)
-            | Edit::Register(_)
-            | Edit::Arrivals(..)
-            | Edit::Swizzle(..) => {}
+        match (edit, &mut stmts[at].node) {
+            (Edit::Delete(line), _) if *line == number => stays = false,
+            (Edit::Before(line, extra), _) if *line == number => before.push(extra.clone()),
+            (Edit::After(line, extra), _) if *line == number => after.push(extra.clone()),
+            (Edit::Inst(line, new), Node::Inst { inst, .. }) if *line == number => inst.clone_from(new),
+            (Edit::Guard(line, new), Node::Inst { guard, .. }) if *line == number => *guard = *new,
+            _ => {}
         }
     }
-    before.extend(stays.then_some(stmt));
-    before.extend(after);
-    before
+    let count = before.len() + usize::from(stays) + after.len();
+    if !stays || count > 1 {
+        let stmt = stays.then(|| stmts[at].clone());
+        stmts.splice(at..=at, before.into_iter().chain(stmt).chain(after));
+    }
+    count
 }

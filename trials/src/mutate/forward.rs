@@ -27,7 +27,7 @@ const TWO_STAGE: &[Equivalent] = &[
         1,
         "the stage of a tile's last V is loaded again after a load that waits for this warpgroup's next tile",
     ),
-    ("named barrier: that of the first warpgroup", 1, LAST_TURN),
+    ("named barrier: the first warpgroup's", 1, LAST_TURN),
 ];
 
 /// The warp that fetches work tiles waits for requests rather than for data.
@@ -41,7 +41,7 @@ const ASKED: &[Equivalent] = &[(
 )];
 
 /// Reason why mutants of the second fence of two products are equivalent.
-pub(crate) const QK_FENCE: &str = "of the two products in flight together, the first one's fence is for both";
+pub(crate) const QK_FENCE: &str = "two products are in flight together: the fence of the first is for both";
 
 /// Equivalent mutants of Algorithm 1 with one stage of K and V.
 const ONE_BY_ONE: &[Equivalent] = &[
@@ -131,7 +131,7 @@ const TWO_STAGE_FP8: &[Equivalent] = &[
     ("wgmma.fence", 2, QK_FENCE),
     ("empty wait: after the first load", 1, TRANSPOSED),
     ("wgmma.wait_group: after what it protects", 2, TURNS),
-    ("named barrier: that of the first warpgroup", 1, LAST_TURN),
+    ("named barrier: the first warpgroup's", 1, LAST_TURN),
 ];
 
 /// Equivalent mutants of Algorithm 1 for e4m3 with one stage of K and V.
@@ -142,7 +142,7 @@ const ONE_BY_ONE_FP8: &[Equivalent] =
 const IN_TURNS_FP8: &[Equivalent] = &[
     ("wgmma.fence", 2, PV_FENCE),
     ("empty wait: after the first load", 1, TRANSPOSED),
-    ("named barrier: that of the first warpgroup", 1, LAST_TURN),
+    ("named barrier: the first warpgroup's", 1, LAST_TURN),
 ];
 
 /// A ping-pong turn follows products whose operands are not overwritten afterwards: another warpgroup waits for the

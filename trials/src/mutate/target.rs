@@ -6,6 +6,7 @@ use std::fmt;
 use fa3_ir::{BufferId, BufferRole, Kernel, Program};
 use fa3_sim::{Loaded, Mode, Policy, ProgramSimulation, Rule, SimError};
 
+use super::anatomy::Anatomy;
 use super::edges::edges;
 use super::{Mutant, Operator};
 use crate::Trial;
@@ -192,16 +193,16 @@ impl Target {
     }
 
     /// An operator's mutants of this kernel.
-    pub fn mutants(&self, operator: &Operator) -> Vec<Mutant> {
+    pub(super) fn mutants(&self, anatomy: &Anatomy<'_>, operator: &Operator) -> Vec<Mutant> {
         if !ON_DEMAND.iter().any(|name| operator.name.starts_with(name)) {
-            return operator.mutants(self.kernel());
+            return operator.mutants(anatomy);
         }
         let tried = self.tried.iter().filter(|(name, _)| operator.name.starts_with(name));
         let files: Vec<&str> = tried.flat_map(|(_, files)| *files).copied().collect();
         if files.is_empty() {
             return Vec::new();
         }
-        let mut mutants = operator.mutants(self.kernel());
+        let mut mutants = operator.mutants(anatomy);
         mutants.retain(|mutant| files.iter().any(|file| mutant.source.file().ends_with(file)));
         mutants
     }

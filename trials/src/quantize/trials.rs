@@ -145,7 +145,7 @@ const CLUSTERS: &[Equivalent] = &[
 const MET: &str = "the barrier of the maxima lies between the last read of a stage and the next load into it";
 const SECOND: &str =
     "the last mbarrier is of the second maximum: the first stage was released behind a fence before";
-const EMPTY: &str = "the last mbarrier is that of an empty stage, which no copy signals";
+const EMPTY: &str = "the last mbarrier is an empty stage's, which no copy signals";
 
 /// Kernels with more tiles per CTA than stages. Bounds that are off by one are not among their mutants: the trials
 /// compare rows and positions with fa3-quant.

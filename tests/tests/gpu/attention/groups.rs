@@ -2,6 +2,7 @@
 
 use fa3_sched::forward::PlanOptions;
 use fa3_tests::fwd::{Layout, dense, shapes};
+use fa3_tests::pairs;
 use fa3_types::{Dtype, Mask, Problem, ProblemSpec};
 
 use super::trial::{DTYPES, Trial};
@@ -51,8 +52,8 @@ pub(super) fn valid(spec: ProblemSpec) -> Problem {
 /// All head dimensions, masks, head groups and lengths.
 pub(super) fn sizes(dtype: Dtype) -> Vec<Trial> {
     let mut trials: Vec<Trial> = Vec::new();
-    for (head_dim, mask) in HEAD_DIMS.into_iter().flat_map(|head_dim| MASKS.map(|mask| (head_dim, mask))) {
-        for (heads, lengths) in HEADS.into_iter().flat_map(|heads| LENGTHS.map(|lengths| (heads, lengths))) {
+    for (head_dim, mask) in pairs(HEAD_DIMS, MASKS) {
+        for (heads, lengths) in pairs(HEADS, LENGTHS) {
             let batch = if lengths.0 > 2000 { 1 } else { 2 };
             trials.push(valid(dense(dtype, batch, lengths, heads, head_dim).mask(mask)).into());
         }
@@ -64,9 +65,8 @@ pub(super) fn wide() -> Vec<Trial> {
     let dims = [(192, 128), (160, 128), (64, 256), (40, 136), (256, 64), (128, 8)];
     let lengths = [(1, 1), (65, 129), (301, 1003), (1025, 511), (2049, 2047)];
     let mut trials: Vec<Trial> = Vec::new();
-    for (dtype, (head_dim, head_dim_v)) in DTYPES.into_iter().flat_map(|dtype| dims.map(|dims| (dtype, dims)))
-    {
-        for (mask, lengths) in MASKS.into_iter().flat_map(|mask| lengths.map(|lengths| (mask, lengths))) {
+    for (dtype, (head_dim, head_dim_v)) in pairs(DTYPES, dims) {
+        for (mask, lengths) in pairs(MASKS, lengths) {
             let spec = dense(dtype, 1, lengths, (6, 2), head_dim).head_dim_v(head_dim_v).mask(mask);
             trials.push(valid(spec).into());
         }
@@ -77,13 +77,8 @@ pub(super) fn wide() -> Vec<Trial> {
 pub(super) fn capped() -> Vec<Trial> {
     let lengths = [(1, 1), (65, 129), (301, 1003), (2049, 2047)];
     let mut trials: Vec<Trial> = Vec::new();
-    for (dtype, head_dim) in DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|head_dim| (dtype, head_dim)))
-    {
-        for (mask, (lengths, cap)) in MASKS
-            .into_iter()
-            .flat_map(|mask| lengths.map(|lengths| (mask, lengths)))
-            .flat_map(|(mask, lengths)| [0.5, 30.0].map(|cap| (mask, (lengths, cap))))
-        {
+    for (dtype, head_dim) in pairs(DTYPES, HEAD_DIMS) {
+        for ((mask, lengths), cap) in pairs(pairs(MASKS, lengths), [0.5, 30.0]) {
             trials.push(valid(dense(dtype, 1, lengths, (3, 1), head_dim).mask(mask).softcap(cap)).into());
         }
     }
@@ -96,20 +91,14 @@ pub(super) fn scaled() -> Vec<Trial> {
     let trial = |dtype, scale, head_dim| {
         valid(dense(dtype, 1, (193, 517), (2, 1), head_dim).causal().softmax_scale(scale)).into()
     };
-    DTYPES
-        .into_iter()
-        .flat_map(|dtype| scales.map(|scale| [64, 128, 256].map(|head_dim| trial(dtype, scale, head_dim))))
-        .flatten()
-        .collect()
+    let all = pairs(pairs(DTYPES, scales), [64, 128, 256]).into_iter();
+    all.map(|((dtype, scale), head_dim)| trial(dtype, scale, head_dim)).collect()
 }
 
 pub(super) fn long() -> Vec<Trial> {
     let mut trials: Vec<Trial> = Vec::new();
-    for (dtype, head_dim) in DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|head_dim| (dtype, head_dim)))
-    {
-        for (mask, lengths) in
-            MASKS.into_iter().flat_map(|mask| [(1, 1), (1, 16384), (16384, 1)].map(|lengths| (mask, lengths)))
-        {
+    for (dtype, head_dim) in pairs(DTYPES, HEAD_DIMS) {
+        for (mask, lengths) in pairs(MASKS, [(1, 1), (1, 16384), (16384, 1)]) {
             trials.push(valid(dense(dtype, 1, lengths, (6, 2), head_dim).mask(mask)).into());
         }
     }
@@ -121,9 +110,8 @@ pub(super) fn long() -> Vec<Trial> {
 
 pub(super) fn strided() -> Vec<Trial> {
     let mut trials: Vec<Trial> = Vec::new();
-    for (dtype, head_dim) in DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|head_dim| (dtype, head_dim)))
-    {
-        for (layout, mask) in Layout::ALL.into_iter().flat_map(|layout| MASKS.map(|mask| (layout, mask))) {
+    for (dtype, head_dim) in pairs(DTYPES, HEAD_DIMS) {
+        for (layout, mask) in pairs(Layout::ALL, MASKS) {
             let spec = dense(dtype, 3, (333, 457), (6, 2), head_dim).mask(mask);
             trials.push(valid(layout.of(spec)).into());
         }
@@ -140,7 +128,7 @@ pub(super) fn strided() -> Vec<Trial> {
 pub(super) fn fp8() -> Vec<Trial> {
     let lengths = [(1, 8192), (1000, 1000), (1025, 2049), (2048, 2048), (4223, 4221), (8192, 8192)];
     let mut trials: Vec<Trial> = Vec::new();
-    for (head_dim, mask) in [64, 80, 128, 256].into_iter().flat_map(|dim| MASKS.map(|mask| (dim, mask))) {
+    for (head_dim, mask) in pairs([64, 80, 128, 256], MASKS) {
         for (index, lengths) in lengths.into_iter().enumerate() {
             let mut spec = dense(Dtype::E4m3, 2, lengths, HEADS[index % HEADS.len()], head_dim).mask(mask);
             spec.o.dtype = DTYPES[index / HEADS.len()];

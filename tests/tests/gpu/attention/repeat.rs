@@ -1,6 +1,7 @@
 //! Calls that must give equal bits.
 
 use fa3_cuda::host::Device;
+use fa3_tests::pairs;
 use std::num::NonZeroU32;
 
 use fa3_sched::forward::PlanOptions;
@@ -39,7 +40,7 @@ pub(super) fn schedulers(device: &Device) -> Fallible<String> {
         .map(|problem| {
             let inputs = Inputs::random(problem, 1);
             let (mut first, mut count): (Option<Outputs>, usize) = (None, 0);
-            for (scheduler, order) in SCHEDULERS.into_iter().flat_map(|x| orders.map(|order| (x, order))) {
+            for (scheduler, order) in pairs(SCHEDULERS, orders) {
                 for sms in [None, Some(1), Some(7)] {
                     let mut options = PlanOptions::default().scheduler(scheduler).order(order);
                     options.sms = sms.and_then(NonZeroU32::new);

@@ -4,8 +4,8 @@
 use fa3_cuda::host::Device;
 use fa3_sched::forward::PlanOptions;
 use fa3_sim::{Mode, Policy};
-use fa3_tests::Values;
 use fa3_tests::fwd::{Launch, dense, device as with_sms};
+use fa3_tests::{Values, pairs};
 use fa3_types::Mask;
 use rayon::prelude::*;
 
@@ -18,7 +18,7 @@ const MASKS: [Mask; 3] = [Mask::None, Mask::Causal, Mask::Window { left: Some(40
 /// The largest differences of O and LSE, and the fraction of O that differs.
 pub(super) fn compare(device: &Device) -> Fallible<String> {
     let mut problems = Vec::new();
-    for (dtype, mask) in DTYPES.into_iter().flat_map(|dtype| MASKS.map(|mask| (dtype, mask))) {
+    for (dtype, mask) in pairs(DTYPES, MASKS) {
         problems.extend(
             [64, 96, 128, 192, 256].map(|dim| valid(dense(dtype, 1, (131, 203), (2, 1), dim).mask(mask))),
         );

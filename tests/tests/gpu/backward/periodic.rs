@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! m times the rows    dQ is the same for each copy       dK and dV are m times as large
-//! m times the keys    dK and dV are an m-th for each     dQ is the same, LSE is larger by ln m
+//! m times the keys    dK and dV are an m-th for each     dQ stays, LSE is larger by ln m
 //! ```
 
 use fa3_cuda::host::{Device, DeviceBuffer, HostError, Stream};

@@ -1,8 +1,7 @@
 //! Gradients of the public API on a GPU.
 
 use fa3::half::bf16;
-use fa3::ndarray::Array4;
-use fa3::{Attention, Device, Error, cuda};
+use fa3::{Attention, Device, cuda};
 use fa3_sched::backward::{DqBy, Plan};
 use fa3_tests::fwd::dense;
 use fa3_types::{BackwardSpec, Dtype};
@@ -30,16 +29,4 @@ pub(super) fn deterministic(gpu: &cuda::Device) -> Fallible<String> {
     let other = in_any_order.backward(device, &output, q.view())?;
     ensure(other.dq != first.dq, "dQ is the same in any order")?;
     Ok("the same bits five times, and others in any order".to_owned())
-}
-
-/// A problem that the kernels do not support is an error, and is not computed on the CPU instead.
-pub(super) fn refused() -> Fallible<String> {
-    let device = &Device::gpu()?;
-    let x = Array4::<f32>::zeros((1, 8, 1, 64));
-    let single = Attention::new(x.view(), x.view(), x.view());
-    let single = single.backward(device, &single.forward(&Device::Cpu)?, x.view());
-    match single.err() {
-        Some(Error::Cuda(single)) => Ok(single.to_string()),
-        other => Err(format!("f32: {other:?}").into()),
-    }
 }

@@ -4,12 +4,14 @@ use std::ops::Range;
 
 use fa3_cuda::kernels::bwd::buffers;
 use fa3_ir::BufferId;
-use fa3_sim::{Mode, Policy};
+use fa3_sim::Policy;
 use fa3_tests::bwd::{BwdCase, Form};
 use fa3_tests::fwd::{Layout, dense, device};
-use fa3_tests::{Case, Trial};
+use fa3_tests::{Case, Trial, pairs};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows};
 use rayon::prelude::*;
+
+use super::simulate;
 
 /// Rows of Q and of K of each sequence: full and partial tiles and blocks, no rows, no keys.
 const LENGTHS: [(usize, usize); 5] = [(100, 140), (0, 30), (33, 0), (130, 260), (1, 1)];
@@ -64,42 +66,41 @@ fn of_ranges(bytes: &[u8], ranges: &[Range<usize>]) -> Vec<u8> {
     ranges.iter().flat_map(|range| bytes[range.clone()].iter().copied()).collect()
 }
 
-fn simulate(trial: &Trial) -> Vec<Vec<u8>> {
-    trial.simulate(Policy::Random(7), Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"))
-}
-
-/// Gradients of a packed sequence, with NaN in all other rows, equal the gradients of a dense problem of that sequence
-/// alone. dQ with additions in any order is exempt.
+/// Gradients of a packed sequence, with NaN in the sequences beside it, equal the gradients of a dense problem of that
+/// sequence alone. dQ with additions in any order is exempt.
 #[test]
 fn packed_sequences_have_the_bits_that_they_have_alone() {
     let all: (usize, usize) = LENGTHS.iter().fold((0, 0), |sum, rows| (sum.0 + rows.0, sum.1 + rows.1));
-    let cases = FORMS.into_iter().flat_map(|form| MASKS.map(|mask| (form, mask)));
-    cases.collect::<Vec<_>>().into_par_iter().for_each(|(form, mask)| {
+    pairs(FORMS, MASKS).into_par_iter().for_each(|(form, mask)| {
         let pack = packed(form, mask);
-        let after = simulate(&pack);
+        // Every other sequence is NaN: the odd ones, then the even ones.
+        let mut among_nan = [packed(form, mask), packed(form, mask)];
         let mut first = (0, 0);
-        for count in LENGTHS {
-            let inputs = rows(&pack.before, first, count, all);
-            let spec = dense(Dtype::Bf16, 1, count, HEADS, form.0 as usize).mask(mask);
-            let mut alone = trial(form, spec.known().unwrap());
-            let mut among_nan = packed(form, mask);
-            for (BufferId(at), ranges) in &inputs {
-                alone.before[*at] = of_ranges(&pack.before[*at], ranges);
-                among_nan.before[*at].fill(0xFF);
-                for range in ranges {
-                    among_nan.before[*at][range.clone()].copy_from_slice(&pack.before[*at][range.clone()]);
-                }
+        let sequences = LENGTHS.map(|count| {
+            let ranges = rows(&pack.before, first, count, all);
+            first = (first.0 + count.0, first.1 + count.1);
+            (count, ranges)
+        });
+        for (index, (_, ranges)) in sequences.iter().enumerate() {
+            for (BufferId(at), ranges) in ranges {
+                let bytes = &mut among_nan[1 - index % 2].before[*at];
+                ranges.iter().for_each(|range| bytes[range.clone()].fill(0xFF));
             }
-            let (alone, among_nan) = (simulate(&alone), simulate(&among_nan));
+        }
+        let among_nan = among_nan.map(|trial| simulate(&trial, &trial.before));
+        for (index, (count, ranges)) in sequences.iter().enumerate() {
+            let spec = dense(Dtype::Bf16, 1, *count, HEADS, form.0 as usize).mask(mask);
+            let mut alone = trial(form, spec.known().unwrap());
+            for (BufferId(at), ranges) in ranges {
+                alone.before[*at] = of_ranges(&pack.before[*at], ranges);
+            }
+            let alone = simulate(&alone, &alone.before);
             let gradients = [buffers::DQ, buffers::DK, buffers::DV];
             let gradients = &gradients[usize::from(form.1 == Form::AnyOrder)..];
-            for (buffer, ranges) in inputs.iter().filter(|(buffer, _)| gradients.contains(buffer)) {
-                for after in [&after, &among_nan] {
-                    let same = of_ranges(&after[buffer.0], ranges) == alone[buffer.0];
-                    assert!(same, "buffer {buffer:?} of {count:?} from {first:?} on, {form:?}, {mask:?}");
-                }
+            for (buffer, ranges) in ranges.iter().filter(|(buffer, _)| gradients.contains(buffer)) {
+                let same = of_ranges(&among_nan[index % 2][buffer.0], ranges) == alone[buffer.0];
+                assert!(same, "buffer {buffer:?} of sequence {index}, {count:?}, {form:?}, {mask:?}");
             }
-            first = (first.0 + count.0, first.1 + count.1);
         }
     });
 }
@@ -118,8 +119,7 @@ fn invalid_lists_do_no_harm() {
         [0, 431, 1, 430, 2, 429],
         [100, 100, 50, 264, 0, 431],
     ];
-    let cases = FORMS.into_iter().flat_map(|form| (0..lists.len()).map(move |index| (form, index)));
-    cases.collect::<Vec<_>>().into_par_iter().for_each(|(form, index)| {
+    pairs(FORMS, 0..lists.len()).into_par_iter().for_each(|(form, index)| {
         let mut trial = packed(form, MASKS[index % 3]);
         for (name, list) in [("cu_seqlens_q", lists[index]), ("cu_seqlens_k", lists[(3 * index + 1) % 8])] {
             *trial.buffer_mut(name) = list.iter().flat_map(|entry| entry.to_le_bytes()).collect();

@@ -2,13 +2,14 @@
 
 use fa3_cuda::kernels::bwd::buffers;
 use fa3_ir::BufferId;
-use fa3_sched::backward::{DqBy, Plan, PlanOptions};
-use fa3_sim::{Mode, Policy};
+use fa3_sched::backward::{DqBy, Plan};
 use fa3_tests::bwd::{BwdCase, Form};
 use fa3_tests::fwd::{Layout, dense, device};
-use fa3_tests::{Case, Trial};
+use fa3_tests::{Case, Trial, pairs};
 use fa3_types::{Dtype, KnownProblem, Mask};
 use rayon::prelude::*;
+
+use super::simulate;
 
 const LENGTHS: (usize, usize) = (100, 140);
 /// heads_q and heads_kv.
@@ -31,8 +32,8 @@ const FORMS: [(u32, Form); 5] = [
 
 /// A problem in one form, and its results.
 struct Run {
-    case: BwdCase,
-    options: PlanOptions,
+    plan: Plan,
+    problem: KnownProblem,
     trial: Trial,
     clean: Vec<Vec<u8>>,
 }
@@ -42,24 +43,22 @@ impl Run {
         let options =
             form.options([head_dim; 2], &device(2)).expect("these head dimensions have these forms");
         let spec = dense(Dtype::Bf16, 1, LENGTHS, HEADS, head_dim as usize).mask(mask);
-        let case = Case::normal("poison", spec.known().unwrap(), 3);
+        let problem = spec.known().unwrap();
+        let case = Case::normal("poison", problem.clone(), 3);
         let case = BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 };
-        let trial = case.clone().trial(&device(2), &options);
-        let clean = simulate(&trial);
+        let plan = Plan::with(&case.problem(), &device(2), &options).unwrap();
+        let trial = case.trial(&device(2), &options);
+        let clean = simulate(&trial, &trial.before);
         trial.check(&clean).unwrap_or_else(|fault| panic!("{fault}"));
-        Run { case, options, trial, clean }
-    }
-
-    fn forward(&self) -> &KnownProblem {
-        &self.case.case.problem
+        Run { plan, problem, trial, clean }
     }
 
     /// The results with NaN in a row of an input.
     fn with_nan(&self, BufferId(input): BufferId) -> Vec<Vec<u8>> {
-        let mut trial = self.case.clone().trial(&device(2), &self.options);
+        let mut before = self.trial.before.clone();
         let of_keys = [buffers::K, buffers::V].contains(&BufferId(input));
         let (heads, lengths) = (HEADS.0, LENGTHS);
-        let bytes = &mut trial.before[input];
+        let bytes = &mut before[input];
         let row = match BufferId(input) {
             buffers::LSE | buffers::DLSE => {
                 let at = HEAD * lengths.0 + ROW;
@@ -74,14 +73,13 @@ impl Run {
             }
         };
         bytes[row].fill(0xff);
-        simulate(&trial)
+        simulate(&self.trial, &before)
     }
 
     /// Rows and keys of the blocks in which a gradient is computed.
     fn blocks(&self, gradient: BufferId) -> (usize, usize) {
-        let plan = Plan::with(&self.case.problem(), &device(2), &self.options).unwrap();
-        let of_dkv = (plan.dkv().tile.tile_m as usize, plan.dkv().tile.tile_n as usize);
-        match plan.dq() {
+        let of_dkv = (self.plan.dkv().tile.tile_m as usize, self.plan.dkv().tile.tile_n as usize);
+        match self.plan.dq() {
             DqBy::Kernel(part) if gradient == buffers::DQ => {
                 (part.tile.tile_m as usize, part.tile.tile_n as usize)
             }
@@ -97,12 +95,8 @@ impl Run {
     }
 
     fn sees(&self, row: usize, key: usize) -> bool {
-        self.forward().mask().allows(row, key, self.forward().lengths(0))
+        self.problem.mask().allows(row, key, self.problem.lengths(0))
     }
-}
-
-fn simulate(trial: &Trial) -> Vec<Vec<u8>> {
-    trial.simulate(Policy::Random(7), Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"))
 }
 
 /// The permitted effect of a NaN on a row of a gradient.
@@ -144,14 +138,12 @@ fn assert_reach(run: &Run, input: BufferId, fate: impl Fn(BufferId, usize) -> Fa
     }
 }
 
-fn each(check: impl Fn(&Run) + Sync) {
-    let pairs: Vec<_> = FORMS.into_iter().flat_map(|form| MASKS.map(|mask| (form, mask))).collect();
-    pairs.into_par_iter().for_each(|(form, mask)| check(&Run::new(form, mask)));
-}
-
+/// A NaN in a row reaches its dQ, and the keys of tiles that visit its block. A NaN in a key reaches its gradients, and
+/// rows that meet its block.
 #[test]
-fn a_nan_in_a_row_reaches_its_dq_and_keys_of_tiles_that_visit_its_block() {
-    each(|run| {
+fn a_nan_reaches_the_gradients_that_depend_on_it() {
+    pairs(FORMS, MASKS).into_par_iter().for_each(|(form, mask)| {
+        let run = &Run::new(form, mask);
         for input in [buffers::Q, buffers::O, buffers::LSE, buffers::DOUT, buffers::DLSE] {
             assert_reach(run, input, |gradient, at| match gradient {
                 buffers::DQ if at == ROW => Fate::Nan,
@@ -163,12 +155,6 @@ fn a_nan_in_a_row_reaches_its_dq_and_keys_of_tiles_that_visit_its_block() {
                 _ => Fate::Same,
             });
         }
-    });
-}
-
-#[test]
-fn a_nan_in_a_key_reaches_its_gradients_and_rows_that_meet_its_block() {
-    each(|run| {
         for input in [buffers::K, buffers::V] {
             assert_reach(run, input, |gradient, at| match gradient {
                 buffers::DQ if run.sees(at, KEY) => Fate::Nan,

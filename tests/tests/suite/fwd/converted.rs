@@ -2,19 +2,11 @@
 
 use fa3_quant::E4m3;
 use fa3_sched::forward::{CtaTile, Precision, TileRow};
-use fa3_sim::{Mode, Policy};
+use fa3_sim::Policy;
 use fa3_tests::Trial;
 use fa3_tests::cache::{Case, Keys, Pages, paged};
 use fa3_tests::fwd::{dense, encode, trial, with_tile};
-use fa3_tests::memory::Memory;
 use fa3_types::Dtype;
-
-/// Bytes of O and LSE.
-fn results(trial: &Trial) -> [Vec<u8>; 2] {
-    let after = trial.simulate(Policy::Eager, Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"));
-    let after = Memory::new(&trial.program, &after);
-    ["o", "lse"].map(|name| after.bytes(name).expect("a forward pass has both").to_vec())
-}
 
 /// Whether a kernel that dequantizes K and V gives the bits of the 16-bit kernel on the dequantized keys. Q in e4m3 is
 /// dequantized, too, with a scale that is a power of 2.
@@ -37,7 +29,8 @@ fn agree(mut converted: Trial, mut of_16_bits: Trial, dtype: Dtype) -> bool {
         assert_eq!(tensor.len(), numbers.len());
         *tensor = numbers;
     }
-    results(&converted) == results(&of_16_bits)
+    let results = |trial: Trial| crate::o_and_lse(&trial.program, &trial.before, Policy::Eager);
+    results(converted) == results(of_16_bits)
 }
 
 #[test]

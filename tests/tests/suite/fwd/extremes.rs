@@ -4,7 +4,7 @@ use fa3_cuda::kernels::fwd::buffers;
 use fa3_sched::forward::{CtaTile, Pipeline, Precision};
 use fa3_sim::{Buffer, Memory, Mode, Policy, ProgramSimulation, Simulation};
 use fa3_tests::fwd::{dense, initial, judged, with_tile};
-use fa3_tests::{Case, Dist, Values};
+use fa3_tests::{Case, Dist, Values, pairs};
 use fa3_types::{Dtype, KnownProblem, Mask};
 use ndarray::array;
 use rayon::prelude::*;
@@ -13,12 +13,8 @@ use super::{check, launch};
 use fa3_tests::fwd::shapes::{PIPELINES, TINY, TINY_FP8, dtype};
 
 fn tiles() -> Vec<CtaTile> {
-    let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
-    PIPELINES
-        .into_iter()
-        .flat_map(|pipeline| [CtaTile { pipeline, ..TINY }, CtaTile { pipeline, ..two }])
-        .chain([TINY_FP8, CtaTile { pipeline: Pipeline::Serial, ..TINY_FP8 }])
-        .collect()
+    let fp8 = [TINY_FP8, CtaTile { pipeline: Pipeline::Serial, ..TINY_FP8 }];
+    super::tiles().into_iter().chain(fp8).collect()
 }
 
 /// The tiles to run a problem with.
@@ -40,14 +36,13 @@ fn check_all(cases: Vec<Case>) {
 }
 
 fn scaled(scales: &[f64], caps: &[Option<f64>]) -> Vec<Case> {
-    let pairs = scales.iter().flat_map(|&scale| caps.iter().map(move |&cap| (scale, cap)));
-    let all = pairs.flat_map(|pair| [Dtype::Bf16, Dtype::E4m3].map(|dtype| (dtype, pair)));
-    let case = |(dtype, (scale, cap))| {
+    let all = pairs(pairs(scales.iter().copied(), caps.iter().copied()), [Dtype::Bf16, Dtype::E4m3]);
+    let case = |((scale, cap), dtype)| {
         let mut spec = dense(dtype, 1, (20, 70), (1, 1), 64).causal();
         (spec.softmax_scale, spec.softcap) = (Some(scale), cap);
         Case::normal("scales", spec.known().unwrap(), 2)
     };
-    all.map(case).collect()
+    all.into_iter().map(case).collect()
 }
 
 /// Scales from a uniform to a one-hot softmax; softcaps far above and far below all scores. Scores of 1e9 and more are
@@ -66,9 +61,8 @@ fn long_rows_do_not_drift() {
     let pipelines = PIPELINES.into_iter().filter(|&pipeline| pipeline != Pipeline::ThreeStage);
     let tiles = pipelines.map(|pipeline| CtaTile { tile_n: 16, pipeline, ..TINY });
     let tiles = tiles.chain([TINY_FP8, CtaTile { pipeline: Pipeline::Serial, ..TINY_FP8 }]);
-    let pairs =
-        tiles.enumerate().flat_map(|(index, tile)| [0, 1].map(|next| (scales[(index + next) % 4], tile)));
-    pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, tile)| {
+    let pairs: Vec<(f64, CtaTile)> = scales.into_iter().cycle().zip(tiles).collect();
+    pairs.into_par_iter().for_each(|(scale, tile)| {
         let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { Dtype::F16 };
         let mut spec = dense(dtype, 1, (1, 64_000), (1, 1), 32);
         spec.softmax_scale = Some(scale);
@@ -85,8 +79,7 @@ fn long_rows_do_not_drift() {
 #[test]
 fn numbers() {
     let dtypes = [Dtype::F16, Dtype::Bf16, Dtype::E4m3];
-    let cases = Dist::ALL.into_iter().flat_map(|dist| dtypes.map(|dtype| (dist, dtype)));
-    let cases = cases.map(|(dist, dtype)| {
+    let cases = pairs(Dist::ALL, dtypes).into_iter().map(|(dist, dtype)| {
         let problem = dense(dtype, 1, (65, 130), (1, 1), 64).known().unwrap();
         Case { dist, ..Case::normal("numbers", problem, 2) }
     });
@@ -155,9 +148,7 @@ fn without_lse() {
 #[test]
 fn broadcast_inputs() {
     let mut cases = Vec::new();
-    for (mask, dtype) in
-        [Mask::None, Mask::Causal].into_iter().flat_map(|mask| [(mask, Dtype::F16), (mask, Dtype::E4m3)])
-    {
+    for (mask, dtype) in pairs([Mask::None, Mask::Causal], [Dtype::F16, Dtype::E4m3]) {
         let mut spec = dense(dtype, 3, (40, 50), (4, 2), 64).mask(mask);
         (spec.k.strides.batch, spec.v.strides.batch, spec.q.strides.heads) = (0, 0, 0);
         cases.push(spec.known().unwrap());
@@ -187,9 +178,8 @@ fn broadcast(problem: KnownProblem, tile: CtaTile) -> Result<(), String> {
 fn least_dimensions() {
     let dims = [8, 16, 24, 56, 64].map(|dim| (dim, Dtype::Bf16)).into_iter();
     let dims = dims.chain([16, 32, 48, 64].map(|dim| (dim, Dtype::E4m3)));
-    let pairs = dims.clone().flat_map(|first| dims.clone().map(move |second| (first, second)));
-    let pairs = pairs.filter(|((_, dtype), (_, other))| dtype == other);
-    let cases = pairs.map(|((dim, dtype), (dim_v, _))| {
+    let all = pairs(dims.clone(), dims).into_iter().filter(|((_, dtype), (_, other))| dtype == other);
+    let cases = all.map(|((dim, dtype), (dim_v, _))| {
         let spec = dense(dtype, 1, (1 + dim_v / 8, 33), (2, 2), dim).head_dim_v(dim_v);
         Case::normal("dimensions", spec.known().unwrap(), 2)
     });

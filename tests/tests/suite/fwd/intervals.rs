@@ -6,7 +6,7 @@ use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::shapes::TINY;
 use fa3_tests::fwd::{dense, with_tile};
 use fa3_tests::intervals::Kind;
-use fa3_tests::{Case, Poison};
+use fa3_tests::{Case, Poison, pairs};
 use fa3_types::{Dtype, Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec};
 use rayon::prelude::*;
 
@@ -26,7 +26,7 @@ fn run(problem: &KnownProblem, tile: CtaTile, poison: Poison) -> Forward<f32> {
     let values = Case { poison, ..Case::normal("intervals", problem.clone(), 8) }.values();
     let launch = launch(problem, &with_tile(tile)).expect("there is such a kernel");
     launch
-        .simulate(&values, Policy::Random(5), Mode::Exact)
+        .simulate(&values, Policy::Random(5), Mode::Fast)
         .unwrap_or_else(|fault| panic!("{problem}: {fault}"))
 }
 
@@ -52,8 +52,7 @@ fn said(mask: Mask, of_row: IntervalsOfRow) -> KnownProblem {
 #[test]
 fn they_have_the_bits_of_the_mask_that_they_say() {
     let masks = [Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
-    let cases = TILES.into_iter().flat_map(|tile| masks.map(|mask| (tile, mask))).collect::<Vec<_>>();
-    cases.into_par_iter().for_each(|(tile, mask)| {
+    pairs(TILES, masks).into_par_iter().for_each(|(tile, mask)| {
         let expected = run(&spec().mask(mask).known().expect("it is valid"), tile, Poison::None);
         for of_row in [IntervalsOfRow::One, IntervalsOfRow::Two] {
             assert_eq!(run(&said(mask, of_row), tile, Poison::None), expected, "{mask} {of_row:?} {tile}");

@@ -4,12 +4,12 @@ use fa3_ref::Forward;
 use fa3_sched::forward::{CtaTile, Loads, Pipeline};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout, dense, judged, with_tile};
-use fa3_tests::{Case, Poison, Values};
+use fa3_tests::{Case, Poison, Values, pairs};
 use fa3_types::{Dtype, KnownProblem, Mask};
 use ndarray::{Array4, Axis};
 use rayon::prelude::*;
 
-use super::launch;
+use super::{TWO, launch};
 use fa3_tests::fwd::shapes::{INPUTS, PIPELINES, TINY, TINY_FP8, dealt, dtype, laid_out};
 
 const MASKS: [Mask; 4] = [
@@ -22,7 +22,6 @@ const MASKS: [Mask; 4] = [
 /// Tiles for 70 rows and up to 100 keys in blocks of 16 to 64: all forms, with and without ping-pong and a producer,
 /// and e4m3.
 fn tiles() -> Vec<CtaTile> {
-    let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
     let fp8 = [
         TINY_FP8,
         CtaTile {
@@ -35,17 +34,8 @@ fn tiles() -> Vec<CtaTile> {
         },
         CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[3]),
     ];
-    PIPELINES
-        .into_iter()
-        .flat_map(|pipeline| {
-            [
-                CtaTile { pipeline, ..TINY },
-                CtaTile { pipeline, ..two },
-                CtaTile { pipeline, loads: Loads::Consumers, ..two },
-            ]
-        })
-        .chain(fp8)
-        .collect()
+    let tiles = pairs(PIPELINES, [TINY, TWO, CtaTile { loads: Loads::Consumers, ..TWO }]).into_iter();
+    tiles.map(|(pipeline, tile)| CtaTile { pipeline, ..tile }).chain(fp8).collect()
 }
 
 fn problem(tile: &CtaTile, mask: Mask, layout: Layout, softcap: Option<f64>) -> KnownProblem {
@@ -56,9 +46,7 @@ fn problem(tile: &CtaTile, mask: Mask, layout: Layout, softcap: Option<f64>) -> 
 
 /// Checks every tile with every mask.
 fn each(check: impl Fn(&Launch) + Sync) {
-    let pairs: Vec<(CtaTile, Mask)> =
-        tiles().into_iter().flat_map(|tile| MASKS.map(|mask| (tile, mask))).collect();
-    pairs.into_par_iter().enumerate().for_each(|(index, (tile, mask))| {
+    pairs(tiles(), MASKS).into_par_iter().enumerate().for_each(|(index, (tile, mask))| {
         let layout = Layout::ALL[index % Layout::ALL.len()];
         let softcap = (index % 3 == 0).then_some(2.0);
         let problem = problem(&tile, mask, layout, softcap);
@@ -67,7 +55,7 @@ fn each(check: impl Fn(&Launch) + Sync) {
 }
 
 fn run(launch: &Launch, values: &Values) -> Forward<f32> {
-    let answer = launch.simulate(values, Policy::Random(5), Mode::Exact);
+    let answer = launch.simulate(values, Policy::Random(5), Mode::Fast);
     answer.unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan))
 }
 
@@ -133,49 +121,34 @@ fn assert_nan_exactly(
     }
 }
 
+/// A NaN in Q reaches its row. A NaN in K reaches the rows that see it. A block of V is multiplied as a whole: a NaN in
+/// it reaches every row of the tiles that visit the block, but no other tile, and never LSE.
 #[test]
-fn a_nan_in_q_reaches_its_row() {
+fn a_nan_reaches_the_rows_that_see_it() {
     each(|launch| {
-        let clean = run(launch, &values(launch, Poison::None));
+        let (plan, problem) = (&launch.plan, launch.plan.problem());
+        let (mask, len) = (problem.mask(), problem.known().unwrap().lengths(0));
+        let (tile_m, tile_n) = (plan.tile().tile_m as usize, plan.tile().tile_n as usize);
+        let with = |poison| run(launch, &values(launch, poison));
+        let clean = with(Poison::None);
         for row in [0, 33, 69] {
-            let nan = run(launch, &values(launch, Poison::QueryRow(row)));
-            let len = launch.plan.problem().known().unwrap().lengths(0);
-            let sees = |row| (0..len.k).any(|key| launch.plan.problem().mask().allows(row, key, len));
+            let sees = |row| (0..len.k).any(|key| mask.allows(row, key, len));
+            let nan = with(Poison::QueryRow(row));
             assert_nan_exactly(launch, &clean, &nan, |[_, at, _]| at == row && sees(row));
         }
-    });
-}
-
-#[test]
-fn a_nan_in_k_reaches_the_rows_that_see_it() {
-    each(|launch| {
-        let (problem, len) = (launch.plan.problem(), launch.plan.problem().known().unwrap().lengths(0));
-        let clean = run(launch, &values(launch, Poison::None));
         for key in [0, 31, 32, 64, 99] {
-            let nan = run(launch, &values(launch, Poison::KeyRow(key)));
-            assert_nan_exactly(launch, &clean, &nan, |[_, row, _]| problem.mask().allows(row, key, len));
+            let nan = with(Poison::KeyRow(key));
+            assert_nan_exactly(launch, &clean, &nan, |[_, row, _]| mask.allows(row, key, len));
         }
-    });
-}
-
-/// A block of V is multiplied as a whole: a NaN in it reaches every row of the tiles that visit the block, but no other
-/// tile, and never LSE.
-#[test]
-fn a_nan_in_v_stays_in_tiles_that_visit_its_block() {
-    each(|launch| {
-        let (plan, problem, len) =
-            (&launch.plan, launch.plan.problem(), launch.plan.problem().known().unwrap().lengths(0));
-        let (tile_m, tile_n) = (plan.tile().tile_m as usize, plan.tile().tile_n as usize);
-        let clean = run(launch, &values(launch, Poison::None));
         for key in [0, 17, 99] {
-            let nan = run(launch, &values(launch, Poison::ValueRow(key)));
+            let nan = with(Poison::ValueRow(key));
             for (at @ [batch, row, head], o) in compare_o(&clean, &nan) {
                 let block = (key / tile_n) as u32;
                 let visits = plan.dense().unwrap().works().any(|work| {
                     let tile = [work.tile.batch, work.tile.head, work.tile.m_block].map(|x| x as usize);
                     tile == [batch, head, row / tile_m] && (work.kv.first..work.kv.end).contains(&block)
                 });
-                let sees = problem.mask().allows(row, key, len);
+                let sees = mask.allows(row, key, len);
                 let right = o == Row::Nan && visits || o == Row::Same && !sees;
                 assert!(right, "{o:?} at sequence, row, head {at:?}: {plan}");
                 assert_eq!(lse_row(&clean, &nan, at), Row::Same, "{at:?} {plan}");
@@ -189,9 +162,7 @@ fn a_nan_in_v_stays_in_tiles_that_visit_its_block() {
 #[test]
 fn neighbours_are_not_read() {
     let layouts = [Layout::Contiguous, Layout::HeadsFirst];
-    let pairs: Vec<(CtaTile, Layout)> =
-        tiles().into_iter().flat_map(|tile| layouts.map(|layout| (tile, layout))).collect();
-    pairs.into_par_iter().for_each(|(tile, layout)| {
+    pairs(tiles(), layouts).into_par_iter().for_each(|(tile, layout)| {
         let (head_dim, head_dim_v) = if tile.precision.is_fp8() { (48, 32) } else { (56, 40) };
         let spec = dense(dtype(&tile), 2, (67, 83), (4, 2), head_dim).head_dim_v(head_dim_v).causal();
         let launch = launch(&layout.of(laid_out(&tile, spec)).known().unwrap(), &with_tile(tile)).unwrap();

@@ -2,16 +2,14 @@
 
 use std::ops::Range;
 
-use fa3_sched::forward::CtaTile;
 use fa3_sim::{Mode, Policy};
-use fa3_tests::fwd::shapes::{PIPELINES, TINY};
 use fa3_tests::fwd::{dense, with_tile};
-use fa3_tests::{Case, Dist, Values};
+use fa3_tests::{Case, Dist, Values, pairs};
 use fa3_types::{Dtype, Mask};
 use ndarray::{Array, ArrayView, Axis, Dimension};
 use rayon::prelude::*;
 
-use super::launch;
+use super::{launch, tiles};
 
 const ROWS: usize = 150;
 
@@ -27,12 +25,8 @@ fn rows<T, D: Dimension>(x: &Array<T, D>, axis: usize, rows: Range<usize>) -> Ar
 /// rows.
 #[test]
 fn a_chunk_of_rows_has_the_bits_of_the_whole() {
-    let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
-    let tiles =
-        PIPELINES.into_iter().flat_map(|pipeline| [TINY, two].map(|tile| CtaTile { pipeline, ..tile }));
     let dists = [Dist::Normal, Dist::Increasing, Dist::Decreasing];
-    let cases: Vec<_> = tiles.flat_map(|tile| dists.map(|dist| (tile, dist))).collect();
-    cases.into_par_iter().for_each(|(tile, dist)| {
+    pairs(tiles(), dists).into_par_iter().for_each(|(tile, dist)| {
         let bits = |(first, end): (usize, usize), values: &Values| {
             let problem =
                 dense(Dtype::Bf16, 1, (end - first, end), (2, 1), 64).mask(Mask::Causal).known().unwrap();
@@ -45,7 +39,7 @@ fn a_chunk_of_rows_has_the_bits_of_the_whole() {
                 qv: None,
                 sink: values.sink.clone(),
             };
-            let answer = launch.simulate(&values, Policy::Eager, Mode::Exact).unwrap();
+            let answer = launch.simulate(&values, Policy::Eager, Mode::Fast).unwrap();
             (answer.o.mapv(f32::to_bits), answer.lse.mapv(f32::to_bits))
         };
         let problem = dense(Dtype::Bf16, 1, (ROWS, ROWS), (2, 1), 64).mask(Mask::Causal).known().unwrap();

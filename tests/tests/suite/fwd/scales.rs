@@ -7,7 +7,7 @@ use fa3_sched::forward::{CtaTile, Pipeline};
 use fa3_sim::{Mode, ProgramSimulation};
 use fa3_tests::fwd::shapes::{INPUTS, TINY_FP8, laid_out};
 use fa3_tests::fwd::{dense, initial, results, with_tile};
-use fa3_tests::{Case, Scaled, Values};
+use fa3_tests::{Case, Scaled, Values, pairs};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec};
 
 use super::launch;
@@ -58,8 +58,8 @@ fn check_means(problem: &KnownProblem, answer: &Forward<f32>, v: impl Fn(usize, 
 #[test]
 fn zeros_of_heads() {
     let settings = [(None, None), (Some(5.0), None), (None, Some(1e-15))];
-    let pairs = tiles(TINY_FP8).into_iter().flat_map(|tile| MASKS.map(|mask| (tile, mask)));
-    for ((tile, mask), (softcap, softmax_scale)) in pairs.zip(settings.into_iter().cycle()) {
+    let cases = pairs(tiles(TINY_FP8), MASKS).into_iter();
+    for ((tile, mask), (softcap, softmax_scale)) in cases.zip(settings.into_iter().cycle()) {
         let mut spec = dense(Dtype::E4m3, 1, (70, 100), (1, 1), 64).mask(mask);
         (spec.softcap, spec.softmax_scale) = (softcap, softmax_scale);
         for tensor in [Q, K] {
@@ -76,7 +76,7 @@ fn zeros_of_heads() {
 fn zeros_of_channels() {
     for inputs in [INPUTS[4], INPUTS[5]] {
         let tile = CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(inputs);
-        for (tile, mask) in tiles(tile).into_iter().flat_map(|tile| MASKS.map(|mask| (tile, mask))) {
+        for (tile, mask) in pairs(tiles(tile), MASKS) {
             let spec = dense(Dtype::E4m3, 1, (120, 100), (2, 1), 64).head_dim_v(48).mask(mask);
             let (case, _, answer) = run(tile, spec, &[(V, &[0.0])]);
             let means = Scaled::means(&case.problem).unwrap();
@@ -93,7 +93,7 @@ fn zeros_of_channels() {
 #[test]
 fn small_scales_of_blocks() {
     let tile = CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]);
-    for (tile, mask) in tiles(tile).into_iter().flat_map(|tile| MASKS.map(|mask| (tile, mask))) {
+    for (tile, mask) in pairs(tiles(tile), MASKS) {
         let spec = dense(Dtype::E4m3, 1, (70, 200), (1, 1), 64).mask(mask);
         let (case, values, answer) = run(tile, spec, &[(Q, &[2e-23]), (K, &[2e-23])]);
         check_means(&case.problem, &answer, |key, col| values.v[[0, key, 0, col]]);

@@ -7,10 +7,10 @@ use fa3_ref::Forward;
 use fa3_sched::forward::{CtaTile, Loads, Pipeline, PlanError};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_sim::{Mode, Policy, Simulation};
-use fa3_tests::Case;
 use fa3_tests::fwd::{Fault, Launch, Layout, dense, device, initial, results, with_tile};
 use fa3_tests::memory::Memory;
 use fa3_tests::reshape::alone;
+use fa3_tests::{Case, pairs};
 use fa3_types::{Dtype, KnownProblem, Mask};
 use ndarray::Axis;
 use rayon::prelude::*;
@@ -58,7 +58,7 @@ fn who_computes_a_tile_does_not_matter() {
     kinds_and_fp8().collect::<Vec<_>>().into_par_iter().for_each(|tile| {
         let problem = dense(dtype(&tile), 2, (150, 140), (3, 1), 64).causal().known().unwrap();
         let mut first = None;
-        for (scheduler, order) in SCHEDULERS.into_iter().flat_map(|s| orders.map(|order| (s, order))) {
+        for (scheduler, order) in pairs(SCHEDULERS, orders) {
             for (sms, policy) in [(1, Policy::Eager), (5, Policy::Random(4))] {
                 let options = with_tile(tile).scheduler(scheduler).order(order);
                 let launch = Launch::new(&problem, &device(sms), &options).unwrap();
@@ -113,15 +113,14 @@ fn without_a_producer_tiles_are_dealt_out() {
 /// Each head of each sequence has the same bits as in a problem of its own.
 #[test]
 fn other_sequences_do_not_matter() {
-    let pairs = kinds_and_fp8().flat_map(|tile| Layout::ALL.map(|layout| (tile, layout)));
-    pairs.collect::<Vec<_>>().into_par_iter().for_each(|(tile, layout)| {
+    pairs(kinds_and_fp8(), Layout::ALL).into_par_iter().for_each(|(tile, layout)| {
         let spec = dense(dtype(&tile), 2, (90, 70), (4, 2), 64).mask(Mask::window(Some(60), Some(11)));
         let problem = layout.of(spec).known().unwrap();
         let values = Case::normal("together", problem.clone(), 4).values();
         let options = with_tile(tile).scheduler(Scheduler::DynamicPersistent);
         let together = launch(&problem, &options).unwrap();
         let together = run(&together, &problem, Policy::Random(1), Mode::Fast);
-        for (batch, head) in (0..2).flat_map(|batch| (0..4).map(move |head| (batch, head))) {
+        for (batch, head) in pairs(0..2, 0..4) {
             let (problem, values) = alone(&problem, &values, batch, head);
             let launch = launch(&problem, &with_tile(tile)).unwrap();
             let answer = launch.simulate(&values, Policy::Eager, Mode::Fast).unwrap();
@@ -139,8 +138,7 @@ fn other_sequences_do_not_matter() {
 /// launch may begin (PDL) while the previous one still writes any of this memory, the counter included.
 #[test]
 fn launches_follow_each_other() {
-    for (sms, tile) in [1, 3, 8, 18].into_iter().flat_map(|sms| kinds_and_fp8().map(move |tile| (sms, tile)))
-    {
+    for (sms, tile) in pairs([1, 3, 8, 18], kinds_and_fp8()) {
         let spec = dense(dtype(&tile), 2, (150, 140), (3, 3), 64).causal();
         let problem = Layout::Gaps.of(spec).known().unwrap();
         let values = Case::normal("again", problem.clone(), 4).values();

@@ -2,13 +2,12 @@
 
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{dense, rounded, with_tile};
-use fa3_tests::{Case, Values};
+use fa3_tests::{Case, Values, pairs};
 use fa3_types::{Dtype, KnownProblem};
 use ndarray::Axis;
 use rayon::prelude::*;
 
-use super::growth::tiles;
-use super::launch;
+use super::{launch, tiles};
 
 const ROWS: usize = 20;
 
@@ -41,11 +40,7 @@ fn stairs(values: Values, dtype: Dtype, step: f32, alternates: bool) -> Values {
 #[test]
 fn a_key_that_has_a_row_to_itself_gives_its_v() {
     let lazy = tiles().into_iter().filter(|tile| tile.rescales_lazily());
-    let cases: Vec<_> = lazy
-        .flat_map(|tile| [1, 16, 17, 60, 130].map(|keys| (tile, keys)))
-        .flat_map(|case| [100.0, 200.0, 400.0].map(|step| (case, step)))
-        .flat_map(|case| [false, true].map(|alternates| (case, alternates)))
-        .collect();
+    let cases = pairs(pairs(pairs(lazy, [1, 16, 17, 60, 130]), [100.0, 200.0, 400.0]), [false, true]);
     cases.into_par_iter().enumerate().for_each(|(index, (((tile, keys), step), alternates))| {
         let scale = 0.4 + 0.0077 * index as f64;
         for dtype in [Dtype::F16, Dtype::Bf16] {

@@ -53,7 +53,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator::new("named barrier: - 32 threads", &[B1, B2, Deadlock], |kernel| {
         computed(kernel, |id, threads| (id, threads - 32))
     }),
-    Operator::new("named barrier: that of the first warpgroup", &[B1, B2, Race, T2, Deadlock], |kernel| {
+    Operator::new("named barrier: the first warpgroup's", &[B1, B2, Race, T2, Deadlock], |kernel| {
         if kernel.kernel.barriers.len() < 2 {
             return Vec::new();
         }
