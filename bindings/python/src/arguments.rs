@@ -1,116 +1,202 @@
 //! Arguments as they come from Python.
 
 use std::cell::Cell;
+use std::{fmt, mem};
 
 use fa3::problem::hint;
 use fa3_types::{
-    AppendRotary, Dtype, Partials, Positions, QkRotary, RopeStyle, Rotary, SequenceBase, Sequences, Shape,
-    Strides, TensorDesc,
+    AppendRotary, Dtype, Partials, Positions, RopeStyle, Rotary, SequenceBase, Sequences, Shape, Strides,
+    TensorDesc,
 };
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyInt, PyString, PyTuple};
 
 use crate::attention::Bounds;
-use crate::error::Error;
+use crate::error::{Error, in_torchs_words};
+use crate::place::Place;
 
 /// The most dimensions of a tensor.
 const DIMS: usize = 5;
 
-/// The names of operations' tensors.
-const NAMES: [&str; 43] = [
-    "q",
-    "k",
-    "v",
-    "o",
-    "lse",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "seqused_q",
-    "seqused_k",
-    "page_table",
-    "cache_batch_idx",
-    "leftpad_k",
-    "dout",
-    "dlse",
-    "dq",
-    "dk",
-    "dv",
-    "qv",
-    "sink",
-    "dsink",
-    "intervals",
-    "table",
-    "q_descale",
-    "k_descale",
-    "v_descale",
-    "v_mean",
-    "k_new",
-    "v_new",
-    "cu_seqlens_k_new",
-    "rotary_cos",
-    "rotary_sin",
-    "rotary_seqlens",
-    "x",
-    "cos",
-    "sin",
-    "positions",
-    "q_positions",
-    "k_positions",
-    "codes",
-    "scales",
-    "mean",
-    "out_partial",
-    "lse_partial",
-];
+/// How an operation uses a tensor. Inputs that it cannot read are copied; the copy lives until the launch, and later
+/// work on the stream may reuse its memory.
+#[derive(Clone, Copy)]
+enum Access {
+    /// Where it lies, with its own strides.
+    InPlace,
+    /// With its own strides.
+    Strided,
+    /// With its own strides. On a GPU the last dimension has no gaps.
+    Rows,
+    /// As rows without gaps that begin at multiples of 16 bytes, and that lie apart where they are not expanded.
+    Aligned { is_apart: bool },
+    /// On a GPU as rows without gaps that may be slices of wider ones, and contiguous on the CPU.
+    Slices,
+    /// Contiguous. On a GPU it begins at a multiple of this many bytes.
+    Contiguous(u64),
+}
+
+/// A list of integers, of which kernels read one at a time.
+const LIST: Access = Access::Contiguous(4);
+/// A tensor of which kernels read 16 bytes at a time.
+const DENSE: Access = Access::Contiguous(16);
 
 /// A tensor argument from Python.
 struct Given<'py> {
     name: &'static str,
-    dtype: Bound<'py, PyString>,
+    dtype: Bound<'py, PyAny>,
     address: u64,
     rank: usize,
     shape: [usize; DIMS],
     strides: [i64; DIMS],
-    is_asked: Cell<bool>,
 }
 
-/// A call's tensors: a dict of (dtype, address, shape, strides) by their names.
-pub(crate) struct Tensors<'py>(Vec<Given<'py>>);
+/// A call's tensors, by their names: torch's, or numbers (dtype, address, shape, strides).
+pub(crate) struct Tensors<'a, 'py> {
+    place: Place,
+    given: Vec<(&'a str, &'a Bound<'py, PyAny>)>,
+    at: Vec<(&'static str, Option<u64>)>,
+    copies: Vec<Bound<'py, PyAny>>,
+}
 
 impl<'py> Given<'py> {
-    fn new(name: &str, tensor: &Bound<'py, PyAny>) -> PyResult<Given<'py>> {
-        let known = NAMES.into_iter().find(|known| *known == name);
-        let name = known.ok_or_else(|| PyTypeError::new_err(format!("no operation has a tensor {name}")))?;
-        let (dtype, address, extents, steps): (_, _, Bound<'py, PyTuple>, Bound<'py, PyTuple>) =
-            tensor.extract()?;
+    fn of_torch(name: &'static str, x: &Bound<'py, PyAny>) -> PyResult<Given<'py>> {
+        let py = x.py();
+        let address = x.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        let extents = x.getattr(intern!(py, "shape"))?.cast_into()?;
+        let steps = x.call_method0(intern!(py, "stride"))?.cast_into()?;
+        Given::new(name, x.getattr(intern!(py, "dtype"))?, address, &extents, &steps)
+    }
+
+    fn of_numbers(name: &'static str, numbers: &Bound<'py, PyTuple>) -> PyResult<Given<'py>> {
+        let (dtype, address, extents, steps) = numbers.extract()?;
+        Given::new(name, dtype, address, &extents, &steps)
+    }
+
+    fn new(
+        name: &'static str,
+        dtype: Bound<'py, PyAny>,
+        address: u64,
+        extents: &Bound<'py, PyTuple>,
+        steps: &Bound<'py, PyTuple>,
+    ) -> PyResult<Given<'py>> {
         let rank = extents.len();
-        let is_contiguous = steps.is_empty();
-        if rank > DIMS || !(is_contiguous || steps.len() == rank) {
-            return Err(PyValueError::new_err(format!(
-                "{name} has {rank} dimensions and {} strides",
-                steps.len()
-            )));
+        if rank > DIMS || steps.len() != rank {
+            let sentence = format!("{name} has {rank} dimensions and {} strides", steps.len());
+            return Err(PyValueError::new_err(sentence));
         }
         let (mut shape, mut strides) = ([0; DIMS], [0; DIMS]);
         for (to, extent) in shape.iter_mut().zip(extents.iter_borrowed()) {
             *to = extent.extract()?;
         }
-        if is_contiguous {
-            let mut step = 1_i64;
-            for (to, extent) in strides[..rank].iter_mut().zip(&shape[..rank]).rev() {
-                *to = step;
-                step = step.saturating_mul(*extent as i64);
-            }
-        }
         for (to, stride) in strides.iter_mut().zip(steps.iter_borrowed()) {
             *to = stride.extract()?;
         }
-        Ok(Given { name, dtype, address, rank, shape, strides, is_asked: Cell::new(false) })
+        Ok(Given { name, dtype, address, rank, shape, strides })
     }
 
     fn shape(&self) -> &[usize] {
         &self.shape[..self.rank]
+    }
+
+    /// Its extents, if it has N dimensions.
+    fn extents<const N: usize>(&self) -> Result<[usize; N], Error> {
+        let wrong = |_| Error::Rank { tensor: self.name, given: self.rank, expected: N };
+        self.shape().try_into().map_err(wrong)
+    }
+
+    /// Strides of a contiguous tensor of its shape.
+    fn contiguous(&self) -> [i64; DIMS] {
+        let (mut strides, mut step) = ([0; DIMS], 1_i64);
+        for (to, extent) in strides[..self.rank].iter_mut().zip(self.shape()).rev() {
+            *to = step;
+            step = step.saturating_mul(*extent as i64);
+        }
+        strides
+    }
+
+    fn is_contiguous(&self) -> bool {
+        let mut dims = self.shape().iter().zip(self.strides).zip(self.contiguous());
+        self.shape().contains(&0) || dims.all(|((extent, given), wanted)| *extent == 1 || given == wanted)
+    }
+
+    /// Checks a list of integers, whose shape fits or not.
+    fn check_list(&self, fits: bool, expected: fmt::Arguments<'_>) -> PyResult<()> {
+        if fits && matches!(known(&self.dtype)?, Some(Element::Integer)) {
+            return Ok(());
+        }
+        Err(self.refused(format_args!("i32 {expected}")))
+    }
+
+    /// Checks a tensor whose dtype and shape follow from others. Tensors of packed sequences have no batch. `what`
+    /// names the dimensions.
+    fn check<const N: usize>(
+        &self,
+        dtype: Dtype,
+        shape: [usize; N],
+        is_packed: bool,
+        what: &str,
+    ) -> PyResult<()> {
+        let fits = self.dims(0).is_ok_and(|(found, _)| found == shape);
+        if fits && named(&self.dtype).is_ok_and(|found| found == dtype) {
+            return Ok(());
+        }
+        let expected = PyTuple::new(self.dtype.py(), &shape[usize::from(is_packed)..])?;
+        Err(self.refused(format_args!("{dtype} {expected}{what}")))
+    }
+
+    fn refused(&self, expected: fmt::Arguments<'_>) -> PyErr {
+        let shape = PyTuple::new(self.dtype.py(), self.shape());
+        let found = shape.map_or_else(|error| error.to_string(), |shape| shape.to_string());
+        let sentence = format!("{} is {} {found}, expected {expected}", self.name, self.dtype);
+        PyValueError::new_err(in_torchs_words(&sentence))
+    }
+
+    /// Whether rows have no gaps.
+    fn has_rows(&self) -> bool {
+        self.rank == 0 || self.strides[self.rank - 1] == 1
+    }
+
+    /// Whether rows without gaps begin at multiples of 8 elements, 16 bytes of the smallest ones, and lie apart.
+    fn has_aligned_rows(&self, is_apart: bool) -> bool {
+        let outer = self.rank.saturating_sub(1);
+        let are_apart = !is_apart || self.shape().contains(&0) || !self.strides[..self.rank].contains(&0);
+        let mut outer = self.shape[..outer].iter().zip(&self.strides[..outer]);
+        self.has_rows() && are_apart && outer.all(|(extent, stride)| *extent <= 1 || stride % 8 == 0)
+    }
+
+    /// Whether rows without gaps lie apart, in order.
+    fn has_slices(&self) -> bool {
+        self.rank == 2 && self.has_rows() && self.strides[0] >= self.shape[1] as i64
+    }
+
+    /// The method of torch's tensors that makes one which an operation can use, if it cannot use this one.
+    fn copied_by(
+        &self,
+        x: &Bound<'py, PyAny>,
+        access: Access,
+        place: Place,
+    ) -> PyResult<Option<&'static str>> {
+        let bytes = match place {
+            Place::Cpu | Place::CheckedForCpu => Some(x.getattr(intern!(x.py(), "itemsize"))?.extract()?),
+            Place::Stream { .. } | Place::CheckedForGpu => None,
+        };
+        let (is_readable, multiple) = match (access, bytes) {
+            (Access::InPlace, _) | (Access::Strided, None) => (true, 1),
+            (Access::Strided | Access::Rows, Some(bytes)) => (true, bytes),
+            (Access::Rows, None) => (self.has_rows(), 1),
+            (Access::Aligned { is_apart }, _) => (self.has_aligned_rows(is_apart), 16),
+            (Access::Slices, None) => (self.has_slices(), 1),
+            (Access::Slices, Some(bytes)) | (Access::Contiguous(_), Some(bytes)) => {
+                (self.is_contiguous(), bytes)
+            }
+            (Access::Contiguous(multiple), None) => (self.is_contiguous(), multiple),
+        };
+        let is_aligned = self.address.is_multiple_of(multiple);
+        Ok(if is_readable { (!is_aligned).then_some("clone") } else { Some("contiguous") })
     }
 
     /// Its extents and strides. If it has one dimension fewer than N, a dimension of 1 is inserted at index `at`.
@@ -129,73 +215,189 @@ impl<'py> Given<'py> {
     }
 
     /// Its description without meaningless strides: calls that differ only in such strides share a plan.
-    fn desc(&self) -> Result<TensorDesc, Error> {
+    fn desc(&self) -> PyResult<TensorDesc> {
         let ([batch, seqlen, heads, head_dim], strides) = self.dims(0)?;
         let shape = Shape { batch, seqlen, heads, head_dim };
         Ok(TensorDesc { dtype: named(&self.dtype)?, shape, strides: in_order(strides) }.canonical())
     }
 }
 
-impl<'py> Tensors<'py> {
-    /// The tensors of a dict.
-    ///
-    /// # Errors
-    /// A tensor is unknown to all operations, or an entry has a wrong type.
-    pub(crate) fn new(given: &Bound<'py, PyDict>) -> PyResult<Tensors<'py>> {
-        let mut tensors = Vec::with_capacity(given.len());
-        for (name, tensor) in given.iter() {
-            tensors.push(Given::new(name.cast::<PyString>()?.to_str()?, &tensor)?);
-        }
-        Ok(Tensors(tensors))
-    }
-
-    fn find(&self, name: &str) -> Option<&Given<'py>> {
-        let found = self.0.iter().find(|given| given.name == name)?;
-        found.is_asked.set(true);
-        Some(found)
-    }
-
-    fn get(&self, name: &'static str) -> Result<&Given<'py>, Error> {
-        self.find(name).ok_or(Error::NoTensor { tensor: name })
+impl<'a, 'py> Tensors<'a, 'py> {
+    /// Tensors for a call in this place.
+    pub(crate) fn new(place: Place, given: Vec<(&'a str, &'a Bound<'py, PyAny>)>) -> Tensors<'a, 'py> {
+        let count = given.len();
+        Tensors { place, given, at: Vec::with_capacity(count), copies: Vec::new() }
     }
 
     /// Whether there is a tensor of this name.
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.find(name).is_some()
+    pub(crate) fn are_with(&self, name: &str) -> bool {
+        self.given.iter().any(|(given, _)| *given == name)
     }
 
-    /// A tensor (batch, seqlen, heads, head_dim), or packed sequences without a batch.
+    /// A tensor that an operation uses, if given. An operation takes each tensor once, by this or another method. All
+    /// methods refuse a tensor in another place, of another type, or that does not fit.
+    ///
+    /// # Errors
+    /// The tensor is refused.
+    fn take(&mut self, name: &'static str, access: Access) -> PyResult<Option<Given<'py>>> {
+        let Some((_, x)) = self.given.iter().find(|(given, _)| *given == name) else { return Ok(None) };
+        let given = if let Ok(numbers) = x.cast::<PyTuple>() {
+            let mut given = Given::of_numbers(name, numbers)?;
+            let is_copied = match (access, self.place) {
+                (Access::Rows, Place::CheckedForGpu) => !given.has_rows(),
+                // Where a tensor without memory will lie is not known.
+                (Access::Aligned { .. }, Place::CheckedForGpu | Place::CheckedForCpu) => true,
+                _ => false,
+            };
+            if is_copied {
+                given.strides = given.contiguous();
+            }
+            given
+        } else {
+            self.check_place(name, x)?;
+            let given = Given::of_torch(name, x)?;
+            match given.copied_by(x, access, self.place)? {
+                None => given,
+                Some(method) => {
+                    let copy = x.call_method0(method)?;
+                    let given = Given::of_torch(name, &copy)?;
+                    self.copies.push(copy);
+                    given
+                }
+            }
+        };
+        self.at.push((name, Some(given.address)));
+        Ok(Some(given))
+    }
+
+    fn get(&mut self, name: &'static str, access: Access) -> PyResult<Given<'py>> {
+        Ok(self.take(name, access)?.ok_or(Error::NoTensor { tensor: name })?)
+    }
+
+    /// Checks that a tensor is where the call is computed.
+    fn check_place(&self, name: &str, x: &Bound<'py, PyAny>) -> PyResult<()> {
+        let py = x.py();
+        let device: i32 = x.call_method0(intern!(py, "get_device"))?.extract()?;
+        let is_there = match self.place {
+            Place::Stream { device: wanted, .. } => u32::try_from(device) == Ok(wanted),
+            Place::Cpu | Place::CheckedForGpu | Place::CheckedForCpu => {
+                device < 0 && x.getattr(intern!(py, "is_cpu"))?.is_truthy()?
+            }
+        };
+        if is_there {
+            return Ok(());
+        }
+        let (first_name, first) = self.given[0];
+        let also = if first.is(x) {
+            String::new()
+        } else {
+            format!(" and {first_name} on {}", first.getattr("device")?)
+        };
+        let sentence =
+            format!("{name} is on {}{also}, expected one CUDA device or the CPU", x.getattr("device")?);
+        Err(PyValueError::new_err(sentence))
+    }
+
+    /// Whether there is an output whose shape follows from other tensors. It is new, and trusted to be contiguous.
+    ///
+    /// # Errors
+    /// An entry has a wrong type.
+    pub(crate) fn has_output(&mut self, name: &'static str) -> PyResult<bool> {
+        let Some((_, x)) = self.given.iter().find(|(given, _)| *given == name) else { return Ok(false) };
+        let address = match x.cast::<PyTuple>() {
+            Ok(numbers) => numbers.get_item(1)?.extract()?,
+            Err(_) => x.call_method0(intern!(x.py(), "data_ptr"))?.extract()?,
+        };
+        self.at.push((name, Some(address)));
+        Ok(true)
+    }
+
+    /// Whether there is a contiguous input.
+    pub(crate) fn has(&mut self, name: &'static str) -> PyResult<bool> {
+        Ok(self.take(name, DENSE)?.is_some())
+    }
+
+    /// Whether there is a list with a number for each of `count` sequences.
+    fn has_list(&mut self, name: &'static str, count: usize) -> PyResult<bool> {
+        let Some(list) = self.take(name, LIST)? else { return Ok(false) };
+        list.check_list(list.shape() == [count], format_args!("({count},): (sequences,)"))?;
+        Ok(true)
+    }
+
+    /// An input (batch, seqlen, heads, head_dim), or packed sequences without a batch.
     ///
     /// # Errors
     /// The tensor is missing, its dtype is unknown, or it has another number of dimensions.
-    pub(crate) fn desc(&self, name: &'static str) -> Result<TensorDesc, Error> {
-        self.get(name)?.desc()
+    pub(crate) fn input(&mut self, name: &'static str) -> PyResult<TensorDesc> {
+        self.get(name, Access::Rows)?.desc()
     }
 
-    /// As [`Tensors::desc`], for an optional tensor.
-    ///
-    /// # Errors
-    /// As for [`Tensors::desc`].
-    pub(crate) fn optional(&self, name: &'static str) -> Result<Option<TensorDesc>, Error> {
-        self.find(name).map(Given::desc).transpose()
+    /// As [`Tensors::input`], for an optional tensor.
+    pub(crate) fn optional(&mut self, name: &'static str) -> PyResult<Option<TensorDesc>> {
+        self.take(name, Access::Rows)?.map(|x| x.desc()).transpose()
+    }
+
+    /// O of the forward pass as an input, or its gradient, which may be expanded. Dtype and shape are known.
+    pub(crate) fn like_o(
+        &mut self,
+        name: &'static str,
+        o: TensorDesc,
+        is_packed: bool,
+    ) -> PyResult<TensorDesc> {
+        let given = self.get(name, Access::Aligned { is_apart: name == "o" })?;
+        let what = if is_packed {
+            ": (total_q, heads_q, head_dim_v)"
+        } else {
+            ": (batch, seqlen_q, heads_q, head_dim_v)"
+        };
+        given.check(o.dtype, o.shape.dims(), is_packed, what)?;
+        given.desc()
+    }
+
+    /// Checks LSE of Q, or its gradient, if it is given.
+    pub(crate) fn check_lse(&mut self, name: &'static str, q: Shape, is_packed: bool) -> PyResult<()> {
+        let Some(given) = self.take(name, DENSE)? else { return Ok(()) };
+        let what = if is_packed { ": (heads_q, total_q)" } else { ": (batch, heads_q, seqlen_q)" };
+        given.check(Dtype::F32, [q.batch, q.heads, q.seqlen], is_packed, what)
+    }
+
+    /// A gradient of a tensor as an output.
+    pub(crate) fn gradient(
+        &mut self,
+        name: &'static str,
+        of: TensorDesc,
+        is_packed: bool,
+    ) -> PyResult<TensorDesc> {
+        let given = self.get(name, Access::InPlace)?;
+        given.check(of.dtype, of.shape.dims(), is_packed, "")?;
+        given.desc()
+    }
+
+    /// A tensor that is written, as [`Tensors::input`] describes it.
+    pub(crate) fn output(&mut self, name: &'static str) -> PyResult<TensorDesc> {
+        self.get(name, Access::InPlace)?.desc()
+    }
+
+    /// As [`Tensors::output`], for an optional tensor. An address stands for a new tensor that is like the default.
+    pub(crate) fn output_like(&mut self, name: &'static str, default: TensorDesc) -> PyResult<TensorDesc> {
+        let found = self.given.iter().find(|(given, _)| *given == name);
+        if let Some(Ok(address)) = found.map(|(_, x)| x.cast::<PyInt>()) {
+            self.at.push((name, Some(address.extract()?)));
+            return Ok(default);
+        }
+        self.take(name, Access::InPlace)?.map_or(Ok(default), |x| x.desc())
     }
 
     /// A tensor (batch, heads, head_dim, keys), described as (batch, seqlen, heads, head_dim).
-    ///
-    /// # Errors
-    /// As for [`Tensors::desc`].
-    pub(crate) fn transposed(&self, name: &'static str, seqlen: usize) -> Result<TensorDesc, Error> {
-        let given = self.get(name)?;
+    pub(crate) fn transposed(&mut self, name: &'static str, seqlen: usize) -> PyResult<TensorDesc> {
+        let given = self.get(name, Access::Rows)?;
         let ([batch, heads, head_dim, _], _) = given.dims(0)?;
         Ok(TensorDesc::contiguous(named(&given.dtype)?, Shape { batch, seqlen, heads, head_dim }))
     }
 
-    /// LSE (batch, seqlen, heads), or (seqlen, heads) for packed sequences, as a tensor with head_dim 1.
-    ///
-    /// # Errors
-    /// As for [`Tensors::desc`].
-    pub(crate) fn rows_of_one(&self, name: &'static str) -> Result<TensorDesc, Error> {
-        let given = self.get(name)?;
+    /// LSE as an output (batch, seqlen, heads), or (seqlen, heads) for packed sequences, as a tensor with head_dim 1.
+    pub(crate) fn rows_of_one(&mut self, name: &'static str) -> PyResult<TensorDesc> {
+        let given = self.get(name, Access::InPlace)?;
         let ([batch, seqlen, heads], [of_batch, of_seqlen, of_heads]) = given.dims(0)?;
         let shape = Shape { batch, seqlen, heads, head_dim: 1 };
         let strides = in_order([of_batch, of_seqlen, of_heads, 1]);
@@ -203,12 +405,9 @@ impl<'py> Tensors<'py> {
     }
 
     /// A tensor of splits, (splits, batch, seqlen, heads, head_dim), without a batch for packed sequences. LSE has no
-    /// head_dim dimension, and is described with head_dim 1.
-    ///
-    /// # Errors
-    /// As for [`Tensors::desc`].
-    pub(crate) fn partials(&self, name: &'static str, is_lse: bool) -> Result<Partials, Error> {
-        let given = self.get(name)?;
+    /// head_dim dimension, any strides, and is described with head_dim 1.
+    pub(crate) fn partials(&mut self, name: &'static str, is_lse: bool) -> PyResult<Partials> {
+        let given = self.get(name, if is_lse { Access::Strided } else { Access::Rows })?;
         let ([splits, batch, seqlen, heads, head_dim], [stride, strides @ ..]) = if is_lse {
             let ([splits, batch, seqlen, heads], [stride, of_batch, of_seqlen, of_heads]) = given.dims(1)?;
             ([splits, batch, seqlen, heads, 1], [stride, of_batch, of_seqlen, of_heads, 1])
@@ -220,40 +419,59 @@ impl<'py> Tensors<'py> {
         Ok(Partials { splits, stride, first }.canonical())
     }
 
-    /// The extents of an optional tensor.
+    /// The extents of an optional contiguous input.
     ///
     /// # Errors
     /// The tensor has another number of dimensions.
-    pub(crate) fn extents<const N: usize>(&self, name: &'static str) -> Result<Option<[usize; N]>, Error> {
-        let Some(given) = self.find(name) else { return Ok(None) };
-        let shape = given.shape().try_into();
-        shape.map(Some).map_err(|_| Error::Rank { tensor: name, given: given.rank, expected: N })
+    pub(crate) fn extents<const N: usize>(&mut self, name: &'static str) -> PyResult<Option<[usize; N]>> {
+        Ok(self.take(name, DENSE)?.map(|given| given.extents()).transpose()?)
     }
 
-    /// The sequences of Q, and of K and V, for tensors of these shapes, with hints as plans need them; `None` if all
-    /// are dense and in use in full.
+    /// How many sequences a list of their ends has, if given.
+    pub(crate) fn ends(&mut self, name: &'static str) -> PyResult<Option<usize>> {
+        let Some(list) = self.take(name, LIST)? else { return Ok(None) };
+        let count = match list.shape() {
+            [numbers] => numbers.checked_sub(1),
+            _ => None,
+        };
+        list.check_list(count.is_some(), format_args!("(sequences + 1,)"))?;
+        Ok(count)
+    }
+
+    /// The sequences of Q, and of K and V, for tensors of these shapes, with hints of the longest; `None` if all are
+    /// dense and in use in full.
     ///
     /// # Errors
-    /// A list has another number of dimensions, or a hint is not a number.
+    /// A list does not fit.
     pub(crate) fn sequences(
-        &self,
-        options: &Options<'_>,
+        &mut self,
+        [longest_q, longest_k]: [Option<usize>; 2],
         [q, k]: [Shape; 2],
     ) -> PyResult<Option<[Sequences; 2]>> {
-        let ends = |name| -> Result<Option<usize>, Error> {
-            Ok(self.extents(name)?.map(|[numbers]| numbers.saturating_sub(1)))
-        };
-        let (packed_q, packed_k) = (ends("cu_seqlens_q")?, ends("cu_seqlens_k")?);
+        let (packed_q, packed_k) = (self.ends("cu_seqlens_q")?, self.ends("cu_seqlens_k")?);
+        if let (Some(of_q), Some(of_k)) = (packed_q, packed_k)
+            && of_q != of_k
+        {
+            let sentence = format!("q has {of_q} sequences and k {of_k}, expected as many");
+            return Err(PyValueError::new_err(sentence));
+        }
         let of_q = packed_q.map_or(Sequences::dense(q.batch, q.seqlen), Sequences::packed);
-        let of_k = match (packed_k, self.find("page_table")) {
+        let count = of_q.count();
+        let of_k = match (packed_k, self.take("page_table", Access::Slices)?) {
             (Some(count), _) => Sequences::packed(count),
             (None, Some(table)) => {
+                let is_indexed = self.has_list("cache_batch_idx", count)?;
+                if is_indexed {
+                    let expected = format_args!("(rows, pages), as there is cache_batch_idx");
+                    table.check_list(table.rank == 2, expected)?;
+                } else {
+                    let fits = table.rank == 2 && table.shape[0] == count;
+                    table.check_list(fits, format_args!("({count}, pages): (sequences, pages)"))?;
+                }
                 let ([rows, pages], [stride, _]) = table.dims(0)?;
                 // The stride of a single row is meaningless.
                 let stride = if rows > 1 { stride as usize } else { pages };
-                let count = of_q.count();
-                let indexed = self.has("cache_batch_idx");
-                let paged = if indexed {
+                let paged = if is_indexed {
                     Sequences::indexed(count, [rows, pages])
                 } else {
                     Sequences::paged(count, pages)
@@ -262,83 +480,69 @@ impl<'py> Tensors<'py> {
             }
             (None, None) => Sequences::dense(k.batch, k.seqlen),
         };
-        let (longest_q, longest_k) = (options.hint("max_seqlen_q")?, options.hint("max_seqlen_k")?);
-        let of_q = longest_q.map_or(of_q, |rows| of_q.longest(hint::rounded_up(rows)));
-        let of_k = longest_k.map_or(of_k, |rows| of_k.longest(hint::rounded_down(rows)));
-        let of_q = if self.has("seqused_q") { of_q.used() } else { of_q };
-        let of_k = if self.has("leftpad_k") { of_k.left_padded() } else { of_k };
-        let of_k = if self.has("seqused_k") { of_k.used() } else { of_k };
+        let of_q = longest_q.map_or(of_q, |rows| of_q.longest(rows));
+        let of_k = longest_k.map_or(of_k, |rows| of_k.longest(rows));
+        let of_q = if self.has_list("seqused_q", count)? { of_q.used() } else { of_q };
+        let of_k = if self.has_list("leftpad_k", count)? { of_k.left_padded() } else { of_k };
+        let of_k = if self.has_list("seqused_k", count)? { of_k.used() } else { of_k };
         let dense = Sequences::dense;
         let are_plain = [of_q, of_k] == [dense(q.batch, q.seqlen), dense(k.batch, k.seqlen)];
         Ok((!are_plain).then_some([of_q, of_k]))
     }
 
-    /// The rotation of a tensor. `listed` names its list of positions, and `first` the option with its first position,
-    /// which counts without a list.
-    ///
-    /// # Errors
-    /// A table or an option has a wrong type.
-    pub(crate) fn rotary(
-        &self,
-        options: &Options<'_>,
-        [listed, first]: [&'static str; 2],
-    ) -> PyResult<Option<Rotary>> {
-        let (style, first) = (options.style()?, options.number(first)?.unwrap_or(0));
-        let listed = self.has(listed);
-        let Some([table_rows, pairs]) = self.table("cos", "sin")? else { return Ok(None) };
-        let positions = if listed { Positions::Listed } else { Positions::From(first) };
-        Ok(Some(Rotary { style, rotary_dim: 2 * pairs, table_rows, positions }))
-    }
-}
-
-impl<'py> Tensors<'py> {
-    /// The extents of a pair of tables; `None` without tables.
+    /// The extents and the dtype of a pair of tables of cosines and sines; `None` without tables.
     ///
     /// # Errors
     /// The tables have other dimensions.
-    fn table(&self, cos: &'static str, sin: &'static str) -> Result<Option<[usize; 2]>, Error> {
-        let extents = self.extents(cos)?;
+    fn tables(&mut self, cos: &'static str, sin: &'static str) -> PyResult<Option<([usize; 2], Dtype)>> {
+        let table = self.take(cos, DENSE)?;
         self.extents::<2>(sin)?;
-        Ok(extents)
+        table.map(|table| Ok((table.extents()?, named(&table.dtype)?))).transpose()
     }
 
-    /// The rotation of Q and K.
-    ///
-    /// # Errors
-    /// A table or an option has a wrong type.
-    pub(crate) fn qk_rotary(&self, options: &Options<'_>) -> PyResult<Option<QkRotary>> {
-        let of_q = self.rotary(options, ["q_positions", "q_first"])?;
-        let of_k = self.rotary(options, ["k_positions", "k_first"])?;
-        Ok(of_q.zip(of_k).map(|(Rotary { style, rotary_dim, table_rows, positions }, of_k)| QkRotary {
-            style,
-            rotary_dim,
-            table_rows,
-            q_positions: positions,
-            k_positions: of_k.positions,
+    /// The rotation of tensors, each with the name of its list of positions and its first position, which counts
+    /// without a list.
+    pub(crate) fn rotary<const N: usize>(
+        &mut self,
+        style: RopeStyle,
+        places: [(&'static str, usize); N],
+    ) -> PyResult<Option<[Rotary; N]>> {
+        let mut positions = places.map(|(_, first)| Positions::From(first));
+        for (positions, (listed, _)) in positions.iter_mut().zip(places) {
+            if self.has(listed)? {
+                *positions = Positions::Listed;
+            }
+        }
+        let tables = self.tables("cos", "sin")?;
+        Ok(tables.map(|([table_rows, pairs], _)| {
+            positions.map(|positions| Rotary { style, rotary_dim: 2 * pairs, table_rows, positions })
         }))
     }
 
-    /// The rotation of new keys and of queries.
-    ///
-    /// # Errors
-    /// A table or an option has a wrong type.
-    pub(crate) fn append_rotary(&self, options: &Options<'_>) -> PyResult<Option<AppendRotary>> {
-        let style = options.style()?;
-        let base = if self.has("rotary_seqlens") { SequenceBase::Listed } else { SequenceBase::Used };
-        let Some([table_rows, pairs]) = self.table("rotary_cos", "rotary_sin")? else { return Ok(None) };
-        let table = named(&self.get("rotary_cos")?.dtype)?;
-        Ok(Some(AppendRotary { style, rotary_dim: 2 * pairs, table, table_rows, base }))
+    /// The rotation of new keys and of queries, of `count` sequences.
+    pub(crate) fn append_rotary(&mut self, style: RopeStyle, count: usize) -> PyResult<Option<AppendRotary>> {
+        let base =
+            if self.has_list("rotary_seqlens", count)? { SequenceBase::Listed } else { SequenceBase::Used };
+        let tables = self.tables("rotary_cos", "rotary_sin")?;
+        Ok(tables.map(|([table_rows, pairs], table)| AppendRotary {
+            style,
+            rotary_dim: 2 * pairs,
+            table,
+            table_rows,
+            base,
+        }))
     }
 
     /// The addresses of the tensors, by their names.
     ///
     /// # Errors
     /// The operation does not know a tensor.
-    pub(crate) fn at(&self) -> PyResult<Vec<(&'static str, Option<u64>)>> {
-        if let Some(other) = self.0.iter().find(|given| !given.is_asked.get()) {
-            return Err(PyTypeError::new_err(format!("the operation has no tensor {}", other.name)));
+    pub(crate) fn at(&mut self) -> PyResult<Vec<(&'static str, Option<u64>)>> {
+        let is_taken = |name: &str| self.at.iter().any(|(taken, _)| *taken == name);
+        if let Some((other, _)) = self.given.iter().find(|(name, _)| !is_taken(name)) {
+            return Err(PyTypeError::new_err(format!("the operation has no tensor {other}")));
         }
-        Ok(self.0.iter().map(|given| (given.name, Some(given.address))).collect())
+        Ok(mem::take(&mut self.at))
     }
 }
 
@@ -393,9 +597,17 @@ impl<'py> Options<'py> {
         Ok(self.get::<bool>(name)?.unwrap_or(false))
     }
 
-    /// A hint, which only decides how a call is computed. A negative hint counts as none.
-    fn hint(&self, name: &str) -> PyResult<Option<usize>> {
-        Ok(self.number::<i64>(name)?.and_then(|rows| usize::try_from(rows).ok()))
+    /// Hints of the longest sequences of Q, and of K and V, as plans need them. They only decide how a call is
+    /// computed. A negative hint counts as none.
+    ///
+    /// # Errors
+    /// A hint is not a number.
+    pub(crate) fn hints(&self) -> PyResult<[Option<usize>; 2]> {
+        let hint = |name| -> PyResult<Option<usize>> {
+            Ok(self.number::<i64>(name)?.and_then(|rows| usize::try_from(rows).ok()))
+        };
+        let (longest_q, longest_k) = (hint("max_seqlen_q")?, hint("max_seqlen_k")?);
+        Ok([longest_q.map(hint::rounded_up), longest_k.map(hint::rounded_down)])
     }
 
     /// Which keys a query sees; all if the option is missing.
@@ -410,7 +622,11 @@ impl<'py> Options<'py> {
         ))
     }
 
-    fn style(&self) -> PyResult<RopeStyle> {
+    /// Which elements of a row rotate together.
+    ///
+    /// # Errors
+    /// The option is not a bool.
+    pub(crate) fn style(&self) -> PyResult<RopeStyle> {
         Ok(if self.flag("interleaved")? { RopeStyle::Interleaved } else { RopeStyle::HalfSplit })
     }
 
@@ -430,13 +646,61 @@ fn in_order([batch, seqlen, heads, head_dim]: [i64; 4]) -> Strides {
     Strides { batch, seqlen, heads, head_dim }
 }
 
-/// A dtype by its name.
+/// Elements of tensors.
+#[derive(Clone, Copy)]
+enum Element {
+    Number(Dtype),
+    /// 32 bits with a sign.
+    Integer,
+}
+
+/// Torch's dtypes.
+static DTYPES: PyOnceLock<Vec<(Py<PyAny>, Element)>> = PyOnceLock::new();
+
+/// A dtype, torch's or by its name here, if operations know it.
 ///
 /// # Errors
-/// No dtype has this name.
-fn named(name: &Bound<'_, PyString>) -> Result<Dtype, Error> {
-    let name = name.to_str()?;
-    name.parse().map_err(|_| Error::Dtype { given: name.to_owned() })
+/// Torch cannot be imported.
+fn known(dtype: &Bound<'_, PyAny>) -> PyResult<Option<Element>> {
+    let py = dtype.py();
+    if let Ok(name) = dtype.cast::<PyString>() {
+        let name = name.to_str()?;
+        return Ok(if name == "i32" {
+            Some(Element::Integer)
+        } else {
+            name.parse().ok().map(Element::Number)
+        });
+    }
+    let all = DTYPES.get_or_try_init(py, || {
+        let torch = py.import("torch")?;
+        let names = [
+            ("bfloat16", Element::Number(Dtype::Bf16)),
+            ("float16", Element::Number(Dtype::F16)),
+            ("float32", Element::Number(Dtype::F32)),
+            ("float8_e4m3fn", Element::Number(Dtype::E4m3)),
+            ("int32", Element::Integer),
+        ];
+        names
+            .into_iter()
+            .map(|(name, element)| Ok((torch.getattr(name)?.unbind(), element)))
+            .collect::<PyResult<_>>()
+    })?;
+    Ok(all.iter().find(|(other, _)| dtype.is(other)).map(|(_, element)| *element))
+}
+
+/// A dtype of numbers, torch's or by its name here.
+///
+/// # Errors
+/// It is another dtype.
+fn named(dtype: &Bound<'_, PyAny>) -> PyResult<Dtype> {
+    match known(dtype)? {
+        Some(Element::Number(dtype)) => Ok(dtype),
+        _ if dtype.is_instance_of::<PyString>() => Err(Error::Dtype { given: dtype.to_string() }.into()),
+        _ => {
+            let expected = "torch.float16, torch.bfloat16, torch.float8_e4m3fn or, on the CPU, torch.float32";
+            Err(PyTypeError::new_err(format!("a tensor is {dtype}, expected {expected}")))
+        }
+    }
 }
 
 /// A Python number, which has no bounds. A number outside T's range is refused like any other invalid number.

@@ -1,9 +1,7 @@
 //! A call of the forward pass.
 
 use std::num::NonZeroU32;
-use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, PlanCache};
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_types::{Intervals, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc};
 
@@ -24,16 +22,27 @@ pub(crate) struct Attention {
     pub(crate) o: TensorDesc,
     /// The sequences of Q, and of K and V, unless all are dense and in use in full. Their lengths are data.
     pub(crate) sequences: Option<[Sequences; 2]>,
+    /// The shape of the intervals that say which keys a query sees, if given.
+    pub(crate) intervals: Option<[usize; 4]>,
+    /// Whether query heads have sinks.
+    pub(crate) sink: bool,
+    /// Whether channels of V have scales and means, whatever scales Q and K have.
+    pub(crate) v_channels: bool,
+    /// The words of the table of sequences, if given.
+    pub(crate) table: Option<u32>,
+    /// Its options.
+    pub(crate) numbers: Numbers,
+}
+
+/// The options of a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Numbers {
     /// The problem's default if `None`.
     pub(crate) softmax_scale: Option<Bits>,
     /// Which keys a query sees.
     pub(crate) window: Bounds,
-    /// The shape of the intervals that say which keys a query sees, if given.
-    pub(crate) intervals: Option<[usize; 4]>,
     /// No cap if `None`.
     pub(crate) softcap: Option<Bits>,
-    /// Whether query heads have sinks.
-    pub(crate) sink: bool,
     /// How CTAs share the keys of a sequence: 0 if they do not, -1 if equally, else the keys of a split.
     pub(crate) split_keys: i64,
     /// How many SMs to leave to other kernels.
@@ -42,10 +51,24 @@ pub(crate) struct Attention {
     pub(crate) v_transposed: bool,
     /// How many rows of Q share a scale, while 128 rows of K and V do; scales are per head if `None`.
     pub(crate) block_rows: Option<usize>,
-    /// Whether channels of V have scales and means, whatever scales Q and K have.
-    pub(crate) v_channels: bool,
-    /// The words of the table of sequences, if given.
-    pub(crate) table: Option<u32>,
+    /// Hints of the longest sequences of Q, and of K and V.
+    pub(crate) longest: [Option<usize>; 2],
+}
+
+/// What attention is a part of.
+#[derive(Clone, Copy)]
+pub(crate) enum Pass {
+    /// O is written.
+    Forward,
+    /// As in a forward pass. K and V are a cache that is written before.
+    Append,
+    /// O is read.
+    Backward,
+}
+
+/// Whether sequences of Q are packed.
+pub(crate) fn is_packed(sequences: Option<[Sequences; 2]>) -> bool {
+    sequences.is_some_and(|[of_q, _]| of_q.is_packed())
 }
 
 /// Which keys a query sees, as given.
@@ -75,72 +98,95 @@ impl Attention {
     /// # Errors
     /// [`ProblemError::WindowSize`], [`ProblemError::AttentionChunk`] or [`ProblemError::IntervalsShape`].
     pub(crate) fn spec(&self) -> Result<ProblemSpec, ProblemError> {
-        let [q, k, v] = self.inputs;
-        let Bounds { left, right, chunk } = self.window;
+        let ([q, k, v], numbers) = (self.inputs, &self.numbers);
+        let Bounds { left, right, chunk } = numbers.window;
         let spec = ProblemSpec::new(q, k, v, self.o);
         let mut spec = spec.mask(Mask::from_window(left, right)?).mask(Mask::from_chunk(chunk)?);
         if let Some(shape) = self.intervals {
             spec = spec.mask(Mask::Intervals(Intervals::of_shape(shape, q.shape)?));
         }
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
-        (spec.softmax_scale, spec.softcap) = (number(self.softmax_scale), number(self.softcap));
+        (spec.softmax_scale, spec.softcap) = (number(numbers.softmax_scale), number(numbers.softcap));
         (spec.qv, spec.sink) = (self.qv, self.sink);
         if let Some([of_q, of_k]) = self.sequences {
             spec = spec.seqs_q(of_q).seqs_k(of_k);
         }
-        if self.v_transposed {
+        if numbers.v_transposed {
             spec = spec.transposed_v();
         }
-        if let Some(rows) = self.block_rows {
+        if let Some(rows) = numbers.block_rows {
             spec = spec.block_scales(rows);
         }
         Ok(if self.v_channels { spec.v_channels() } else { spec })
     }
 }
 
-impl Call for Attention {
-    type Plan = Plan;
-
-    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Attention> {
-        let (q, k) = (tensors.desc("q")?, tensors.desc("k")?);
-        let v_transposed = options.flag("v_transposed")?;
-        let v = if v_transposed { tensors.transposed("v", k.shape.seqlen)? } else { tensors.desc("v")? };
-        // The problem determines the shapes of LSE and scales: they are only marked as known here.
-        for name in ["lse", "q_descale", "k_descale", "v_descale"] {
-            tensors.has(name);
+impl Attention {
+    /// A call of an operation.
+    ///
+    /// # Errors
+    /// A tensor is missing or invalid.
+    pub(crate) fn of(tensors: &mut Tensors<'_, '_>, numbers: &Numbers, pass: Pass) -> PyResult<Attention> {
+        let q = tensors.input("q")?;
+        let mut input = |name| match pass {
+            Pass::Append => tensors.output(name),
+            Pass::Forward | Pass::Backward => tensors.input(name),
+        };
+        let k = input("k")?;
+        let v = if numbers.v_transposed { tensors.transposed("v", k.shape.seqlen)? } else { input("v")? };
+        // The problem determines the shapes of scales: they are only marked as known here.
+        for name in ["q_descale", "k_descale", "v_descale"] {
+            tensors.has(name)?;
         }
         // A table needs no O.
         let of_o = Shape { head_dim: v.shape.head_dim, ..q.shape };
         let of_o = TensorDesc::contiguous(q.dtype.default_output(), of_o).canonical();
+        let sequences = tensors.sequences(numbers.longest, [q.shape, k.shape])?;
+        let o = match pass {
+            Pass::Backward => tensors.like_o("o", of_o, is_packed(sequences))?,
+            Pass::Forward | Pass::Append => tensors.output_like("o", of_o)?,
+        };
         Ok(Attention {
             inputs: [q, k, v],
             qv: tensors.optional("qv")?,
-            o: tensors.optional("o")?.unwrap_or(of_o),
-            sequences: tensors.sequences(options, [q.shape, k.shape])?,
+            o,
+            sequences,
+            intervals: tensors.extents("intervals")?,
+            sink: tensors.has("sink")?,
+            v_channels: tensors.has("v_mean")?,
+            table: tensors.extents("table")?.map(|[words]| words as u32),
+            numbers: *numbers,
+        })
+    }
+}
+
+impl Call for Attention {
+    type Plan = Plan;
+    type Numbers = Numbers;
+
+    fn numbers(options: &Options<'_>) -> PyResult<Numbers> {
+        Ok(Numbers {
             softmax_scale: options.number::<f64>("softmax_scale")?.map(Bits::from),
             window: options.window()?,
-            intervals: tensors.extents("intervals")?,
             softcap: options.number::<f64>("softcap")?.map(Bits::from),
-            sink: tensors.has("sink"),
             split_keys: options.number("split_keys")?.unwrap_or(0),
             sm_margin: options.number("sm_margin")?.unwrap_or(0),
-            v_transposed,
+            v_transposed: options.flag("v_transposed")?,
             block_rows: options.number("block_rows")?,
-            v_channels: tensors.has("v_mean"),
-            table: tensors.extents("table")?.map(|[words]| words as u32),
+            longest: options.hints()?,
         })
+    }
+
+    fn given(tensors: &mut Tensors<'_, '_>, numbers: &Numbers) -> PyResult<Attention> {
+        let attention = Attention::of(tensors, numbers, Pass::Forward)?;
+        tensors.has_output("lse")?;
+        Ok(attention)
     }
 
     /// A table replaces the lists of sequences.
     fn takes(&self, tensor: &str) -> bool {
         let is_list = tensor.starts_with("cu_seqlens") || tensor.starts_with("seqused");
         !(self.table.is_some() && is_list)
-    }
-
-    fn kept() -> &'static PlanCache<(u32, Attention), Compiled<Plan>> {
-        static KEPT: LazyLock<PlanCache<(u32, Attention), Compiled<Plan>>> =
-            LazyLock::new(PlanCache::default);
-        &KEPT
     }
 
     fn problem(&self) -> Result<Problem, Error> {
@@ -150,8 +196,8 @@ impl Call for Attention {
     }
 
     fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {
-        let options = PlanOptions::default().sms(devices::without(sms, self.sm_margin)?);
-        let options = match self.split_keys {
+        let options = PlanOptions::default().sms(devices::without(sms, self.numbers.sm_margin)?);
+        let options = match self.numbers.split_keys {
             0 => options,
             -1 => options.split_keys(SplitKeys::Even),
             // A negative number wraps to more keys than any split has, which the plan refuses.

@@ -1,19 +1,19 @@
 //! A call of attention over a cache to which new rows are first appended.
 
 use std::num::NonZeroU32;
-use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, OperationError, PlanCache};
+use fa3_cuda::host::OperationError;
 use fa3_sched::cached::Plan;
 use fa3_sched::forward::PlanOptions;
-use fa3_types::{AppendRotary, CachedProblem, CachedSpec, ProblemSpec, Sequences, TensorDesc};
+use fa3_types::{AppendRotary, CachedProblem, CachedSpec, ProblemSpec, RopeStyle, Sequences, TensorDesc};
 
 use crate::arguments::{Options, Tensors};
-use crate::attention::Attention;
+use crate::attention::{Attention, Numbers, Pass};
 use crate::call::{At, Call};
 use crate::cpu;
 use crate::error::Error;
 use pyo3::PyResult;
+use pyo3::exceptions::PyValueError;
 
 /// Attention over a cache to which new rows are first appended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -47,18 +47,24 @@ impl Cached {
 impl Call for Cached {
     type Plan = Plan;
 
-    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Cached> {
-        let attention = Attention::given(tensors, options)?;
-        let new = [tensors.desc("k_new")?, tensors.desc("v_new")?];
-        let count = tensors.extents("cu_seqlens_k_new")?.map(|[numbers]| numbers.saturating_sub(1));
-        let dense = Sequences::dense(new[0].shape.batch, new[0].shape.seqlen);
-        let sequences = count.map_or(dense, Sequences::packed);
-        Ok(Cached { attention, new, sequences, rotary: tensors.append_rotary(options)? })
+    type Numbers = (Numbers, RopeStyle);
+
+    fn numbers(options: &Options<'_>) -> PyResult<(Numbers, RopeStyle)> {
+        Ok((Attention::numbers(options)?, options.style()?))
     }
 
-    fn kept() -> &'static PlanCache<(u32, Cached), Compiled<Plan>> {
-        static KEPT: LazyLock<PlanCache<(u32, Cached), Compiled<Plan>>> = LazyLock::new(PlanCache::default);
-        &KEPT
+    fn given(tensors: &mut Tensors<'_, '_>, (numbers, style): &(Numbers, RopeStyle)) -> PyResult<Cached> {
+        let attention = Attention::of(tensors, numbers, Pass::Append)?;
+        tensors.has_output("lse")?;
+        let new = [tensors.input("k_new")?, tensors.input("v_new")?];
+        let dense = Sequences::dense(new[0].shape.batch, new[0].shape.seqlen);
+        let sequences = tensors.ends("cu_seqlens_k_new")?.map_or(dense, Sequences::packed);
+        let count = attention.sequences.map_or(attention.inputs[0].shape.batch, |[of_q, _]| of_q.count());
+        if sequences.is_packed() && sequences.count() != count {
+            let found = format!("cu_seqlens_k_new is of {} sequences", sequences.count());
+            return Err(PyValueError::new_err(format!("{found}, expected {count}")));
+        }
+        Ok(Cached { attention, new, sequences, rotary: tensors.append_rotary(*style, count)? })
     }
 
     fn problem(&self) -> Result<CachedProblem, Error> {

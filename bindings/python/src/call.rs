@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use fa3_cuda::host::{Compiled, Operation, OperationError, PlanCache, Stream};
 use fa3_sched::DeviceLimits;
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
 
 use crate::arguments::{Options, Tensors};
 use crate::caught::caught;
@@ -21,21 +22,35 @@ pub(crate) type At = [(&'static str, Option<u64>)];
 /// All that a plan depends on, except for the device. Equal calls share a plan.
 pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     /// The operation's plan.
-    type Plan: Operation + 'static;
+    type Plan: Operation + Send + Sync + 'static;
+
+    /// Options of the operation.
+    type Numbers: Send + Sync + 'static;
+
+    /// The operation's options, by their names.
+    ///
+    /// # Errors
+    /// An option is of another type.
+    fn numbers(options: &Options<'_>) -> PyResult<Self::Numbers>;
 
     /// The call of these tensors and options.
     ///
     /// # Errors
-    /// A tensor is missing, or something is of another type.
-    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Self>;
+    /// A tensor is missing or invalid.
+    fn given(tensors: &mut Tensors<'_, '_>, numbers: &Self::Numbers) -> PyResult<Self>;
 
     /// Whether the call reads or writes a given tensor.
     fn takes(&self, _tensor: &str) -> bool {
         true
     }
 
-    /// The plans of recent calls, by the numbers of their devices.
-    fn kept() -> &'static PlanCache<(u32, Self), Compiled<Self::Plan>>;
+    /// The words of the table that the call writes, or would write into a tensor that is not given.
+    ///
+    /// # Errors
+    /// The call is invalid.
+    fn words(&self) -> Result<Option<u32>, Error> {
+        Ok(None)
+    }
 
     /// The problem, in rows that kernels take.
     ///
@@ -70,22 +85,55 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     fn compute(&self, at: &At) -> Result<(), Error>;
 }
 
-/// Computes a call with these tensors and options on its device, or checks it, and returns it. Other Python threads run
-/// meanwhile: making a plan may take a second, and the driver may wait for room in the stream.
-///
-/// # Errors
-/// As in [`run`], or the operation does not know a tensor or an option.
-pub(crate) fn computed<C: Call>(
-    py: Python<'_>,
-    place: Place,
-    (tensors, options): (&Tensors<'_>, &Options<'_>),
-    allocate: &Allocate,
-) -> PyResult<()> {
-    let call = C::given(tensors, options)?;
-    options.refuse_others()?;
-    let mut at = tensors.at()?;
-    at.retain(|(tensor, _)| call.takes(tensor));
-    Ok(py.detach(|| run(place, call, &at, allocate))?)
+/// An operation with its options, which calls share.
+pub(crate) struct Planned<C: Call> {
+    /// The options.
+    pub(crate) numbers: C::Numbers,
+    /// The plans of recent calls, by the numbers of their devices.
+    pub(crate) plans: &'static Plans<C>,
+}
+
+/// The plans of recent calls, by the numbers of their devices.
+pub(crate) type Plans<C> = PlanCache<(u32, C), Compiled<<C as Call>::Plan>>;
+
+/// What can be computed over tensors.
+pub(crate) trait Compute: Send + Sync {
+    /// Computes a call with these tensors in its place, or checks it. Other Python threads run meanwhile: making a plan
+    /// may take a second, and the driver may wait for room in the stream. Returns [`Call::words`].
+    ///
+    /// # Errors
+    /// As in [`run`], or the operation does not know a tensor.
+    fn compute(
+        &self,
+        place: Place,
+        tensors: &Bound<'_, PyDict>,
+        allocate: &Allocate,
+    ) -> PyResult<Option<u32>>;
+}
+
+impl<C: Call> Compute for Planned<C> {
+    fn compute(
+        &self,
+        place: Place,
+        tensors: &Bound<'_, PyDict>,
+        allocate: &Allocate,
+    ) -> PyResult<Option<u32>> {
+        let py = tensors.py();
+        let given = tensors.iter().filter(|(_, tensor)| !tensor.is_none());
+        let given: Vec<_> =
+            given.map(|(name, x)| Ok((name.cast_into::<PyString>()?, x))).collect::<PyResult<_>>()?;
+        let by_names = given.iter().map(|(name, x)| Ok((name.to_str()?, x))).collect::<PyResult<_>>()?;
+        let mut tensors = Tensors::new(place, by_names);
+        let call = C::given(&mut tensors, &self.numbers)?;
+        let mut at = tensors.at()?;
+        let words = if matches!(place, Place::Cpu) { None } else { call.words()? };
+        if words.is_none() || tensors.are_with("table") {
+            at.retain(|(tensor, _)| call.takes(tensor));
+            // Copies of tensors live until it returns.
+            py.detach(|| run(place, call, &at, self.plans, allocate))?;
+        }
+        Ok(words)
+    }
 }
 
 /// Computes a call on its device, or checks it as far as that needs no device. It uses the stream's cached workspace,
@@ -93,14 +141,20 @@ pub(crate) fn computed<C: Call>(
 ///
 /// # Errors
 /// The call is invalid, the driver reports an error, `allocate` raises, or a bug panicked: no panic gets through.
-pub(crate) fn run<C: Call>(place: Place, call: C, at: &At, allocate: &Allocate) -> Result<(), Error> {
-    let result = caught(|| run_in(place, call, at, allocate));
+fn run<C: Call>(place: Place, call: C, at: &At, plans: &Plans<C>, allocate: &Allocate) -> Result<(), Error> {
+    let result = caught(|| run_in(place, call, at, plans, allocate));
     result.unwrap_or_else(|message| Err(Error::Panic { message }))
 }
 
-fn run_in<C: Call>(place: Place, call: C, at: &At, allocate: &Allocate) -> Result<(), Error> {
+fn run_in<C: Call>(
+    place: Place,
+    call: C,
+    at: &At,
+    plans: &Plans<C>,
+    allocate: &Allocate,
+) -> Result<(), Error> {
     match place {
-        Place::Stream { device, stream } => launch(&(device, call), stream, at, allocate),
+        Place::Stream { device, stream } => launch(&(device, call), stream, at, plans, allocate),
         Place::Cpu => cpu::run(|| call.compute(at)),
         Place::CheckedForGpu => {
             // By the limits of an H100.
@@ -111,8 +165,14 @@ fn run_in<C: Call>(place: Place, call: C, at: &At, allocate: &Allocate) -> Resul
     }
 }
 
-fn launch<C: Call>(key: &(u32, C), stream: usize, at: &At, allocate: &Allocate) -> Result<(), Error> {
-    let compiled = C::kept().find(key, |(ordinal, call)| {
+fn launch<C: Call>(
+    key: &(u32, C),
+    stream: usize,
+    at: &At,
+    plans: &Plans<C>,
+    allocate: &Allocate,
+) -> Result<(), Error> {
+    let compiled = plans.find(key, |(ordinal, call)| {
         let problem = call.problem()?;
         let device = devices::open(*ordinal).map_err(OperationError::from)?;
         let options = call.options(device.limits().sms)?;

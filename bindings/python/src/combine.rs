@@ -1,9 +1,8 @@
 //! A call that merges partial results.
 
 use std::num::NonZeroU32;
-use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, OperationError, PlanCache};
+use fa3_cuda::host::OperationError;
 use fa3_sched::combine::Plan;
 use fa3_types::{CombineProblem, CombineSpec, Partials, TensorDesc};
 
@@ -46,19 +45,19 @@ impl Combination {
 impl Call for Combination {
     type Plan = Plan;
 
-    fn given(tensors: &Tensors<'_>, _options: &Options<'_>) -> PyResult<Combination> {
+    type Numbers = ();
+
+    fn numbers(_options: &Options<'_>) -> PyResult<()> {
+        Ok(())
+    }
+
+    fn given(tensors: &mut Tensors<'_, '_>, _numbers: &()) -> PyResult<Combination> {
         Ok(Combination {
             out_partial: tensors.partials("out_partial", false)?,
             lse_partial: tensors.partials("lse_partial", true)?,
-            o: tensors.desc("o")?,
+            o: tensors.output("o")?,
             lse: tensors.rows_of_one("lse")?,
         })
-    }
-
-    fn kept() -> &'static PlanCache<(u32, Combination), Compiled<Plan>> {
-        static KEPT: LazyLock<PlanCache<(u32, Combination), Compiled<Plan>>> =
-            LazyLock::new(PlanCache::default);
-        &KEPT
     }
 
     fn problem(&self) -> Result<CombineProblem, Error> {

@@ -33,8 +33,8 @@ pub(crate) use threads::run;
 /// # Errors
 /// The call is invalid.
 pub(crate) fn problem(call: &Call) -> Result<Problem, Error> {
-    if call.sm_margin < 0 {
-        return Err(Error::NegativeMargin { margin: call.sm_margin });
+    if call.numbers.sm_margin < 0 {
+        return Err(Error::NegativeMargin { margin: call.numbers.sm_margin });
     }
     Ok(contiguous(call.spec()?).validate()?)
 }

@@ -78,7 +78,7 @@ impl From<Error> for PyErr {
 }
 
 /// A sentence in which types of elements have torch's names.
-fn in_torchs_words(sentence: &str) -> String {
+pub(crate) fn in_torchs_words(sentence: &str) -> String {
     let pieces = sentence.split_inclusive(|c: char| !c.is_ascii_alphanumeric());
     let renamed = pieces.map(|piece| {
         let word = piece.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
@@ -87,6 +87,7 @@ fn in_torchs_words(sentence: &str) -> String {
             "f16" => "torch.float16",
             "bf16" => "torch.bfloat16",
             "e4m3" => "torch.float8_e4m3fn",
+            "i32" => "torch.int32",
             other => other,
         };
         [name, &piece[word.len()..]].concat()

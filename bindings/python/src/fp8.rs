@@ -1,15 +1,14 @@
 //! A call of FP8 attention of 16-bit tensors.
 
 use std::num::NonZeroU32;
-use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, OperationError, PlanCache};
+use fa3_cuda::host::OperationError;
 use fa3_quant::Incoherent;
 use fa3_sched::fp8::Plan;
-use fa3_types::{Fp8Problem, Fp8Spec, ProblemSpec, QkRotary};
+use fa3_types::{Fp8Problem, Fp8Spec, ProblemSpec, QkRotary, RopeStyle, Rotary};
 
 use crate::arguments::{Options, Tensors};
-use crate::attention::Attention;
+use crate::attention::{self, Attention, Pass};
 use crate::call::{At, Call};
 use crate::cpu;
 use crate::error::Error;
@@ -26,6 +25,16 @@ pub(crate) struct Fp8Attention {
     pub(crate) hadamard_seed: Option<u64>,
     /// Whether channels of V have scales and means, in place of blocks of keys.
     pub(crate) v_channels: bool,
+}
+
+/// The options of FP8 attention.
+pub(crate) struct Numbers {
+    attention: attention::Numbers,
+    style: RopeStyle,
+    /// The positions of the first rows of Q and of K, where none are listed.
+    firsts: [usize; 2],
+    hadamard_seed: Option<u64>,
+    v_channels: bool,
 }
 
 impl Fp8Attention {
@@ -47,19 +56,31 @@ impl Fp8Attention {
 impl Call for Fp8Attention {
     type Plan = Plan;
 
-    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Fp8Attention> {
-        Ok(Fp8Attention {
-            attention: Attention::given(tensors, options)?,
-            rotary: tensors.qk_rotary(options)?,
+    type Numbers = Numbers;
+
+    fn numbers(options: &Options<'_>) -> PyResult<Numbers> {
+        Ok(Numbers {
+            attention: Attention::numbers(options)?,
+            style: options.style()?,
+            firsts: [options.number("q_first")?.unwrap_or(0), options.number("k_first")?.unwrap_or(0)],
             hadamard_seed: options.number("hadamard_seed")?,
             v_channels: options.flag("v_channels")?,
         })
     }
 
-    fn kept() -> &'static PlanCache<(u32, Fp8Attention), Compiled<Plan>> {
-        static KEPT: LazyLock<PlanCache<(u32, Fp8Attention), Compiled<Plan>>> =
-            LazyLock::new(PlanCache::default);
-        &KEPT
+    fn given(tensors: &mut Tensors<'_, '_>, numbers: &Numbers) -> PyResult<Fp8Attention> {
+        let &Numbers { attention, style, firsts: [q, k], hadamard_seed, v_channels } = numbers;
+        let attention = Attention::of(tensors, &attention, Pass::Forward)?;
+        tensors.has_output("lse")?;
+        let rotary = tensors.rotary(style, [("q_positions", q), ("k_positions", k)])?;
+        let rotary = rotary.map(|[Rotary { style, rotary_dim, table_rows, positions }, of_k]| QkRotary {
+            style,
+            rotary_dim,
+            table_rows,
+            q_positions: positions,
+            k_positions: of_k.positions,
+        });
+        Ok(Fp8Attention { attention, rotary, hadamard_seed, v_channels })
     }
 
     fn problem(&self) -> Result<Fp8Problem, Error> {

@@ -1,14 +1,12 @@
 //! A call of the backward pass.
 
 use std::num::NonZeroU32;
-use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, PlanCache};
 use fa3_sched::backward::{Plan, PlanOptions};
 use fa3_types::{BackwardProblem, BackwardSpec, ProblemError, TensorDesc};
 
 use crate::arguments::{Options, Tensors};
-use crate::attention::Attention;
+use crate::attention::{Attention, Numbers, Pass, is_packed};
 use crate::call::{At, Call};
 use crate::error::Error;
 use crate::{cpu, devices};
@@ -42,22 +40,28 @@ impl Gradients {
 impl Call for Gradients {
     type Plan = Plan;
 
-    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Gradients> {
-        for name in ["dlse", "dsink"] {
-            tensors.has(name);
-        }
-        Ok(Gradients {
-            forward: Attention::given(tensors, options)?,
-            dout: tensors.desc("dout")?,
-            outputs: [tensors.desc("dq")?, tensors.desc("dk")?, tensors.desc("dv")?],
-            deterministic: options.flag("deterministic")?,
-        })
+    type Numbers = (Numbers, bool);
+
+    fn numbers(options: &Options<'_>) -> PyResult<(Numbers, bool)> {
+        Ok((Attention::numbers(options)?, options.flag("deterministic")?))
     }
 
-    fn kept() -> &'static PlanCache<(u32, Gradients), Compiled<Plan>> {
-        static KEPT: LazyLock<PlanCache<(u32, Gradients), Compiled<Plan>>> =
-            LazyLock::new(PlanCache::default);
-        &KEPT
+    fn given(
+        tensors: &mut Tensors<'_, '_>,
+        (numbers, deterministic): &(Numbers, bool),
+    ) -> PyResult<Gradients> {
+        let forward = Attention::of(tensors, numbers, Pass::Backward)?;
+        let ([q, k, v], is_packed) = (forward.inputs, is_packed(forward.sequences));
+        tensors.check_lse("lse", q.shape, is_packed)?;
+        tensors.check_lse("dlse", q.shape, is_packed)?;
+        tensors.has_output("dsink")?;
+        let mut gradient = |name, of| tensors.gradient(name, of, is_packed);
+        Ok(Gradients {
+            outputs: [gradient("dq", q)?, gradient("dk", k)?, gradient("dv", v)?],
+            dout: tensors.like_o("dout", forward.o, is_packed)?,
+            forward,
+            deterministic: *deterministic,
+        })
     }
 
     fn problem(&self) -> Result<BackwardProblem, Error> {
@@ -67,7 +71,7 @@ impl Call for Gradients {
     }
 
     fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {
-        let mut options = PlanOptions::default().sms(devices::without(sms, self.forward.sm_margin)?);
+        let mut options = PlanOptions::default().sms(devices::without(sms, self.forward.numbers.sm_margin)?);
         options.deterministic = self.deterministic;
         Ok(options)
     }

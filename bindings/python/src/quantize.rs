@@ -1,12 +1,11 @@
 //! A call of quantization to e4m3.
 
 use std::num::NonZeroU32;
-use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, OperationError, PlanCache};
+use fa3_cuda::host::OperationError;
 use fa3_quant::Incoherent;
 use fa3_sched::quantize::Plan;
-use fa3_types::{Dtype, QuantizeProblem, QuantizeSpec, Rotary, Scaling, TensorDesc, ValueLayout};
+use fa3_types::{Dtype, QuantizeProblem, QuantizeSpec, RopeStyle, Rotary, Scaling, TensorDesc, ValueLayout};
 
 use crate::arguments::{Options, Tensors};
 use crate::call::{At, Call};
@@ -61,6 +60,17 @@ pub(crate) struct Quantization {
     pub(crate) layout: ValueLayout,
 }
 
+/// The options of a quantization.
+pub(crate) struct Numbers {
+    style: RopeStyle,
+    /// The position of the first row, where none are listed.
+    first: usize,
+    hadamard_seed: Option<u64>,
+    /// The scales' origin where there are no means.
+    scales: Scales,
+    layout: ValueLayout,
+}
+
 impl Quantization {
     /// The same call of a contiguous tensor.
     pub(crate) fn contiguous(&self) -> Quantization {
@@ -71,33 +81,36 @@ impl Quantization {
 impl Call for Quantization {
     type Plan = Plan;
 
-    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Quantization> {
-        for name in ["codes", "scales"] {
-            tensors.has(name);
-        }
+    type Numbers = Numbers;
+
+    fn numbers(options: &Options<'_>) -> PyResult<Numbers> {
         let (scale, heads) = (options.number("scale")?, options.number("heads_per_scale")?);
         let rows = options.number("block_rows")?;
-        let scales = match (tensors.has("mean"), scale, heads, rows) {
-            (true, ..) => Scales::Channels,
-            (false, Some(scale), ..) => Scales::given(scale),
-            (false, None, Some(heads), _) => Scales::Heads(heads),
-            (false, None, None, Some(rows)) => Scales::Blocks(rows),
-            (false, None, None, None) => Scales::Tensor,
+        let scales = match (scale, heads, rows) {
+            (Some(scale), ..) => Scales::given(scale),
+            (None, Some(heads), _) => Scales::Heads(heads),
+            (None, None, Some(rows)) => Scales::Blocks(rows),
+            (None, None, None) => Scales::Tensor,
         };
         let transposed = options.flag("transposed")?;
-        Ok(Quantization {
-            x: tensors.desc("x")?,
-            rotary: tensors.rotary(options, ["positions", "first_position"])?,
+        Ok(Numbers {
+            style: options.style()?,
+            first: options.number("first_position")?.unwrap_or(0),
             hadamard_seed: options.number("hadamard_seed")?,
             scales,
             layout: if transposed { ValueLayout::Transposed } else { ValueLayout::Rows },
         })
     }
 
-    fn kept() -> &'static PlanCache<(u32, Quantization), Compiled<Plan>> {
-        static KEPT: LazyLock<PlanCache<(u32, Quantization), Compiled<Plan>>> =
-            LazyLock::new(PlanCache::default);
-        &KEPT
+    fn given(tensors: &mut Tensors<'_, '_>, numbers: &Numbers) -> PyResult<Quantization> {
+        let &Numbers { style, first, hadamard_seed, scales, layout } = numbers;
+        for name in ["codes", "scales"] {
+            tensors.has_output(name)?;
+        }
+        let scales = if tensors.has_output("mean")? { Scales::Channels } else { scales };
+        let x = tensors.input("x")?;
+        let rotary = tensors.rotary(style, [("positions", first)])?.map(|[rotary]| rotary);
+        Ok(Quantization { x, rotary, hadamard_seed, scales, layout })
     }
 
     /// With contiguous codes.

@@ -1,15 +1,14 @@
 //! A call that writes the table of packed sequences, for forward passes that share it.
 
 use std::num::NonZeroU32;
-use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, OperationError, PlanCache};
+use fa3_cuda::host::OperationError;
 use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{PlanOptions, TablePlan};
 use fa3_types::Problem;
 
 use crate::arguments::{Options, Tensors};
-use crate::attention::Attention;
+use crate::attention::{Attention, Numbers, Pass};
 use crate::call::{At, Call};
 use crate::error::Error;
 use pyo3::PyResult;
@@ -18,34 +17,28 @@ use pyo3::PyResult;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Table(pub(crate) Attention);
 
-impl Table {
-    /// Its words, which are the same on every device.
-    ///
-    /// # Errors
-    /// The call is invalid, or takes no table.
-    pub(crate) fn words(&self) -> Result<u32, Error> {
-        let limits = DeviceLimits::h100_sxm();
-        let plan = TablePlan::with(&self.problem()?, &limits, &self.options(limits.sms)?);
-        Ok(plan.map_err(OperationError::from)?.table().words())
-    }
-}
-
 impl Call for Table {
     type Plan = TablePlan;
+    type Numbers = Numbers;
 
-    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Table> {
-        let attention = Attention::given(tensors, options)?;
+    fn numbers(options: &Options<'_>) -> PyResult<Numbers> {
+        Attention::numbers(options)
+    }
+
+    fn given(tensors: &mut Tensors<'_, '_>, numbers: &Numbers) -> PyResult<Table> {
+        let attention = Attention::of(tensors, numbers, Pass::Forward)?;
         Ok(Table(Attention { table: None, ..attention }))
+    }
+
+    /// Its words, which are the same on every device.
+    fn words(&self) -> Result<Option<u32>, Error> {
+        let limits = DeviceLimits::h100_sxm();
+        let plan = TablePlan::with(&self.problem()?, &limits, &self.options(limits.sms)?);
+        Ok(Some(plan.map_err(OperationError::from)?.table().words()))
     }
 
     fn takes(&self, tensor: &str) -> bool {
         !matches!(tensor, "q" | "k" | "v")
-    }
-
-    fn kept() -> &'static PlanCache<(u32, Table), Compiled<TablePlan>> {
-        static KEPT: LazyLock<PlanCache<(u32, Table), Compiled<TablePlan>>> =
-            LazyLock::new(PlanCache::default);
-        &KEPT
     }
 
     fn problem(&self) -> Result<Problem, Error> {

@@ -38,7 +38,8 @@ def packed(count, rows):
 
 
 def call(operation, at, tensors, **options):
-    return lambda: _fa3.run(operation, *at, tensors, options, allocate)
+    made = _fa3.Operation(operation, **options)
+    return lambda: _fa3.run(made, *at, tensors, allocate)
 
 
 def forward(at, rows):
@@ -80,7 +81,7 @@ def forward_table(at, rows):
     tensors = packed(3, rows)
     del tensors["o"]
     hints = dict(max_seqlen_q=rows, max_seqlen_k=rows)
-    words = _fa3.run("forward_table", *at, tensors, hints, allocate)
+    words = _fa3.run(_fa3.Operation("forward_table", **hints), *at, tensors, allocate)
     return call("forward_table", at, tensors | dict(table=tensor(words, dtype="i32")), **hints)
 
 

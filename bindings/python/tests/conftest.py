@@ -41,11 +41,22 @@ def calls(monkeypatch):
 
     calls, run = [], _fa3.run
 
-    def spy(operation, device, stream, tensors, options, allocate):
+    def numbers(x):
+        return (x.dtype, x.data_ptr(), x.shape, x.stride()) if isinstance(x, torch.Tensor) else x
+
+    def spy(operation, device, stream, tensors, allocate):
+        # What is copied is noted where the copy lies.
+        copies = {}
+        with monkeypatch.context() as during:
+            for name in ("contiguous", "clone"):
+                copy = getattr(torch.Tensor, name)
+                during.setattr(torch.Tensor, name, lambda x, copy=copy: copies.setdefault(id(x), copy(x)))
+            result = run(operation, device, stream, tensors, allocate)
         # Without a stream a call is only checked.
         if stream is not None:
-            calls.append((operation, {**tensors, **options}))
-        return run(operation, device, stream, tensors, options, allocate)
+            given = {name: numbers(copies.get(id(x), x)) for name, x in tensors.items() if x is not None}
+            calls.append((operation.name, {**given, **operation.options}))
+        return result
 
     monkeypatch.setattr(_fa3, "run", spy)
     return calls
@@ -57,7 +68,8 @@ def are_lists():
 
     def check(given, longest, **lists):
         lists = {name: x.data_ptr() for name, x in lists.items() if x is not None}
-        assert {name: x[1] for name, x in given.items() if isinstance(x, tuple) and x[0] == "i32"} == lists
+        tensors = {name: x for name, x in given.items() if isinstance(x, tuple)}
+        assert {name: x[1] for name, x in tensors.items() if x[0] == torch.int32} == lists
         assert (given["max_seqlen_q"], given["max_seqlen_k"]) == longest
 
     return check

@@ -242,7 +242,7 @@ def test_token_by_token_as_at_once(device, dtype):
         (dict(rotary_cos=torch.zeros(9, 16).half(), rotary_sin=torch.zeros(9, 16).half()), TypeError, "rotary_cos is torch.float16, expected torch.float32 or torch.bfloat16"),
         (dict(rotary_cos=torch.zeros(9, 16), rotary_sin=torch.zeros(9, 8)), ValueError, "rotary_cos is torch.float32 (9, 16) and rotary_sin torch.float32 (9, 8), expected both alike: (positions, rotary_dim / 2)"),
         (dict(k=torch.zeros(2, 2, 64).bfloat16()), ValueError, "k has 3 and v 4 dimensions, expected 4: (batch, rows, heads_kv, head_dim), as there is no cu_seqlens_k_new"),
-        (dict(cu_seqlens_k_new=torch.zeros(2, dtype=I32)), ValueError, "cu_seqlens_k_new is of 1 sequences, expected 2"),
+        (dict.fromkeys("kv", torch.ones(2, 2, 64).bfloat16()) | dict(cu_seqlens_k_new=torch.zeros(2, dtype=I32)), ValueError, "cu_seqlens_k_new is of 1 sequences, expected 2"),
         (dict(cu_seqlens_k_new=torch.zeros(3, dtype=I32)), ValueError, "k has 4 and v 4 dimensions, expected 3: (total, heads_kv, head_dim), as there is cu_seqlens_k_new"),
         (dict(k=torch.zeros(2, 1, 2, 64)), ValueError, "v is torch.bfloat16, expected torch.float32: all tensors except a cache of torch.float8_e4m3fn have one type"),
         (dict(rotary_seqlens=[1, 2]), TypeError, "rotary_seqlens is list, expected torch.Tensor"),

@@ -317,27 +317,6 @@ def test_gradients_of_o_have_any_strides(device, expand):
     assert_equal(torch.autograd.grad(expand(out), leaves), direct(leaves, dout.contiguous()))
 
 
-@pytest.mark.parametrize("readable", [True, False])
-def test_only_what_kernels_cannot_read_is_copied(readable):
-    x = normal(2, 24, 4, 64)
-    row = normal(64)
-    padded = torch.zeros(2, 24, 4, 72, dtype=BF16)
-    shifted = torch.zeros(2 * 24 * 4 * 64 + 8, dtype=BF16)
-    of_one = normal(1, 24, 1, 64)
-    if readable:
-        tensors = [x, x.transpose(1, 2), x[:, ::3, 1:2, :8], padded[..., 8:], row.expand(2, 24, 4, 64)]
-        tensors += [of_one.expand(2, 24, 4, 64), shifted[8:].view(2, 24, 4, 64)]
-        # The strides of dimensions with one entry mean nothing.
-        tensors += [of_one.as_strided((1, 24, 1, 64), (3, 64, 5, 1))]
-    else:
-        tensors = [x[0, 0, 0, 0].expand(2, 24, 4, 64), x.transpose(2, 3), x[..., ::2], normal(2, 24, 4, 66)[..., :64]]
-        tensors += [padded[..., 4:68], shifted[1:-7].view(2, 24, 4, 64)]
-    for tensor in tensors:
-        result = gradient._readable(tensor)
-        assert (result is tensor) == readable and torch.equal(result, tensor)
-        assert readable or (result.is_contiguous() and result.data_ptr() % 16 == 0)
-
-
 def test_checkpoints_that_keep_attention(calls):
     leaves, dout, _ = problem("cpu")
     contexts = functools.partial(checkpoint.create_selective_checkpoint_contexts, [torch.ops.fa3.forward.default])

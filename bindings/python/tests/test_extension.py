@@ -40,7 +40,7 @@ def tensor(shape=(2, 16, 4, 64), dtype="bf16", address=0x1000, strides=None):
 
 def run(operation, tensors, options, device=NO_SUCH_DEVICE, stream=0):
     given = {name: x for name, x in tensors.items() if x is not None}
-    return extension.run(operation, device, stream, given, options, None)
+    return extension.run(extension.Operation(operation, **options), device, stream, given, None)
 
 
 def vector(address, count, dtype="f32"):
@@ -94,7 +94,9 @@ def gradients(q, k, v, dout):
     written = dict(dq=q, dk=k, dv=v)
     addresses = (0x200000, 0x300000, 0x400000)
     outputs = {name: tensor(x[2], x[0], at) for (name, x), at in zip(written.items(), addresses)}
-    return attention(q, k, v) | outputs | dict(dout=dout, lse=vector(0x180000, 1))
+    batch, rows, heads, _ = q[2]
+    lse = ("f32", 0x180000, (batch, heads, rows), (heads * rows, rows, 1))
+    return attention(q, k, v) | outputs | dict(dout=dout, lse=lse)
 
 
 def backward(q=tensor(), k=tensor(), v=tensor(), dout=tensor(), softcap=None):
@@ -168,7 +170,7 @@ def test_what_stands_for_a_function_without_torch_documents_it():
     for module, name in FUNCTIONS:
         function = stand_in(module, name)
         tree = ast.parse((package / f"{module}.py").read_text())
-        [definition] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        *_, definition = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
         assert inspect.getdoc(function) == inspect.cleandoc(ast.get_docstring(definition))
         arguments = ast.unparse(definition.args)
         signature = str(inspect.signature(function)).replace("'", "").replace(" = ", "=")
@@ -181,7 +183,7 @@ def test_what_stands_for_a_function_without_torch_documents_it():
 def test_the_stub_has_the_doors_parameters():
     stub = ast.parse((Path(__file__).parents[1] / "python/fa3/_fa3.pyi").read_text())
     [door] = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
-    assert set(extension.__all__) == {door.name, "__version__"}
+    assert set(extension.__all__) == {door.name, "Operation", "__version__"}
     assert [argument.arg for argument in door.args.args] == list(inspect.signature(extension.run).parameters)
 
 
@@ -189,10 +191,10 @@ def test_the_stub_has_the_doors_parameters():
     "operation, tensors, options, sentence",
     [
         ("attend", {}, {}, "there is no operation attend"),
-        ("forward", dict(bias=vector(0x50000, 4)), {}, "no operation has a tensor bias"),
+        ("forward", dict(bias=vector(0x50000, 4)), {}, "the operation has no tensor bias"),
         ("forward", dict(dout=tensor()), {}, "the operation has no tensor dout"),
         ("forward", {}, dict(deterministic=True), "the operation has no option deterministic"),
-        ("append", {}, dict(first_position=2), "there is no k_new"),
+        ("append", {}, {}, "there is no k_new"),
     ],
 )
 def test_what_an_operation_does_not_know_is_refused(operation, tensors, options, sentence):
@@ -207,16 +209,13 @@ WITH_LSE = [x for x in FUNCTIONS if x[0] in ("attention", "fp8", "varlen") or x[
 def test_types_say_how_many_tensors_there_are(module, name):
     package = Path(__file__).parents[1] / "python/fa3"
 
-    def functions(file):
-        tree = ast.parse((package / file).read_text())
-        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-        return [(ast.unparse(function.args), ast.unparse(function.returns)) for function in functions]
-
-    [(arguments, result)] = functions(f"{module}.py")
+    tree = ast.parse((package / f"{module}.py").read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    *overloads, (arguments, result) = [(ast.unparse(x.args), ast.unparse(x.returns)) for x in functions]
     flag = "return_softmax_lse" if module == "kvcache" else "return_attn_probs"
     rest, more = arguments.split(f"{flag}: bool=False")
     star = "" if "*, " in rest else "*, "
-    assert functions(f"{module}.pyi") == [
+    assert overloads == [
         (f"{rest}{flag}: Literal[False]=False{more}", "Tensor"),
         (f"{rest}{star}{flag}: Literal[True]{more.removeprefix(', *')}", result.removeprefix("Tensor | ")),
         (arguments, result),
@@ -279,10 +278,10 @@ def test_hints_of_packed_sequences_may_be_any(hint):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (dict(q=tensor((2, 16, 4, 64))), "q has batch 2, expected 1"),
+        (dict(q=tensor((2, 16, 4, 64)), dout=tensor((2, 16, 4, 64))), "q has batch 2, expected 1"),
         (dict(k=tensor((1, 20, 3, 64))), "heads_q 4 is not a multiple of heads_kv 3"),
-        (dict(dout=tensor((1, 15, 4, 64))), "dout has seqlen 15, expected 16"),
-        (dict(dout=tensor((1, 16, 4, 64), dtype="f16")), "dout is torch.float16, expected torch.bfloat16"),
+        (dict(dout=tensor((1, 15, 4, 64))), "dout is torch.bfloat16 (1, 15, 4, 64), expected torch.bfloat16 (16, 4, 64): (total_q"),
+        (dict(dout=tensor((1, 16, 4, 64), dtype="f16")), "dout is torch.float16 (1, 16, 4, 64), expected torch.bfloat16"),
         (dict(hints=(2**63, None)), "9223372036854775808 is too large or too small a number"),
     ],
 )
@@ -294,8 +293,8 @@ def test_bad_packed_gradients_are_value_errors(arguments, sentence):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (dict(dout=tensor(dtype="f16")), "dout is torch.float16, expected torch.bfloat16"),
-        (dict(dout=tensor((2, 15, 4, 64))), "dout has seqlen 15, expected 16"),
+        (dict(dout=tensor(dtype="f16")), "dout is torch.float16 (2, 16, 4, 64), expected torch.bfloat16"),
+        (dict(dout=tensor((2, 15, 4, 64))), "dout is torch.bfloat16 (2, 15, 4, 64), expected torch.bfloat16 (2, 16, 4, 64): (batch"),
         (dict(dout=tensor(strides=(4096, 256, 64, 0))), "dout has stride 0 in head_dim, expected 1"),
         (dict(dout=tensor(strides=(4096, 258, 64, 1))), "dout has stride 258 in seqlen, not a multiple of 8 elements"),
         (dict(k=tensor((2, 16, 3, 64)), v=tensor((2, 16, 3, 64))), "heads_q 4 is not a multiple of heads_kv 3"),
@@ -385,7 +384,7 @@ def test_other_ranks_are_value_errors():
 
 def test_other_types_are_type_errors():
     with pytest.raises(TypeError):
-        extension.run("forward", 0, None, dict(q=None), {}, None)
+        run("forward", dict(q=("bf16", "0", (1,), (1,))), {})
     with pytest.raises(TypeError):
         forward(scale="1")
     with pytest.raises(TypeError):

@@ -148,16 +148,6 @@ def test_strides_are_as_they_are(device, splits):
     assert_equal(cached.call(cache_seqlens=lengths, causal=True, num_splits=splits, return_softmax_lse=True), expected)
 
 
-def test_a_part_of_a_table_is_not_copied():
-    from fa3.cache import dense_rows
-
-    table = torch.zeros(3, 20, dtype=I32, device="meta")
-    for part in (table, table[:, :7], table[:, 3:], table[:1, :7], table[:, 5:6]):
-        assert dense_rows(part) is part
-    for part in (table[:, ::2], table.t()[:3, :3], table[:1].expand(3, 20)):
-        assert dense_rows(part).is_contiguous()
-
-
 @pytest.mark.hopper
 @pytest.mark.parametrize("splits", [0, 1])
 @pytest.mark.parametrize("new", [False, True])

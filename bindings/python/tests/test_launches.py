@@ -41,7 +41,7 @@ def calls(monkeypatch):
 
 def places(given):
     """Addresses of tensors by their names."""
-    return {name: address for name, (_, address, _, _) in given.items()}
+    return {name: x if isinstance(x, int) else x.data_ptr() for name, x in given.items() if x is not None}
 
 
 def addresses(**tensors):
@@ -62,8 +62,8 @@ def test_the_mode_of_deterministic_algorithms_asks_for_the_same_bits(calls, mode
     if mode:
         torch.use_deterministic_algorithms(True, warn_only=mode == "warn")
     gradient.launch(x, x, x, x, x, lse, None, *OPTIONS, deterministic=asked)
-    [(name, _, _, _, options, _)] = calls
-    assert name == "backward" and options["deterministic"] is (asked or mode is not None)
+    [(operation, *_)] = calls
+    assert operation.name == "backward" and operation.options["deterministic"] is (asked or mode is not None)
 
 
 def test_a_call_enters_the_extension_module_once(calls):
@@ -73,8 +73,8 @@ def test_a_call_enters_the_extension_module_once(calls):
     gradient.launch(x, x, x, x, x, lse, None, *OPTIONS)
     sys.modules["fa3.quantize"]._launch(x, None, None, None, False, 0, None, 128, None, False, "heads")
     sys.modules["fa3.fp8"]._launch(x, x, x, None, None, None, None, False, 0, 0, None, True, None, -1, 0, 0.0)
-    assert [name for name, *_ in calls] == ["forward", "backward", "quantize", "fp8_forward"]
-    for _, *at, _, _, allocate in calls:
+    assert [operation.name for operation, *_ in calls] == ["forward", "backward", "quantize", "fp8_forward"]
+    for _, *at, _, allocate in calls:
         assert at == [0, 7]
         address, memory = allocate(1024, 256)
         assert memory.data_ptr() == address and memory.nbytes == 1024 and memory.dtype == torch.uint8
@@ -84,10 +84,9 @@ def test_a_call_enters_the_extension_module_once(calls):
 def test_addresses_and_options_are_in_their_places(calls):
     q, k, v = on_gpu(SHAPE), on_gpu(2, 24, 2, 64), on_gpu(2, 24, 2, 32)
     o, lse = operator.launch(q, k, v, 0.5, 9, 0, 5, 20.0, 2)
-    [(_, _, _, tensors, options, _)] = calls
-    assert tensors["v"] == ("bf16", v.data_ptr(), (2, 24, 2, 32), (24 * 2 * 32, 2 * 32, 32, 1))
+    [(operation, _, _, tensors, _)] = calls
     assert places(tensors) == addresses(q=q, k=k, v=v, o=o, lse=lse)
-    assert options == dict(softmax_scale=0.5, window=(9, 0, 5), softcap=20.0, sm_margin=2)
+    assert operation.options == dict(softmax_scale=0.5, window=(9, 0, 5), softcap=20.0, sm_margin=2)
     assert o.shape == (2, 16, 4, 32)
 
 
@@ -97,13 +96,12 @@ def test_addresses_and_options_of_packed_sequences_are_in_their_places(calls):
     numbers = (7, None, 0.5, 9, 0, 5, 20.0, 2)
     o, lse = varlen_operator.launch(q, k, v, *lists, *numbers)
     gradients = varlen_operator.launch_backward(o, q, k, v, o, lse, None, *lists, *numbers, True)
-    [(name, *at, tensors, options, _), (backward, *at_backward, of_backward, its_options, _)] = calls
-    assert (name, backward) == ("forward", "backward") and at == at_backward == [0, 7]
-    assert tensors["v"] == ("bf16", v.data_ptr(), (24, 2, 32), (2 * 32, 32, 1))
+    [(forward, *at, tensors, _), (backward, *at_backward, of_backward, _)] = calls
+    assert (forward.name, backward.name) == ("forward", "backward") and at == at_backward == [0, 7]
     inputs = dict(q=q, k=k, v=v) | dict(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"), lists))
     assert places(tensors) == addresses(**inputs, o=o, lse=lse)
     numbers = dict(softmax_scale=0.5, window=(9, 0, 5), softcap=20.0, sm_margin=2, max_seqlen_q=7, max_seqlen_k=None)
-    assert options == numbers and its_options == numbers | dict(deterministic=True)
+    assert forward.options == numbers and backward.options == numbers | dict(deterministic=True)
     assert (o.shape, lse.shape) == ((16, 4, 32), (4, 16))
     dq, dk, dv = gradients
     assert places(of_backward) == addresses(**inputs, o=o, lse=lse, dout=o, dq=dq, dk=dk, dv=dv)
@@ -114,7 +112,7 @@ def test_addresses_of_sinks_are_in_their_places(calls):
     q, sinks, lse = on_gpu(SHAPE), on_gpu(4, dtype=torch.float32), on_gpu(2, 4, 16, dtype=torch.float32)
     operator.launch(q, q, q, *OPTIONS, s_aux=sinks)
     *_, gradient_of_sinks = gradient.launch(q, q, q, q, q, lse, None, *OPTIONS, s_aux=sinks)
-    forward, backward = (places(tensors) for _, _, _, tensors, _, _ in calls)
+    forward, backward = (places(tensors) for _, _, _, tensors, _ in calls)
     assert forward["sink"] == backward["sink"] == sinks.data_ptr()
     assert backward["dsink"] == gradient_of_sinks.data_ptr()
     assert (gradient_of_sinks.shape, gradient_of_sinks.dtype) == ((4,), torch.float32)
@@ -125,8 +123,8 @@ def test_addresses_of_intervals_are_in_their_places(calls):
     intervals = on_gpu(1, 4, 16, 2, dtype=torch.int32)
     operator.launch(q, q, q, *OPTIONS, intervals=intervals)
     gradient.launch(q, q, q, q, q, lse, None, *OPTIONS, intervals=intervals)
-    for _, _, _, tensors, _, _ in calls:
-        assert tensors["intervals"] == ("i32", intervals.data_ptr(), intervals.shape, ())
+    for _, _, _, tensors, _ in calls:
+        assert tensors["intervals"] is intervals
 
 
 def test_addresses_and_options_of_attention_in_8_bits_are_in_their_places(calls):
@@ -135,12 +133,70 @@ def test_addresses_and_options_of_attention_in_8_bits_are_in_their_places(calls)
     listed = on_gpu(2, 24, dtype=torch.int32)
     launch = sys.modules["fa3.fp8"]._launch
     o, lse = launch(q, k, v, cos, sin, None, listed, True, 7, 0, -1, True, 0.5, 9, 0, 20.0)
-    [(_, _, _, tensors, options, _)] = calls
+    [(operation, _, _, tensors, _)] = calls
     assert places(tensors) == addresses(q=q, k=k, v=v, cos=cos, sin=sin, k_positions=listed, o=o, lse=lse)
     positions = dict(interleaved=True, q_first=7, k_first=0)
     scores = dict(softmax_scale=0.5, window=(9, 0, 0), softcap=20.0)
-    assert options == dict(hadamard_seed=2**64 - 1, v_channels=True) | positions | scores
+    assert operation.options == dict(hadamard_seed=2**64 - 1, v_channels=True) | positions | scores
     assert (o.shape, o.dtype) == ((2, 16, 4, 32), torch.bfloat16)
+
+
+class Noting(torch.Tensor):
+    """A tensor that notes whether it is copied."""
+
+    is_copied = False
+
+    def contiguous(self):
+        self.is_copied = True
+        return super().contiguous()
+
+    def clone(self):
+        self.is_copied = True
+        return super().clone()
+
+
+X, LIST = torch.zeros(3, 16, 4, 128, dtype=torch.bfloat16), torch.zeros(99, dtype=torch.int32)
+ROW, SHIFTED = X[:1, :1, :1, :64], torch.zeros(2 * 16 * 4 * 64 + 8, dtype=torch.bfloat16)
+READABLE = [X, X.transpose(1, 2), X[:, ::3, 1:2, :8], X[..., 8:72], ROW.expand(2, 16, 4, 64), SHIFTED[8:].view(2, 16, 4, 64)]
+# The strides of dimensions with one entry mean nothing.
+READABLE += [X[:1, :, :1, :64].as_strided((1, 16, 1, 64), (3, 64, 5, 1))]
+UNREADABLE = [X[:1, :1, :1, :1].expand(2, 16, 4, 64), X.transpose(1, 3)[:, :64], X[..., ::2], X[..., 4:68]]
+UNREADABLE += [SHIFTED[1:-7].view(2, 16, 4, 64), torch.zeros(2, 16, 4, 66, dtype=torch.bfloat16)[..., :64]]
+
+
+@pytest.mark.parametrize(
+    "name, x, of_gpu, of_cpu",
+    [
+        ("q", X[..., :64], False, False),
+        ("q", X[..., ::2], True, False),
+        ("page_table", LIST[:21].view(3, 7), False, False),
+        ("page_table", LIST[:60].view(3, 20)[:, 5:12], False, True),
+        ("page_table", LIST[:60].view(3, 20)[:, :14:2], True, True),
+        ("page_table", LIST[:21].view(7, 3).t(), True, True),
+        ("page_table", LIST[:7].expand(3, 7), True, True),
+        ("seqused_k", LIST[1:4], False, False),
+        ("seqused_k", LIST[:6:2], True, True),
+        # Kernels read 16 bytes at a time.
+        ("intervals", LIST[4:36].view(1, 1, 16, 2), False, False),
+        ("intervals", LIST[1:33].view(1, 1, 16, 2), True, False),
+        *(("dout", x, False, False) for x in READABLE),
+        *((name, x, True, True) for x in UNREADABLE for name in ("o", "dout")),
+        ("o", READABLE[1], False, False),
+        ("o", READABLE[4], True, True),
+    ],
+)
+def test_what_cannot_be_read_is_copied(name, x, of_gpu, of_cpu):
+    tensors, operation = dict.fromkeys("qkv", X[..., :64]), _fa3.Operation("forward")
+    if name in ("o", "dout"):
+        batch, rows, heads, _ = x.shape
+        tensors = dict.fromkeys(("q", "k", "v", "o", "dout", "dq", "dk", "dv"), torch.zeros(x.shape, dtype=x.dtype))
+        tensors["lse"], operation = torch.zeros(batch, heads, rows), _fa3.Operation("backward")
+    if name in ("page_table", "seqused_k"):
+        tensors |= dict(page_table=LIST[:21].view(3, 7), seqused_k=LIST[:3])
+    for device, is_copied in ((0, of_gpu), (-1, of_cpu)):
+        noting = x.as_subclass(Noting)
+        _fa3.run(operation, device, None, tensors | {name: noting}, None)
+        assert noting.is_copied is is_copied
 
 
 def test_options_are_those_of_the_operators():

@@ -34,7 +34,7 @@ def seen(tmp_path_factory):
 
 
 def test_every_operation_is_called():
-    documented = re.findall(r"^- (\w+): ", _fa3.run.__doc__, re.MULTILINE)
+    documented = re.findall(r"^- (\w+): ", _fa3.Operation.__doc__, re.MULTILINE)
     assert {make.__name__ for make in calls_of_threads.FUNCTIONS} - {"quantize_channels"} == set(documented)
 
 

@@ -58,6 +58,8 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
 WITHOUT = """
 fa3\\.vllm\\.backend
 fa3\\.activation_layout\\.layout_of
+fa3\\.kvcache\\._filled
+fa3\\.operator\\.made
 fa3\\.distributed\\.(kernels|layout|plan)\\..*
 """
 

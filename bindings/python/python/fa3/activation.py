@@ -368,28 +368,22 @@ class _Call:
         """LSE of a call that `is_ours`; O is written to `out`, which has Q's strides."""
         assert self._layout is not None
         q, device = self._tensors[0], self._device
-        name, of_q, of_k, of_v, of_o, of_lse = self._layout
+        dtype, of_q, of_k, of_v, of_o, of_lse = self._layout
         at_q, at_k, at_v = self._addresses
         # Torch parses sizes faster as separate arguments than as a tuple.
         lse = q.new_empty(*of_lse, dtype=torch.float32)
         given: dict[str, Any] = {
-            "q": (name, at_q, *of_q),
-            "k": (name, at_k, *of_k),
-            "v": (name, at_v, *of_v),
-            "o": (operator.name_of(out.dtype), out.data_ptr(), *of_o),
-            "lse": ("f32", lse.data_ptr(), of_lse, lse.stride()),
+            "q": (dtype, at_q, *of_q),
+            "k": (dtype, at_k, *of_k),
+            "v": (dtype, at_v, *of_v),
+            "o": (out.dtype, out.data_ptr(), *of_o),
+            "lse": lse,
         }
-        # Copies live until the launch.
-        named = zip(("q_descale", "k_descale", "v_descale"), descales)
-        others = {name: operator.dense(x) for name, x in named if x is not None}
+        given |= zip(("q_descale", "k_descale", "v_descale"), descales)
         if self._sequences is not None:
-            others |= {name: x for name, x in self._sequences._asdict().items() if x is not None}
-        for name, x in others.items():
-            given[name] = operator.name_of(x.dtype), x.data_ptr(), x.shape, x.stride()
-        longest_q, longest_k = self._longest
-        options = {"softmax_scale": scale, "window": self._window, "sm_margin": self._margin}
-        options |= {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
-        _fa3.run("forward", device, operator.current_stream(device), given, options, operator.workspace_for(q))
+            given |= self._sequences._asdict()
+        operation = operator.made("forward", _FIELDS, scale, *self._window, self._margin, *self._longest)
+        _fa3.run(operation, device, operator.current_stream(device), given, operator.workspace_for(q))
         return lse
 
     def launch_backward(
@@ -445,6 +439,7 @@ def _are_of_heads(key: Tensor, *descales: Tensor | None) -> bool:
     return True
 
 
+_FIELDS = "softmax_scale window_left window_right attention_chunk sm_margin max_seqlen_q max_seqlen_k"
 _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float8_e4m3fn))
 
 

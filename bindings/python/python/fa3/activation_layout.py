@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _fa3, operator
+from . import _fa3
 
 # The shape and the strides of a tensor.
 Extents = tuple[tuple[int, ...], tuple[int, ...]]
@@ -16,8 +16,8 @@ Extents = tuple[tuple[int, ...], tuple[int, ...]]
 class Layout(NamedTuple):
     """A call's shapes and strides for the extension module, in the order (batch, seqlen, heads, head_dim)."""
 
-    # The name of the dtype of Q, K and V.
-    dtype: str
+    # Of Q, K and V.
+    dtype: torch.dtype
     q: Extents
     k: Extents
     v: Extents
@@ -51,7 +51,7 @@ def layout_of(
     # O and the gradients have the layouts of Q, K and V, without gaps.
     outputs = [_in_order(_like(*x), is_heads_first) for x in seen]
     *batch, seqlen, heads, _ = q[0]
-    layout = Layout(operator.name_of(dtype), q, k, v, outputs[0], (*batch, heads, seqlen))
+    layout = Layout(dtype, q, k, v, outputs[0], (*batch, heads, seqlen))
     return layout if _is_taken(layout, window, sequences, margin, outputs) else None
 
 
@@ -72,21 +72,22 @@ def _is_taken(
     layout: Layout, window: tuple[int, int, int], sequences: int | None, margin: int, outputs: list[Extents]
 ) -> bool:
     """Whether the extension module supports a call, forward and backward. `outputs` are dQ, dK and dV."""
-    name, q, k, v, o, of_lse = layout
-    is_e4m3 = name == operator.name_of(torch.float8_e4m3fn)
+    dtype, q, k, v, o, of_lse = layout
+    is_e4m3 = dtype == torch.float8_e4m3fn
     named = {"q": q, "k": k, "v": v}
-    tensors: dict[str, Any] = {x: (name, 0, *extents) for x, extents in named.items()}
-    tensors["o"] = "bf16" if is_e4m3 else name, 0, *o
+    tensors: dict[str, Any] = {x: (dtype, 0, *extents) for x, extents in named.items()}
+    tensors["o"] = torch.bfloat16 if is_e4m3 else dtype, 0, *o
     if sequences is not None:
-        tensors |= {x: ("i32", 0, (sequences + 1,), (1,)) for x in ("cu_seqlens_q", "cu_seqlens_k")}
+        tensors |= {x: (torch.int32, 0, (sequences + 1,), (1,)) for x in ("cu_seqlens_q", "cu_seqlens_k")}
     options = {"window": window, "sm_margin": margin}
     try:
         # A call without a stream is only checked.
-        _fa3.run("forward", 0, None, tensors, options, None)
+        _fa3.run(_fa3.Operation("forward", **options), 0, None, tensors, None)
         if not is_e4m3:
             gradients = dict(zip(("dq", "dk", "dv"), outputs), dout=o)
-            tensors |= {x: (name, 0, *extents) for x, extents in gradients.items()}
-            _fa3.run("backward", 0, None, tensors, options | {"deterministic": True}, None)
+            tensors |= {x: (dtype, 0, *extents) for x, extents in gradients.items()}
+            backward = _fa3.Operation("backward", **options, deterministic=True)
+            _fa3.run(backward, 0, None, tensors, None)
     except ValueError:
         return False
     return True

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from . import operator
 
+_FLOAT32 = torch.float32
 # A number in a trace may be a symbol.
 _INTEGERS = (int, torch.SymInt)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
@@ -17,12 +18,13 @@ _KEYS_OF_SPLITS = 128
 
 def under_autocast(*given: Any) -> tuple[Any, ...]:
     """Casts float32 tensors to the dtype of `torch.autocast`, as torch does for its own attention."""
-    dtypes = [getattr(x, "dtype", None) for x in given]
-    if torch.float32 in dtypes:
-        kind = given[dtypes.index(torch.float32)].device.type
-        if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
-            to = torch.get_autocast_dtype(kind)
-            return tuple(x.to(to) if dtype is torch.float32 else x for x, dtype in zip(given, dtypes))
+    for x in given:
+        if x is not None and getattr(x, "dtype", None) is _FLOAT32:
+            kind = x.device.type
+            if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+                to = torch.get_autocast_dtype(kind)
+                return tuple(x.to(to) if getattr(x, "dtype", None) is _FLOAT32 else x for x in given)
+            break
     return given
 
 
@@ -77,15 +79,16 @@ def flag(name: str, given: Any) -> bool:
 
 def window(given: Any) -> tuple[int, int]:
     """Both sides of a window, given as a pair, as a tensor of two, or as None for no window."""
-    if given is None:
-        return -1, -1
-    if isinstance(given, Tensor):
+    if isinstance(given, (tuple, list)):
+        if len(given) != 2:
+            raise ValueError(f"window_size is {given}, expected (left, right)")
+    elif isinstance(given, Tensor):
         if given.shape != (2,):
             raise TypeError(f"window_size is a tensor of shape {tuple(given.shape)}, expected (left, right)")
-    elif not isinstance(given, (tuple, list)):
+    elif given is None:
+        return -1, -1
+    else:
         raise TypeError(f"window_size is {_words(given)}, expected (left, right)")
-    elif len(given) != 2:
-        raise ValueError(f"window_size is {given}, expected (left, right)")
     return _side("the left side of window_size", given[0]), _side("the right side of window_size", given[1])
 
 

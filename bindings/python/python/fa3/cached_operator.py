@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import arguments, operator, refusal
-from .cache import Cache, dense_rows
+from .cache import Cache
 from .new_rows import NewRows
 
 NAMES = "q, k_cache, v_cache, qv, a descale or s_aux"
@@ -38,6 +38,10 @@ class Options(NamedTuple):
     qv: Tensor | None = None
 
 
+# The first fields and the last ones of `Cache`, for the extension module.
+_SCORES = " ".join((*Options._fields[:7], *Cache._fields[6:]))
+
+
 def launch(
     q: Tensor, k: Tensor, v: Tensor, *inputs: Any, out: Tensor | None = None, **named: Any
 ) -> tuple[Tensor, Tensor | None]:
@@ -60,40 +64,20 @@ def compute(
     descales = options.q_descale, options.k_descale, options.v_descale
     operator.refuse_tangents(NAMES, q, k, v, *operator.given(*descales))
     cache.check(q, k, v)
-    count = cache.count(q)
     if out is not None:
         what = "(total_q, heads_q, head_dim_v)" if q.dim() == 3 else "(batch, seqlen_q, heads_q, head_dim_v)"
         operator.check_out_is(out, q, (*q.shape[:-1], v.shape[3]), what, options.out_dtype)
-    dense = operator.checked_descales(q, k, count, *descales)
-    numbers = operator.scores(options)
-    numbers["split_keys"] = options.split_keys
-    numbers["max_seqlen_q"], numbers["max_seqlen_k"] = cache.max_seqlen_q, cache.max_seqlen_k
-    for name in ("seqused_k", "cache_batch_idx", "leftpad_k", "cu_seqlens_q", "seqused_q"):
-        dense[name] = getattr(cache, name)
-    inputs: operator.Tensors = {"q": q}
-    lying: operator.Tensors = {"page_table": dense_rows(cache.page_table)}
-    # A cache that is written must not be replaced by a copy.
-    written = inputs if new is None else lying
-    written["k"], written["v"] = k, v
+    given: operator.Tensors = {"q": q, "k": k, "v": v, **dict(zip(Cache._fields, cache.lists))}
+    given |= operator.checked_descales(q, k, cache.cu_seqlens_q, *descales)
+    operation, fields = "forward", _SCORES
+    values: tuple[Any, ...] = (*options[:7], *cache[6:])
     if new is not None:
         operator.refuse_tangents(NAMES_OF_NEW, *new.tensors)
-        new.check(cache.seqused_k, count)
-        inputs["k_new"], inputs["v_new"] = new.k, new.v
-        dense["cu_seqlens_k_new"] = new.cu_seqlens_k_new
-        if new.rotary_cos is not None:
-            dense["rotary_seqlens"] = new.rotary_seqlens
-            dense["rotary_cos"], dense["rotary_sin"] = new.rotary_cos, new.rotary_sin
-        numbers["interleaved"] = new.rotary_interleaved
-    operation = "forward" if new is None else "append"
-    return operator.attend(operation, inputs, options, numbers, dense, lying, v.shape[3], with_lse, out)
-
-
-def launch_into(*inputs: Any, o: Tensor) -> Tensor:
-    """LSE; O is written to `o`."""
-    operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)), function="flash_attn_with_kvcache")
-    _, lse = launch(*inputs, out=o)
-    assert lse is not None
-    return lse
+        new.check(cache.seqused_k)
+        given["k_new"], given["v_new"] = new.k, new.v
+        given |= zip(NewRows._fields[2:6], new[2:6])
+        operation, fields, values = "append", f"{_SCORES} interleaved", (*values, new.rotary_interleaved)
+    return operator.attend(operation, fields, values, given, options, v.shape[3], with_lse, out)
 
 
 def append(q: Tensor, k: Tensor, v: Tensor, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
@@ -102,13 +86,6 @@ def append(q: Tensor, k: Tensor, v: Tensor, *inputs: Any, **options: Any) -> tup
     of_new, of_cache = len(NewRows._fields), len(NewRows._fields) + len(Cache._fields)
     new, cache = NewRows(*inputs[:of_new]), Cache(*inputs[of_new:of_cache])
     return compute((q, k, v), new, cache, Options(*inputs[of_cache:]), **options)
-
-
-def append_into(*inputs: Any, o: Tensor) -> Tensor:
-    """LSE; O is written to `o`."""
-    _, lse = append(*inputs, out=o)
-    assert lse is not None
-    return lse
 
 
 def attention(
@@ -174,14 +151,6 @@ def refuse_grad(*tensors: Tensor) -> None:
         raise NotImplementedError(sentence)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    refusal.save(ctx, inputs)
-
-
-def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-    return refusal.gradients(ctx, f"{NAMES} {NO_GRADIENT}", *given)
-
-
 _ARGUMENTS = (
     "Tensor? seqused_k, Tensor? page_table, Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, "
     "Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, "
@@ -195,11 +164,6 @@ _WRITTEN = (
     "Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor k_new, Tensor v_new, Tensor? cu_seqlens_k_new, Tensor? rotary_cos, "
     "Tensor? rotary_sin, Tensor? rotary_seqlens, bool rotary_interleaved"
 )
-for _name, _arguments, _launch, _launch_into, _o in (
-    ("cached_forward", f"{_TENSORS}, {_ARGUMENTS}", launch, launch_into, "Tensor(a!) o"),
-    ("append_forward", f"{_WRITTEN}, {_ARGUMENTS}", append, append_into, "Tensor(c!) o"),
-):
-    operator.define(_name, _arguments, "(Tensor o, Tensor lse)", _launch)
-    # Not named `out`: torch.compile would assume that it is contiguous.
-    operator.define(f"{_name}_out", f"{_arguments}, *, {_o}", "Tensor lse", _launch_into)
-torch.library.register_autograd("fa3::cached_forward", _backward, setup_context=_save, lib=operator.library)
+operator.define_attention("cached_forward", f"{_TENSORS}, {_ARGUMENTS}", launch, "flash_attn_with_kvcache")
+operator.define_attention("append_forward", f"{_WRITTEN}, {_ARGUMENTS}", append, None, out="c")
+refusal.register(f"{NAMES} {NO_GRADIENT}", "cached_forward")

@@ -78,8 +78,8 @@ def _launch(
     # LSE is contiguous as (..., heads, rows), and returned transposed.
     *batch, rows, heads = lse_partial.shape[1:]
     lse = lse_partial.new_empty(*batch, heads, rows, dtype=torch.float32).transpose(-1, -2)
-    lying: operator.Tensors = {"lse_partial": operator.aligned(lse_partial), "o": o, "lse": lse}
-    operator.run("combine", {}, {"out_partial": out_partial}, {}, lying, {})
+    tensors: operator.Tensors = {"out_partial": out_partial, "lse_partial": lse_partial, "o": o, "lse": lse}
+    operator.run("combine", "", (), tensors)
     return o, lse
 
 
@@ -107,8 +107,6 @@ def check(out_partial: Tensor, lse_partial: Tensor, out: Tensor | None, out_dtyp
     if out_dtype is not None and out_dtype not in _OUTPUTS:
         expected = "torch.float32, torch.float16 or torch.bfloat16"
         raise ValueError(f"out_dtype is {out_dtype}, expected {expected}")
-    for x in (out_partial, lse_partial):
-        operator.name_of(x.dtype)
     if out_partial.dim() not in (4, 5) or lse_partial.dim() != out_partial.dim() - 1:
         dims = f"out_partial has {out_partial.dim()} and lse_partial {lse_partial.dim()} dimensions"
         what = "(num_splits, batch, seqlen, heads, head_dim_v) and (num_splits, batch, seqlen, heads)"
@@ -119,15 +117,7 @@ def check(out_partial: Tensor, lse_partial: Tensor, out: Tensor | None, out_dtyp
         operator.check_out_is(out, out_partial, tuple(out_partial.shape[1:]), what, dtype)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    refusal.save(ctx, inputs)
-
-
-def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-    return refusal.gradients(ctx, f"out_partial or lse_partial {_NO_GRADIENT}", *given)
-
-
 _ARGUMENTS = "Tensor out_partial, Tensor lse_partial, ScalarType? out_dtype=None"
 operator.define("combine", _ARGUMENTS, "(Tensor o, Tensor lse)", _launch)
 operator.define("combine_out", f"{_ARGUMENTS}, *, Tensor(a!) o", "Tensor lse", _launch_into)
-torch.library.register_autograd("fa3::combine", _backward, setup_context=_save, lib=operator.library)
+refusal.register(f"out_partial or lse_partial {_NO_GRADIENT}", "combine")

@@ -1,15 +1,79 @@
 """FP8 attention of 16-bit tensors, which it quantizes, and its torch operator `fa3::fp8_forward`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from . import arguments, operator, quantize, refusal, rotary
+from . import arguments, operator, quantize, refusal, rotary  # type: ignore[no-redef]
 
 NO_GRADIENT = "requires grad, and attention in 8 bits has no gradients"
 NAMES = "q, k, v, cos or sin"
+_FIELDS = "interleaved q_first k_first hadamard_seed softmax_scale window_left window_right softcap"
+
+
+@overload
+def flash_attn_fp8_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_positions: int | Tensor = 0,
+    k_positions: int | Tensor = 0,
+    hadamard_seed: int | None = 0,
+    v_channels: bool = False,
+    return_attn_probs: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def flash_attn_fp8_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_positions: int | Tensor = 0,
+    k_positions: int | Tensor = 0,
+    hadamard_seed: int | None = 0,
+    v_channels: bool = False,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def flash_attn_fp8_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_positions: int | Tensor = 0,
+    k_positions: int | Tensor = 0,
+    hadamard_seed: int | None = 0,
+    v_channels: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def flash_attn_fp8_func(
@@ -79,7 +143,7 @@ def flash_attn_fp8_func(
         out, lse = _launch(q, k, v, cos, sin, q_listed, k_listed, *options, return_attn_probs)
     else:
         out, lse = _traced(q, k, v, cos, sin, q_listed, k_listed, *options)
-    return (out, lse) if return_attn_probs else out
+    return (out, lse) if return_attn_probs else out  # type: ignore[return-value]
 
 
 def _traced(q, k, v, cos, sin, q_positions, k_positions, interleaved, q_first, k_first, hadamard_seed, *options):
@@ -115,17 +179,10 @@ def _launch(
     """O and, if wanted, LSE of tensors on a GPU or on the CPU. hadamard_seed counts modulo 2^64, since an operator's
     integers are signed.
     """
-    options = {
-        "interleaved": interleaved,
-        "q_first": q_first,
-        "k_first": k_first,
-        "hadamard_seed": quantize.seed(hadamard_seed),
-        "v_channels": v_channels,
-        "softmax_scale": softmax_scale,
-        "window": (window_left, window_right, 0),
-        "softcap": softcap or None,
-    }
-    return compute(q, k, v, cos, sin, {"q_positions": q_positions, "k_positions": k_positions}, {}, options, with_lse)
+    scores = softmax_scale, window_left, window_right, softcap
+    values = interleaved, q_first, k_first, quantize.seed(hadamard_seed), *scores, v_channels
+    positions: operator.Tensors = {"q_positions": q_positions, "k_positions": k_positions}
+    return compute(q, k, v, cos, sin, positions, {}, "v_channels", values, with_lse)
 
 
 def compute(
@@ -136,32 +193,25 @@ def compute(
     sin: Tensor | None,
     positions: operator.Tensors,
     sequences: operator.Tensors,
-    options: dict[str, Any],
+    more: str,
+    values: tuple[Any, ...],
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of dense or of packed sequences. `options` go to the extension module."""
+    """O and, if wanted, LSE of dense or of packed sequences. `values` are options, of which `more` names the last ones.
+    """
     operator.refuse_tangents(NAMES, *operator.given(q, k, v, cos, sin, *positions.values(), *sequences.values()))
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in (torch.float16, torch.bfloat16):
             raise TypeError(f"{name} is {x.dtype}, expected torch.float16 or torch.bfloat16")
     is_packed = bool(sequences)
     operator.check_ranks(q, k, v, packed=is_packed)
-    named = (("q_positions", q, "q_first"), ("k_positions", k, "k_first"))
-    places = ((name, positions[name], options[first], x) for name, x, first in named)
-    rotary.check(cos, sin, options["interleaved"], *places, packed=is_packed)
+    places = zip(positions, positions.values(), values[1:3], (q, k))
+    rotary.check(cos, sin, values[0], *places, packed=is_packed)
     lists = {name: rotary.positions_as_read(x) for name, x in positions.items()} if cos is not None else {}
     o, lse = operator.o_like(q, v.shape[-1], None), operator.lse_like(q) if with_lse else None
-    dense = sequences | lists | rotary.tables(cos, sin)
-    operator.run("fp8_forward", options, {"q": q, "k": k, "v": v}, dense, {}, {"o": o, "lse": lse})
+    tensors: operator.Tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
+    operator.run("fp8_forward", f"{_FIELDS} {more}", values, tensors | sequences | lists | rotary.tables(cos, sin))
     return o, lse
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    refusal.save(ctx, inputs)
-
-
-def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-    return refusal.gradients(ctx, f"{NAMES} {NO_GRADIENT}", *given)
 
 
 operator.define(
@@ -172,4 +222,4 @@ operator.define(
     "(Tensor o, Tensor lse)",
     _launch,
 )
-torch.library.register_autograd("fa3::fp8_forward", _backward, setup_context=_save, lib=operator.library)
+refusal.register(f"{NAMES} {NO_GRADIENT}", "fp8_forward")

@@ -18,6 +18,11 @@ def asks_for_same_bits() -> bool:
     return torch.are_deterministic_algorithms_enabled()
 
 
+_FIELDS = (
+    "softmax_scale window_left window_right attention_chunk softcap sm_margin deterministic max_seqlen_q max_seqlen_k"
+)
+
+
 def launch(
     dout: Tensor,
     q: Tensor,
@@ -47,28 +52,21 @@ def launch(
     """
     given = (q, k, v, dout, o, lse, dlse, *(outputs or (None, None, None)))
     operator.refuse_tangents("a tensor of the backward pass", *operator.given(*given))
-    check(dout, q, k, v, o, lse, dlse, outputs, sequences)
-    dense: operator.Tensors = {"lse": lse, "dlse": dlse}
+    operator.check_ranks(q, k, v, packed=sequences is not None)
     dq, dk, dv = outputs or (gradient_like(q), gradient_like(k), gradient_like(v))
-    lying: operator.Tensors = {"dq": dq, "dk": dk, "dv": dv}
+    tensors: operator.Tensors = {"q": q, "k": k, "v": v, "dout": dout, "o": o, "lse": lse, "dlse": dlse}
+    tensors |= {"dq": dq, "dk": dk, "dv": dv}
     ds_aux = None
     if s_aux is not None:
-        dense["sink"] = sink = operator.sinks(s_aux, q, q.shape[-2])
-        ds_aux = torch.empty_like(sink, memory_format=torch.contiguous_format)
+        tensors["sink"] = sink = operator.sinks(s_aux, q, q.shape[-2])
+        tensors["dsink"] = ds_aux = torch.empty_like(sink, memory_format=torch.contiguous_format)
     if intervals is not None:
-        dense["intervals"] = operator.bounds(intervals, q)
-    options = {
-        "softmax_scale": softmax_scale,
-        "window": (window_left, window_right, attention_chunk),
-        "softcap": softcap or None,
-        "sm_margin": sm_margin,
-        "deterministic": deterministic or asks_for_same_bits(),
-        "max_seqlen_q": hints[0],
-        "max_seqlen_k": hints[1],
-    }
-    tensors: operator.Tensors = {"q": q, "k": k, "v": v, "dout": _readable(dout), "o": _with_rows_apart(o)}
-    dense |= {} if sequences is None else sequences._asdict()
-    operator.run("backward", options, tensors, dense, lying, {"dsink": ds_aux})
+        tensors["intervals"] = operator.bounds(intervals, q)
+    if sequences is not None:
+        tensors |= sequences._asdict()
+    window = window_left, window_right, attention_chunk
+    values = softmax_scale, *window, softcap, sm_margin, deterministic or asks_for_same_bits(), *hints
+    operator.run("backward", _FIELDS, values, tensors)
     return (dq, dk, dv) if ds_aux is None else (dq, dk, dv, ds_aux)
 
 
@@ -86,40 +84,6 @@ def by_names(name: str, launch: Callable[..., Any]) -> Callable[..., Any]:
 def launch_into(*inputs: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
     """Writes dQ, dK and dV to given tensors."""
     launch(*inputs, outputs=(dq, dk, dv))
-
-
-def check(dout, q, k, v, o, lse, dlse, outputs=None, sequences=None) -> None:
-    """Refuses tensors that the extension module cannot check, since it gets addresses."""
-    operator.check_ranks(q, k, v, packed=sequences is not None)
-    if sequences is None:
-        names = "(batch, seqlen_q, heads_q, head_dim_v)", "(batch, heads_q, seqlen_q)"
-    else:
-        sequences.check()
-        names = "(total_q, heads_q, head_dim_v)", "(heads_q, total_q)"
-    *batch, seqlen, heads, _ = q.shape
-    of_o = (q.dtype, (*batch, seqlen, heads, v.shape[-1]), names[0])
-    of_lse = (torch.float32, (*batch, heads, seqlen), names[1])
-    expected = ("dout", dout, of_o), ("o", o, of_o), ("lse", lse, of_lse), ("dlse", dlse, of_lse)
-    for name, x, (dtype, shape, what) in expected:
-        if x is not None and (x.dtype != dtype or operator.differ(x.shape, shape)):
-            raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {dtype} {shape}: {what}")
-    for name, x, like in zip(("dq", "dk", "dv"), outputs or (), (q, k, v)):
-        if x.dtype != like.dtype or operator.differ(x.shape, like.shape):
-            raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {like.dtype} {tuple(like.shape)}")
-
-
-def _readable(dout: Tensor) -> Tensor:
-    """dout itself if kernels can read its strides and its address, or else a copy."""
-    if operator.is_fake(dout):
-        return torch.empty_like(dout, memory_format=torch.contiguous_format)
-    *outer, last = dout.stride()
-    are_rows = all(extent <= 1 or stride % 8 == 0 for extent, stride in zip(dout.shape, outer))
-    return dout if last == 1 and dout.data_ptr() % 16 == 0 and are_rows else operator.dense(dout)
-
-
-def _with_rows_apart(o: Tensor) -> Tensor:
-    """O with its own strides, which may be any that an output may have; a copy where its elements are expanded."""
-    return operator.dense(o) if not operator.is_fake(o) and o.numel() > 0 and 0 in o.stride() else _readable(o)
 
 
 def gradient_like(x: Tensor) -> Tensor:

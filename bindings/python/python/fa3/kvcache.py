@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,6 +12,129 @@ from . import arguments, cached_operator, operator, varlen_operator
 from .cache import Cache
 from .new_rows import NewRows
 from .sequences import Sequences
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | Tensor | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Any = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: Literal[False] = False,
+    *,
+    block_table: Tensor | None = None,
+    out: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    split_keys: int | None = None,
+    seqused_q: Tensor | None = None,
+) -> Tensor: ...
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | Tensor | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Any = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    *,
+    return_softmax_lse: Literal[True],
+    block_table: Tensor | None = None,
+    out: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    split_keys: int | None = None,
+    seqused_q: Tensor | None = None,
+) -> tuple[Tensor, Tensor, None, None]: ...
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | Tensor | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Any = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    block_table: Tensor | None = None,
+    out: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    split_keys: int | None = None,
+    seqused_q: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor, None, None]: ...
 
 
 def flash_attn_with_kvcache(
@@ -159,7 +282,7 @@ def flash_attn_with_kvcache(
         out, lse = cached_operator.attention(tensors, new, cache, options, with_lse, out, "flash_attn_with_kvcache")
     except (TypeError, ValueError) as error:
         raise type(error)(_with_names_of_this(str(error))) from error
-    return (out, lse, None, None) if with_lse else out
+    return (out, lse, None, None) if with_lse else out  # type: ignore[return-value]
 
 
 def get_scheduler_metadata(
@@ -220,14 +343,6 @@ def get_scheduler_metadata(
     assert cu_seqlens_q is not None
     longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, cache_seqlens)
-    sequences.check()
-    for name, x in sequences._asdict().items():
-        if x is not None and x.device != cu_seqlens_q.device:
-            operator.refuse_place("cu_seqlens_q", cu_seqlens_q, name, x)
-    if sequences.batch != arguments.integer("batch_size", batch_size):
-        raise ValueError(f"batch_size is {batch_size}, and cu_seqlens_q has {sequences.batch} sequences")
-    if cu_seqlens_q.is_cpu:
-        return torch.empty(0, dtype=torch.int32)
     _, *window, _ = arguments.scores(None, causal, window_size, attention_chunk, 0.0)
     dtype = torch.bfloat16 if qkv_dtype is None else qkv_dtype
     q = dtype, arguments.integer("total_q", total_q), num_heads_q, headdim
@@ -239,7 +354,10 @@ def get_scheduler_metadata(
         "max_seqlen_q": longest[0],
         "max_seqlen_k": longest[1],
     }
-    return varlen_operator.make_table(q, kv, sequences, options)
+    table = varlen_operator.make_table(q, kv, sequences, options)
+    if sequences.batch != arguments.integer("batch_size", batch_size):
+        raise ValueError(f"batch_size is {batch_size}, and cu_seqlens_q has {sequences.batch} sequences")
+    return table
 
 
 # This function's names of arguments that operators call otherwise.

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from . import operator
-from .sequences import check_ends, check_used
 
 
 class NewRows(NamedTuple):
@@ -25,23 +24,19 @@ class NewRows(NamedTuple):
         """The tensors that are given."""
         return operator.given(*self[:6])
 
-    def check(self, seqused_k: Tensor | None, count: int) -> None:
-        """Checks what the extension module does not check: ranks, and dtypes and shapes of the lists and tables."""
+    def check(self, seqused_k: Tensor | None) -> None:
+        """Checks what the extension module does not check: ranks, and the tables."""
         if seqused_k is None:
             raise ValueError("there are k_new and v_new without seqused_k, which says where they go")
         rank, what = 4, "(batch, rows, heads_kv, head_dim), as there is no cu_seqlens_k_new"
         if self.cu_seqlens_k_new is not None:
             rank, what = 3, "(total, heads_kv, head_dim), as there is cu_seqlens_k_new"
-            check_ends("cu_seqlens_k_new", self.cu_seqlens_k_new)
-            if operator.differ(self.cu_seqlens_k_new.shape, [count + 1]):
-                found = f"cu_seqlens_k_new is of {self.cu_seqlens_k_new.shape[0] - 1} sequences"
-                raise ValueError(f"{found}, expected {count}")
         if not self.k.dim() == self.v.dim() == rank:
             given = f"k_new has {self.k.dim()} and v_new {self.v.dim()} dimensions"
             raise ValueError(f"{given}, expected {rank}: {what}")
-        self._check_rotation(count)
+        self._check_rotation()
 
-    def _check_rotation(self, count: int) -> None:
+    def _check_rotation(self) -> None:
         cos, sin = self.rotary_cos, self.rotary_sin
         if cos is None or sin is None:
             if cos is not sin:
@@ -55,5 +50,3 @@ class NewRows(NamedTuple):
         if cos.dim() != 2 or operator.differ(cos.shape, sin.shape) or cos.dtype != sin.dtype:
             given = f"rotary_cos is {cos.dtype} {tuple(cos.shape)} and rotary_sin {sin.dtype} {tuple(sin.shape)}"
             raise ValueError(f"{given}, expected both alike: (positions, rotary_dim / 2)")
-        if self.rotary_seqlens is not None:
-            check_used("rotary_seqlens", self.rotary_seqlens, count)

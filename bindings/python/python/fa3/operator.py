@@ -11,17 +11,8 @@ from torch.autograd import forward_ad
 
 from . import _fa3
 
-# Tensors of int32 that kernels read 16 bytes at a time.
-_READ_BY_16_BYTES = frozenset(("intervals", "positions"))
-# The extension module's names of dtypes. It checks itself which dtypes a kernel takes.
-_DTYPES = {
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "e4m3",
-    torch.int32: "i32",
-}
-Tensors = dict[str, Tensor | None]
+# Tensors by their names, or what the extension module takes in their places.
+Tensors = dict[str, Any]
 
 
 class Options(NamedTuple):
@@ -50,6 +41,10 @@ class Options(NamedTuple):
         return self.softmax_scale, *window, self.softcap, self.sm_margin, self.deterministic
 
 
+# The first fields, for the extension module.
+_SCORES = " ".join(Options._fields[:6])
+
+
 def launch(
     q: Tensor, k: Tensor, v: Tensor, *options: Any, out: Tensor | None = None, **named: Any
 ) -> tuple[Tensor, Tensor | None]:
@@ -73,20 +68,17 @@ def compute(
         if out is not None:
             expected = *q.shape[:3], head_dim_v
             check_out_is(out, q, expected, "(batch, seqlen_q, heads_q, head_dim_v)", out_dtype)
-        scales: Tensors = {}
-        block_rows = None
+        tensors: Tensors = {"q": q, "k": k, "v": v}
+        fields: str = _SCORES
+        values: tuple[Any, ...] = options[:6]
         given_scales = options.q_descale, options.k_descale, options.v_descale, options.v_mean
-        if not (given_scales[0] is given_scales[1] is given_scales[2] is given_scales[3] is None):
+        if not (given_scales[0] is given_scales[1] is given_scales[2] is given_scales[3] is None) or v_transposed:
             block_rows = check_descales(q, k, head_dim_v, *given_scales)
-            scales = dict(zip(("q_descale", "k_descale", "v_descale", "v_mean"), given_scales))
-        numbers = scores(options)
-        if v_transposed:
-            numbers["v_transposed"] = True
-        if block_rows:
-            numbers["block_rows"] = block_rows
+            tensors |= zip(("q_descale", "k_descale", "v_descale", "v_mean"), given_scales)
+            fields, values = f"{_SCORES} v_transposed block_rows", (*values, v_transposed, block_rows)
         if options.intervals is not None:
-            scales["intervals"] = bounds(options.intervals, q)
-        return attend("forward", {"q": q, "k": k, "v": v}, options, numbers, scales, {}, head_dim_v, with_lse, out)
+            tensors["intervals"] = bounds(options.intervals, q)
+        return attend("forward", fields, values, tensors, options, head_dim_v, with_lse, out)
     except RuntimeError:
         # Checking for nested tensors beforehand would slow down every call.
         for name, x in (("q", q), ("k", k), ("v", v)):
@@ -94,23 +86,12 @@ def compute(
         raise
 
 
-def scores(options: Any) -> dict[str, Any]:
-    """The options of attention that concern scores, as the extension module takes them."""
-    return {
-        "softmax_scale": options.softmax_scale,
-        "window": (options.window_left, options.window_right, options.attention_chunk),
-        "softcap": options.softcap or None,
-        "sm_margin": options.sm_margin,
-    }
-
-
 def attend(
     operation: str,
+    fields: str,
+    values: tuple[Any, ...],
     tensors: Tensors,
     options: Any,
-    numbers: dict[str, Any],
-    dense: Tensors,
-    lying: Tensors,
     head_dim_v: int,
     with_lse: bool,
     out: Tensor | None,
@@ -126,80 +107,43 @@ def attend(
         check_qv(options.qv, q)
         tensors["qv"] = options.qv
     if options.s_aux is not None:
-        dense["sink"] = sinks(options.s_aux, q, q.shape[-2])
+        tensors["sink"] = sinks(options.s_aux, q, q.shape[-2])
     # LSE is allocated only if it is wanted: allocation takes as long as the launch.
-    new: Tensors = {"lse": lse_like(q) if with_lse else None}
-    if out is None:
-        new["o"] = o = o_like(q, head_dim_v, out_dtype)
-    else:
-        lying["o"] = o = out
-    run(operation, numbers, tensors, dense, lying, new)
-    return o, new["lse"]
+    tensors["lse"] = lse = lse_like(q) if with_lse else None
+    o = o_like(q, head_dim_v, out_dtype) if out is None else out
+    # Of a new tensor of the default dtype the extension module needs the address alone.
+    tensors["o"] = o.data_ptr() if out is None and out_dtype is None and not is_fake(o) else o
+    run(operation, fields, values, tensors)
+    return o, lse
 
 
-def run(
-    operation: str,
-    options: dict[str, Any],
-    tensors: Tensors,
-    dense: Tensors,
-    lying: Tensors,
-    new: Tensors,
-) -> int | None:
-    """Makes the extension module compute an operation, on torch's current stream of the first tensor's device, or on
-    the CPU. Fake tensors are only checked. Tensors that are None are left out.
-
-    Tensors that kernels cannot read are copied. A copy lives until the launch; later work on the stream may reuse its
-    memory. The last dimension of `tensors` is made contiguous. `dense` are made contiguous, and aligned to 16 bytes if
-    they are not lists of integers. `lying` are taken with the strides that they have. `new` are contiguous and shared
-    with no other code yet.
+@functools.lru_cache(maxsize=4096)
+def made(operation: str, fields: str, *values: Any) -> _fa3.Operation:
+    """An operation with its options, which calls with equal options share. `fields` are the names of the values, with
+    spaces between, as torch's operators have them.
     """
-    first_name, first = next(iter(tensors.items()))
+    options = dict(zip(fields.split(), values, strict=True))
+    if "window_left" in options:
+        left, right = options.pop("window_left"), options.pop("window_right")
+        options["window"] = left, right, options.pop("attention_chunk", 0)
+        options["softcap"] = options.pop("softcap", None) or None
+    return _fa3.Operation(operation, **options)
+
+
+def run(operation: str, fields: str, values: tuple[Any, ...], tensors: Tensors) -> int | None:
+    """Makes the extension module compute an operation with options as in `made`, on torch's current stream of the first
+    tensor's device, or on the CPU. Fake tensors are only checked. Tensors that are None are left out.
+    """
+    first = next(iter(tensors.values()))
     assert first is not None
     if is_fake(first):
-        return _check(operation, options, tensors, dense, lying, new)
-    device, given, copies = first.get_device(), {}, []
-    for name, x in tensors.items():
-        if x is not None:
-            at, strides = x.data_ptr(), x.stride()
-            if device >= 0:
-                is_there, is_readable = x.get_device() == device, strides[-1] == 1
-            else:
-                is_there, is_readable = x.is_cpu, at % x.itemsize == 0
-            if not is_there:
-                refuse_place(first_name, first, name, x)
-            if not is_readable:
-                x = x.contiguous() if device >= 0 else x.clone()
-                copies.append(x)
-                at, strides = x.data_ptr(), x.stride()
-            given[name] = _DTYPES.get(x.dtype) or name_of(x.dtype), at, x.shape, strides
-    for name, x in new.items():
-        if x is not None:
-            # A contiguous tensor needs no strides.
-            given[name] = _DTYPES.get(x.dtype) or name_of(x.dtype), x.data_ptr(), x.shape, ()
-    for name, x in lying.items():
-        if x is not None:
-            if x.get_device() != device or not (device >= 0 or x.is_cpu):
-                refuse_place(first_name, first, name, x)
-            given[name] = _DTYPES.get(x.dtype) or name_of(x.dtype), x.data_ptr(), x.shape, x.stride()
-    for name, x in dense.items():
-        if x is not None:
-            if x.get_device() != device or not (device >= 0 or x.is_cpu):
-                refuse_place(first_name, first, name, x)
-            copy = x.contiguous()
-            at = copy.data_ptr()
-            if at % 16 != 0:
-                is_list = copy.dtype == torch.int32 and name not in _READ_BY_16_BYTES
-                copy = aligned(copy) if is_list else copy.clone()
-                at = copy.data_ptr()
-            if copy is not x:
-                copies.append(copy)
-            given[name] = _DTYPES.get(x.dtype) or name_of(x.dtype), at, copy.shape, ()
-    return _fa3.run(operation, device, current_stream(device), given, options, workspace_for(first))
+        return _check(operation, fields, values, tensors)
+    device = first.get_device()
+    stream, allocate = current_stream(device), workspace_for(first)
+    return _fa3.run(made(operation, fields, *values), device, stream, tensors, allocate)
 
 
-def _check(
-    operation: str, options: dict[str, Any], tensors: Tensors, dense: Tensors, lying: Tensors, new: Tensors
-) -> int | None:
+def _check(operation: str, fields: str, values: tuple[Any, ...], tensors: Tensors) -> int | None:
     """Makes the extension module check a call with fake tensors, by the rules of an H100 or of the CPU. Meta tensors
     follow the rules of the CPU, which supports all that a GPU supports. Sizes that only the data tell are not checked.
     """
@@ -207,32 +151,20 @@ def _check(
     assert first is not None
     given: dict[str, Any] = {}
     try:
-        for name, x in (tensors | dense | lying | new).items():
-            if x is None:
-                continue
-            if x.device != first.device:
-                refuse_place(first_name, first, name, x)
-            strides = known(x.stride()) if name in tensors or name in lying else ()
-            if name in tensors and x.is_cuda and strides[-1] != 1:
-                strides = ()
-            given[name] = _DTYPES.get(x.dtype) or name_of(x.dtype), 0, known(x.shape), strides
-        options = {name: known(x) if type(x) is tuple else known([x])[0] for name, x in options.items()}
+        for name, x in tensors.items():
+            if x is not None:
+                if x.device != first.device:
+                    refuse_place(first_name, first, name, x)
+                given[name] = x.dtype, 0, known(x.shape), known(x.stride())
+        values = known(values)
     except Unknown:
         return None
-    return _fa3.run(operation, 0 if first.is_cuda else -1, None, given, options, None)
+    return _fa3.run(made(operation, fields, *values), 0 if first.is_cuda else -1, None, given, None)
 
 
 def is_fake(x: Tensor) -> bool:
     """Whether a tensor is meta or fake: it has no memory."""
     return x.is_meta if type(x) is Tensor else x.is_meta or isinstance(x, FakeTensor)
-
-
-def launch_into(*inputs: Any, o: Tensor) -> Tensor:
-    """LSE; O is written to `o`."""
-    refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)))
-    _, lse = launch(*inputs, out=o)
-    assert lse is not None
-    return lse
 
 
 def is_plain(*tensors: Tensor) -> bool:
@@ -296,15 +228,6 @@ def refuse_place(first_name: str, first: Tensor, name: str, x: Tensor) -> NoRetu
     raise ValueError(f"{name} is on {x.device}{also}, expected one CUDA device or the CPU")
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """The extension module's name of a dtype."""
-    try:
-        return _DTYPES[dtype]
-    except KeyError:
-        expected = "torch.float16, torch.bfloat16, torch.float8_e4m3fn or, on the CPU, torch.float32"
-        raise TypeError(f"a tensor is {dtype}, expected {expected}") from None
-
-
 def refuse_nested(name: str, tensor: Tensor) -> None:
     """Refuses a nested tensor, whose sequences have different lengths, so that it has no shape."""
     if tensor.is_nested:
@@ -336,17 +259,6 @@ def _known(symbol: Any) -> float:
     if symbol.node.hint is None:
         raise Unknown
     return symbol.node.hint
-
-
-def aligned(x: Tensor) -> Tensor:
-    """The tensor, or a copy where it lies on the CPU at an address that is not aligned to its elements."""
-    return x if not x.is_cpu or is_fake(x) or x.data_ptr() % x.itemsize == 0 else x.clone()
-
-
-def dense(x: Tensor) -> Tensor:
-    """A tensor without gaps, aligned to 16 bytes: the tensor itself or a copy."""
-    x = x.contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 def differ(given: Any, expected: Any) -> bool:
@@ -485,15 +397,17 @@ def check_is_scaled(name: str, q: Tensor, k: Tensor) -> None:
         raise ValueError(f"{name} is for torch.float8_e4m3fn, {of} is {x.dtype}")
 
 
-def checked_descales(q: Tensor, k: Tensor, count: int, *descales: Tensor | None) -> Tensors:
-    """The per-head scales of e4m3 Q, K and V by their names, checked: (sequences, heads_kv) of `count` sequences."""
+def checked_descales(q: Tensor, k: Tensor, ends: Tensor | None, *descales: Tensor | None) -> Tensors:
+    """The per-head scales of e4m3 Q, K and V by their names, checked: (sequences, heads_kv). `ends` is cu_seqlens of q,
+    or None for a dense batch.
+    """
     if descales[0] is descales[1] is descales[2] is None:
         return {}
     named: Tensors = dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
     for name, x in named.items():
         if x is not None:
             check_is_scaled(name, q, k)
-            shape = count, k.shape[-2]
+            shape = q.shape[0] if ends is None else ends.shape[0] - 1, k.shape[-2]
             if x.dtype != torch.float32 or differ(x.shape, shape) or x.device != q.device:
                 found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
                 expected = f"torch.float32 {shape} on {q.device}: (sequences, heads_kv)"
@@ -549,6 +463,23 @@ def define(name: str, arguments: str, results: str, function: Callable[..., Any]
         library.impl(name, _telling_autograd(overload), "ADInplaceOrView", with_keyset=True)
 
 
+def define_attention(
+    name: str, arguments: str, launch: Callable[..., Any], function: str | None, out: str = "a"
+) -> None:
+    """Defines an operator that returns O and LSE, and its variant that writes O to a given tensor. `function` is the
+    caller's name for errors, or None if `launch` refuses gradients, and `out` the letter of the written tensor.
+    """
+
+    def launch_into(*inputs: Any, o: Tensor) -> Tensor:
+        if function is not None:
+            refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)), function=function)
+        return launch(*inputs, out=o)[1]
+
+    define(name, arguments, "(Tensor o, Tensor lse)", launch)
+    # Not named `out`: torch.compile would assume that it is contiguous.
+    define(f"{name}_out", f"{arguments}, *, Tensor({out}!) o", "Tensor lse", launch_into)
+
+
 def _telling_autograd(overload: Any) -> Callable[..., Any]:
     """A kernel that tells autograd which arguments the operator writes, by its schema."""
     written = [(i, x) for i, x in enumerate(overload._schema.arguments) if x.alias_info and x.alias_info.is_write]
@@ -571,7 +502,7 @@ def tell_autograd(*written: Tensor) -> None:
 
 
 # The operators exist as long as this object.
-library = torch.library.Library("fa3", "DEF")
+library: torch.library.Library = torch.library.Library("fa3", "DEF")
 # Compilers must leave the last dimension contiguous.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 _ARGUMENTS = (
@@ -580,6 +511,4 @@ _ARGUMENTS = (
     "Tensor? v_descale=None, bool v_transposed=False, ScalarType? out_dtype=None, bool deterministic=False, "
     "Tensor? v_mean=None, Tensor? s_aux=None, Tensor? qv=None, Tensor? intervals=None"
 )
-define("forward", _ARGUMENTS, "(Tensor o, Tensor lse)", launch)
-# Not named `out`: torch.compile would assume that it is contiguous.
-define("forward_out", f"{_ARGUMENTS}, *, Tensor(a!) o", "Tensor lse", launch_into)
+define_attention("forward", _ARGUMENTS, launch, "flash_attn_func")

@@ -11,6 +11,7 @@ from . import arguments, operator, refusal, rotary
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _SEEDS = 1 << 64
+_FIELDS = "interleaved first_position hadamard_seed scale heads_per_scale block_rows transposed"
 _NO_GRADIENT = "requires grad, and codes have no gradients"
 
 
@@ -156,18 +157,12 @@ def _launch(
     _check_scaling(x, block_rows, scale, scales_of, heads_per_scale)
     rotary.check(cos, sin, interleaved, ("positions", positions, first_position, x))
     codes, scales = _codes_like(x, transposed), _scales_like(x, block_rows, scale, scales_of, heads_per_scale)
-    options = {
-        "interleaved": interleaved,
-        "first_position": first_position,
-        "hadamard_seed": seed(hadamard_seed),
-        "scale": scale,
-        "heads_per_scale": heads_per_scale if scales_of == "heads" else None,
-        "block_rows": block_rows if scales_of == "blocks" else None,
-        "transposed": transposed,
-    }
-    written = {"codes": codes, "scales": scales if scale is None else None}
-    dense = {"positions": rotary.positions_as_read(positions)} | rotary.tables(cos, sin)
-    operator.run("quantize", options, {"x": x}, dense, {}, written)
+    of_heads = heads_per_scale if scales_of == "heads" else None
+    of_blocks = block_rows if scales_of == "blocks" else None
+    values = interleaved, first_position, seed(hadamard_seed), scale, of_heads, of_blocks, transposed
+    tensors = {"x": x, "codes": codes, "scales": scales if scale is None else None}
+    tensors["positions"] = rotary.positions_as_read(positions)
+    operator.run("quantize", _FIELDS, values, tensors | rotary.tables(cos, sin))
     return codes, scales if scale is None else scales.fill_(scale)
 
 
@@ -178,8 +173,8 @@ def _launch_channels(x: Tensor, transposed: bool) -> tuple[Tensor, Tensor, Tenso
     batch, _, heads, head_dim = x.shape
     codes = _codes_like(x, transposed)
     scales, mean = (x.new_empty(batch, heads, head_dim, dtype=torch.float32) for _ in range(2))
-    written: operator.Tensors = {"codes": codes, "scales": scales, "mean": mean}
-    operator.run("quantize", {"transposed": transposed}, {"x": x}, {}, {}, written)
+    tensors: operator.Tensors = {"x": x, "codes": codes, "scales": scales, "mean": mean}
+    operator.run("quantize", "transposed", (transposed,), tensors)
     return codes, scales, mean
 
 
@@ -240,14 +235,6 @@ def seed(hadamard_seed: int | None) -> int | None:
     return None if hadamard_seed is None else hadamard_seed % _SEEDS
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    refusal.save(ctx, inputs)
-
-
-def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-    return refusal.gradients(ctx, f"x, cos or sin {_NO_GRADIENT}", *given)
-
-
 operator.define(
     "quantize",
     "Tensor x, Tensor? cos, Tensor? sin, Tensor? positions, bool interleaved, SymInt first_position, "
@@ -261,5 +248,4 @@ operator.define(
     "(Tensor codes, Tensor scales, Tensor mean)",
     _launch_channels,
 )
-torch.library.register_autograd("fa3::quantize", _backward, setup_context=_save, lib=operator.library)
-torch.library.register_autograd("fa3::quantize_channels", _backward, setup_context=_save, lib=operator.library)
+refusal.register(f"x, cos or sin {_NO_GRADIENT}", "quantize", "quantize_channels")

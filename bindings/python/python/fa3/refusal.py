@@ -11,6 +11,17 @@ from torch import Tensor
 from . import operator
 
 
+def register(sentence: str, *names: str) -> None:
+    """Registers gradients of operators that raise `NotImplementedError` with this sentence when they are computed."""
+    for name in names:
+        torch.library.register_autograd(
+            f"fa3::{name}",
+            lambda ctx, *given: gradients(ctx, sentence, *given),
+            setup_context=lambda ctx, inputs, output: save(ctx, inputs),
+            lib=operator.library,
+        )
+
+
 def save(ctx: Any, inputs: Sequence[Any]) -> None:
     """Saves the inputs whose gradients may be asked for."""
     ctx.save_for_backward(*(x for x, needed in zip(inputs, ctx.needs_input_grad) if needed))

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import arguments, operator
+from . import arguments
 
 
 class Sequences(NamedTuple):
@@ -20,18 +20,6 @@ class Sequences(NamedTuple):
     def batch(self) -> int:
         """How many sequences there are."""
         return self.cu_seqlens_q.shape[0] - 1
-
-    def check(self) -> None:
-        """Checks dtypes and shapes of the lists."""
-        for name, x in (("cu_seqlens_q", self.cu_seqlens_q), ("cu_seqlens_k", self.cu_seqlens_k)):
-            check_ends(name, x)
-        count = self.batch
-        if operator.differ(self.cu_seqlens_k.shape, self.cu_seqlens_q.shape):
-            counts = f"q has {count} sequences and k {self.cu_seqlens_k.shape[0] - 1}"
-            raise ValueError(f"{counts}, expected as many")
-        for name, used in (("seqused_q", self.seqused_q), ("seqused_k", self.seqused_k)):
-            if used is not None:
-                check_used(name, used, count)
 
 
 class Batch(NamedTuple):
@@ -90,15 +78,3 @@ def check_packed(name: str, x: Any) -> None:
         what = "(total, heads, head_dim), as there is cu_seqlens of it"
         raise ValueError(f"{name} has {x.dim()} dimensions, expected 3: {what}")
 
-
-def check_ends(name: str, x: Tensor) -> None:
-    """Checks a cu_seqlens: int32 (sequences + 1,)."""
-    shape = x.shape
-    if x.dtype != torch.int32 or len(shape) != 1 or (type(shape[0]) is int and shape[0] == 0):
-        raise ValueError(f"{name} is {x.dtype} {tuple(shape)}, expected torch.int32 (sequences + 1,)")
-
-
-def check_used(name: str, x: Tensor, count: int) -> None:
-    """Checks a seqused: int32 (sequences,)."""
-    if x.dtype != torch.int32 or operator.differ(x.shape, [count]):
-        raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected torch.int32 {(count,)}: (sequences,)")

@@ -1,7 +1,7 @@
 """Attention over packed sequences, with FlashAttention's interfaces."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -9,6 +9,111 @@ from torch import Tensor
 from . import arguments, cached_operator, operator, varlen_operator
 from .cache import Cache
 from .sequences import Batch, Sequences, check_packed
+
+
+@overload
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | Tensor | None,
+    max_seqlen_k: int | Tensor | None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: Literal[False] = False,
+    *,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    page_table: Tensor | None = None,
+    block_table: Tensor | None = None,
+    scheduler_metadata: Tensor | None = None,
+) -> Tensor: ...
+
+
+@overload
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | Tensor | None,
+    max_seqlen_k: int | Tensor | None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    *,
+    return_attn_probs: Literal[True],
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    page_table: Tensor | None = None,
+    block_table: Tensor | None = None,
+    scheduler_metadata: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | Tensor | None,
+    max_seqlen_k: int | Tensor | None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+    *,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    page_table: Tensor | None = None,
+    block_table: Tensor | None = None,
+    scheduler_metadata: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def flash_attn_varlen_func(
@@ -131,7 +236,7 @@ def flash_attn_varlen_func(
             out,
             "flash_attn_varlen_func",
         )
-        return (out, lse) if with_lse else out
+        return (out, lse) if with_lse else out  # type: ignore[return-value]
     # A table is made for calls without qv only.
     table = arguments.metadata(scheduler_metadata) if qv is None else None
     batch = Batch.of(q, "q") if cu_seqlens_q is None else None
@@ -168,7 +273,7 @@ def flash_attn_varlen_func(
         rows, lse = _attend(tensors, options, with_lse, place, table)
         out = batch.of_rows(rows) if out is None else out
         lse = None if lse is None else batch.of_lse(lse)
-    return (out, lse) if with_lse else out
+    return (out, lse) if with_lse else out  # type: ignore[return-value]
 
 
 def _attend(
@@ -187,7 +292,8 @@ def _attend(
         operator.refuse_grad(out, *(x for x in given if isinstance(x, Tensor)), function="flash_attn_varlen_func")
         if operator.is_plain(out, *given):
             sequences, given_table = Sequences(*tensors[3:]), _table(table, q)
-            _, lse = varlen_operator.compute(*tensors[:3], sequences, options, with_lse, out, given_table)
+            q, k, v, *_ = tensors
+            _, lse = varlen_operator.compute(q, k, v, sequences, options, with_lse, out, given_table)
             operator.tell_autograd(out)
             return out, lse
         _check_tensors(tensors, *of_options)
@@ -199,7 +305,77 @@ def _attend(
         return varlen_operator.ATTENTION.traced(*tensors, *options)
     if operator.needs_grad(*given):
         return varlen_operator.ATTENTION.plain(*tensors, *options)
-    return varlen_operator.compute(*tensors[:3], Sequences(*tensors[3:]), options, with_lse, table=_table(table, q))
+    q, k, v, *lists = tensors
+    return varlen_operator.compute(q, k, v, Sequences(*lists), options, with_lse, table=_table(table, q))
+
+
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | Tensor | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    *,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    attention_chunk: int | None = 0,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+) -> Tensor: ...
+
+
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | Tensor | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    *,
+    return_attn_probs: Literal[True],
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    attention_chunk: int | None = 0,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | Tensor | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    attention_chunk: int | None = 0,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def flash_attn_varlen_qkvpacked_func(

@@ -1,13 +1,85 @@
 """FP8 attention of 16-bit packed sequences, and its torch operator `fa3::varlen_fp8_forward`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from . import arguments, fp8, operator, quantize, refusal, rotary
+from . import arguments, fp8, operator, quantize, refusal, rotary  # type: ignore[no-redef]
 from .sequences import Sequences
+
+
+@overload
+def flash_attn_varlen_fp8_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor | None,
+    max_seqlen_k: int | Tensor | None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_positions: int | Tensor = 0,
+    k_positions: int | Tensor = 0,
+    hadamard_seed: int | None = 0,
+    return_attn_probs: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def flash_attn_varlen_fp8_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor | None,
+    max_seqlen_k: int | Tensor | None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_positions: int | Tensor = 0,
+    k_positions: int | Tensor = 0,
+    hadamard_seed: int | None = 0,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def flash_attn_varlen_fp8_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor | None,
+    max_seqlen_k: int | Tensor | None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_positions: int | Tensor = 0,
+    k_positions: int | Tensor = 0,
+    hadamard_seed: int | None = 0,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def flash_attn_varlen_fp8_func(
@@ -63,7 +135,7 @@ def flash_attn_varlen_fp8_func(
     q_listed, q_first = rotary.positions("q_positions", q_positions)
     k_listed, k_first = rotary.positions("k_positions", k_positions)
     scale, left, right, _, cap = arguments.scores(softmax_scale, causal, window_size, 0, softcap)
-    options = (
+    options: tuple[Any, ...] = (
         arguments.hint("max_seqlen_q", max_seqlen_q),
         arguments.hint("max_seqlen_k", max_seqlen_k),
         arguments.flag("interleaved", interleaved),
@@ -79,10 +151,10 @@ def flash_attn_varlen_fp8_func(
     inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k, cos, sin, q_listed, k_listed)
     tensors = (*inputs[:5], *operator.given(*inputs[5:]))
     if operator.is_plain(*tensors) and not operator.needs_grad(*tensors):
-        out, lse = _launch(*inputs, *options, return_attn_probs)
+        out, lse = _launch(*inputs, *options, return_attn_probs)  # type: ignore[call-arg]
     else:
         out, lse = _traced(inputs, options)
-    return (out, lse) if return_attn_probs else out
+    return (out, lse) if return_attn_probs else out  # type: ignore[return-value]
 
 
 def _traced(inputs: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
@@ -123,28 +195,11 @@ def _launch(
     integers are signed.
     """
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, None, None)
-    sequences.check()
-    options = {
-        "interleaved": interleaved,
-        "q_first": q_first,
-        "k_first": k_first,
-        "hadamard_seed": quantize.seed(hadamard_seed),
-        "softmax_scale": softmax_scale,
-        "window": (window_left, window_right, 0),
-        "softcap": softcap or None,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-    }
-    positions = {"q_positions": q_positions, "k_positions": k_positions}
-    return fp8.compute(q, k, v, cos, sin, positions, sequences._asdict(), options, with_lse)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    refusal.save(ctx, inputs)
-
-
-def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-    return refusal.gradients(ctx, f"{fp8.NAMES} {fp8.NO_GRADIENT}", *given)
+    scores = softmax_scale, window_left, window_right, softcap
+    values = interleaved, q_first, k_first, quantize.seed(hadamard_seed), *scores, max_seqlen_q, max_seqlen_k
+    positions: operator.Tensors = {"q_positions": q_positions, "k_positions": k_positions}
+    lists = sequences._asdict()
+    return fp8.compute(q, k, v, cos, sin, positions, lists, "max_seqlen_q max_seqlen_k", values, with_lse)
 
 
 operator.define(
@@ -156,4 +211,4 @@ operator.define(
     "(Tensor o, Tensor lse)",
     _launch,
 )
-torch.library.register_autograd("fa3::varlen_fp8_forward", _backward, setup_context=_save, lib=operator.library)
+refusal.register(f"{fp8.NAMES} {fp8.NO_GRADIENT}", "varlen_fp8_forward")

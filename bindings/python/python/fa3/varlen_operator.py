@@ -39,6 +39,10 @@ class Options(NamedTuple):
         return *hints, self.softmax_scale, *window, self.softcap, self.sm_margin, self.deterministic
 
 
+# The first fields, for the extension module.
+_SCORES = " ".join(Options._fields[:8])
+
+
 def launch(
     q: Tensor,
     k: Tensor,
@@ -70,17 +74,12 @@ def compute(
     descales = options.q_descale, options.k_descale, options.v_descale
     operator.refuse_tangents(NAMES, q, k, v, *operator.given(*descales))
     operator.check_ranks(q, k, v, packed=True)
-    sequences.check()
     if out is not None:
         expected = *q.shape[:2], v.shape[2]
         operator.check_out_is(out, q, expected, "(total_q, heads_q, head_dim_v)", options.out_dtype)
-    dense = operator.checked_descales(q, k, sequences.batch, *descales)
-    numbers = operator.scores(options)
-    numbers["max_seqlen_q"], numbers["max_seqlen_k"] = options.max_seqlen_q, options.max_seqlen_k
-    dense |= sequences._asdict()
-    if table is not None:
-        dense["table"] = table
-    return operator.attend("forward", {"q": q, "k": k, "v": v}, options, numbers, dense, {}, v.shape[2], with_lse, out)
+    tensors: operator.Tensors = {"q": q, "k": k, "v": v, **sequences._asdict(), "table": table}
+    tensors |= operator.checked_descales(q, k, sequences.cu_seqlens_q, *descales)
+    return operator.attend("forward", _SCORES, options[:8], tensors, options, v.shape[2], with_lse, out)
 
 
 def make_table(
@@ -89,32 +88,23 @@ def make_table(
     sequences: Sequences,
     options: dict[str, Any],
 ) -> Tensor:
-    """The table of work tiles for packed sequences on a GPU. `q` are the dtype, rows, heads and head_dim of Q, `kv` the
-    rows, heads and head_dim_v of K and V.
+    """The table of work tiles for packed sequences, without elements on the CPU. `q` are the dtype, rows, heads and
+    head_dim of Q, `kv` the rows, heads and head_dim_v of K and V.
     """
     dtype, rows, heads, head_dim = q
     keys, heads_kv, head_dim_v = kv
-    name, like = operator.name_of(dtype), sequences.cu_seqlens_q
+    like = sequences.cu_seqlens_q
     shapes = {"q": (rows, heads, head_dim), "k": (keys, heads_kv, head_dim), "v": (keys, heads_kv, head_dim_v)}
-    given: dict[str, Any] = {x: (name, 0, shape, (shape[1] * shape[2], shape[2], 1)) for x, shape in shapes.items()}
-    # Copies live until the launch.
-    lists = {name: x.contiguous() for name, x in sequences._asdict().items() if x is not None}
-    given |= {name: ("i32", x.data_ptr(), x.shape, x.stride()) for name, x in lists.items()}
-    device, allocate = like.get_device(), operator.workspace_for(like)
-    at = device, operator.current_stream(device)
-    words = _fa3.run("forward_table", *at, given, options, allocate)
-    assert words is not None
-    table = like.new_empty(words)
-    _fa3.run("forward_table", *at, given | {"table": ("i32", table.data_ptr(), (words,), (1,))}, options, allocate)
+    tensors: dict[str, Any] = sequences._asdict()
+    tensors |= {x: (dtype, 0, shape, (shape[1] * shape[2], shape[2], 1)) for x, shape in shapes.items()}
+    operation, device = _fa3.Operation("forward_table", **options), like.get_device()
+    where, allocate = (device, operator.current_stream(device)), operator.workspace_for(like)
+    words = _fa3.run(operation, *where, tensors, allocate)
+    # The CPU needs no table.
+    tensors["table"] = table = like.new_empty(words or 0)
+    if words:
+        _fa3.run(operation, *where, tensors, allocate)
     return table
-
-
-def launch_into(*inputs: Any, o: Tensor) -> Tensor:
-    """LSE; O is written to `o`."""
-    operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)), function="flash_attn_varlen_func")
-    _, lse = launch(*inputs, out=o)
-    assert lse is not None
-    return lse
 
 
 def launch_backward(
@@ -155,9 +145,7 @@ _ARGUMENTS = (
     "Tensor? v_descale=None, ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None, "
     "Tensor? qv=None"
 )
-operator.define("varlen_forward", _ARGUMENTS, "(Tensor o, Tensor lse)", launch)
-# Not named `out`: torch.compile would assume that it is contiguous.
-operator.define("varlen_forward_out", f"{_ARGUMENTS}, *, Tensor(a!) o", "Tensor lse", launch_into)
+operator.define_attention("varlen_forward", _ARGUMENTS, launch, "flash_attn_varlen_func")
 gradient.define("varlen_backward", _LISTS, launch_backward, launch_backward_into)
 # Autograd of `fa3::varlen_forward`.
 ATTENTION = gradient.Differentiable("varlen_forward", "varlen_backward", Options, launch, launch_backward, lists=4)

@@ -1,6 +1,6 @@
 """Attention over sequences whose rows are spread over a group of ranks."""
 
-from typing import Any, Sequence
+from typing import Any, Literal, Sequence, overload
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,90 @@ from .plan import Window, schedule
 from .sharding import ends, layout_of
 
 ALL_GATHER, ULYSSES = "all_gather", "ulysses"
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: dist.ProcessGroup | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Tensor | None = None,
+    *,
+    layout: str = "zigzag",
+    method: str | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_lse: Literal[False] = False,
+    return_attn_probs: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: dist.ProcessGroup | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Tensor | None = None,
+    *,
+    layout: str = "zigzag",
+    method: str | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_lse: Literal[True],
+    return_attn_probs: bool = False,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: dist.ProcessGroup | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Tensor | None = None,
+    *,
+    layout: str = "zigzag",
+    method: str | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_lse: bool = False,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: dist.ProcessGroup | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Tensor | None = None,
+    *,
+    layout: str = "zigzag",
+    method: str | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_lse: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 @torch.compiler.disable
@@ -75,6 +159,94 @@ def attention(
     kernels = Kernels(False, scores)
     out, lse = _attention(q, k, v, s_aux, group, of, Window(*numbers[1:3]), kernels, layout, method)
     return (out, lse) if return_lse or return_attn_probs else out
+
+
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Sequence[int] | Tensor,
+    group: dist.ProcessGroup | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Tensor | None = None,
+    *,
+    layout: str = "zigzag",
+    method: str | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_lse: Literal[False] = False,
+    return_attn_probs: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Sequence[int] | Tensor,
+    group: dist.ProcessGroup | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Tensor | None = None,
+    *,
+    layout: str = "zigzag",
+    method: str | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_lse: Literal[True],
+    return_attn_probs: bool = False,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Sequence[int] | Tensor,
+    group: dist.ProcessGroup | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Tensor | None = None,
+    *,
+    layout: str = "zigzag",
+    method: str | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_lse: bool = False,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Sequence[int] | Tensor,
+    group: dist.ProcessGroup | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Tensor | None = None,
+    *,
+    layout: str = "zigzag",
+    method: str | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_lse: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 @torch.compiler.disable
