@@ -4,7 +4,7 @@ import math
 
 import torch
 from packing import ends, normal
-from reference import judge
+from reference import judge, scores_in
 
 from fa3 import flash_attn_with_kvcache
 
@@ -16,10 +16,10 @@ NOWHERE = [-1, 10**6, 2**31 - 1, -(2**31)]
 
 
 class Cached:
-    """Q and a cache, of sequences of so many keys. All rows of the cache that are nobody's are NaN.
+    """Q and a cache, of sequences with these numbers of keys. Rows of the cache that no sequence has are NaN.
 
     `layout` is "seqused", "padded", "indexed", "indexed padded", or the rows of a page, which such words may follow.
-    `rows` are those of each sequence of Q, one number if q is dense.
+    `rows` are the rows of Q of each sequence, one number if q is dense.
     """
 
     def __init__(self, device, dtype=BF16, keys=KEYS, layout="seqused", rows=1, heads=(4, 2), head_dims=(64, 64)):
@@ -53,7 +53,7 @@ class Cached:
         for i, (first, end) in enumerate(used):
             self.table[i, first:end] = torch.tensor(order[: end - first], dtype=I32)
             order = order[end - first :]
-        # Where pages have an index, their table has rows of nobody, too.
+        # Where pages have an index, their table has rows of no sequence, too.
         self.index = torch.randperm(count + 2, generator=generator)[:count]
         self.k, self.v = (self.in_memory(x, entries, page_rows) for x in self.own)
         self.lengths = torch.tensor([n + pad for n, pad in zip(keys, self.pad)], dtype=I32, device=device)
@@ -106,15 +106,16 @@ class Cached:
                 of_o, of_lse = (None, rows), (None, slice(None), rows)
             yield self.q[of_o], *(x[i : i + 1, :n] for x in self.own), of_o, of_lse
 
-    def judge(self, out, lse, causal=False, window_size=(-1, -1), softmax_scale=None, softcap=0.0):
-        """Fails unless each sequence has the results of its own, and rows of none those of rows that see no key."""
+    def judge(self, out, lse, qv=None, **options):
+        """Fails unless each sequence has its own results, and rows of no sequence see no key."""
         *batch, rows, heads, _ = self.q.shape
         assert (out.shape, out.dtype) == ((*batch, rows, heads, self.v.shape[3]), self.q.dtype) and out.is_contiguous()
         assert (lse.shape, lse.dtype) == ((*batch, heads, rows), F32) and lse.is_contiguous()
-        window = (window_size[0], 0) if causal else window_size
         for q, k, v, of_o, of_lse in self.sequences():
-            results = out[of_o], lse[of_lse].contiguous()
-            judge(*results, q, k, v, scale=softmax_scale, window=window, softcap=softcap)
+            judge(out[of_o], lse[of_lse].contiguous(), q, k, v, None if qv is None else qv[of_o], **options)
+        self.judge_behind(out, lse)
+
+    def judge_behind(self, out, lse):
         if self.ends is not None:
             behind = self.ends[-1].item()
             assert (out[behind:] == 0).all() and (lse[:, behind:] == -math.inf).all()
@@ -122,6 +123,5 @@ class Cached:
     def check(self, **options):
         """Computes, judges, and returns what was computed."""
         results = self.call(return_softmax_lse=True, **options)
-        options = {name: x for name, x in options.items() if name in ("causal", "window_size", "softmax_scale", "softcap")}
-        self.judge(*results, **options)
+        self.judge(*results, **scores_in(options))
         return results

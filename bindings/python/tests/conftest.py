@@ -76,6 +76,23 @@ def are_lists():
 
 
 @pytest.fixture
+def active(device, monkeypatch):
+    """Our kernels in the places that torch's operators have on the test's device, on the CPU by the rules of a GPU."""
+    if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
+        pytest.skip("skipped: torch has no place for another flash attention")
+    from fa3 import activate, activation
+
+    if device == "cuda":
+        with activate():
+            yield
+    else:
+        monkeypatch.setattr(activation, "_has_kernels", lambda device: True)
+        library = activation._put("CPU", dict.fromkeys(activation._Kernels({}).by_name()))
+        yield
+        library._destroy()
+
+
+@pytest.fixture
 def nan_in_new_tensors(monkeypatch):
     """Outputs start as NaN, so that what is not written shows. Torch has that in its mode of deterministic algorithms
     alone, which must not decide how gradients are added up: that is for the test to say.

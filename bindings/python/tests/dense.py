@@ -6,34 +6,38 @@ from reference import judge, judge_gradients
 
 from fa3 import flash_attn_func
 
+BF16, F32 = torch.bfloat16, torch.float32
 
-def check(q, k, v, causal=False, window_size=(-1, -1), softmax_scale=None, softcap=0.0):
+
+def tensors(device, rows=33, keys=40, heads=(4, 2), head_dims=(64, 64), dtype=BF16, batch=2):
+    """Q, K and V."""
+    shapes = [(rows, heads[0], head_dims[0]), (keys, heads[1], head_dims[0]), (keys, heads[1], head_dims[1])]
+    return [normal(batch, *shape, dtype=dtype, seed=seed, device=device) for seed, shape in enumerate(shapes)]
+
+
+def check(q, k, v, **options):
     """Computes O and LSE, judges, and returns what was computed."""
-    options = dict(causal=causal, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap)
     results = flash_attn_func(q, k, v, **options, return_attn_probs=True)
-    # Without LSE it is the same.
+    # Without LSE O is the same tensor.
     assert torch.equal(results[0], flash_attn_func(q, k, v, **options))
-    judge(*results, q, k, v, scale=softmax_scale, window=(window_size[0], 0) if causal else window_size, softcap=softcap)
+    judge(*results, q, k, v, **options)
     return results
 
 
-def gradients(q, k, v, dout=None, dlse=None, deterministic=True, **options):
-    """dQ, dK and dV of O and LSE with these gradients, the same bits in every run."""
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    results = flash_attn_func(*leaves, return_attn_probs=True, deterministic=deterministic, **options)
+def gradients(q, k, v, dout=None, dlse=None, deterministic=True, s_aux=None, **options):
+    """dQ, dK and dV of O and LSE with these gradients, the same bits in every run; and the gradient of sinks."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v, s_aux) if x is not None]
+    sinks = dict(s_aux=None if s_aux is None else leaves[3])
+    results = flash_attn_func(*leaves[:3], **sinks, return_attn_probs=True, deterministic=deterministic, **options)
     used = [(result, given) for result, given in zip(results, (dout, dlse), strict=True) if given is not None]
     return torch.autograd.grad([result for result, _ in used], leaves, [given for _, given in used])
 
 
-def check_gradients(
-    q, k, v, causal=False, window_size=(-1, -1), softmax_scale=None, softcap=0.0, of_o=True, of_lse=True, deterministic=True
-):
+def check_gradients(q, k, v, of_o=True, of_lse=True, deterministic=True, **options):
     """Computes with random gradients of O and LSE, judges, and returns what was computed."""
     batch, seqlen, heads, _ = q.shape
     dout = normal(batch, seqlen, heads, v.shape[3], dtype=q.dtype, seed=1, device=q.device) if of_o else None
-    dlse = normal(batch, heads, seqlen, dtype=torch.float32, seed=2, device=q.device) if of_lse else None
-    options = dict(causal=causal, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap)
+    dlse = normal(batch, heads, seqlen, dtype=F32, seed=2, device=q.device) if of_lse else None
     results = gradients(q, k, v, dout, dlse, deterministic, **options)
-    window = (window_size[0], 0) if causal else window_size
-    judge_gradients(results, q, k, v, dout, dlse, scale=softmax_scale, window=window, softcap=softcap)
+    judge_gradients(results, q, k, v, dout, dlse, **options)
     return results

@@ -10,9 +10,6 @@ from packing import Packed, ends, normal
 import fa3
 
 F32, BF16, E4M3, I32 = torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int32
-OF_CACHE = "q, k_cache, v_cache, qv, a descale or s_aux requires grad, and attention over a cache has no gradients"
-IN_8_BITS = "q, k, v, cos or sin requires grad, and attention in 8 bits has no gradients"
-OF_PARTS = "out_partial or lse_partial requires grad, and a merge"
 OF_CODES = "q is torch.float8_e4m3fn, for which attention has no gradients"
 
 
@@ -20,16 +17,18 @@ OF_CODES = "q is torch.float8_e4m3fn, for which attention has no gradients"
 class Operation:
     """A public function, and valid arguments of it.
 
-    `make(device, n)` gives arguments by name, those of another `n` of other sizes. `options` are added to each call.
-    `no_gradient` is the sentence that refuses a backward pass; None where there is one. `writes` names arguments that a
-    call writes. `takes_out` says whether O may be given as `out`.
+    `make(device, n)` gives arguments by name, for another `n` of other sizes. `options` are added to each call.
+    `no_gradient` is the sentence that refuses a backward pass; None where there is one. `inputs` says whose tangents
+    are refused, and `transforms` is the sentence that torch.func's transforms are refused with, if it is another one.
+    `writes` names arguments that a call writes. `takes_out` says whether O may be given as `out`.
     """
 
     function: Callable
     make: Callable
     options: dict = field(default_factory=dict)
     no_gradient: str | None = None
-    tangent: str = "q, k.* has a tangent"
+    inputs: str = "q, k or v"
+    transforms: str | None = None
     writes: tuple = ()
     takes_out: bool = True
 
@@ -88,8 +87,19 @@ def codes(make, **more):
     return made
 
 
-def of_type(make, dtype):
-    return lambda device, n=3: {name: x.to(dtype) for name, x in make(device, n).items()}
+def codes_by_channels(device, n=3):
+    """Codes with scales of blocks of Q and K, and of channels of V, which have means."""
+    given = codes(dense, head_dims=(64, 64))(device, n)
+    shapes = dict(q_descale=(n, 4, 1), k_descale=(n, 2, 1), v_descale=(n, 2, 64), v_mean=(n, 2, 64))
+    return given | {name: normal(*shape, dtype=F32, device=device).abs() for name, shape in shapes.items()}
+
+
+def with_intervals(device, n=3):
+    """Of each row the first keys and those around it, and sinks."""
+    given = dense(device, n)
+    row = torch.arange(given["q"].shape[1])
+    bounds = torch.stack([row - 9, row + 4, torch.zeros_like(row), torch.full_like(row, 2)], -1).to(device, I32)
+    return given | dict(intervals=bounds[None, None], s_aux=normal(4, dtype=F32, device=device))
 
 
 def with_qv(make, **more):
@@ -168,13 +178,27 @@ OPTIONS = SCORES | dict(attention_chunk=15, sm_margin=2, return_attn_probs=True)
 TO_16_BITS = dict(out_dtype=torch.float16)
 OF_8_BITS = SCORES | dict(hadamard_seed=2**64 - 3, return_attn_probs=True)
 CACHED = SCORES | dict(return_softmax_lse=True)
-OF_QUANTIZE = "x(, cos or sin)? requires grad, and codes have no gradients"
-FP8 = dict(no_gradient=IN_8_BITS, tangent="q, k, v, cos or sin has a tangent", takes_out=False)
-CACHE = dict(no_gradient=OF_CACHE, tangent=".* has a tangent")
 
 
-def attention(make, function=fa3.flash_attn_func, options=OPTIONS, **more):
-    return Operation(function, make, options, **more)
+def refused(inputs, what, **more):
+    return dict(no_gradient=f"{inputs} requires grad, and {what} no gradients", inputs=inputs, **more)
+
+
+FP8 = refused("q, k, v, cos or sin", "attention in 8 bits has", takes_out=False)
+CACHE = refused("q, k_cache, v_cache, qv, a descale or s_aux", "attention over a cache has")
+APPEND = dict(
+    no_gradient="appending k and v to a cache has no gradients, but one of the arguments requires grad",
+    transforms="k and v are not supported inside of torch.func's transforms",
+    writes=("k_cache", "v_cache"),
+)
+
+
+def attention(make, options=OPTIONS, **more):
+    return Operation(fa3.flash_attn_func, make, options, **more)
+
+
+def of_packed(make, options=OPTIONS, **more):
+    return Operation(fa3.flash_attn_varlen_func, make, options, **(dict(inputs="q, k, v or a descale") | more))
 
 
 def over_cache(make, options=CACHED, **more):
@@ -182,32 +206,42 @@ def over_cache(make, options=CACHED, **more):
 
 
 def appending(make):
-    return over_cache(make, no_gradient="appending", writes=("k_cache", "v_cache"))
+    return over_cache(make, **APPEND)
 
 
 def combining(make, options={}):
-    return Operation(fa3.flash_attn_combine, make, options, OF_PARTS, "out_partial or lse_partial has a tangent")
+    return Operation(fa3.flash_attn_combine, make, options, **refused("out_partial or lse_partial", "a merge has"))
 
 
 def quantizing(options={}, function=fa3.quantize, **more):
     def make(device, n=3):
         return one(device, n, **more)
 
-    return Operation(function, make, options, OF_QUANTIZE, "x(, cos or sin)? has a tangent", takes_out=False)
+    refusal = refused("x, cos or sin", "codes have", takes_out=False)
+    if function is fa3.quantize_channels:
+        # The backward pass names tables that it has not, as `quantize` has them.
+        refusal |= dict(no_gradient="x(, cos or sin)? requires grad, and codes have no gradients", inputs="x")
+    return Operation(function, make, options, **refusal)
 
 
 LATENT = dict(head_dims=(64, 512))
+SHAPES = {
+    "grouped heads": dense,
+    "any columns": lambda device, n=3: dense(device, n, heads=(3, 1), head_dims=(72, 40)),
+    "no rows": lambda device, n=3: dense(device, n, rows=0),
+    "no keys": lambda device, n=3: dense(device, n, keys=0),
+}
 OF_LATENT = "there is qv, for which attention has no gradients"
+CODES = dict(options=OPTIONS | TO_16_BITS, no_gradient=OF_CODES)
+OF_DENSE_CODES = CODES | dict(inputs="q_descale", transforms="attention has no derivative in forward mode")
 OPERATIONS = {
     "dense": attention(dense),
-    "dense codes": attention(codes(dense, head_dims=(64, 64)), options=OPTIONS | TO_16_BITS, no_gradient=OF_CODES),
+    "dense codes": attention(codes(dense, head_dims=(64, 64)), **OF_DENSE_CODES),
     "dense latent": attention(with_qv(dense, **LATENT), no_gradient=OF_LATENT),
-    "packed": attention(unhinted, fa3.flash_attn_varlen_func),
-    "packed hinted": attention(hinted, fa3.flash_attn_varlen_func),
-    "packed codes": attention(
-        codes(hinted, head_dims=(64, 64)), fa3.flash_attn_varlen_func, OPTIONS | TO_16_BITS, no_gradient=OF_CODES
-    ),
-    "packed latent": attention(with_qv(unhinted, **LATENT), fa3.flash_attn_varlen_func, no_gradient=OF_LATENT),
+    "packed": of_packed(unhinted),
+    "packed hinted": of_packed(hinted),
+    "packed codes": of_packed(codes(hinted, head_dims=(64, 64)), **CODES),
+    "packed latent": of_packed(with_qv(unhinted, **LATENT), no_gradient=OF_LATENT),
     "cache": over_cache(lambda device, n=3: cached(device, n) | dict(s_aux=normal(4, dtype=F32, device=device))),
     "cache packed": over_cache(lambda device, n=3: cached(device, n, rows=[]) | dict(max_seqlen_q=None)),
     "cache of one length": over_cache(of_one_length),
@@ -225,13 +259,13 @@ OPERATIONS = {
 }
 # Calls of other sizes and ways, which the operators' own laws are of, too.
 EDGES = {
-    "dense, no rows": attention(lambda device, n=3: dense(device, n, rows=0)),
-    "dense, no keys": attention(lambda device, n=3: dense(device, n, keys=0)),
-    "dense, float16": attention(of_type(dense, torch.float16)),
-    "dense, any columns": attention(lambda device, n=3: dense(device, n, heads=(3, 1), head_dims=(72, 40))),
-    "packed, all rows": attention(lambda device, n=3: unhinted(device, n, in_part=False), fa3.flash_attn_varlen_func),
-    "packed, no sequences": attention(lambda device, n=3: hinted(device, n, lengths=[]), fa3.flash_attn_varlen_func),
-    "packed, no rows": attention(lambda device, n=3: hinted(device, n, lengths=[(0, 0)]), fa3.flash_attn_varlen_func),
+    **{f"dense, {name}": attention(make) for name, make in SHAPES.items() if name != "grouped heads"},
+    "dense, sinks": attention(lambda device, n=3: dense(device, n) | dict(s_aux=normal(4, dtype=F32, device=device))),
+    "dense, intervals": attention(with_intervals, dict(softmax_scale=0.5, softcap=20.0, return_attn_probs=True)),
+    "codes by channels": attention(codes_by_channels, **OF_DENSE_CODES),
+    "packed, all rows": of_packed(lambda device, n=3: unhinted(device, n, in_part=False)),
+    "packed, no sequences": of_packed(lambda device, n=3: hinted(device, n, lengths=[])),
+    "packed, no rows": of_packed(lambda device, n=3: hinted(device, n, lengths=[(0, 0)])),
     "cache, entries": over_cache(lambda device, n=3: cached(device, n, layout="seqused")),
     "cache, padded": over_cache(lambda device, n=3: cached(device, n, layout="padded")),
     "cache, all": over_cache(lambda device, n=3: cached(device, n, layout="16 padded indexed", rows=[])),
@@ -246,5 +280,3 @@ EDGES = {
     **{f"quantize, {n} rows": quantizing(rows=n) for n in (0, 1, 129)},
     **{f"channels, {n} rows": quantizing(function=fa3.quantize_channels, rows=n) for n in (0, 1, 129)},
 }
-# A GPU takes no float32.
-ON_CPU = {"dense, float32": attention(lambda device, n=3: of_type(dense, F32 if device == "cpu" else BF16)(device, n))}

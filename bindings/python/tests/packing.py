@@ -2,10 +2,14 @@
 
 import itertools
 import math
+import shutil
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import pytest
 import torch
-from reference import judge, judge_gradients
+from reference import gradients, judge, judge_gradients
 
 from fa3 import flash_attn_varlen_func
 
@@ -26,6 +30,18 @@ def normal(*shape, dtype=BF16, seed=0, device="cpu"):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
+def on(device, *columns):
+    """Parameters of tests on one device: its name, and every combination."""
+    marks = pytest.mark.hopper if device == "cuda" else ()
+    return [pytest.param(device, *case, marks=marks) for case in itertools.product(*columns)]
+
+
+def needs_a_compiler():
+    """Skips a test where Inductor cannot compile."""
+    if not (shutil.which("g++") or shutil.which("clang++")) or not Path(sysconfig.get_path("include"), "Python.h").exists():
+        pytest.skip("skipped: inductor needs a C++ compiler and Python's headers")
+
+
 def at_once(work, problems):
     """Runs `work` of each problem in a thread of its own."""
     with ThreadPoolExecutor(len(problems)) as pool:
@@ -34,7 +50,7 @@ def at_once(work, problems):
 
 
 def garbage(generator):
-    """Functions that make lists of so many numbers, of which few or none can be lengths."""
+    """Functions that make lists of n numbers, of which few or none can be lengths."""
     extremes = torch.tensor([0, -1, 1, 2**31 - 1, -(2**31), 10**6, 100, 2**30], dtype=I32)
     yield lambda n: torch.randint(-(2**31), 2**31 - 1, (n,), generator=generator, dtype=I32)
     yield lambda n: torch.randint(-500, 500, (n,), generator=generator, dtype=I32)
@@ -79,15 +95,17 @@ class Packed:
                 mask[part] = True
         return tuple(mask.to(self.q.device) for mask in masks)
 
-    def judge(self, out, lse, causal=False, window_size=(-1, -1), softmax_scale=None, softcap=0.0):
-        """Fails unless each sequence has the results of its own, and other rows those of rows that see no key."""
+    def judge(self, out, lse, qv=None, **options):
+        """Fails unless each sequence has its own results, and other rows see no key."""
         total, heads, _ = self.q.shape
         assert (out.shape, out.dtype) == ((total, heads, self.v.shape[2]), self.q.dtype) and out.is_contiguous()
         assert (lse.shape, lse.dtype) == ((heads, total), F32) and lse.is_contiguous()
-        window = (window_size[0], 0) if causal else window_size
         for q, k in self.sequences():
-            given = self.q[None, q], self.k[None, k], self.v[None, k]
-            judge(out[None, q], lse[None, :, q].contiguous(), *given, scale=softmax_scale, window=window, softcap=softcap)
+            given = self.q[None, q], self.k[None, k], self.v[None, k], None if qv is None else qv[None, q]
+            judge(out[None, q], lse[None, :, q].contiguous(), *given, **options)
+        self.judge_behind(out, lse)
+
+    def judge_behind(self, out, lse):
         used, _ = self.in_use()
         assert (out[~used] == 0).all() and (lse[:, ~used] == -math.inf).all()
 
@@ -104,24 +122,30 @@ class Packed:
         dout = normal(total, heads, self.v.shape[2], dtype=self.q.dtype, seed=3, device=self.q.device)
         return dout, normal(heads, total, dtype=F32, seed=4, device=self.q.device) if of_lse else None
 
-    def gradients(self, dout, dlse=None, hints=(None, None), tensors=None, **options):
-        """dQ, dK and dV where O and LSE have these gradients, or none."""
-        leaves = [x.detach().requires_grad_() for x in tensors or (self.q, self.k, self.v)]
-        results = self.call(hints, leaves, return_attn_probs=True, **options)
+    def gradients(self, dout, dlse=None, hints=(None, None), tensors=None, s_aux=None, **options):
+        """dQ, dK and dV, and of sinks, where O and LSE have these gradients, or none."""
+        tensors = [*(tensors or (self.q, self.k, self.v)), *([] if s_aux is None else [s_aux])]
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        sinks = {} if s_aux is None else dict(s_aux=leaves[3])
+        results = self.call(hints, leaves[:3], return_attn_probs=True, **sinks, **options)
         used = [(result, given) for result, given in zip(results, (dout, dlse), strict=True) if given is not None]
         return torch.autograd.grad([result for result, _ in used], leaves, [given for _, given in used])
 
-    def judge_gradients(self, results, dout, dlse=None, causal=False, window_size=(-1, -1), softmax_scale=None, softcap=0.0):
-        """Fails unless each sequence has its own gradients, and other rows have 0."""
-        window = (window_size[0], 0) if causal else window_size
+    def judge_gradients(self, results, dout, dlse=None, **options):
+        """Fails unless each sequence has its own gradients, and other rows 0. Gradients of sinks are sums over all."""
+        of_sinks = 0
         for q, k in self.sequences():
             given = self.q[None, q], self.k[None, k], self.v[None, k]
-            of_o, of_lse = None if dout is None else dout[None, q], None if dlse is None else dlse[None, :, q]
-            gradients = [x[None, rows] for x, rows in zip(results, (q, k, k), strict=True)]
-            judge_gradients(gradients, *given, of_o, of_lse, scale=softmax_scale, window=window, softcap=softcap)
+            given += None if dout is None else dout[None, q], None if dlse is None else dlse[None, :, q]
+            judge_gradients([x[None, rows] for x, rows in zip(results, (q, k, k))], *given, **options)
+            if len(results) > 3:
+                of_sinks += gradients(*given, **options)[3]
         of_q, of_k = self.in_use()
-        for name, x, used in zip(("dq", "dk", "dv"), results, (of_q, of_k, of_k), strict=True):
+        for name, x, used in zip(("dq", "dk", "dv"), results, (of_q, of_k, of_k)):
             assert (x[~used] == 0).all(), f"{name} of rows that are not in use"
+        if len(results) > 3:
+            bound = 1e-4 if self.q.dtype == F32 else 3e-2
+            torch.testing.assert_close(results[3].double(), of_sinks, rtol=bound, atol=bound)
 
     def check_gradients(self, of_o=True, of_lse=True, hints=(None, None), deterministic=True, **options):
         """Computes with random gradients of O and LSE, judges, and returns what was computed."""

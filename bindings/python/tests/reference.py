@@ -7,59 +7,86 @@ import math
 import torch
 
 
-def standard(q, k, v, scale=None, window=(-1, -1), softcap=0.0, dtype=torch.float64):
+# Options of attention that its definition knows, by the names that the functions of this package have for them.
+SCORES = "softmax_scale", "causal", "window_size", "attention_chunk", "softcap", "s_aux", "qv", "intervals"
+
+
+def scores_in(options):
+    """The options that change what is computed."""
+    return {name: x for name, x in options.items() if name in SCORES}
+
+
+def standard(q, k, v, qv=None, s_aux=None, dtype=torch.float64, **options):
     """O and LSE, computed and rounded in `dtype` as a framework without a fused kernel does.
     Autograd can differentiate it.
     """
-    q, k, v = heads_first(q, k, v, dtype)
-    scores, empty = scores_of(q, k, scale, window, softcap)
-    # A row without visible keys: 0, where softmax would say NaN.
-    p = scores.softmax(-1).masked_fill(empty, 0)
-    return (p @ v).transpose(1, 2), scores.logsumexp(-1).masked_fill(empty.squeeze(-1), -math.inf)
+    q, k, v = heads_first(q, k, v, qv, dtype)
+    scores, _ = scores_of(q, k, **options)
+    p, lse, _ = softmax(scores, s_aux)
+    return (p @ v).transpose(1, 2), lse
 
 
-def heads_first(q, k, v, dtype):
-    """Q, K and V (batch, heads_q, seqlen, head_dim)."""
+def heads_first(q, k, v, qv, dtype):
+    """Q, K and V (batch, heads_q, seqlen, head_dim). With qv the columns of V are columns of K, too."""
+    if qv is not None:
+        q, k = torch.cat([qv, q], -1), torch.cat([v, k], -1)
     q, k, v = (x.to(dtype).transpose(1, 2) for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
     return q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
 
 
-def scores_of(q, k, scale, window, softcap):
-    """Scores, those of hidden keys -inf, and which rows see no key: their scores are as without a mask."""
-    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+def scores_of(q, k, softmax_scale=None, softcap=0.0, **mask):
+    """Scores, -inf of hidden keys, and their slope by Q K^T."""
+    slope = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    scores = q @ k.transpose(-1, -2) * slope
     if softcap:
         scores = softcap * (scores / softcap).tanh()
-    if isinstance(window, torch.Tensor):
-        # Which keys each query sees, (batch or 1, heads_q or 1, seqlen_q, seqlen_k).
-        hidden = ~window
-        empty = hidden.all(-1, keepdim=True)
-        return scores.masked_fill(hidden & ~empty, -math.inf), empty
+        # Slopes are not rounded to 16 bits.
+        slope = slope * (1 - (scores.to(torch.promote_types(scores.dtype, torch.float32)) / softcap).square())
+    return scores.masked_fill(hidden_keys(*scores.shape[-2:], q.device, **mask), -math.inf), slope
+
+
+def hidden_keys(rows, keys, device, causal=False, window_size=(-1, -1), attention_chunk=0, intervals=None):
+    """Which keys each query does not see, of the batch's entries and heads if intervals say so."""
+    key = torch.arange(keys, device=device)
+    if intervals is not None:
+        return ~((intervals[..., 0::2, None] <= key) & (key < intervals[..., 1::2, None])).any(-2)
     # Masks align at the bottom right: the last query stands at the last key.
-    (rows, keys), (left, right, *chunk) = scores.shape[-2:], window
-    position = torch.arange(rows, device=q.device)[:, None] + keys - rows
-    distance = position - torch.arange(keys, device=q.device)
-    hidden = torch.zeros_like(distance, dtype=torch.bool)
+    position = torch.arange(rows, device=device)[:, None] + keys - rows
+    left, right = window_size[0], 0 if causal else window_size[1]
+    hidden = torch.zeros(rows, keys, dtype=torch.bool, device=device)
     if left >= 0:
-        hidden |= distance > left
+        hidden |= position - key > left
     if right >= 0:
-        hidden |= distance < -right
-    if chunk:
-        hidden |= position // chunk[0] != torch.arange(keys, device=q.device) // chunk[0]
-    empty = hidden.all(-1, keepdim=True)
-    return scores.masked_fill(hidden & ~empty, -math.inf), empty
+        hidden |= key - position > right
+    if attention_chunk:
+        hidden |= position // attention_chunk != key // attention_chunk
+    return hidden
 
 
-def gradients(q, k, v, dout, dlse=None, scale=None, window=(-1, -1), softcap=0.0, dtype=torch.float64, magnitudes=False):
-    """dQ, dK and dV by the chain rule, each matrix rounded to `dtype`. As in fused kernels, D is that of the rounded O.
+def softmax(scores, s_aux=None):
+    """P, LSE, and P of the sinks, each of which is one more column of scores."""
+    keys = scores.shape[-1]
+    if s_aux is not None:
+        scores = torch.cat([scores, s_aux.to(scores)[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+    # A row of nothing: 0, where softmax would say NaN.
+    empty = (scores == -math.inf).all(-1, keepdim=True)
+    scores = scores.masked_fill(empty, 0)
+    p = scores.softmax(-1).masked_fill(empty, 0)
+    return p[..., :keys], scores.logsumexp(-1).masked_fill(empty[..., 0], -math.inf), p[..., keys:]
+
+
+def gradients(q, k, v, dout, dlse=None, s_aux=None, dtype=torch.float64, magnitudes=False, **options):
+    """dQ, dK and dV, and of sinks, by the chain rule, each matrix rounded to `dtype`. As in fused kernels, D is that of
+    the rounded O.
 
     With `magnitudes` they are the sums of the absolute values of what is added up, dP, D and dLSE taken apart.
     """
     heads = (k.shape[2], q.shape[2] // k.shape[2])
-    q, k, v = heads_first(q, k, v, dtype)
+    q, k, v = heads_first(q, k, v, None, dtype)
     dout = dout.to(dtype).transpose(1, 2)
-    scores, empty = scores_of(q, k, scale, window, softcap)
-    p = scores.softmax(-1).masked_fill(empty, 0)
+    scores, slope = scores_of(q, k, **options)
+    p, _, p_sink = softmax(scores, s_aux)
     o = p @ v
     if magnitudes:
         q, k, v, dout, o = q.abs(), k.abs(), v.abs(), dout.abs(), -o.abs()
@@ -70,14 +97,12 @@ def gradients(q, k, v, dout, dlse=None, scale=None, window=(-1, -1), softcap=0.0
     delta = (dout.to(wide) * o.to(wide)).sum(-1, keepdim=True)
     if dlse is not None:
         delta = delta - dlse.to(wide).unsqueeze(-1)
-    ds = p.to(wide) * (dp.to(wide) - delta) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap:
-        # Hidden scores are -inf, and their P is 0.
-        ds = ds * (1 - (scores.to(wide) / softcap).clamp(min=-1).square())
-    ds = ds.to(dtype)
+    # Hidden keys have 0, whatever the slope of -inf.
+    ds = (p.to(wide) * (dp.to(wide) - delta) * slope).masked_fill(scores == -math.inf, 0).to(dtype)
     dq, dk, dv = ds @ k, ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ dout
     dk, dv = (x.unflatten(1, heads).sum(2) for x in (dk, dv))
-    return tuple(x.transpose(1, 2) for x in (dq, dk, dv))
+    of_sinks = () if s_aux is None else (-(p_sink.to(wide) * delta).sum((0, 2, 3)),)
+    return *(x.transpose(1, 2) for x in (dq, dk, dv)), *of_sinks
 
 
 def law_of(oracle, baseline, lse, magnitude, dtype):
@@ -93,15 +118,15 @@ def law_of(oracle, baseline, lse, magnitude, dtype):
     return 2 * (baseline - oracle).abs().max().item() + atol + noise
 
 
-def judge(out, lse, q, k, v, **options):
+def judge(out, lse, q, k, v, qv=None, **options):
     """Fails unless O and LSE are as near to the definition as their precision can be expected to be.
 
     The oracle is float64, the baseline `standard` attention in the precision of O on the same inputs.
     """
     assert out.dtype == q.dtype and lse.dtype == torch.float32
     assert out.is_contiguous() and lse.is_contiguous()
-    oracle, oracle_lse = standard(q, k, v, **options)
-    baseline, _ = standard(q, k, v, dtype=q.dtype, **options)
+    oracle, oracle_lse = standard(q, k, v, qv, **options)
+    baseline, _ = standard(q, k, v, qv, dtype=q.dtype, **options)
     assert (out.shape, lse.shape) == (oracle.shape, oracle_lse.shape)
     if oracle.numel() == 0:
         return
@@ -115,20 +140,24 @@ def judge(out, lse, q, k, v, **options):
     assert (off <= 1e-5).all(), f"lse is {off.max().item():.3e} from the oracle, relative to max(1, |oracle|)"
 
 
-def judge_gradients(results, q, k, v, dout=None, dlse=None, **options):
-    """Fails unless dQ, dK and dV are as near to float64 autograd as their precision can be expected to be.
+def judge_gradients(results, q, k, v, dout=None, dlse=None, s_aux=None, **options):
+    """Fails unless dQ, dK and dV, and of sinks, are as near to float64 autograd as their precision can be expected to
+    be.
 
-    The baseline is `gradients` in their precision. What nothing is added up for is 0.
+    The baseline is `gradients` in their precision. What nothing is added up for is 0. Gradients of sinks may be left
+    out.
     """
-    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    o, lse = standard(*leaves, **options)
+    tensors = dict(dq=q, dk=k, dv=v) | ({} if s_aux is None else dict(ds_aux=s_aux))
+    leaves = [x.detach().double().requires_grad_() for x in tensors.values()]
+    o, lse = standard(*leaves[:3], s_aux=None if s_aux is None else leaves[3], **options)
     dout = torch.zeros_like(o) if dout is None else dout.to(o.dtype)
     dlse = torch.zeros_like(lse) if dlse is None else dlse
     oracles = torch.autograd.grad((o, lse), leaves, (dout, dlse.to(lse.dtype)))
-    baselines = gradients(q, k, v, dout, dlse, dtype=q.dtype, **options)
-    magnitudes = gradients(q, k, v, dout, dlse, magnitudes=True, **options)
-    for name, x, like, oracle, baseline, magnitude in zip(
-        ("dq", "dk", "dv"), results, (q, k, v), oracles, baselines, magnitudes, strict=True
+    baselines = gradients(q, k, v, dout, dlse, s_aux, dtype=q.dtype, **options)
+    magnitudes = gradients(q, k, v, dout, dlse, s_aux, magnitudes=True, **options)
+    assert len(results) in (3, len(leaves))
+    for (name, like), x, oracle, baseline, magnitude in zip(
+        tensors.items(), results, oracles, baselines, magnitudes
     ):
         assert (x.dtype, x.shape) == (like.dtype, like.shape), name
         # Heads lie outside rows where they do so in the input.
@@ -139,6 +168,17 @@ def judge_gradients(results, q, k, v, dout=None, dlse=None, **options):
         error = (x - oracle).abs().max().item()
         assert error <= bound, f"{name} is {error:.3e} from the oracle where the law allows {bound:.3e}"
         assert (x[magnitude == 0] == 0).all(), f"{name} where nothing is added up"
+
+
+def judge_codes(out, lse, q, k, v, error=0.05, **options):
+    """Fails unless O and LSE of codes are near to the results of the numbers that codes and scales stand for. P is
+    rounded to e4m3, which costs up to 1/16 of it, and averages out over keys.
+    """
+    right, right_lse = standard(q, k, v, **options)
+    seen = right_lse.isfinite()
+    assert ((lse - right_lse)[seen].abs() < 0.1).all() and (lse[~seen] == -math.inf).all()
+    found = (out - right).norm()
+    assert found <= error * right.norm(), f"o is {found / right.norm():.3f} from the definition"
 
 
 def rotated(x, cos, sin, interleaved=False, positions=0):

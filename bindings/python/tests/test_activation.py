@@ -23,7 +23,7 @@ if not hasattr(nn.attention, "register_flash_attention_impl"):
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
-BF16, F16, F32, E4M3 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+BF16, F32, E4M3 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 ATEN = torch.ops.aten
 OPERATORS = activation._Kernels({}).by_name()
 # Sequences of which one is empty, and rows behind the last.
@@ -39,26 +39,6 @@ class Torchs:
     def call_boxed(self, keys, *arguments, **options):
         self.calls.append((arguments, options))
         return "torch's own"
-
-
-@pytest.fixture
-def on_cpu(monkeypatch):
-    """Our kernels in the places that torch's operators have on the CPU, by the rules of a GPU."""
-    monkeypatch.setattr(activation, "_has_kernels", lambda device: True)
-    library = activation._put("CPU", {name: Torchs() for name in OPERATORS})
-    yield
-    library._destroy()
-
-
-@pytest.fixture
-def active(request):
-    """Our kernels in their places, on the device of the test."""
-    if request.getfixturevalue("device") == "cuda":
-        with fa3.activate():
-            yield
-    else:
-        request.getfixturevalue("on_cpu")
-        yield
 
 
 def sdpa(q, k, v, **options):
@@ -149,31 +129,6 @@ def test_dense_batches(active, device, calls, arrange, causal, scale, heads):
     assert of_backward["deterministic"]
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16])
-def test_results_are_attentions(active, device, dtype):
-    """Beside torch's own by the definition, in float64."""
-    tensors, dout = dense(device, rows=(40, 40), dtype=dtype), normal(2, 4, 40, 64, device=device, dtype=dtype, seed=3)
-
-    def standard(q, k, v):
-        k, v = (x.repeat_interleave(2, 1) for x in (k, v))
-        return ATEN._scaled_dot_product_attention_math(q, k, v, None, 0.0, True)[0]
-
-    out, computed = gradients(lambda *x: sdpa(*x, is_causal=True), tensors, dout)
-    expected, right = gradients(standard, [x.double() for x in tensors], dout.double())
-    for x, of_x in zip((out, *computed), (expected, *right), strict=True):
-        assert (x - of_x).abs().max() < 2**-6 * of_x.abs().max()
-
-
-def test_other_rows_than_keys(active, device):
-    """As torch's CausalBias asks for them: the last row stands at the last key."""
-    tensors = dense(device)
-    out, lse, ends_q, ends_k, rows, keys, *_ = ATEN._scaled_dot_product_flash_attention(*tensors, is_causal=True)
-    seen = [x.transpose(1, 2) for x in tensors]
-    expected, expected_lse = flash_attn_func(*seen, causal=True, return_attn_probs=True)
-    assert torch.equal(out.transpose(1, 2), expected) and torch.equal(lse, expected_lse)
-    assert (ends_q, ends_k, rows, keys) == (None, None, 33, 40)
-
-
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (7, 0), (7, 3)])
 @pytest.mark.parametrize("arrange", [lambda x: x, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)])
 def test_packed_sequences(active, device, calls, window, arrange):
@@ -204,25 +159,6 @@ def test_packed_sequences(active, device, calls, window, arrange):
         _, lse = varlen_attn(*tensors, ends, ends, 13, 13, window_size=window, return_aux=AuxRequest(lse=True))
         _, right_lse = flash_attn_varlen_func(*tensors, ends, ends, 13, 13, window_size=window, return_attn_probs=True)
     assert torch.equal(lse, right_lse)
-
-
-def test_the_operator_below_takes_dense_batches(active, device):
-    q, k, v = (x.transpose(1, 2) for x in dense(device))
-    dout = normal(2, 33, 4, 64, device=device, seed=3)
-    # Lengths are those of the tensors, whatever is said.
-    given = None, None, 1000, 1000, 0.0, True, False
-    options = dict(scale=0.3, window_size_left=9, window_size_right=0)
-
-    def attend(*x):
-        return ATEN._flash_attention_forward(*x, *given, **options)[0]
-
-    def right(*x):
-        return flash_attn_func(*x, softmax_scale=0.3, causal=True, window_size=(9, 0))
-
-    out, computed = gradients(attend, (q, k, v), dout)
-    expected, of_expected = gradients(right, (q, k, v), dout)
-    for x, of_x in zip((out, *computed), (expected, *of_expected), strict=True):
-        assert torch.equal(x, of_x)
 
 
 def test_8_bits(active, device):
@@ -451,7 +387,7 @@ def test_flash_gets_ahead_of_others(monkeypatch, first):
         assert torch._C._get_sdp_priority_order() == order[1]
         activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), order, ("", "none")).remove()
         assert torch._C._get_sdp_priority_order() == first
-        # One that somebody sets meanwhile stays.
+        # What a user sets meanwhile stays.
         activation._put_flash_first()
         torch._C._set_sdp_priority_order([0, 1, 2, 3, 4])
         activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), order, ("", "none")).remove()
@@ -467,7 +403,7 @@ def test_graphs_on_disk_are_kept_apart():
         assert tags == ("mine", config.cache_key_tag) and tags[0] != tags[1]
         activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), None, tags).remove()
         assert config.cache_key_tag == "mine"
-        # One that somebody sets meanwhile stays.
+        # What a user sets meanwhile stays.
         activation._tag_compiled_graphs()
         config.cache_key_tag = "another"
         activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), None, tags).remove()
@@ -585,7 +521,7 @@ def test_more_of_torchs_attention_is_ours(calls):
 
 @pytest.mark.hopper
 def test_compiled_steps_in_cuda_graphs(calls):
-    """Torch's graphs own the memory of all results, those of the dropout that there is none of included."""
+    """Torch's graphs own the memory of all results, the results of a dropout that is not there included."""
     torch._dynamo.reset()
     tensors, dout = dense("cuda", rows=(40, 40)), normal(2, 4, 40, 64, device="cuda", seed=3)
     with fa3.activate():

@@ -1,5 +1,5 @@
 """Gradients as torch's own machinery sees them: autograd, checkpoints, compilers, transforms, threads. How good the
-numbers are is for test_backward.py and test_cpu.py, streams and graphs for test_backward_streams.py."""
+numbers are is for test_attention.py and test_varlen.py, streams and graphs for test_streams.py."""
 
 import functools
 
@@ -7,15 +7,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from packing import USED, Packed, assert_equal, at_once, normal
+from operations import heads_outside
+from packing import USED, Packed, assert_equal, at_once, needs_a_compiler, normal
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import checkpoint
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from fa3 import (
-    flash_attn_fp8_func,
     flash_attn_func,
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
@@ -194,11 +192,60 @@ def test_fake_tensors_have_fake_gradients(kind, place):
         if kind is OfPacked:
             both.packed.ends, both.packed.used = ([mode.from_tensor(x).to(place) for x in lists] for lists in (both.packed.ends, both.packed.used))
         q, k, v = (mode.from_tensor(x).to(place) for x in both.tensors)
-        q = q.transpose(-3, -2).contiguous().transpose(-3, -2)
+        q = heads_outside(q)
         leaves = [x.detach().requires_grad_() for x in (q, k, v[..., :32].contiguous())]
         results = torch.autograd.grad(both.attend(*leaves)[0].float().sum(), leaves)
     for x, leaf in zip(results, leaves, strict=True):
         assert (x.shape, x.dtype, x.stride(), x.device) == (leaf.shape, BF16, leaf.stride(), leaf.device)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_other_devices_are_refused(kind):
+    both = kind("cpu")
+    q, k, v = both.tensors
+    given = dict(k=k, cu_seqlens_k=both.lists[1]) if both.lists else dict(k=k)
+    for name, x in given.items():
+        others = [x.to("meta") if y is x else y for y in (k, *both.lists)]
+        with pytest.raises(ValueError, match=f"^{name} is on meta and q on cpu, expected one CUDA device or the CPU$"):
+            both.backward(both.dout, q, others[0], v, both.dout, both.dlse, None, *others[1:], *both.numbers)
+
+
+def test_o_and_lse_have_any_strides(both):
+    tensors = both.tensors
+    o, lse = both.forward(*tensors, *both.lists, *both.numbers)
+    o, lse = heads_outside(o), lse.transpose(-2, -1).contiguous().transpose(-2, -1)
+    results = both.backward(both.dout, *tensors, o, lse, both.dlse, *both.lists, *both.numbers)
+    assert_equal(results, both.direct(*both.given))
+
+
+def test_gradients_are_written_where_they_are_wanted(both):
+    tensors = both.tensors
+    o, lse = both.forward(*tensors, *both.lists, *both.numbers)
+    given = both.dout, *tensors, o, lse, both.dlse, *both.lists, *both.numbers
+    expected = both.backward(*given, deterministic=True)
+    into = getattr(torch.ops.fa3, f"{both.backward._qualified_op_name.removeprefix('fa3::')}_out")
+    for arrange, part in [
+        (lambda *lead, rows, heads, d: (*lead, rows, heads, d), lambda x: x),
+        (lambda *lead, rows, heads, d: (*lead, heads, rows, d), lambda x: x.transpose(-3, -2)),
+        (lambda *lead, rows, heads, d: (rows, *lead, heads, d), lambda x: x.transpose(0, -3)),
+        (lambda *lead, rows, heads, d: (*lead, rows + 3, heads + 1, d + 16), lambda x: x[..., 2:-1, 1:, 8:-8]),
+    ]:
+        shapes = [arrange(*x.shape[:-3], **dict(zip(("rows", "heads", "d"), x.shape[-3:]))) for x in tensors]
+        memory = [torch.full(shape, torch.nan, dtype=BF16, device=both.dout.device) for shape in shapes]
+        outputs = [part(x) for x in memory]
+        into(*given, deterministic=True, **dict(zip(("dq", "dk", "dv"), outputs)))
+        assert_equal(outputs, expected)
+        for whole, x in zip(memory, outputs, strict=True):
+            assert whole.isnan().sum() == whole.numel() - x.numel(), "something else was written"
+    like = dict(zip(("dq", "dk", "dv"), map(torch.empty_like, tensors)))
+    q, k, v = tensors
+    for change, sentence in [
+        (dict(dk=torch.empty_like(q)), r"dk is torch.bfloat16 \(.*\), expected torch.bfloat16 \("),
+        (dict(dk=k), r"output d[qk] \[0x[0-9a-f]+, 0x[0-9a-f]+\) overlaps "),
+        (dict(dv=v[:1].expand_as(v)), "output dv has stride 0 in (batch|seqlen)"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{sentence}"):
+            into(*given, **like | change)
 
 
 def test_transforms(both):
@@ -349,113 +396,23 @@ def test_exported_modules_have_gradients(device):
     assert_equal(torch.autograd.grad(exported(*leaves), leaves, (dout, dlse)), direct(leaves, dout, dlse))
 
 
-def test_transforms_that_are_refused(device):
-    leaves, _, _ = problem(device)
-    q, k, v = (x.detach() for x in leaves)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_functions(device, backend):
+    if backend == "inductor":
+        needs_a_compiler()
 
-    def loss(q):
-        return attend(q, k, v)[0].float().square().sum()
+    # Nothing beside attention rounds, so that the results are the same bit for bit.
+    def layer(qkv):
+        out, lse = flash_attn_qkvpacked_func(qkv.neg() * 2, causal=True, window_size=(99, -1), return_attn_probs=True)
+        return out.transpose(1, 2).relu(), -lse
 
-    with pytest.raises(NotImplementedError, match="q, k or v has a tangent, and there is no derivative in forward mode"):
-        torch.func.jvp(loss, (q,), (q,))
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        torch.func.hessian(loss)(q)
-
-
-def test_forward_mode_is_refused(device):
-    leaves, _, _ = problem(device)
-    for q in (leaves[0], leaves[0].detach(), torch.nn.Parameter(leaves[0].detach())):
-        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward mode"):
-            attend(forward_ad.make_dual(q, torch.ones_like(q)), *leaves[1:])
-
-
-E4M3 = torch.float8_e4m3fn
-OF_CODES = "^q is torch.float8_e4m3fn, for which attention has no gradients$"
-FROM_16_BITS = "^q, k, v, cos or sin requires grad, and attention in 8 bits has no gradients$"
-
-
-def float8_calls(device):
-    """Calls with a float8 tensor, a scale or a mean that requires grad; and of 16 bits that are computed in 8."""
-    x = torch.ones(2, 16, 4, 64, device=device).to(E4M3)
-    descale, blocks = torch.ones(2, 4, device=device), torch.ones(2, 4, 1, device=device)
-    channels = torch.ones(2, 4, 64, device=device)
-    leaf = x.clone().requires_grad_()
-    for position in range(3):
-        yield functools.partial(flash_attn_func, *(leaf if i == position else x for i in range(3)))
-    for name, scale in (("q_descale", descale), ("k_descale", descale), ("v_descale", descale)):
-        yield functools.partial(flash_attn_func, x, x, x, **{name: scale.clone().requires_grad_()})
-    scales = dict(q_descale=blocks, k_descale=blocks, v_descale=channels, v_mean=channels)
-    for name in scales:
-        yield functools.partial(flash_attn_func, x, x, x, **(scales | {name: scales[name].clone().requires_grad_()}))
-    x = torch.ones(2, 16, 4, 64, dtype=BF16, device=device)
-    leaf = x.clone().requires_grad_()
-    for position in range(3):
-        tensors = (leaf if i == position else x for i in range(3))
-        yield functools.partial(flash_attn_fp8_func, *tensors, v_channels=position == 1)
-    table = torch.ones(16, 32, device=device)
-    for name in ("cos", "sin"):
-        tables = dict(cos=table, sin=table) | {name: table.clone().requires_grad_()}
-        yield functools.partial(flash_attn_fp8_func, x, x, x, **tables)
-
-
-def test_float8_has_no_gradients():
-    """The forward pass runs; its gradients are refused where they are computed, and traced before."""
-    with FakeTensorMode():
-        for call in float8_calls("cuda"):
-            out = call()
-            assert out.requires_grad and out.dtype == BF16
-            with torch.no_grad():
-                assert not call().requires_grad
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_float8_gradients_are_refused_in_a_sentence(device, compiled):
-    for given in float8_calls(device):
-        call = given
-        if compiled:
-            # Torch would give up after eight calls of one function.
-            torch.compiler.reset()
-            call = torch.compile(given, backend="aot_eager", fullgraph=True)
-        sentence = FROM_16_BITS if given.func is flash_attn_fp8_func else OF_CODES
-        results = call(return_attn_probs=True)
-        for result in results:
-            assert result.requires_grad
-            with pytest.raises(NotImplementedError, match=sentence):
-                result.float().sum().backward(retain_graph=True)
-
-
-def flops(function, *arguments):
-    with FlopCounterMode(display=False) as counter:
-        function(*arguments)
-    return counter.get_total_flops()
-
-
-@pytest.mark.parametrize("seqlen, heads_kv, head_dim_v", [(96, 4, 64), (40, 4, 32), (40, 2, 64)])
-def test_operations_are_counted_as_torch_counts_its_own(seqlen, heads_kv, head_dim_v):
-    """Operations of hidden keys count, and of each query head."""
-
-    def step(attend, *shapes):
-        leaves = [torch.empty(shape, dtype=BF16).requires_grad_() for shape in shapes]
-        attend(*leaves).sum().backward()
-
-    def ours(q, k, v):
-        return flash_attn_func(q, k, v, causal=True)
-
-    def theirs(q, k, v):
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
-
-    with FakeTensorMode():
-        counted = flops(step, ours, (2, 32, 4, 64), (2, seqlen, heads_kv, 64), (2, seqlen, heads_kv, head_dim_v))
-        shapes = (2, 4, 32, 64), (2, 4, seqlen, 64), (2, 4, seqlen, head_dim_v)
-        if head_dim_v == 64:
-            assert counted == flops(step, theirs, *shapes)
-        assert counted == sdpa_flop_count(*shapes) + sdpa_backward_flop_count((2, 4, 32, head_dim_v), *shapes)
-
-
-def test_operations_in_8_bits_are_counted():
-    with FakeTensorMode():
-        q, k = (torch.empty(2, seqlen, 4, 64, dtype=BF16, device="cuda") for seqlen in (32, 40))
-        assert flops(flash_attn_fp8_func, q, k, k) == flops(flash_attn_func, q, k, k) == 2 * 4 * 32 * 40 * 2 * 128
+    torch.compiler.reset()
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    for seqlen in (20, 21) if device == "cpu" else (300, 301):
+        qkv = normal(2, seqlen, 3, 4, 64, device=device).requires_grad_()
+        results, expected = compiled(qkv), layer(qkv)
+        assert_equal(results, expected)
+        assert_equal(*([torch.autograd.grad(x[0].sum(), qkv)[0]] for x in (results, expected)))
 
 
 def test_threads(device):
@@ -467,32 +424,3 @@ def test_threads(device):
             assert_equal(torch.autograd.grad(attend(*leaves), leaves, (dout, dlse)), expected)
 
     at_once(work, [(*given, right) for given, right in zip(problems, expected)])
-
-
-@pytest.mark.parametrize(
-    "error, sentence, change",
-    [
-        (ValueError, "q has 3, k 4 and v 4 dimensions", dict(q=lambda x: x[0])),
-        (ValueError, r"dout is torch.float16 \(2, 33, 4, 64\), expected torch.bfloat16", dict(dout=lambda x: x.half())),
-        (ValueError, r"o is torch.bfloat16 \(2, 32, 4, 64\), expected torch.bfloat16 \(2, 33", dict(o=lambda x: x[:, 1:])),
-        (ValueError, r"lse is torch.float32 \(2, 4, 32\), expected torch.float32 \(2, 4, 33\)", dict(lse=lambda x: x[..., 1:])),
-        (ValueError, r"dlse is torch.float64 \(2, 4, 33\), expected torch.float32", dict(dlse=lambda x: x.double())),
-    ],
-)
-def test_bad_tensors_of_the_operator(device, error, sentence, change):
-    leaves, dout, dlse = problem(device)
-    q, k, v = (x.detach() for x in leaves)
-    given = dict(dout=dout, q=q, k=k, v=v, o=torch.zeros_like(dout), lse=torch.zeros_like(dlse), dlse=dlse)
-    given |= {name: function(given[name]) for name, function in change.items()}
-    with pytest.raises(error, match=f"^{sentence}"):
-        torch.ops.fa3.backward(*given.values(), *OPTIONS)
-
-
-def test_other_devices_are_refused():
-    leaves, dout, dlse = problem("cpu")
-    q, k, v = (x.detach() for x in leaves)
-    with pytest.raises(ValueError, match="^k is on meta and q on cpu, expected one CUDA device or the CPU$"):
-        flash_attn_func(q, k.to("meta"), v)
-    places = "^k is on meta and q on cpu, expected one CUDA device or the CPU$"
-    with pytest.raises(ValueError, match=places):
-        torch.ops.fa3.backward(dout, q, k.to("meta"), v, dout, dlse, None, *OPTIONS)

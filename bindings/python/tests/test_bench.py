@@ -114,7 +114,7 @@ def test_rows_in_float64_are_attention(causal):
     q, k, v = drawn("normal", (2, 300, 3, 16))
     rows = measure.sampled_rows(300)
     assert rows[0] == 0 and rows[-1] == 299 and measure.sampled_rows(2) == [0, 1]
-    expected, _ = standard(q, k, v, window=(-1, 0 if causal else -1))
+    expected, _ = standard(q, k, v, causal=causal)
     assert torch.allclose(measure.exact(q, k, v, causal, rows), expected[:, rows], atol=1e-12)
 
 
@@ -217,7 +217,7 @@ class Package:
                 v = v.float() * named["v_descale"][:, None] + named["v_mean"][:, None]
             else:
                 v = v.float() * spread(named["v_descale"], seqlen)
-        return standard(q, k, v, window=(-1, 0 if causal else -1))[0]
+        return standard(q, k, v, causal=causal)[0]
 
     def flash_attn_fp8_func(self, q, k, v, causal, v_channels=False):
         named = {}
@@ -665,7 +665,7 @@ def test_all_functions_have_the_same_documents(small_models):
     outputs = [attend(q, k, v) for attend in (activation.varlen(tokens).before, of_flex.before, of_flex.after)]
     for begin, end in zip(ends, ends[1:]):
         if begin < end:
-            expected = standard(*(x[:, begin:end] for x in (q, k, v)), window=(-1, 0))[0]
+            expected = standard(*(x[:, begin:end] for x in (q, k, v)), causal=True)[0]
             for o in outputs:
                 assert masks.distance(o[:, begin:end], expected) < activation.WRONG["attention"]
 

@@ -348,7 +348,7 @@ def rotated(x, position):
 
 
 def losses(device, dtype, rows, seqlen, total, attend, position):
-    """The losses of some steps of training. Those of ranks are of their own rows, and gradients are added up."""
+    """The losses of some steps of training. Ranks have losses of their own rows, and gradients are added up."""
     torch.manual_seed(0)
     model = Model().to(device, dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

@@ -1,31 +1,15 @@
 """The interface of flash-attn 2, beside this package's own functions. Needs torch, but no GPU."""
 
-import inspect
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+
+from packing import assert_equal
 
 import fa3
 from fa3 import flash_attn
 from fa3.flash_attn import bert_padding
 
-SCORES = "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs"
-LISTS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
-# flash-attn 2.8's arguments, in their order.
-ARGUMENTS = dict(
-    flash_attn_func=f"q k v {SCORES}",
-    flash_attn_kvpacked_func=f"q kv {SCORES}",
-    flash_attn_qkvpacked_func=f"qkv {SCORES}",
-    flash_attn_varlen_func=f"q k v {LISTS} {SCORES} block_table",
-    flash_attn_varlen_kvpacked_func=f"q kv {LISTS} {SCORES}",
-    flash_attn_varlen_qkvpacked_func=f"qkv cu_seqlens max_seqlen {SCORES}",
-    flash_attn_with_kvcache="q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad "
-    "block_table softmax_scale causal window_size softcap rotary_interleaved alibi_slopes num_splits "
-    "return_softmax_lse",
-)
-GIVEN = 0.0, 0.3, True, (7, 0), 5.0, None, True
-OPTIONS = dict(softmax_scale=0.3, causal=True, window_size=(7, 0), softcap=5.0)
 ENDS = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
 LENGTHS = torch.tensor([3, 9], dtype=torch.int32)
 
@@ -34,69 +18,29 @@ def randn(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def same(found, expected, q):
-    """Three results, or with a cache two."""
-    assert len(found) == (2 if q is None else 3)
-    assert all(torch.equal(x, y) for x, y in zip(found, expected))
-    assert q is None or (found[2].numel() == 0 and found[2].dtype == q.dtype)
-
-
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_arguments_are_those_of_flash_attn(name):
-    parameters = inspect.signature(getattr(flash_attn, name)).parameters
-    assert list(parameters) == ARGUMENTS[name].split()
-    defaults = dict(dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0)
-    defaults |= dict(deterministic=False, return_attn_probs=False, rotary_interleaved=True, num_splits=0)
-    for name, default in defaults.items():
-        assert name not in parameters or parameters[name].default == default
-
-
-def test_dense():
+def test_results_by_place_are_those_by_name():
+    """Three, of which the last is empty, or O alone; and two of a cache."""
     q, k, v = randn(2, 12, 4, 16), randn(2, 12, 2, 16), randn(2, 12, 2, 16) + 1
-    expected = fa3.flash_attn_func(q, k, v, **OPTIONS, return_attn_probs=True)
-    same(flash_attn.flash_attn_func(q, k, v, *GIVEN, True), expected, q)
-    same(flash_attn.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), *GIVEN, True), expected, q)
-    assert torch.equal(flash_attn.flash_attn_func(q, k, v, *GIVEN), expected[0])
-    qkv = torch.stack([q, q + 1, q - 1], 2).requires_grad_()
-    expected = fa3.flash_attn_func(*qkv.unbind(2), **OPTIONS, return_attn_probs=True)
-    found = flash_attn.flash_attn_qkvpacked_func(qkv, *GIVEN, True)
-    same(found, expected, q)
-    assert torch.equal(*(torch.autograd.grad(x[0].sum(), qkv)[0] for x in (found, expected)))
-
-
-def test_varlen():
-    q, k, v = randn(12, 4, 16), randn(12, 2, 16), randn(12, 2, 16) + 1
-    lists = ENDS, ENDS, 7, 7
-    expected = fa3.flash_attn_varlen_func(q, k, v, *lists, **OPTIONS, return_attn_probs=True)
-    same(flash_attn.flash_attn_varlen_func(q, k, v, *lists, *GIVEN, True), expected, q)
-    same(flash_attn.flash_attn_varlen_kvpacked_func(q, torch.stack([k, v], 1), *lists, *GIVEN, True), expected, q)
-    qkv = torch.stack([q, q + 1, q - 1], 1)
-    expected = fa3.flash_attn_varlen_func(*qkv.unbind(1), *lists, **OPTIONS, return_attn_probs=True)
-    same(flash_attn.flash_attn_varlen_qkvpacked_func(qkv, ENDS, 7, *GIVEN, True), expected, q)
-
-
-def test_varlen_over_pages():
-    q, pages, table = randn(12, 4, 16), randn(6, 4, 2, 16), torch.tensor([[3, 1], [0, 2], [5, 4]], dtype=torch.int32)
-    ends = torch.tensor([0, 7, 12, 20], dtype=torch.int32)
-    keys = [pages[row].flatten(0, 1)[:count] for row, count in zip(table.long(), (7, 5, 8))]
-    k = torch.cat(keys)
-    expected = fa3.flash_attn_varlen_func(q, k, k + 1, ENDS, ends, 7, 8, **OPTIONS, return_attn_probs=True)
-    lists = ENDS, ends, 7, 8
-    same(flash_attn.flash_attn_varlen_func(q, pages, pages + 1, *lists, *GIVEN, True, table), expected, q)
-
-
-def test_a_cache():
-    q, cache, new = randn(2, 1, 4, 16), randn(2, 16, 2, 16), randn(2, 1, 2, 16).bfloat16()
-    expected = fa3.flash_attn_with_kvcache(q, cache, cache + 1, cache_seqlens=LENGTHS, **OPTIONS, return_softmax_lse=True)
+    given = 0.0, 0.3, True, (7, 0), 5.0, None, True
+    options = dict(softmax_scale=0.3, causal=True, window_size=(7, 0), softcap=5.0)
+    expected = fa3.flash_attn_func(q, k, v, **options, return_attn_probs=True)
+    *found, empty = flash_attn.flash_attn_func(q, k, v, *given, True)
+    assert_equal(found, expected)
+    assert empty.numel() == 0 and empty.dtype == q.dtype
+    assert torch.equal(flash_attn.flash_attn_func(q, k, v, *given), expected[0])
+    expected = fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=LENGTHS, **options, return_softmax_lse=True)
     by_place = None, None, None, None, LENGTHS, None, None, None, 0.3, True, (7, 0), 5.0, True, None, 0
-    same(flash_attn.flash_attn_with_kvcache(q, cache, cache + 1, *by_place, True), expected[:2], None)
-    assert torch.equal(flash_attn.flash_attn_with_kvcache(q, cache, cache + 1, *by_place), expected[0])
-    caches = [[x.bfloat16() for x in (cache, cache + 1)] for _ in range(2)]
+    assert_equal(flash_attn.flash_attn_with_kvcache(q, k, v, *by_place, True), expected[:2])
+    assert torch.equal(flash_attn.flash_attn_with_kvcache(q, k, v, *by_place), expected[0])
+
+
+def test_new_rows_of_a_cache():
+    q, cache, new = (randn(2, rows, heads, 16).bfloat16() for rows, heads in ((1, 4), (16, 2), (1, 2)))
+    caches = [[x.clone() for x in (cache, cache + 1)] for _ in range(2)]
     cos, sin = randn(16, 8).bfloat16(), randn(16, 8).bfloat16()
-    rotation = dict(rotary_cos=cos, rotary_sin=sin, cache_seqlens=LENGTHS)
-    expected = fa3.flash_attn_with_kvcache(q.bfloat16(), *caches[0], new, new, **rotation)
-    assert torch.equal(flash_attn.flash_attn_with_kvcache(q.bfloat16(), *caches[1], new, new, cos, sin, LENGTHS), expected)
-    assert all(torch.equal(x, y) for x, y in zip(*caches))
+    expected = fa3.flash_attn_with_kvcache(q, *caches[0], new, new, rotary_cos=cos, rotary_sin=sin, cache_seqlens=LENGTHS)
+    assert torch.equal(flash_attn.flash_attn_with_kvcache(q, *caches[1], new, new, cos, sin, LENGTHS), expected)
+    assert_equal(*caches)
 
 
 def test_what_there_is_not_is_refused():

@@ -85,7 +85,7 @@ def test_descales_beside_16_bits_are_not_looked_at(device):
         assert torch.equal(call(**scales), call())
         with pytest.raises(TypeError, match="^k_descale is float, expected torch.Tensor$"):
             call(k_descale=1.0)
-    # Of a cache of codes beside Q of 16 bits, those of K and V count.
+    # Of a cache of codes beside Q of 16 bits, scales of K and V count.
     codes = dict(k_cache=calls.k.to(E4M3), v_cache=calls.v.to(E4M3))
     halves = torch.full((2, 2), 0.5, device=device)
     given = dict(q=calls.q, **codes, cache_seqlens=calls.lengths, k_descale=halves, v_descale=halves)
@@ -107,12 +107,6 @@ def test_positions_without_a_rotation_are_not_looked_at(device):
     new = dict(k=calls.q[:, :1, :2], v=calls.q[:, :1, :2], cache_seqlens=torch.tensor([3, 4], dtype=I32, device=device))
     for given in (dict(), new):
         assert torch.equal(calls.cached(**given, rotary_seqlens=calls.lengths), calls.cached(**given))
-
-
-@pytest.mark.parametrize("keys", [-128, 0, 1, 64, 100])
-def test_pieces_are_the_same_everywhere(device, keys):
-    with pytest.raises(ValueError, match=f"^split_keys is {keys}, expected a multiple of 128, or None$"):
-        Calls(device).cached(split_keys=keys)
 
 
 def test_lists_have_any_strides(device):

@@ -1,99 +1,32 @@
-"""The interface as far as it can be seen without a GPU. Needs torch, but most tests no GPU."""
+"""The interface without a GPU: signatures, tracers, operations that are counted. Needs torch."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
+from operations import OPERATIONS
+from packing import ends, normal
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from fa3 import (
-    flash_attn_fp8_func,
-    flash_attn_func,
-    flash_attn_qkvpacked_func,
-    flash_attn_varlen_func,
-    flash_attn_varlen_qkvpacked_func,
-)
+import fa3
+from fa3 import flash_attn, flash_attn_func, flash_attn_interface, flash_attn_varlen_func, flash_attn_with_kvcache, flash_mla
 
-
-# Where two sequences end.
-ENDS = torch.tensor([0, 3, 8], dtype=torch.int32)
+BF16, F16, I32 = torch.bfloat16, torch.float16, torch.int32
+SIGNATURES = (Path(__file__).parent / "signatures.txt").read_text().splitlines()
 
 
-def zeros(*shape, dtype=torch.bfloat16):
-    return torch.zeros(shape, dtype=dtype)
-
-
-def signature(function):
-    return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
-
-
-def test_the_signatures_are_flash_attention_3s():
-    none = inspect.Parameter.empty
-    tail = dict(window_size=(-1, -1), attention_chunk=0, softcap=0.0)
-    descales = dict(q_descale=None, k_descale=None, v_descale=None)
-    expected = dict(q=none, k=none, v=none, softmax_scale=None, causal=False, qv=None, **descales, **tail)
-    expected |= dict(num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False)
-    more = dict(v_mean=None, v_transposed=False, out_dtype=None, out=None, s_aux=None, intervals=None)
-    assert signature(flash_attn_func) == list((expected | more).items())
-    of_more = [inspect.signature(flash_attn_func).parameters[name] for name in more]
-    assert all(parameter.kind == inspect.Parameter.KEYWORD_ONLY for parameter in of_more)
-    expected = dict(qkv=none, softmax_scale=None, causal=False, **descales, **tail)
-    expected |= dict(deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False)
-    assert signature(flash_attn_qkvpacked_func) == list(expected.items())
-    lists = {f"{name}_{of}": none for name in ("cu_seqlens", "max_seqlen") for of in "qk"}
-    expected = dict(q=none, k=none, v=none, **lists, seqused_q=None, seqused_k=None, softmax_scale=None, causal=False)
-    expected |= dict(qv=None, **descales, **tail, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0)
-    expected |= dict(return_attn_probs=False)
-    more = dict(out_dtype=None, out=None, s_aux=None, page_table=None, block_table=None, scheduler_metadata=None)
-    assert signature(flash_attn_varlen_func) == list((expected | more).items())
-    of_more = [inspect.signature(flash_attn_varlen_func).parameters[name] for name in more]
-    assert all(parameter.kind == inspect.Parameter.KEYWORD_ONLY for parameter in of_more)
-
-
-def test_the_signature_of_packed_sequences_in_one_tensor_is_flash_attn_2s():
-    none = inspect.Parameter.empty
-    expected = dict(qkv=none, cu_seqlens=none, max_seqlen=none, dropout_p=0.0, softmax_scale=None, causal=False)
-    expected |= dict(window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False)
-    more = dict(q_descale=None, k_descale=None, v_descale=None, attention_chunk=0, num_heads_q=None, sm_margin=0)
-    assert signature(flash_attn_varlen_qkvpacked_func) == list((expected | more).items())
-    of_more = [inspect.signature(flash_attn_varlen_qkvpacked_func).parameters[name] for name in more]
-    assert all(parameter.kind == inspect.Parameter.KEYWORD_ONLY for parameter in of_more)
-
-
-def test_tensors_of_the_wrong_kind_are_refused():
-    x = zeros(1, 8, 2, 64)
-    with pytest.raises(TypeError, match="^k is NoneType, expected torch.Tensor$"):
-        flash_attn_func(x, None, x)
-    for position, name in enumerate(("q", "k", "v")):
-        packed = [x[0], x[0], x[0], ENDS, ENDS]
-        packed[position] = None
-        with pytest.raises(TypeError, match=f"^{name} is NoneType, expected torch.Tensor$"):
-            flash_attn_varlen_func(*packed, None, None)
-    for name in ("seqused_q", "seqused_k", "q_descale", "out"):
-        with pytest.raises(TypeError, match=f"^{name} is list, expected torch.Tensor$"):
-            flash_attn_varlen_func(x[0], x[0], x[0], ENDS, ENDS, None, None, **{name: [1, 2]})
-    with pytest.raises(TypeError, match="^qkv is list, expected torch.Tensor$"):
-        flash_attn_qkvpacked_func([x, x, x])
-    meta = x.to("meta")
-    with pytest.raises(ValueError, match="^k is on meta and q on cpu, expected one CUDA device or the CPU$"):
-        flash_attn_func(x, meta, x)
-
-
-@pytest.mark.parametrize(
-    "shape, num_heads_q, expected",
-    [
-        ((2, 8, 6, 64), None, r"\(batch, seqlen, 3, heads, head_dim\)"),
-        ((2, 8, 2, 4, 64), None, r"\(batch, seqlen, 3, heads, head_dim\)"),
-        ((2, 8, 7, 64), 4, r"\(batch, seqlen, 4 \+ 2 \* heads_kv, head_dim\) with num_heads_q 4"),
-        ((2, 8, 4, 64), 4, r"\(batch, seqlen, 4 \+ 2 \* heads_kv, head_dim\) with num_heads_q 4"),
-    ],
-)
-def test_packed_tensors_of_the_wrong_shape_are_refused(shape, num_heads_q, expected):
-    with pytest.raises(ValueError, match=f"expected {expected}$"):
-        flash_attn_qkvpacked_func(zeros(*shape), num_heads_q=num_heads_q)
+@pytest.mark.parametrize("line", SIGNATURES, ids=lambda line: line.partition("(")[0])
+def test_signatures_are_what_others_call(line):
+    """FlashAttention-3's, flash-attn 2's and FlashMLA's. What follows a star is this package's own."""
+    module, _, name = line.partition("(")[0].rpartition(".")
+    signature = inspect.signature(getattr(dict(fa3=fa3, flash_attn=flash_attn, interface=flash_attn_interface, flash_mla=flash_mla)[module], name))
+    parameters = [x.replace(annotation=x.empty) for x in signature.parameters.values()]
+    assert f"{module}.{name}{signature.replace(parameters=parameters, return_annotation=signature.empty)}" == line
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
@@ -112,52 +45,57 @@ def test_tensors_are_read_as_what_they_stand_for(lazy, position):
     assert torch.equal(flash_attn_func(*given), flash_attn_func(*expected))
 
 
-def test_fake_tensors_of_other_ranks_are_refused():
+# What tracers see: calls of FakeTensorMode's tensors, an operator, and what it gets behind its tensors.
+MASK = dict(causal=True, window_size=(5, 3), softcap=30.0)
+SCORES = dict(softmax_scale=0.5, **MASK)
+ROTATION = dict(interleaved=True, k_positions=7, hadamard_seed=2**64 - 1, v_channels=True)
+
+
+def of_16_bits(q, k, cos, positions):
+    return fa3.flash_attn_fp8_func(q, k, k, cos=cos, sin=cos, q_positions=positions, **ROTATION, **SCORES)
+
+
+def paged(q, k, lengths, table):
+    return flash_attn_with_kvcache(q, k, k, cache_seqlens=lengths, page_table=table, causal=True, num_splits=1)
+
+
+def meant(*shape, dtype=BF16):
+    return torch.empty(*shape, dtype=dtype, device="cuda")
+
+
+# The right side of a causal window is 0. A hint that is a tensor is none in a trace.
+TRACED = {
+    "forward": (lambda q: flash_attn_func(q, q, q, **MASK), lambda: [meant(2, 64, 8, 128)], 3, [None, 5, 0, 0, 30.0, 0]),
+    "varlen_forward": (
+        lambda q, ends, hint: flash_attn_varlen_func(q, q, q, ends, ends, hint, 40, **MASK),
+        lambda: [meant(64, 8, 128), meant(4, dtype=I32), torch.tensor(5, device="cuda")],
+        5,
+        [None, None, None, 40, None, 5, 0, 0, 30.0, 0],
+    ),
+    "fp8_forward": (
+        of_16_bits,
+        lambda: [meant(2, 300, 4, 64), meant(2, 300, 2, 64), meant(400, 16, dtype=torch.float32), meant(2, 300, dtype=torch.int64)],
+        6,
+        [None, True, 0, 7, -1, True, 0.5, 5, 0, 30.0],
+    ),
+    "cached_forward": (
+        paged,
+        lambda: [meant(2, 1, 4, 64, dtype=F16), meant(20, 16, 2, 64, dtype=F16), meant(2, dtype=I32), meant(2, 9, dtype=I32)],
+        5,
+        [None] * 7 + [-1, 0, 0, 0.0, 0, 0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_tracers_see_one_operator(name):
+    call, given, position, expected = TRACED[name]
     with FakeTensorMode():
-        q, k = (torch.empty(*shape, dtype=torch.bfloat16, device="cuda") for shape in ((64, 8, 128), (2, 64, 8, 128)))
-        with pytest.raises(ValueError, match="^q has 3, k 4 and v 4 dimensions, expected 4"):
-            flash_attn_func(q, k, k)
-
-
-def test_tracers_see_the_operator():
-    def attend(x):
-        return flash_attn_func(x, x, x, causal=True, window_size=(5, 3), softcap=30.0)
-
-    with FakeTensorMode():
-        graph = make_fx(attend)(torch.empty(2, 64, 8, 128, dtype=torch.bfloat16, device="cuda"))
-    [node] = [node for node in graph.graph.nodes if node.target is torch.ops.fa3.forward.default]
-    # The right side of a causal window is 0.
-    assert list(node.args[3:]) == [None, 5, 0, 0, 30.0, 0]
-
-
-def test_tracers_see_attention_in_8_bits_as_one_operator():
-    def attend(q, k, v, cos, positions):
-        rotation = dict(cos=cos, sin=cos, interleaved=True, q_positions=positions, k_positions=7)
-        scores = dict(softmax_scale=0.5, causal=True, window_size=(5, 3), softcap=30.0)
-        return flash_attn_fp8_func(q, k, v, hadamard_seed=2**64 - 1, v_channels=True, **rotation, **scores)
-
-    with FakeTensorMode():
-        q, k, v = (torch.empty(2, 300, heads, 64, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
-        cos, positions = torch.empty(400, 16, device="cuda"), torch.empty(2, 300, dtype=torch.int64, device="cuda")
-        graph = make_fx(attend)(q, k, v, cos, positions).graph
-    [node] = [node for node in graph.nodes if "fa3" in str(node.target)]
-    assert node.target is torch.ops.fa3.fp8_forward.default
-    given = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=True))
-    tensors = [node for node in graph.nodes if node.op == "placeholder"]
-    names = ("q", "k", "v", "cos", "q_positions")
-    assert [given.pop(name) for name in names] == tensors and given.pop("sin") is tensors[3]
-    assert given == dict(
-        k_positions=None,
-        interleaved=True,
-        q_first=0,
-        k_first=7,
-        hadamard_seed=-1,
-        v_channels=True,
-        softmax_scale=0.5,
-        window_left=5,
-        window_right=0,
-        softcap=30.0,
-    )
+        nodes = make_fx(call)(*given()).graph.nodes
+    [node] = [node for node in nodes if "fa3" in str(node.target)]
+    assert node.target is getattr(torch.ops.fa3, name).default
+    tensors = [node for node in nodes if node.op == "placeholder"]
+    assert all(x in tensors for x in node.args[:position]) and list(node.args[position:]) == expected
 
 
 def test_compilers_see_one_graph_whatever_the_lengths():
@@ -169,9 +107,76 @@ def test_compilers_see_one_graph_whatever_the_lengths():
 
     @torch.compile(backend=backend, fullgraph=True, dynamic=True)
     def attend(qkv):
-        return flash_attn_qkvpacked_func(qkv, causal=True) * 2
+        return fa3.flash_attn_qkvpacked_func(qkv, causal=True) * 2
 
     for seqlen in (16, 40, 64):
-        attend(zeros(2, seqlen, 3, 4, 64))
+        attend(torch.zeros(2, seqlen, 3, 4, 64, dtype=BF16))
     [graph] = seen
     assert sum("fa3.forward" in str(node.target) or node.target is torch.ops.fa3.forward for node in graph.graph.nodes) == 1
+
+
+# Operations that are counted: of hidden keys, too, and of each query head; without reading lengths.
+
+
+def flops(function, *tensors, **options):
+    """Of a call; and of its backward pass if its tensors require grad."""
+    with FlopCounterMode(display=False) as counter:
+        out = function(*tensors, **options)
+        if any(x.requires_grad for x in tensors):
+            out.sum().backward()
+    return counter.get_total_flops()
+
+
+def leaves(*shapes):
+    return [torch.empty(shape, dtype=BF16).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("seqlen, heads_kv, head_dim_v", [(96, 4, 64), (40, 4, 32), (40, 2, 64)])
+def test_operations_are_counted_as_torch_counts_its_own(seqlen, heads_kv, head_dim_v):
+    def theirs(q, k, v):
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+
+    with FakeTensorMode():
+        of_ours = leaves((2, 32, 4, 64), (2, seqlen, heads_kv, 64), (2, seqlen, heads_kv, head_dim_v))
+        counted = flops(flash_attn_func, *of_ours, causal=True)
+        shapes = (2, 4, 32, 64), (2, 4, seqlen, 64), (2, 4, seqlen, head_dim_v)
+        if head_dim_v == 64:
+            assert counted == flops(theirs, *leaves(*shapes))
+        assert counted == sdpa_flop_count(*shapes) + sdpa_backward_flop_count((2, 4, 32, head_dim_v), *shapes)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_operations_of_packed_sequences(requires_grad):
+    """Right where sequences are of one length; with a hint, as if all had as many keys."""
+
+    def tensors(*rows):
+        return [normal(*rows[i > 0], heads, d).requires_grad_(requires_grad) for i, (heads, d) in enumerate(((4, 64), (2, 64), (2, 32)))]
+
+    of_q, of_k = ends([20] * 3, "cpu"), ends([30] * 3, "cpu")
+    dense = flops(flash_attn_func, *tensors((3, 20), (3, 30)))
+    assert dense == 3 * 4 * 20 * 30 * 2 * (64 + 32 + (3 * 64 + 2 * 32 if requires_grad else 0))
+    for hints, times in (((None, None), 2), ((20, 30), 2), ((1, 30), 2), ((20, 45), 3), ((20, 10**6), 6)):
+        assert flops(lambda *x: flash_attn_varlen_func(*x, of_q, of_k, *hints), *tensors((60,), (90,))) == dense * times // 2
+    if not requires_grad:
+        into = lambda *x: flash_attn_varlen_func(*x, of_q, of_k, None, None, out=torch.empty(60, 4, 32, dtype=BF16))
+        assert flops(into, *tensors((60,), (90,))) == dense
+
+
+def test_operations_in_8_bits():
+    with FakeTensorMode():
+        q, k = meant(2, 32, 4, 64), meant(2, 40, 4, 64)
+        assert flops(fa3.flash_attn_fp8_func, q, k, k) == flops(flash_attn_func, q, k, k) == 2 * 4 * 32 * 40 * 2 * 128
+    q, k, v = normal(412, 2, 64), normal(734, 1, 64), normal(734, 1, 32)
+    lists = ends([100, 33, 130, 1, 128], "cpu"), ends([140, 30, 300, 1, 256], "cpu")
+    assert flops(lambda *x: fa3.flash_attn_varlen_fp8_func(*x, *lists, 130, 300), q, k, v) == 2 * 412 * 300 * 2 * (64 + 32)
+
+
+@pytest.mark.parametrize("name", ["dense latent", "packed latent", "cache latent"])
+def test_operations_of_latent_attention(name):
+    operation = OPERATIONS[name]
+    given = operation.make("cpu")
+    with FakeTensorMode() as mode:
+        given = {name: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+        without = {name: x for name, x in given.items() if name != "qv"}
+        pairs, rest = divmod(flops(lambda: operation.function(**without)), 2 * (64 + 512))
+        assert rest == 0 and flops(lambda: operation.function(**given)) == pairs * 2 * (64 + 512 + 512)

@@ -2,7 +2,6 @@
 on the CPU and on a GPU. Needs torch.
 """
 
-import inspect
 import itertools
 import math
 import re
@@ -13,9 +12,7 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from caching import Cached
 from packing import MASKS, assert_equal, garbage, normal
-from reference import judge, standard
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+from reference import judge, judge_codes, standard
 
 from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, get_scheduler_metadata
 
@@ -74,10 +71,20 @@ def test_rows_that_are_copied_one_by_one_have_the_bits_of_those_in_blocks(nan_in
         assert_equal(Cached("cuda", layout=layout, rows=rows).check(num_splits=splits, causal=True), blocks)
 
 
-@pytest.mark.parametrize("scores", [dict(softmax_scale=0.3), dict(softcap=5.0), dict(softmax_scale=0.5, softcap=4.0)], ids=str)
-def test_scales_and_soft_caps(nan_in_new_tensors, device, scores):
-    for layout in ("seqused", 16):
-        Cached(device, layout=layout, rows=3).check(**scores, causal=True)
+SCORES = [dict(softmax_scale=0.3), dict(softcap=5.0), dict(softmax_scale=0.5, softcap=4.0), dict(s_aux=[-3.0, 0.5, 9.0, -math.inf])]
+CHUNKS = [dict(causal=True, attention_chunk=70), dict(attention_chunk=64), dict(window_size=(20, 9), attention_chunk=33)]
+
+
+@pytest.mark.parametrize("splits", [0, 1])
+@pytest.mark.parametrize("scores", [*SCORES, *CHUNKS], ids=str)
+@pytest.mark.parametrize("layout", ["padded", 16])
+def test_scales_soft_caps_sinks_and_chunks(nan_in_new_tensors, device, layout, scores, splits):
+    """Chunks are counted from a sequence's first key, behind its padding."""
+    scores = {name: torch.tensor(x, device=device) if isinstance(x, list) else x for name, x in scores.items()}
+    for rows in (1, 3, ROWS[2]):
+        cached = Cached(device, F32 if device == "cpu" and "s_aux" in scores else BF16, layout=layout, rows=rows)
+        cached.check(num_splits=splits, **scores)
+        cached.check(num_splits=splits, **scores | dict(causal=True))
 
 
 @pytest.mark.parametrize("splits", [0, 1])
@@ -91,7 +98,7 @@ def test_lengths_of_all_kinds(nan_in_new_tensors, device, keys, splits):
 def test_all_rows_are_in_use_unless_lengths_say_otherwise(nan_in_new_tensors, device, splits):
     q, k, v = (normal(3, n, heads, 64, seed=i, device=device) for i, (n, heads) in enumerate([(2, 4), (50, 2), (50, 2)]))
     out, lse, *_ = flash_attn_with_kvcache(q, k, v, causal=True, num_splits=splits, return_softmax_lse=True)
-    judge(out, lse, q, k, v, window=(-1, 0))
+    judge(out, lse, q, k, v, causal=True)
     # Pages have all rows, too.
     table = torch.tensor([[1, 0], [2, 2], [0, 1]], dtype=I32, device=device)
     k, v = (x[:, :48] for x in (k, v))
@@ -171,20 +178,6 @@ def test_a_part_of_a_table_is_the_limit_of_lengths(nan_in_new_tensors, splits, n
     assert_equal(results[0][2:], (cached.k, cached.v))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("splits", [0, 1])
-def test_sinks_are_in_the_denominator(device, splits, causal):
-    for rows, layout in itertools.product((1, 3), ("seqused", 16)):
-        cached = Cached(device, F32 if device == "cpu" else BF16, layout=layout, rows=rows)
-        sinks = torch.tensor([-3.0, 0.5, 9.0, -math.inf], device=device)
-        out, lse = cached.call(return_softmax_lse=True, causal=causal, num_splits=splits)
-        with_sinks, with_lse = cached.call(return_softmax_lse=True, causal=causal, s_aux=sinks, num_splits=splits)
-        expected = torch.logaddexp(lse, sinks[:, None])
-        torch.testing.assert_close(with_lse, expected, rtol=1e-4, atol=1e-4)
-        weight = (lse - expected).exp().nan_to_num(0.0).transpose(1, 2)[..., None]
-        torch.testing.assert_close(with_sinks.float(), out.float() * weight, rtol=2e-2, atol=2e-2)
-
-
 @pytest.mark.parametrize("splits", [0, 1])
 @pytest.mark.parametrize("layout", [16, 3, "16 padded"])
 def test_codes_and_their_scales(nan_in_new_tensors, device, layout, splits):
@@ -198,17 +191,10 @@ def test_codes_and_their_scales(nan_in_new_tensors, device, layout, splits):
         for scales in ({}, dict(q_descale=of_q, k_descale=of_k, v_descale=of_v)):
             out, lse = cached.call((q, k, v), **scales, causal=True, return_softmax_lse=True, num_splits=splits)
             assert out.dtype == BF16
-            factors = [x.double() if scales else torch.ones_like(x).double() for x in (of_q, of_k, of_v)]
-            for i, (own_q, own_k, own_v, of_o, of_lse) in enumerate(cached.sequences()):
-                own = [x.to(E4M3).double() for x in (own_q, own_k, own_v)]
-                by_head = [x[i].repeat_interleave(own[j].shape[2] // 2)[:, None] for j, x in enumerate(factors)]
-                own = [x * scale for x, scale in zip(own, by_head, strict=True)]
-                own = [x.float().cpu() for x in own]
-                right, right_lse, *_ = flash_attn_with_kvcache(*own, causal=True, return_softmax_lse=True)
-                seen, own_lse = right_lse.isfinite(), lse[of_lse].cpu()
-                assert ((own_lse - right_lse)[seen].abs() < 0.1).all()
-                assert (own_lse[~seen] == right_lse[~seen]).all()
-                assert (out[of_o].float().cpu() - right).norm() <= 0.05 * right.norm()
+            factors = [x if scales else torch.ones_like(x) for x in (of_q, of_k, of_v)]
+            for i, (*own, of_o, of_lse) in enumerate(cached.sequences()):
+                own = [x.to(E4M3).float() * scale[i].repeat_interleave(x.shape[2] // 2)[:, None] for x, scale in zip(own, factors, strict=True)]
+                judge_codes(out[of_o], lse[of_lse], *own, causal=True)
 
 
 def e4m3_of(cached):
@@ -234,9 +220,7 @@ def test_a_cache_of_e4m3_beside_queries_of_16_bits(nan_in_new_tensors, device, l
         results = cached.call((cached.q, k, v), return_softmax_lse=True, num_splits=splits, **scales, **mask)
         # The law is that of numbers of 16 bits, as which a scale times a code is not exact.
         for q, own_k, own_v, of_o, of_lse in cached.sequences():
-            window = (mask.get("window_size", (-1, -1))[0], 0) if mask.get("causal") else mask.get("window_size", (-1, -1))
-            of = dict(scale=mask.get("softmax_scale"), window=window, softcap=mask.get("softcap", 0.0))
-            right, right_lse = standard(q, own_k, own_v, **of)
+            right, right_lse = standard(q, own_k, own_v, **mask)
             torch.testing.assert_close(results[0][of_o].double(), right, rtol=2e-2, atol=4e-3)
             torch.testing.assert_close(results[1][of_lse].double(), right_lse, rtol=1e-4, atol=1e-3)
 
@@ -274,19 +258,7 @@ def test_pages_of_varlen_may_be_of_e4m3(device):
     assert_equal(results, expected)
 
 
-def test_what_is_wrong_with_types_and_scales_is_said():
-    q, k = torch.zeros(2, 1, 4, 64).bfloat16(), torch.zeros(2, 9, 2, 64).to(E4M3)
-    scale = torch.ones(2, 2)
-    for given, sentence in [
-        (dict(v_cache=k.to(BF16)), "k_cache is torch.float8_e4m3fn and v_cache is torch.bfloat16, expected both of one type"),
-        (dict(q=q.float()), "k_cache is torch.float8_e4m3fn, expected torch.float32 like q"),
-        (dict(k_descale=scale[:1]), f"k_descale is {F32} (1, 2) on cpu, expected {F32} (2, 2) on cpu: (sequences, heads_kv)"),
-    ]:
-        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-            flash_attn_with_kvcache(**(dict(q=q, k_cache=k, v_cache=k) | given))
-
-
-# Numbers that make no sense.
+# Numbers that are no lengths and no pages.
 
 
 def test_lists_that_make_no_sense_are_refused_with_their_numbers():
@@ -356,56 +328,6 @@ def test_garbage_touches_nothing_else_on_a_gpu(splits, rows):
         cached.check(causal=True, num_splits=splits)
 
 
-# What is refused.
-
-
-@pytest.mark.parametrize(
-    "given, error, sentence",
-    [
-        (dict(page_table=torch.zeros(5, dtype=I32), cache_batch_idx=torch.zeros(2, dtype=I32)), ValueError, "page_table is torch.int32 (5,), expected torch.int32 (rows, pages), as there is cache_batch_idx"),
-        (dict(page_table=torch.zeros(5, 3, dtype=I32), cache_batch_idx=torch.zeros(3, dtype=I32)), ValueError, "cache_batch_idx is torch.int32 (3,), expected torch.int32 (2,): (sequences,)"),
-        (dict(attention_chunk=-1), ValueError, "attention_chunk -1 is outside 0 to 2^32 - 1"),
-        (dict(split_keys=0), ValueError, "split_keys is 0, expected a multiple of 128, or None"),
-        (dict(split_keys=1.5), TypeError, "split_keys is 1.5, expected an integer"),
-        (dict(split_keys=128, num_splits=1), ValueError, "there are split_keys and num_splits 1, expected one of them"),
-        (dict(page_table=torch.zeros(2, 3, dtype=I32), block_table=torch.zeros(2, 3, dtype=I32)), ValueError, "there are page_table and block_table, expected one of them"),
-        (dict(page_table=torch.zeros(2, 3)), ValueError, "page_table is torch.float32 (2, 3), expected torch.int32 (2, pages): (sequences, pages)"),
-        (dict(page_table=torch.zeros(3, 3, dtype=I32)), ValueError, "page_table is torch.int32 (3, 3), expected torch.int32 (2, pages): (sequences, pages)"),
-        (dict(page_table=[[0], [1]]), TypeError, "page_table is list, expected torch.Tensor"),
-        (dict(cache_batch_idx=torch.zeros(2, dtype=torch.int64)), ValueError, "cache_batch_idx is torch.int64 (2,), expected torch.int32 (batch,)"),
-        (dict(cache_seqlens=torch.zeros(3, dtype=I32)), ValueError, "cache_seqlens is torch.int32 (3,), expected torch.int32 (2,): (sequences,)"),
-        (dict(cache_seqlens=torch.zeros(2, dtype=torch.int64)), ValueError, "cache_seqlens is torch.int64 (2,), expected torch.int32 (2,): (sequences,)"),
-        (dict(cache_seqlens=-1), ValueError, "cache_seqlens is -1, expected 0 to 2^31 - 1"),
-        (dict(cache_seqlens=2**31), ValueError, "cache_seqlens is 2147483648, expected 0 to 2^31 - 1"),
-        (dict(cache_seqlens=1.5), TypeError, "cache_seqlens is 1.5, expected an integer"),
-        (dict(cache_leftpad=torch.zeros(1, dtype=I32)), ValueError, "cache_leftpad is torch.int32 (1,), expected torch.int32 (2,): (sequences,)"),
-        (dict(cu_seqlens_q=torch.zeros(3, dtype=I32)), ValueError, "q has 4 dimensions, expected 3: (total_q, heads, head_dim), as there is cu_seqlens_q"),
-        (dict(cache_seqlens=[10, 20]), TypeError, "cache_seqlens is a list, expected an integer or an int32 tensor (batch,)"),
-        (dict(k_cache=torch.zeros(8, 9, 2, 64), v_cache=torch.zeros(8, 9, 2, 64)), ValueError, "k_cache has batch 8, expected 2, as q has: cache_batch_idx says which are meant"),
-        (dict(v_cache=torch.zeros(2, 8, 2, 64)), ValueError, "v_cache has seqlen 8, expected 9"),
-        (dict(cache_seqlens=torch.zeros(2, dtype=I32, device="meta")), ValueError, "cache_seqlens is on meta and q on cpu, expected one CUDA device or the CPU"),
-        (dict(num_splits=0.5), TypeError, "num_splits is 0.5, expected an integer"),
-        (dict(out=torch.zeros(2, 1, 4, 32)), ValueError, "out is torch.float32 (2, 1, 4, 32) on cpu, expected torch.float32 (2, 1, 4, 64) on cpu: (batch, seqlen_q, heads_q, head_dim_v)"),
-        (dict(s_aux=torch.ones(3)), ValueError, "s_aux is torch.float32 (3,) on cpu, expected torch.float32, torch.float16 or torch.bfloat16 (4,) on cpu: (heads_q,)"),
-    ],
-    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
-)
-def test_what_makes_no_sense_is_refused_in_a_sentence(given, error, sentence):
-    q, k = torch.zeros(2, 1, 4, 64), torch.zeros(2, 9, 2, 64)
-    with pytest.raises(error, match=f"^{re.escape(sentence)}$"):
-        flash_attn_with_kvcache(**dict(q=q, k_cache=k, v_cache=k) | given)
-
-
-def test_shapes_are_checked():
-    q, k = torch.zeros(2, 1, 4, 64), torch.zeros(2, 9, 2, 64)
-    with pytest.raises(ValueError, match=r"^k_cache has 3 and v_cache 4 dimensions, expected 4: \(batch or pages, rows, heads_kv, head_dim\)$"):
-        flash_attn_with_kvcache(q, k[0], k)
-    with pytest.raises(ValueError, match="^k_cache has batch 3, expected 2"):
-        flash_attn_with_kvcache(q, torch.zeros(3, 9, 2, 64), torch.zeros(3, 9, 2, 64))
-    with pytest.raises(TypeError, match="^v_cache is None"):
-        flash_attn_with_kvcache(q, k, None)
-
-
 @pytest.mark.hopper
 def test_a_row_of_the_table_that_is_not_there_has_no_pages_on_a_gpu():
     cached = Cached("cuda", keys=[20, 20], layout="16 indexed")
@@ -416,27 +338,6 @@ def test_a_row_of_the_table_that_is_not_there_has_no_pages_on_a_gpu():
 
 
 # What is accepted, and what becomes of it.
-
-
-def test_the_signature_is_flash_attention_3s():
-    none = inspect.Parameter.empty
-    names = "k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad page_table cu_seqlens_q cu_seqlens_k_new"
-    names += " max_seqlen_q rotary_seqlens q_descale k_descale v_descale softmax_scale"
-    expected = dict(q=none, k_cache=none, v_cache=none) | dict.fromkeys(names.split())
-    expected |= dict(causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True)
-    expected |= dict(scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False)
-    more = dict(block_table=None, out=None, s_aux=None, split_keys=None, seqused_q=None)
-    parameters = inspect.signature(flash_attn_with_kvcache).parameters
-    assert [(p.name, p.default) for p in parameters.values()] == list((expected | more).items())
-    assert all(parameters[name].kind == inspect.Parameter.KEYWORD_ONLY for name in more)
-    expected = dict.fromkeys("batch_size max_seqlen_q max_seqlen_k num_heads_q num_heads_kv headdim cache_seqlens".split(), none)
-    expected |= dict(qkv_dtype=None, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None)
-    expected |= dict(page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1), attention_chunk=0)
-    expected |= dict(has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0)
-    more = dict(cu_seqlens_k=None, seqused_q=None, total_q=None, total_k=None)
-    parameters = inspect.signature(get_scheduler_metadata).parameters
-    assert [(p.name, p.default) for p in parameters.values()] == list((expected | more).items())
-    assert all(parameters[name].kind == inspect.Parameter.KEYWORD_ONLY for name in more)
 
 
 def test_what_decides_how_a_call_is_computed(device, calls):
@@ -479,22 +380,12 @@ def test_packed_sequences_over_pages(nan_in_new_tensors, device, mask, used):
     if used:
         used = torch.tensor(used, dtype=I32, device=device)
         out, lse = flash_attn_varlen_func(*tensors, *lists, **given, page_table=cached.table, seqused_q=used)
-        window = (-1, 0) if mask.get("causal") else mask.get("window_size", (-1, -1))
         for i, (q, k, v, of_o, of_lse) in enumerate(cached.sequences()):
             n = used[i].item()
-            judge(out[of_o][:, :n], lse[of_lse][..., :n].contiguous(), q[:, :n], k, v, window=window)
+            judge(out[of_o][:, :n], lse[of_lse][..., :n].contiguous(), q[:, :n], k, v, **mask)
             assert (out[of_o][:, n:] == 0).all() and (lse[of_lse][..., n:] == -math.inf).all()
     with pytest.raises(ValueError, match="^there are page_table and cu_seqlens_k, expected one of them$"):
         flash_attn_varlen_func(*tensors, cached.ends, cached.ends, 7, 200, page_table=cached.table)
-
-
-def test_one_new_token_is_the_last_row_of_all(device):
-    """Token by token over a growing cache as at once under a causal mask."""
-    q, k, v = (normal(2, 40, heads, 64, seed=i, device=device) for i, heads in enumerate((4, 2, 2)))
-    expected = flash_attn_func(q, k, v, causal=True)
-    for i in range(40):
-        out = flash_attn_with_kvcache(q[:, i : i + 1], k, v, cache_seqlens=i + 1, causal=True)
-        torch.testing.assert_close(out[:, 0], expected[:, i], rtol=2e-2, atol=1e-2)
 
 
 # What graphs and torch see.
@@ -556,37 +447,3 @@ def test_a_graph_holds_the_length_of_all():
     q.copy_(torch.randn_like(q))
     graph.replay()
     judge(out, lse, q, k[:, :37], v[:, :37])
-
-
-@pytest.mark.hopper
-@pytest.mark.parametrize("splits", [0, 1])
-def test_nothing_waits_for_a_gpu(splits):
-    cached = Cached("cuda", layout=16)
-    cached.call(num_splits=splits)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        cached.call(num_splits=splits, causal=True, return_softmax_lse=True)
-        cached.call(num_splits=splits, cache_seqlens=30)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def test_fake_calls_are_refused_as_a_gpu_refuses_them():
-    with FakeTensorMode():
-        q, k = (torch.empty(*shape, dtype=E4M3, device="cuda") for shape in ((2, 1, 4, 512), (20, 16, 2, 512)))
-        table = torch.empty(2, 9, dtype=I32, device="cuda")
-        with pytest.raises(ValueError, match="no tile for head_dim 512 and head_dim_v 512"):
-            flash_attn_with_kvcache(q, k, k, page_table=table)
-
-
-def test_tracers_see_the_operator():
-    def attend(q, k, lengths, table):
-        return flash_attn_with_kvcache(q, k, k, cache_seqlens=lengths, page_table=table, causal=True, num_splits=1)
-
-    with FakeTensorMode():
-        q, k = torch.empty(2, 1, 4, 64, dtype=F16, device="cuda"), torch.empty(20, 16, 2, 64, dtype=F16, device="cuda")
-        lengths, table = torch.empty(2, dtype=I32, device="cuda"), torch.empty(2, 9, dtype=I32, device="cuda")
-        graph = make_fx(attend)(q, k, lengths, table)
-    [node] = [node for node in graph.graph.nodes if node.target is torch.ops.fa3.cached_forward.default]
-    assert list(node.args[5:]) == [None] * 7 + [-1, 0, 0, 0.0, 0, 0]

@@ -1,4 +1,4 @@
-"""Masks as intervals of keys: those that are made directly are those of their functions. Needs torch, but no GPU."""
+"""Masks as intervals of keys: masks that are made directly are masks of their functions. Needs torch, but no GPU."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SIZES = [(7, 7), (3, 9), (9, 4), (1, 12), (40, 33)]
 
 
 def check(intervals, mask_mod, batch, heads, rows, keys):
-    """Intervals are those of a function, number by number, and the mask that they say."""
+    """Intervals are what a function says, number by number, and the mask that they say."""
     expected = masks.from_mask_mod(mask_mod, batch, heads, rows, keys, device=intervals.device)
     assert intervals.dtype == expected.dtype == I32 and intervals.is_contiguous()
     if expected.shape[-1] < intervals.shape[-1]:
@@ -121,7 +121,7 @@ def test_functions_of_batch_and_head(device):
     for mask_mod, shape in [
         (lambda b, h, q, k: k < of_batch[b], (2, 1, 6, 2)),
         (lambda b, h, q, k: k < of_head[h], (1, 3, 6, 2)),
-        # It looks at the batch, and is the same for all.
+        # It looks at the batch, and does not differ.
         (lambda b, h, q, k: k < equal[b], (1, 1, 6, 2)),
         (lambda b, h, q, k: (k < 1) | (k > q), (1, 1, 6, 4)),
         (lambda b, h, q, k: b.new_ones((), dtype=torch.bool), (1, 1, 6, 2)),
@@ -270,7 +270,7 @@ def test_block_masks(device, rows, keys, block):
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.hopper)])
 def test_masks_in_a_trace(device, backend):
-    """One graph, for masks whose numbers somebody would have to know."""
+    """One graph, for masks whose numbers a trace does not know."""
     torch._dynamo.reset()
     ids = torch.tensor([[0] * 40 + [1] * 60, [2] * 100], device=device)
     q = torch.randn(2, 100, 4, 64, device=device).bfloat16()

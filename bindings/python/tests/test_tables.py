@@ -46,10 +46,6 @@ def test_what_makes_no_sense_is_refused():
             make(**change)
     with pytest.raises(TypeError, match="cu_seqlens_q is NoneType"):
         make(cu_seqlens_q=None)
-    with pytest.raises(ValueError, match="scheduler_metadata is torch.int64"):
-        packed.call(HINTS, scheduler_metadata=torch.zeros(4, dtype=torch.int64))
-    with pytest.raises(TypeError, match="scheduler_metadata is int"):
-        packed.call(HINTS, scheduler_metadata=4)
 
 
 @pytest.mark.hopper

@@ -62,6 +62,9 @@ def test_what_has_no_transform_says_so():
     lse = torch.zeros(2, 4, 8)
     with pytest.raises(NotImplementedError, match="^_flash_attn_backward is not supported inside of torch.func's transforms$"):
         torch.func.vmap(lambda q: _flash_attn_backward(q, q, k, k, q, lse)[0])(q[None])
+    x, lists = normal(8, 2, 64), torch.tensor([0, 3, 8], dtype=I32)
+    with pytest.raises(NotImplementedError, match="^out is not supported inside of torch.func's transforms$"):
+        torch.func.vmap(lambda x: flash_attn_varlen_func(x, x, x, lists, lists, None, None, out=x))(x[None])
     with pytest.raises(NotImplementedError, match="^attention has no derivative in forward mode$"):
         torch.func.hessian(lambda q: attend(q, k, v).float().sum())(q)
 
@@ -95,3 +98,21 @@ def test_lengths_that_only_the_data_will_tell(device, name):
             out = function(leaf, mask)
             results.append([out] if name == "cache" else [out, *torch.autograd.grad(out.float().pow(2).sum(), leaf)])
         assert_equal(*results)
+
+
+@pytest.mark.parametrize("name", ["dense", "packed"])
+def test_an_export_whose_lengths_only_the_data_will_tell(name):
+    """A trace may not know how many rows there are, or how long they are. Then they are not checked."""
+
+    class Masked(torch.nn.Module):
+        def forward(self, x, mask, ends):
+            rows = x[mask]
+            if name == "dense":
+                return flash_attn_func(*[rows[None]] * 3)
+            ends = torch.cat([ends, mask.sum(dtype=I32)[None]])
+            return flash_attn_varlen_func(rows, rows, rows, ends, ends, None, (ends[1:] - ends[:-1]).max())
+
+    x, mask, start = torch.randn(30, 2, 16), torch.arange(30) % 2 == 0, torch.tensor([0, 4], dtype=I32)
+    program = torch.export.export(Masked(), (x, mask, start))
+    mask = torch.arange(30) % 3 == 0
+    assert torch.equal(program.module()(x, mask, start), Masked()(x, mask, start))

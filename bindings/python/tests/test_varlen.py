@@ -1,5 +1,5 @@
-"""Attention over packed sequences, `fa3.flash_attn_varlen_func`: each sequence against its own definition, on the CPU
-and on a GPU. Needs torch.
+"""Attention over packed sequences, `fa3.flash_attn_varlen_func`, and its gradients: each sequence against its own
+definition, on the CPU and on a GPU. Outputs start as NaN, so that what is not written shows. Needs torch.
 """
 
 import itertools
@@ -11,20 +11,28 @@ import pytest
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from packing import LENGTHS, MASKS, USED, Packed, assert_equal, ends, garbage, normal
-from reference import standard
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.flop_counter import FlopCounterMode
+from reference import judge_codes
 
-from fa3 import flash_attn_func, flash_attn_varlen_func
+from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
 
 F32, F16, BF16, E4M3, I32 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32
+LISTS = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
+# max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin
+NUMBERS = (130, 257, 0.5, 9, 0, 50, 20.0, 2)
+OPTIONS = dict(softmax_scale=0.5, causal=True, window_size=(9, 3), attention_chunk=50, softcap=20.0, sm_margin=2)
 
 
 @pytest.fixture(params=[Packed.check, Packed.check_gradients], ids=["results", "gradients"])
 def check(request):
     """Computes and judges results, or gradients."""
     return request.param
+
+
+def both(packed, tensors=None, dout=None, dlse=None, **options):
+    """O, LSE and gradients, the same bits in every run."""
+    given = packed.given() if dout is None else (dout, dlse)
+    results = packed.call(tensors=tensors, return_attn_probs=True, **options)
+    return *results, *packed.gradients(*given, tensors=tensors, deterministic=True, **options)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -35,9 +43,12 @@ def test_each_sequence_has_its_own_results(nan_in_new_tensors, device, check, he
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("scores", [dict(softmax_scale=0.3), dict(softcap=5.0), dict(softmax_scale=0.5, softcap=4.0)], ids=str)
-def test_scales_and_soft_caps(nan_in_new_tensors, device, check, scores, mask):
-    check(Packed(device), **scores, **mask)
+@pytest.mark.parametrize(
+    "scores", [dict(softmax_scale=0.3), dict(softcap=5.0), dict(softmax_scale=0.5, softcap=4.0), dict(s_aux=[-3.0, 0.5, 9.0, -math.inf])], ids=str
+)
+def test_scales_soft_caps_and_sinks(nan_in_new_tensors, device, check, scores, mask):
+    scores = {name: torch.tensor(x, device=device) if isinstance(x, list) else x for name, x in scores.items()}
+    check(Packed(device, F32 if device == "cpu" and "s_aux" in scores else BF16), **scores, **mask)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -46,25 +57,37 @@ def test_rows_that_are_not_in_use(nan_in_new_tensors, device, check, used, mask)
     check(Packed(device, used=used), **mask)
 
 
+@pytest.mark.parametrize("of_o, of_lse", [(True, False), (False, True)], ids=["o", "lse"])
+def test_gradients_of_o_and_of_lse(nan_in_new_tensors, device, of_o, of_lse):
+    for mask in MASKS[:3]:
+        results = Packed(device).check_gradients(of_o, of_lse, **mask)
+        # LSE does not depend on V.
+        assert of_o or not results[2].any()
+
+
 @pytest.mark.parametrize("used", [None, USED[0]], ids=["all", "in part"])
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_nothing_reaches_a_sequence_from_outside(device, mask, used):
     """Not even NaN, which a product with 0 would not hide."""
     packed = Packed(device, used=used)
-    expected = packed.call(return_attn_probs=True, **mask)
+    dout, dlse = packed.given()
+    expected = both(packed, **mask)
     of_q, of_k = (x[:, None, None] for x in packed.in_use())
     tensors = packed.q.where(of_q, math.nan), packed.k.where(of_k, math.nan), packed.v.where(of_k, math.nan)
-    assert_equal(packed.call(tensors=tensors, return_attn_probs=True, **mask), expected)
+    wild = dout.where(of_q, math.nan), dlse.where(of_q[:, 0, 0], math.nan)
+    assert_equal(both(packed, tensors, *wild, **mask), expected)
     # One sequence of NaN reaches itself.
     [q, k] = list(packed.sequences())[4]
     tensors = [x.clone() for x in (packed.q, packed.k, packed.v)]
     for x, rows in zip(tensors, (q, k, k), strict=True):
         x[rows] = math.nan
-    out, lse = packed.call(tensors=tensors, return_attn_probs=True, **mask)
-    others = torch.ones(len(out), dtype=torch.bool, device=device)
-    others[q] = False
-    assert_equal((out[others], lse[:, others]), (expected[0][others], expected[1][:, others]))
-    assert out[q].isnan().any()
+    dout = dout.clone()
+    dout[q] = math.nan
+    for results, rows in ((both(packed, tensors, dout, dlse, **mask), (q, (..., q), q, k, k)), (both(packed, None, dout, dlse, **mask)[2:], (q, k, k))):
+        for x, right, part in zip(results, expected[-len(results) :], rows, strict=True):
+            others = torch.ones_like(x, dtype=torch.bool)
+            others[part] = False
+            assert torch.equal(x[others], right[others]) and x[part].isnan().any()
 
 
 def test_hints_change_no_result(device, check):
@@ -99,32 +122,45 @@ def test_many_sequences(device):
     """More than are sorted at once; most of them shorter than a tile."""
     count = 2500 if device == "cuda" else 300
     lengths = [(5 * (i * 37 % 10), 9 * (i * 53 % 7)) for i in range(count)] + [(300, 500)]
-    packed = Packed(device, lengths=lengths, heads=(2, 1))
-    dense = [flash_attn_func(packed.q[None, q], packed.k[None, k], packed.v[None, k], causal=True) for q, k in packed.sequences()]
-    out = packed.call(causal=True)[: sum(x for x, _ in lengths)]
-    torch.testing.assert_close(out, torch.cat(dense, 1)[0], rtol=0.02, atol=0.01)
+    packed = Packed(device, F32 if device == "cpu" else BF16, lengths=lengths, heads=(2, 1))
+    dout, dlse = packed.given()
+    out, *results = both(packed, None, dout, dlse, causal=True)
+    for q, k in packed.sequences():
+        leaves = [x.detach().requires_grad_() for x in (packed.q[None, q], packed.k[None, k], packed.v[None, k])]
+        alone = flash_attn_func(*leaves, causal=True, return_attn_probs=True)
+        expected = alone[0], *torch.autograd.grad(alone, leaves, (dout[None, q], dlse[None, :, q]))
+        for x, right, rows in zip((out, *results[1:]), expected, (q, q, k, k), strict=True):
+            torch.testing.assert_close(x[None, rows], right, rtol=0.02, atol=0.02)
 
 
 def test_strides_are_as_they_are(device):
-    lengths = [(50, 50), (3, 3), (0, 0), (201, 201)]
-    packed = Packed(device, lengths=lengths, heads=(4, 4), behind=(2, 2))
-    expected = packed.check(causal=True)
-    tensors = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (packed.q, packed.k, packed.v)]
-    assert_equal(packed.call(tensors=tensors, causal=True, return_attn_probs=True), expected)
-    tensors = torch.stack([packed.q, packed.k, packed.v], 1).unbind(1)
-    assert not tensors[0].is_contiguous()
-    assert_equal(packed.call(tensors=tensors, causal=True, return_attn_probs=True), expected)
-    # A head for all.
-    packed.k, packed.v = packed.k[:, :1].expand(-1, 4, -1), packed.v[:, :1].expand(-1, 4, -1)
-    packed.check(causal=True)
+    packed = Packed(device, lengths=[(50, 50), (3, 3), (0, 0), (201, 201)], heads=(4, 4), behind=(2, 2))
+    dout, dlse = packed.given()
+    expected = *packed.check(causal=True), *packed.check_gradients(causal=True)
+    arrangements = [
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda x: torch.stack([x, x, x], 1)[:, 1],
+        lambda x: torch.cat([x, x], -1)[..., : x.shape[2]],
+    ]
+    for arrange in arrangements + [lambda x: torch.stack([x, x], -1)[..., 1]][: 1 if device == "cpu" else 0]:
+        tensors = [arrange(x) for x in (packed.q, packed.k, packed.v)]
+        results = both(packed, tensors, dout, dlse, causal=True)
+        assert_equal(results, expected)
+        # With heads outside rows where the tensor lies so.
+        assert all(x.stride() == y.stride() if x.stride(0) < x.stride(1) else y.is_contiguous() for x, y in zip(tensors, results[2:]))
+    for given in (dout.transpose(0, 1).contiguous().transpose(0, 1), torch.stack([dout, dout], -1)[..., 0]):
+        assert_equal(both(packed, None, given, dlse.t().contiguous().t(), causal=True), expected)
+    one = dout[0, 0].clone().expand(dout.shape)
+    assert_equal(both(packed, None, one, dlse), both(packed, None, one.contiguous(), dlse))
     if device == "cpu":
-        wide = torch.stack([packed.q, packed.q], -1)[..., 1]
-        assert_equal([packed.call(tensors=(wide, packed.k, packed.v))], [packed.call()])
         # Memory of a file or a message may begin anywhere.
         lists = [bytearray([0, *x.view(torch.uint8).tolist()]) for x in packed.ends]
         packed.ends = tuple(torch.frombuffer(x, dtype=I32, offset=1) for x in lists)
         assert packed.ends[0].data_ptr() % 4 != 0
-        packed.check()
+        assert_equal(both(packed, causal=True), expected)
+    # A head for all.
+    packed.k, packed.v = packed.k[:, :1].expand(-1, 4, -1), packed.v[:, :1].expand(-1, 4, -1)
+    packed.check(causal=True)
 
 
 @pytest.mark.parametrize("mask", MASKS[:3], ids=str)
@@ -132,60 +168,148 @@ def test_strides_are_as_they_are(device):
 def test_codes_and_their_scales(device, head_dim, mask):
     packed = Packed(device, lengths=[(20, 30), (0, 4), (5, 0), (130, 150)], head_dims=(head_dim, head_dim))
     q, k, v = (x.to(E4M3) for x in (packed.q, packed.k, packed.v))
-    of_q, of_k, of_v = (torch.rand(4, 2, generator=torch.Generator().manual_seed(i)).to(device) + 0.5 for i in range(3))
-    of_k[0, 1] = 0.0
-    scales = dict(q_descale=of_q, k_descale=of_k, v_descale=of_v)
-    for given, dtype in itertools.product(({}, scales), (None, F16, BF16)):
+    scales = [torch.rand(4, 2, generator=torch.Generator().manual_seed(i)).to(device) + 0.5 for i in range(3)]
+    scales[1][0, 1] = 0.0
+    named = dict(zip(("q_descale", "k_descale", "v_descale"), scales))
+    for given, dtype in itertools.product(({}, named), (None, F16, BF16)):
         out, lse = packed.call(tensors=(q, k, v), **given, out_dtype=dtype, return_attn_probs=True, **mask)
         assert out.dtype == (dtype or BF16)
         for i, (rows, keys) in enumerate(packed.sequences()):
             exact = [x[None, part].float() for x, part in ((q, rows), (k, keys), (v, keys))]
             if given:
-                by_head = (x[i].repeat_interleave(heads // 2)[:, None] for x, heads in ((of_q, 4), (of_k, 2), (of_v, 2)))
-                exact = [x * scale for x, scale in zip(exact, by_head, strict=True)]
-            window = (-1, 0) if mask.get("causal") else mask.get("window_size", (-1, -1))
-            right, right_lse = standard(*exact, window=window)
-            seen = right_lse.isfinite()
-            assert ((lse[None, :, rows] - right_lse)[seen].abs() < 0.1).all() and (lse[None, :, rows][~seen] == -math.inf).all()
-            assert (out[None, rows] - right).norm() <= 0.05 * right.norm()
-        used, _ = packed.in_use()
-        assert (out[~used] == 0).all() and (lse[:, ~used] == -math.inf).all()
+                exact = [x * scale[i].repeat_interleave(x.shape[2] // 2)[:, None] for x, scale in zip(exact, scales, strict=True)]
+            judge_codes(out[None, rows], lse[None, :, rows], *exact, **mask)
+        packed.judge_behind(out, lse)
 
 
-def test_lists_that_make_no_sense_are_named():
-    """On the CPU, where they are read."""
-    for lengths, sentence in [
+@pytest.mark.parametrize("num_heads_q", [None, 4])
+def test_one_tensor_and_its_gradients(device, calls, are_lists, num_heads_q):
+    """Q, K and V are views of it, and so are their gradients."""
+    lengths = [7, 0, 64, 129]
+    shape = (sum(lengths) + 5, 3, 4, 64) if num_heads_q is None else (sum(lengths) + 5, 8, 64)
+    qkv, lists = normal(*shape, device=device).requires_grad_(), ends(lengths, device)
+    # As flash-attn 2 is called, dropout_p in its place.
+    numbers = 129, 0.0, 0.5, True, (70, 5), 20.0, None, True, True
+    out, lse = flash_attn_varlen_qkvpacked_func(qkv, lists, *numbers, num_heads_q=num_heads_q)
+    parts = qkv.detach().unbind(1) if num_heads_q is None else qkv.detach().split([4, 2, 2], 1)
+    [(_, given)] = calls
+    assert [given[name][1] for name in "qkv"] == [x.data_ptr() for x in parts]
+    are_lists(given, (129, 129), cu_seqlens_q=lists, cu_seqlens_k=lists)
+    assert (given["softmax_scale"], given["window"], given["softcap"]) == (0.5, (70, 0, 0), 20.0)
+    leaves = [x.requires_grad_() for x in parts]
+    options = dict(softmax_scale=0.5, causal=True, window_size=(70, 5), softcap=20.0, deterministic=True)
+    expected = flash_attn_varlen_func(*leaves, lists, lists, 129, 129, return_attn_probs=True, **options)
+    assert_equal((out, lse), expected)
+    given = normal(*out.shape, device=device, seed=3), normal(*lse.shape, device=device, dtype=F32, seed=4)
+    [result] = torch.autograd.grad((out, lse), qkv, given)
+    gradients = torch.autograd.grad(expected, leaves, given)
+    assert_equal(result.unbind(1) if num_heads_q is None else result.split([4, 2, 2], 1), gradients)
+
+
+# What a call hands on.
+
+
+def test_a_call_enters_the_extension_module_once(device, calls, are_lists):
+    packed = Packed(device, used=USED[0])
+    packed.call(causal=True)
+    dout, dlse = packed.given()
+    for deterministic in (False, True):
+        packed.gradients(dout, dlse, (130, 257), deterministic=deterministic, **OPTIONS)
+    assert [name for name, _ in calls] == ["forward", *["forward", "backward"] * 2]
+    # An LSE that is not wanted is not even allocated.
+    assert "lse" not in calls[0][1]
+    lists = dict(zip(LISTS, (*packed.ends, *packed.used)))
+    are_lists(calls[0][1], (None, None), **lists)
+    for _, given in calls[1:]:
+        are_lists(given, (130, 257), **lists)
+        names = ("softmax_scale", "window", "softcap", "sm_margin")
+        assert [given[name] for name in names] == [0.5, (9, 0, 50), 20.0, 2]
+    assert [given["deterministic"] for _, given in calls[2::2]] == [False, True]
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_torchs_mode_asks_for_the_same_bits(calls, warn_only):
+    """As it is when the backward pass runs."""
+    packed = Packed("cpu", lengths=[(5, 6), (7, 8)])
+    leaf = packed.q.requires_grad_()
+    out = packed.call()
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        torch.autograd.grad(out.float().sum(), leaf, retain_graph=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.autograd.grad(out.float().sum(), leaf)
+    assert [given["deterministic"] for name, given in calls if name == "backward"] == [True, False]
+
+
+# Lists that cannot be lengths: on the CPU, where they are read, they are named.
+
+
+@pytest.mark.parametrize(
+    "lists, sentence",
+    [
         (dict(cu_seqlens_q=[1, 5]), "q: cu_seqlens starts at 1, not at 0"),
         (dict(cu_seqlens_q=[0, -1]), "q: cu_seqlens falls from 0 to -1 at entry 1"),
         (dict(cu_seqlens_k=[0, 11]), "cu_seqlens ends at 11, past the 10 rows of k"),
         (dict(cu_seqlens_q=[0, 6, 8], cu_seqlens_k=[0, 6, 5]), "k and v: cu_seqlens falls from 6 to 5 at entry 2"),
         (dict(seqused_q=[9]), "q: seqused is 9 for sequence 0, outside 0 to 8"),
         (dict(seqused_k=[-1]), "k and v: seqused is -1 for sequence 0, outside 0 to 10"),
-    ]:
-        for dtype in (BF16, E4M3):
-            q, k = normal(8, 2, 16).to(dtype), normal(10, 2, 16).to(dtype)
-            lists = dict(cu_seqlens_q=[0, 8], cu_seqlens_k=[0, 10]) | lengths
-            lists = {name: torch.tensor(x, dtype=I32) for name, x in lists.items()}
-            with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-                flash_attn_varlen_func(q, k, k, **lists, max_seqlen_q=8, max_seqlen_k=10)
+    ],
+    ids=str,
+)
+def test_lists_that_make_no_sense_are_named(lists, sentence):
+    lists = dict(cu_seqlens_q=[0, 8], cu_seqlens_k=[0, 10]) | lists
+    lists = {name: torch.tensor(x, dtype=I32) for name, x in lists.items()}
+    q, k, lse = normal(8, 2, 16), normal(10, 2, 16), torch.zeros(2, 8)
+    for call in (
+        lambda: flash_attn_varlen_func(q, k, k, **lists, max_seqlen_q=8, max_seqlen_k=10),
+        lambda: flash_attn_varlen_func(*(x.to(E4M3) for x in (q, k, k)), **lists, max_seqlen_q=8, max_seqlen_k=10),
+        lambda: torch.ops.fa3.varlen_backward(q, q, k, k, q, lse, None, *(lists.get(name) for name in LISTS), *NUMBERS),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+            call()
 
 
 @pytest.mark.hopper
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_lists_that_make_no_sense_touch_nothing_else_on_a_gpu(mask):
     generator = torch.Generator().manual_seed(0)
+    window = (-1, 0) if mask.get("causal") else mask.get("window_size", (-1, -1))
     for count in (1, 7, 1500):
         packed = Packed("cuda", lengths=[(300, 400)], behind=(0, 0))
-        total, heads, head_dim = packed.q.shape
-        memory = torch.full((total + 20, heads, head_dim), 7.0, dtype=BF16, device="cuda")
-        for used in (False, True):
-            for numbers in garbage(generator):
-                packed.ends = numbers(count + 1).cuda(), numbers(count + 1).cuda()
-                packed.used = (numbers(count).cuda(), numbers(count).cuda()) if used else None
-                packed.call(out=memory[10:-10], **mask)
-                torch.cuda.synchronize()
-                assert (memory[:10] == 7).all() and (memory[-10:] == 7).all()
+        tensors = packed.q, packed.k, packed.v
+        o, lse = packed.call(return_attn_probs=True, **mask)
+        memory = [torch.full((len(x) + 20, *x.shape[1:]), 7.0, dtype=BF16, device="cuda") for x in (o, *tensors)]
+        out, *outputs = (x[10:-10] for x in memory)
+        for used, numbers in itertools.product((False, True), garbage(generator)):
+            packed.ends = numbers(count + 1).cuda(), numbers(count + 1).cuda()
+            packed.used = (numbers(count).cuda(), numbers(count).cuda()) if used else None
+            packed.call(out=out, **mask)
+            for deterministic in (False, True):
+                lists = *packed.ends, *(packed.used or (None, None))
+                options = (None, None, None, *window, 0, 0.0, 0, deterministic)
+                named = dict(zip(("dq", "dk", "dv"), outputs))
+                torch.ops.fa3.varlen_backward_out(o, *tensors, o, lse, None, *lists, *options, **named)
+            torch.cuda.synchronize()
+            assert all((x[:10] == 7).all() and (x[-10:] == 7).all() for x in memory)
     Packed("cuda").check(**mask)
+    Packed("cuda").check_gradients(**mask)
+
+
+# What a GPU does.
+
+
+@pytest.mark.hopper
+def test_gradients_have_the_same_bits_every_time():
+    lengths = [(1000, 1500), (40, 3000), (700, 64), (0, 9), (2100, 2100)]
+    packed = Packed("cuda", lengths=lengths, heads=(8, 2), head_dims=(128, 128))
+    dout, dlse = packed.given()
+    for mask in MASKS:
+        first = packed.gradients(dout, dlse, deterministic=True, **mask)
+        for _ in range(20):
+            assert_equal(packed.gradients(dout, dlse, deterministic=True, **mask), first)
+        for x, y in zip(packed.gradients(dout, dlse, **mask), first, strict=True):
+            assert (x.float() - y.float()).norm() < 1e-3 * y.float().norm()
 
 
 @pytest.fixture(params=["results", "gradients", "gradients in order"])
@@ -233,67 +357,18 @@ def test_a_graph_computes_other_lengths(steps):
         judge(*results, causal=True)
 
 
-def test_a_call_enters_the_extension_module_once(device, calls, are_lists):
-    packed = Packed(device, used=USED[0])
-    packed.call(causal=True)
-    [(name, given)] = calls
-    assert name == "forward"
-    # An LSE that nobody wants is not even allocated.
-    assert "lse" not in given
-    lists = dict(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"), (*packed.ends, *packed.used)))
-    are_lists(given, (None, None), **lists)
+@pytest.mark.hopper
+def test_compiled_into_graphs():
+    """Torch's own graphs, of both passes."""
 
+    def layer(q, k, v, ends_q, ends_k):
+        return flash_attn_varlen_func(q, k, v, ends_q, ends_k, 200, 300, causal=True, deterministic=True)
 
-# What torch sees.
-
-
-def test_lengths_that_only_the_data_will_tell():
-    """A trace may not know how many rows there are, or how long they are. Then they are not checked."""
-
-    class Masked(torch.nn.Module):
-        def forward(self, x, mask, ends):
-            rows = x[mask]
-            ends = torch.cat([ends, mask.sum(dtype=I32)[None]])
-            return flash_attn_varlen_func(rows, rows, rows, ends, ends, None, (ends[1:] - ends[:-1]).max())
-
-    x, mask, start = torch.randn(30, 2, 16), torch.arange(30) % 2 == 0, torch.tensor([0, 4], dtype=I32)
-    program = torch.export.export(Masked(), (x, mask, start))
-    mask = torch.arange(30) % 3 == 0
-    assert torch.equal(program.module()(x, mask, start), Masked()(x, mask, start))
-
-
-def test_tracers_see_the_operator():
-    def attend(q, ends, hint):
-        return flash_attn_varlen_func(q, q, q, ends, ends, hint, 40, causal=True, window_size=(5, 3), softcap=30.0)
-
-    with FakeTensorMode():
-        given = torch.empty(64, 8, 128, dtype=BF16, device="cuda"), torch.empty(4, dtype=I32, device="cuda")
-        graph = make_fx(attend)(*given, torch.tensor(5, device="cuda"))
-    [node] = [node for node in graph.graph.nodes if node.target is torch.ops.fa3.varlen_forward.default]
-    # The right side of a causal window is 0. A hint in a trace is none.
-    assert list(node.args[5:]) == [None, None, None, 40, None, 5, 0, 0, 30.0, 0]
-
-
-def test_out_is_refused_inside_of_transforms():
-    x, lists = normal(8, 2, 64), ends([3, 5], "cpu")
-    with pytest.raises(NotImplementedError, match="^out is not supported inside of torch.func's transforms$"):
-        torch.func.vmap(lambda x: flash_attn_varlen_func(x, x, x, lists, lists, None, None, out=x))(x[None])
-
-
-def test_operations_are_counted_without_reading_lengths():
-    """Right where sequences are of one length; with a hint, as if all had as many keys."""
-
-    def flops(function, *arguments, **options):
-        with FlopCounterMode(display=False) as counter:
-            function(*arguments, **options)
-        return counter.get_total_flops()
-
-    q, k, v = normal(60, 4, 64), normal(90, 2, 64), normal(90, 2, 32)
-    of_q, of_k = ends([20] * 3, "cpu"), ends([30] * 3, "cpu")
-    dense = flops(flash_attn_func, q.view(3, 20, 4, 64), k.view(3, 30, 2, 64), v.view(3, 30, 2, 32))
-    assert dense == 3 * 4 * 20 * 30 * 2 * 96
-    for hints in ((None, None), (20, 30), (1, 30)):
-        assert flops(flash_attn_varlen_func, q, k, v, of_q, of_k, *hints) == dense
-    assert flops(flash_attn_varlen_func, q, k, v, of_q, of_k, 20, 45) == dense * 3 // 2
-    assert flops(flash_attn_varlen_func, q, k, v, of_q, of_k, 20, 10**6) == dense * 3
-    assert flops(flash_attn_varlen_func, q, k, v, of_q, of_k, None, None, out=torch.empty(60, 4, 32).to(BF16)) == dense
+    compiled = torch.compile(layer, mode="reduce-overhead", fullgraph=True)
+    packed = Packed("cuda")
+    dout, _ = packed.given()
+    for _ in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        leaves = [torch.randn_like(x).requires_grad_() for x in (packed.q, packed.k, packed.v)]
+        results = torch.autograd.grad(compiled(*leaves, *packed.ends), leaves, dout)
+        assert_equal(results, torch.autograd.grad(layer(*leaves, *packed.ends), leaves, dout))

@@ -19,7 +19,6 @@ from packing import normal
 from reference import standard
 
 import fa3.vllm
-from fa3 import flash_attn_func
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="skipped: vllm is not installed")
@@ -78,7 +77,7 @@ class Batch:
         order = LAYOUTS[layout]
         shape = sum(pages) + 2, HEADS_KV, PAGE
         cache = torch.empty(*(shape[i] for i in order), 2 * head_size, dtype=dtype, device=device)
-        # What nobody wrote must reach nothing.
+        # What was not written must reach nothing.
         cache.view(torch.uint8).fill_(0xFF)
         back = sorted(range(3), key=lambda i: order[i])
         self.cache = cache.permute(*back, 3)
@@ -92,7 +91,7 @@ class Batch:
         return [self.pages[i][j // PAGE] * PAGE + j % PAGE for j in keys]
 
     def fill(self, impl):
-        """Puts all keys into the cache: those of earlier steps first, then the new ones."""
+        """Puts all keys into the cache: keys of earlier steps first, then the new ones."""
         old = [range(keys - rows) for rows, keys in zip(ROWS, KEYS)]
         new = [range(keys - rows, keys) for rows, keys in zip(ROWS, KEYS)]
         cache = self.cache.view(torch.uint8) if self.dtype == E4M3 else self.cache
@@ -155,7 +154,7 @@ def test_layouts(backend, device, layout, head_size):
     batch = Batch(device, head_size, layout)
     impl = make(backend, head_size)
     metadata = build(backend, batch.lists(backend))
-    check(batch, impl, metadata, lambda q, k, v: standard(q, k, v, window=(-1, 0))[0])
+    check(batch, impl, metadata, lambda q, k, v: standard(q, k, v, causal=True)[0])
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -168,14 +167,14 @@ def test_masks_and_scores(backend, device, options, causal):
     left = options.get("sliding_window", 0) - 1
     window, softcap = (left, 0 if causal else left), options.get("logits_soft_cap", 0.0)
     metadata = build(backend, batch.lists(backend))
-    check(batch, impl, metadata, lambda q, k, v: standard(q, k, v, window=window, softcap=softcap)[0])
+    check(batch, impl, metadata, lambda q, k, v: standard(q, k, v, window_size=window, softcap=softcap)[0])
 
 
 def test_sinks(backend, device):
     batch = Batch(device)
     sinks = torch.tensor([-1.0, 0.5, 2.0, 3.0], device=device).to(BF16)
     metadata = build(backend, batch.lists(backend))
-    check(batch, make(backend, sinks=sinks), metadata, lambda *x: flash_attn_func(*x, causal=True, s_aux=sinks))
+    check(batch, make(backend, sinks=sinks), metadata, lambda *x: standard(*x, causal=True, s_aux=sinks)[0])
 
 
 @pytest.mark.parametrize("scales", ["one", "of heads"])
@@ -191,7 +190,7 @@ def test_caches_of_8_bits(backend, device, layout, scales):
 
     def expected(q, k, v):
         k, v = rounded(k, batch.layer._k_scale), rounded(v, batch.layer._v_scale)
-        return standard(q, k, v, window=(-1, 0))[0]
+        return standard(q, k, v, causal=True)[0]
 
     impl = make(backend, kv_cache_dtype="fp8")
     assert not getattr(impl, "supports_quant_query_input", False)
@@ -201,7 +200,7 @@ def test_caches_of_8_bits(backend, device, layout, scales):
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("of", ["encoder", "encoder_only"])
 def test_encoders(backend, device, of, window):
-    """Their keys are those of the call, and all rows see both sides."""
+    """Their keys come with the call, and all rows see both sides."""
     batch = Batch(device)
     impl = make(backend, attn_type=of, sliding_window=window)
     rows = [5, 9, 3, 0]
@@ -215,7 +214,7 @@ def test_encoders(backend, device, of, window):
     left = -1 if window is None else window - 1
     for start, end in zip(common.query_start_loc.tolist(), common.query_start_loc.tolist()[1:]):
         part = [x[None, start:end] for x in (q, k, v)]
-        wanted = standard(*part, window=(left, left))[0][0]
+        wanted = standard(*part, window_size=(left, left))[0][0]
         torch.testing.assert_close(output[start:end].double(), wanted, rtol=2e-2, atol=2e-2)
     assert not output[sum(rows) :].any()
 
@@ -306,7 +305,7 @@ def test_what_the_backend_says_it_computes(backend):
 
 @pytest.mark.parametrize("dtype", ["auto", "fp8"])
 def test_head_sizes_that_it_says_it_computes_are_those_of_the_kernels(backend, dtype):
-    """Tensors that are not there are checked as those of an H100 are."""
+    """Tensors that are not there are checked as tensors of an H100 are."""
     fake = pytest.importorskip("torch._subclasses.fake_tensor")
     ours = backend.Fa3Backend
     for size in (8, 16, 72, 96, 128, 192, 256, 264, 512, 520):
@@ -411,7 +410,7 @@ def test_a_layer_of_vllm(backend, device, cache):
         found = layer(q, k, v)
     if cache == "fp8":
         k, v = (x.to(E4M3).to(x.dtype) for x in (k, v))
-    wanted = standard(*(x.view(1, 5, -1, 64) for x in (q, k, v)), window=(-1, 0))[0].flatten(2)[0]
+    wanted = standard(*(x.view(1, 5, -1, 64) for x in (q, k, v)), causal=True)[0].flatten(2)[0]
     torch.testing.assert_close(found.double(), wanted, rtol=1e-2, atol=1e-2)
 
 

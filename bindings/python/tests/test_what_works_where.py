@@ -74,7 +74,7 @@ def test_calls_raise_what_the_page_says(call, expected):
 
 @pytest.mark.parametrize("call, expected", calls("cuda"), ids=lambda x: x[:50])
 def test_calls_on_a_gpu_raise_what_the_page_says(call, expected):
-    """Tensors that are not there are checked as those of an H100 are. The CPU takes them."""
+    """Tensors that are not there are checked as tensors of an H100 are. The CPU takes them."""
     with FakeTensorMode():
         check(call, expected, "cuda")
     assert raised(call, "cpu") == "nothing"

@@ -55,7 +55,7 @@ def test_operators_tell_autograd_what_their_schema_says(overload):
 
 
 def cases(device):
-    """Calls by names, with the tensors that they write. Those of the direct way, and of torch's dispatcher."""
+    """Calls by names, with the tensors that they write. Calls of the direct way, and of torch's dispatcher."""
     q, k, v, dout = (torch.randn(2, 8, 4, 64, device=device).to(BF16) for _ in range(4))
     rows, out_of_rows = q.flatten(0, 1), torch.empty(16, 4, 64, dtype=BF16, device=device)
     ends, lengths = (torch.tensor(x, dtype=I32, device=device) for x in ([0, 8, 16], [3, 4]))
@@ -94,7 +94,7 @@ def test_a_backward_pass_refuses_what_was_written_meanwhile(device):
 
 
 def test_inference_tensors_are_written_everywhere(device):
-    """They have no versions, and nobody can keep them for a backward pass."""
+    """They have no versions, and cannot be kept for a backward pass."""
     with torch.inference_mode():
         for call, written in cases(device):
             call()
