@@ -1,30 +1,32 @@
 //! Split-KV work decomposition: CTAs get equal shares of all keys, whatever the lengths (as in Stream-K).
 //!
-//! A unit is one tile of query rows of one head, with the blocks of keys that it visits. All units lie on one line, by
-//! sequence, head and tile. A unit takes a place on the line for each of its blocks, and `extra` iterations for its
-//! start. CTA c takes iterations c · share up to (c + 1) · share:
+//! A unit is a work tile: one tile of query rows of one head, with the KV blocks that it visits. All units lie on one
+//! line, ordered by sequence, head and tile. A unit takes one place on the line for each of its blocks, and `extra`
+//! iterations for its start. CTA c takes iterations c · share up to (c + 1) · share:
 //!
 //! ```text
 //! units   ├─ 0 ───┼─ 1 ───────────────────┼─ 2 ───┼─ 3 ───┤
 //! CTAs    ├─ 0 ─────────┼─ 1 ─────────┼─ 2 ─────────┼─ 3 ─┤
 //! ```
 //!
-//! A CTA thus has at most the end of a unit that began before, then whole units, then the beginning of a unit that goes
-//! on: at most two partial results. [`WorkDecomposition::partial_index`] says in which slots it stores them. The parts
-//! of a unit that begins in CTA c are in slot 2c + 1, then in slots 2 (c + 1), 2 (c + 2), ...
+//! So a CTA has at most three kinds of work: the end of a unit that began in an earlier CTA, whole units, and the
+//! beginning of a unit that goes on in the next CTA. It stores at most two partial results, in the slots that
+//! [`WorkDecomposition::partial_index`] gives. The parts of a unit that begins in CTA c are in slot 2c + 1, then in
+//! slots 2 (c + 1), 2 (c +
+//! 2), ...
 //!
-//! Parts have to be merged (split-KV reduction). Where whole units balance nearly as well
-//! ([`WorkDecomposition::or_whole_units`]), each unit counts as long as the longest one, and all CTAs take equally many
-//! units ([`WorkDecomposition::iteration_space`]).
+//! The parts have to be merged (split-KV reduction). Where whole units balance nearly as well
+//! ([`WorkDecomposition::or_whole_units`]), each unit counts as long as the longest unit, and all CTAs take the same
+//! number of units ([`WorkDecomposition::iteration_space`]).
 //!
-//! Alternatively, units are cut into pieces of a fixed number of blocks, from their first block on
-//! ([`WorkDecomposition::fixed_size`]), and a CTA takes the pieces that begin in its share. Parts then follow from a
-//! sequence's lengths alone.
+//! Alternatively, units are cut into pieces (splits of a fixed number of blocks), from their first block on
+//! ([`WorkDecomposition::fixed_size`]). A CTA takes the pieces that begin in its share. The parts of a unit then follow
+//! from its sequence's lengths alone.
 //!
-//! Where the query heads of a group take several tiles, these tiles read the same keys. They are co_scheduled
-//! ([`WorkDecomposition::co_scheduled`]): they have one unit on the line, and each share has a CTA for each twin. These
-//! CTAs read the same keys at the same time, so that HBM delivers them once. CTA c has twin c / shares and share c mod
-//! shares, so that the parts of a unit are in neighbouring CTAs here, too.
+//! Where the query heads of a group take several tiles, these tiles read the same keys. Such tiles are co_scheduled
+//! ([`WorkDecomposition::co_scheduled`]): they have one unit on the line, and each share has one CTA for each twin.
+//! These CTAs read the same keys at the same time, so that HBM delivers the keys once. CTA c has twin c / shares and
+//! share c mod shares, so that the parts of a unit are in neighbouring CTAs here as well.
 
 use crate::packed::Cut;
 use crate::{FastDiv, Int, SeqLens};
@@ -32,26 +34,26 @@ use crate::{FastDiv, Int, SeqLens};
 /// The numbers of a launch that determine each CTA's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkDecomposition<T> {
-    /// Heads on the line.
+    /// Number of heads on the line. Twins count once.
     heads: T,
-    /// Number of shares.
+    /// Number of shares: the number of CTAs, divided by the number of co_scheduled.
     count: FastDiv<T>,
-    /// Heads that have the same place on the line (co_scheduled), if there are several.
+    /// Number of heads that have the same place on the line (co_scheduled), if there are several.
     co_scheduled: Option<T>,
     extra: T,
-    /// Places by which a share may grow if that avoids splitting units.
+    /// Number of iterations by which a share may grow if that avoids splitting units.
     reduction_cost: Option<T>,
     cut: Cut<T>,
     /// Blocks per piece, if units are cut into pieces.
     piece: Option<FastDiv<T>>,
 }
 
-/// The units of a sequence, which are equally long.
+/// The units (work tiles) of a sequence, which are equally long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkUnits<T> {
     /// Tiles per head.
     pub tiles: T,
-    /// Blocks of the longest tile. Other tiles count as many, and visit fewer.
+    /// Number of blocks of the longest tile. The other tiles count the same number, and visit fewer.
     pub blocks: T,
     /// Places per unit.
     pub iterations: T,
@@ -66,7 +68,9 @@ pub struct IterationSpace<T> {
     pub share: T,
     /// Places of all units together.
     pub total: T,
-    /// The fewest iterations of a unit: those of the longest unit if shares consist of whole units, otherwise 0.
+    /// Smallest number of iterations of a unit: the iterations of the longest unit if shares consist of whole units,
+    /// otherwise
+    /// 0.
     pub least: T,
 }
 
@@ -75,15 +79,15 @@ pub struct IterationSpace<T> {
 pub struct Split<T> {
     /// The tile.
     pub m_block: T,
-    /// The head, or the place of its co_scheduled ([`WorkDecomposition::head`]).
+    /// The head. With co_scheduled, the head's place on the line ([`WorkDecomposition::head`]).
     pub head: T,
-    /// The first block, counted from the unit's first.
+    /// The first block, counted from the unit's first block.
     pub first: T,
-    /// One past the last block.
+    /// One past the last block of the part.
     pub end: T,
-    /// Blocks of the unit after this part.
+    /// Number of blocks of the unit after this part.
     pub left: T,
-    /// Places that the part takes on the line.
+    /// Number of iterations that the part takes on the line.
     pub iterations: T,
 }
 
@@ -106,20 +110,21 @@ impl WorkDecomposition<u32> {
         }
     }
 
-    /// These shares for `co_scheduled` times as many heads and CTAs: head h · co_scheduled and the heads after it take
-    /// the place of head h.
+    /// These shares for `co_scheduled` times as many heads and CTAs: the heads h · co_scheduled up to (h + 1) ·
+    /// co_scheduled take the place of head h.
     #[must_use]
     pub fn co_scheduled(self, co_scheduled: u32) -> WorkDecomposition<u32> {
         WorkDecomposition { co_scheduled: Some(co_scheduled), ..self }
     }
 
-    /// These shares, or shares of whole units if these have at most `reduction_cost` iterations more.
+    /// These shares, or shares of whole units if a share of whole units has at most `reduction_cost` iterations more.
     #[must_use]
     pub fn or_whole_units(self, reduction_cost: u32) -> WorkDecomposition<u32> {
         WorkDecomposition { reduction_cost: Some(reduction_cost), ..self }
     }
 
-    /// These shares with units cut into pieces of `blocks` blocks, each of which one CTA computes. Starts are free.
+    /// These shares with units cut into pieces of `blocks` blocks. One CTA computes each piece. The start of a unit
+    /// costs nothing.
     ///
     /// # Panics
     /// If `blocks` is 0.
@@ -130,7 +135,7 @@ impl WorkDecomposition<u32> {
 }
 
 impl<T> WorkDecomposition<T> {
-    /// Applies `f` to each of its numbers, by name, in a fixed order.
+    /// Applies `f` to each number of this value, by name, in a fixed order.
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> WorkDecomposition<U> {
         WorkDecomposition {
             heads: f("share_heads", self.heads),
@@ -155,7 +160,7 @@ impl<T: Int> WorkDecomposition<T> {
         self.co_scheduled.map_or(cta, |_| self.count.div_rem(cta).1)
     }
 
-    /// The head of which CTA `cta` computes a part, among the co_scheduled at the place of `head` on the line.
+    /// The head of the part that CTA `cta` computes: one of the co_scheduled at place `head` of the line.
     pub fn head(&self, head: T, cta: T) -> T {
         self.co_scheduled.map_or(head, |co_scheduled| head * co_scheduled + self.count.quotient(cta))
     }
@@ -191,8 +196,8 @@ impl<T: Int> WorkDecomposition<T> {
         self.piece.map(|piece| piece.div_ceil(units.blocks).at_least(units.blocks.lit(1)))
     }
 
-    /// The first place from `from` on where a part may begin, in the sequence with these units or one past them: that
-    /// of the next piece, if units are cut into pieces.
+    /// The first place from `from` on where a part may begin. If units are cut into pieces, this is the start of the
+    /// next piece. It lies in the sequence with these units, or one past them.
     pub fn begin(&self, units: &WorkUnits<T>, from: T) -> T {
         let Some(piece) = self.piece else { return from };
         let first = from.div(units.iterations) * units.iterations;
@@ -201,7 +206,7 @@ impl<T: Int> WorkDecomposition<T> {
     }
 
     /// The part of a unit that begins at place `from` of the sequence with these units. It has at most `most`
-    /// iterations; if units are cut into pieces, it is the piece that begins there.
+    /// iterations. If units are cut into pieces, the part is the piece that begins there.
     pub fn split(&self, units: &WorkUnits<T>, from: T, most: T) -> Split<T> {
         let most = self.piece.map_or(most, FastDiv::divisor);
         let unit = from.div(units.iterations);
@@ -219,8 +224,8 @@ impl<T: Int> WorkDecomposition<T> {
         }
     }
 
-    /// The slot in which CTA `cta` stores its result of a part, plus 1; 0 if the part is the whole unit. With pieces, a
-    /// slot's number is that of the piece.
+    /// The slot in which CTA `cta` stores its result of a part, plus 1; 0 if the part is the whole unit. With pieces,
+    /// the slot has the number of the piece.
     pub fn partial_index(&self, part: &Split<T>, cta: T) -> T {
         match self.piece {
             None => part.partial_of_share(cta),
@@ -236,7 +241,7 @@ impl<T: Int> WorkUnits<T> {
         WorkUnits { iterations: self.iterations.at_least(line.least), ..self }
     }
 
-    /// Places of all of these units together.
+    /// Number of iterations of all of these units together.
     pub fn all(&self) -> T {
         self.count * self.iterations
     }
@@ -258,13 +263,13 @@ impl<T: Int> Split<T> {
         T::select(is_whole, zero, number + one)
     }
 
-    /// The number of the unit's parts, if this is the first part and others follow; otherwise 0. The other parts take
-    /// whole shares or end the unit.
+    /// The number of the unit's parts, if this is the first part and others follow; otherwise 0. Each of the other
+    /// parts takes a whole share or ends the unit.
     pub fn splits(&self, share: T) -> T {
         let (zero, one) = (share.lit(0), share.lit(1));
         let parts = one + (self.left + share).sub_sat(one).div(share);
         let goes_on = T::select(self.left.eq(zero), zero, parts);
-        // A share that ends with a unit's start has no part of it.
+        // A share that ends right after a unit's start has no block of the unit.
         let begins = T::select(self.end.eq(zero), zero, goes_on);
         T::select(self.first.eq(zero), begins, zero)
     }
@@ -281,10 +286,10 @@ mod tests {
     use crate::Tiling;
     use crate::checked::Checked;
 
-    /// A work unit: sequence, head, tile.
+    /// A work tile: sequence, head, tile.
     type Unit = (usize, u64, u64);
 
-    /// The list of these work units.
+    /// The list of these work tiles.
     fn line(shares: &WorkDecomposition<Checked>, units: &[WorkUnits<Checked>]) -> IterationSpace<Checked> {
         let sum = |of: &dyn Fn(&WorkUnits<Checked>) -> u64| Checked(units.iter().map(of).sum::<u64>());
         let longest = units.iter().map(|units| units.iterations.0).max().unwrap_or(0);
@@ -324,7 +329,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each block of each work unit is in one split, partial results are where the unit's first CTA states, and
+        /// Each block of each work tile is in one split. Partial results are where the tile's first CTA states, and
         /// no two share an index.
         #[test]
         fn shares_are_all_blocks_of_all_units(
@@ -350,7 +355,7 @@ mod tests {
                 let splits = walk(&shares, &units, cta);
                 most = most.max(splits.iter().map(|(_, split, ..)| split.iterations.0).sum::<u64>());
                 for (unit, split, slot, parts) in splits {
-                    // Blocks come in order.
+                    // The blocks of a work tile come in order.
                     let done = blocks.entry(unit).or_default();
                     prop_assert_eq!(*done, split.first.0);
                     *done = split.end.0;
@@ -390,7 +395,7 @@ mod tests {
             prop_assert!(blocks.is_empty() && results.is_empty(), "{:?} {:?}", blocks, results);
         }
 
-        /// WorkUnits of equal length stay whole if that costs at most the reduction_cost, and not otherwise.
+        /// Work tiles of equal length stay whole if that costs at most the reduction_cost, and not otherwise.
         #[test]
         fn units_are_whole_where_they_balance(units in 1_u32..400, iterations in 1_u32..90, ctas in 1_u32..140, reduction_cost in 0_u32..9) {
             let shares = WorkDecomposition::new(1, ctas, 0, Cut::new(16, 32, Mask::None)).or_whole_units(reduction_cost);
@@ -402,8 +407,8 @@ mod tests {
             prop_assert_eq!((line.least.0 > 0, line.total.0), (is_whole, u64::from(units * iterations)));
         }
 
-        /// One CTA computes each fixed-size split of each unit: the CTA in whose share the split begins. The splits
-        /// depend neither on other sequences nor on the number of CTAs.
+        /// One CTA computes each fixed-size split of each work tile: the CTA in whose share the split begins. The
+        /// splits depend neither on other sequences nor on the number of CTAs.
         #[test]
         fn pieces_are_a_sequences_own(
             lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,

@@ -22,8 +22,8 @@ pub enum Mode {
     Exact,
     /// Products in plain binary32, everything else as in [`Mode::Exact`].
     Fast,
-    /// No floating point, and copies move no bytes: only synchronisation and addresses. Probes and assertions, which
-    /// are about values, are left out.
+    /// No floating point, and copies move no bytes: only synchronisation and addresses are simulated. Probes and
+    /// assertions are left out, because they concern values.
     Skeleton,
 }
 
@@ -36,7 +36,7 @@ fn rules(count: usize) -> String {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimError {
-    /// The kernel is not sound.
+    /// The verifier rejects the kernel.
     #[error("kernel {kernel} breaks {}, the first: {}", rules(errors.len()), errors[0])]
     Verify {
         /// Its name.
@@ -47,10 +47,10 @@ pub enum SimError {
     /// Arguments or grid do not fit the kernel.
     #[error(transparent)]
     Launch(#[from] ArgError),
-    /// The grid is larger than the simulator numbers.
+    /// The grid is larger than the simulator can number.
     #[error("a grid of {ctas} ctas, more than 2^24")]
     Grid {
-        /// Its CTAs.
+        /// Its number of CTAs.
         ctas: u64,
     },
     /// A buffer belongs to another memory than the one that the kernel runs on.
@@ -64,23 +64,24 @@ pub enum SimError {
     /// The initial bytes of a program's buffer have another length than the buffer.
     #[error("{buffer}: {given} were given to begin with, not {expected}")]
     Initial {
-        /// The buffer, or all of them.
+        /// The buffer, or the word for all buffers.
         buffer: &'static str,
-        /// Bytes, or buffers.
+        /// The number of bytes, or of buffers.
         given: usize,
         /// The number that the program needs.
         expected: usize,
     },
-    /// A cluster has more agents than its clocks tell apart: warps, initialisations of mbarriers, threads that copy.
+    /// A cluster has more agents than its clocks can distinguish: warps, initialisations of mbarriers, threads that
+    /// copy.
     #[error("a cluster with more than {limit} warps, mbarriers and copying threads")]
     Agents {
-        /// The most that there may be.
+        /// The largest number of agents.
         limit: u32,
     },
     /// The kernel ran too long.
     #[error("no end after {limit} steps, the most that are simulated: smaller sizes take fewer")]
     Steps {
-        /// The most that it may take.
+        /// The largest number of steps.
         limit: u64,
     },
 }
@@ -90,11 +91,11 @@ pub enum SimError {
 pub struct Outcome {
     /// The broken rules, each once for each place.
     pub findings: Vec<Finding>,
-    /// Probes, in the order in which warps got to them.
+    /// Probes, in the order in which warps reached them.
     pub probes: Vec<Probe>,
     /// Counts of the run.
     pub counters: Counters,
-    /// Trace of the first cluster, if [`Simulation::trace`] asked for it.
+    /// Trace of the first cluster, if [`Simulation::trace`] requested it.
     pub trace: Option<Trace>,
 }
 
@@ -125,7 +126,7 @@ impl<'k> Simulation<'k> {
         Simulation::of(Loaded::new(kernel))
     }
 
-    /// A launch of a kernel that is loaded already; otherwise as [`Simulation::new`].
+    /// A launch of a kernel that is loaded already; otherwise like [`Simulation::new`].
     pub fn of(kernel: Loaded<'k>) -> Simulation<'k> {
         let (policy, mode) = (Policy::Eager, Mode::Exact);
         Simulation {
@@ -178,7 +179,7 @@ impl<'k> Simulation<'k> {
         Simulation { predecessor: buffers, ..self }
     }
 
-    /// Ends the run where one of these rules is broken. Later violations are not found, and the results are incomplete.
+    /// Ends the run when one of these rules is broken. Later violations are not found, and the results are incomplete.
     #[must_use]
     pub fn until(self, rules: Vec<Rule>) -> Simulation<'k> {
         Simulation { until: rules, ..self }

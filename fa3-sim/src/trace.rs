@@ -1,8 +1,8 @@
-//! Trace of a cluster: the actions of its warps, each in its own order, and their waits. It is the material of a
-//! [`crate::Timeline`].
+//! Trace of a cluster: the actions and waits of its warps, each in its own order. A [`crate::Timeline`] is made from
+//! it.
 //!
-//! A trace knows no time. Where warps of different roles meet, both name the same [`Gate`]: one signals it, the other
-//! awaits it. A gate is complete when all signals that the trace has for it were given.
+//! A trace has no times. Where warps of different roles meet, both name the same [`Gate`]: one warp signals it, the
+//! other waits for it. A gate is complete when all signals that the trace has for it were given.
 
 mod recorder;
 
@@ -20,13 +20,13 @@ pub(crate) use recorder::Recorder;
 pub struct Trace {
     /// The kernel's name.
     pub kernel: String,
-    /// Its warps, those of the first CTA first.
+    /// Its warps, in the order of CTAs.
     pub warps: Vec<WarpTrace>,
     /// The factors of each line's products; `None` if they differ.
     pub products: BTreeMap<Line, Option<Factors>>,
 }
 
-/// The factors of a product, named by the regions of shared memory that they lie in.
+/// The factors of a product. Their names are the regions of shared memory in which they lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Factors {
     /// The left factor; `None` if it is in registers.
@@ -78,14 +78,14 @@ pub enum Action {
     Shared {
         /// Number of cycles in which the banks are busy.
         wavefronts: u32,
-        /// Whether it has a result.
+        /// Whether the access has a result.
         loads: bool,
     },
     /// Accesses global memory.
     Global {
-        /// Bytes of all lanes.
+        /// Number of bytes of all lanes.
         bytes: u32,
-        /// Whether it has a result.
+        /// Whether the access has a result.
         loads: bool,
     },
     /// Reads a result of the accesses so far.
@@ -95,7 +95,7 @@ pub enum Action {
     Product {
         /// The type of its factors.
         ty: WgmmaType,
-        /// Columns.
+        /// Number of columns.
         n: u32,
         /// Whether A is in registers.
         a_in_registers: bool,
@@ -126,10 +126,10 @@ pub enum Action {
     StoreWait {
         /// Number of groups.
         pending: u32,
-        /// Whether it is enough that they have read their sources.
+        /// Whether the copies only need to have read their sources.
         read: bool,
     },
-    /// Begins copies of 16 bytes a lane to shared memory (cp.async).
+    /// Begins copies of 16 bytes per lane to shared memory (cp.async).
     CopyAsync {
         /// Number of bytes.
         bytes: u32,
@@ -160,7 +160,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Merges the next action into this one, if it only continues it. Returns whether it did.
+    /// Merges the next action into this one, if the next one only continues it. Returns whether it did.
     fn absorb(&mut self, next: &Action) -> bool {
         match (self, next) {
             (Action::Issue { pipe, count }, Action::Issue { pipe: other, count: more }) if pipe == other => {
@@ -180,7 +180,7 @@ impl Action {
     }
 }
 
-/// An event that warps wait for. Each is used once.
+/// An event that warps wait for. Each gate is used once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gate {
     /// A phase of the mbarrier at an offset of a CTA's shared memory.
@@ -208,7 +208,7 @@ pub enum Gate {
     },
 }
 
-/// The units that execute instructions; each of the four partitions of an SM has one of each kind.
+/// The units that execute instructions. Each of the four partitions of an SM has one of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pipe {
     /// Sums and products of floating-point numbers.
@@ -219,7 +219,7 @@ pub enum Pipe {
     Convert,
     /// Exponentials, logarithms, reciprocals, roots.
     Special,
-    /// Branches, fences, votes: nothing but the instruction itself.
+    /// Branches, fences, votes: they cost only the instruction itself.
     Control,
 }
 

@@ -29,7 +29,7 @@
 mod algebra;
 mod apart;
 
-// One noun each.
+// The parts of a problem.
 mod dtype;
 mod granularity;
 mod heads;
@@ -45,7 +45,7 @@ mod tensor;
 mod units;
 mod value_layout;
 
-// All of them together, validated.
+// Whole problems, validated.
 mod append;
 mod backward;
 mod cached;

@@ -136,7 +136,8 @@ impl ProblemSpec {
         self
     }
 
-    /// Gives each block of `rows` rows of Q a scale, and each 128 rows of K and of V. Channels of V keep theirs.
+    /// Gives each block of `rows` rows of Q a scale, and each 128 rows of K and of V. If channels of V have scales,
+    /// they keep them.
     #[must_use]
     pub fn block_scales(mut self, q_rows: usize) -> ProblemSpec {
         let [q, k, v] = [q_rows, 128, 128].map(|rows| Granularity::Block { rows });
@@ -171,7 +172,7 @@ impl ProblemSpec {
         self
     }
 
-    /// Hides keys in addition to the ones hidden already: masks intersect. Validation refuses chunks of two sizes.
+    /// Hides keys in addition to the keys hidden already: masks intersect. Validation refuses chunks of two sizes.
     #[must_use]
     pub fn mask(mut self, mask: Mask) -> ProblemSpec {
         self.mask = self.mask.and_then(|other| other.and(mask));
@@ -221,7 +222,7 @@ impl ProblemSpec {
         Problem::new(self)?.known()
     }
 
-    /// The problem with these rows for its sequences, in place of the sequences set before.
+    /// The problem with these rows for its sequences. They replace the sequences set before.
     ///
     /// # Errors
     /// See [`ProblemError`].

@@ -13,7 +13,7 @@ use crate::cuda;
 use crate::scales::Scaled;
 use crate::{Device, Error, Fp8, Output, Scalar};
 
-/// An attention call: Q, K and V, and options. A builder; [`Attention::forward`] computes it and
+/// An attention call: a builder that takes Q, K and V, and options. [`Attention::forward`] computes it and
 /// [`Attention::backward`] its gradients.
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim), V (batch, seqlen_k, heads_kv,
@@ -21,17 +21,19 @@ use crate::{Device, Error, Fp8, Output, Scalar};
 /// [`Attention::packed`], batch is 1 and the sequences lie one after the other.
 ///
 /// Any strides are allowed: views may be transposed, sliced, reversed or broadcast, and need no contiguous copy. Head
-/// dimensions may be any up to 576 of Q and K and 512 of V; on a GPU, e4m3 and gradients take up to 256. A GPU's
-/// kernels take rows of a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and bf16, 16 of e4m3: other rows
-/// are copied and padded with zeros, which change no result.
+/// dimensions may be any number up to 576 for Q and K and up to 512 for V. On a GPU, e4m3 and gradients take up to 256.
+/// A GPU's kernels take rows of a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and bf16, 16 of e4m3:
+/// other rows are copied and padded with zeros, which change no result.
 ///
-/// NaN in Q or K reaches O and LSE of the rows that see it and no others. NaN or an infinity in V may also reach O of
-/// rows that do not see its key: tiles of query rows are multiplied with whole blocks of V, by 0 where a key is hidden,
-/// and 0 · NaN is NaN. So it may reach every row of a tile in which some row sees some key of its block, for example
-/// all earlier rows of the tile under a causal mask. A tile has up to 192 rows and a block up to 512 keys. Rows that
-/// see no key at all are 0 even there, and LSE never changes. No value beyond a sequence's end reaches a result.
+/// NaN in Q or K reaches O and LSE of the rows that see it, and of no other rows. NaN or an infinity in V may also
+/// reach O of rows that do not see its key: tiles of query rows are multiplied with whole blocks of V, by 0 where a key
+/// is hidden, and 0 · NaN is NaN. So it may reach every row of a tile in which some row sees some key of its block, for
+/// example all earlier rows of the tile under a causal mask. A tile has up to 192 rows and a block up to 512 keys. O of
+/// rows that see no key is 0 even in such a tile, and LSE never changes. No value beyond a sequence's end reaches a
+/// result.
 ///
-/// With e4m3 on a GPU, LSE belongs to P rounded to e4m3: typically off by less than 0.01, by up to 0.09 for 1024 keys.
+/// With e4m3 on a GPU, LSE belongs to P rounded to e4m3. It is typically off by less than 0.01, and by up to 0.09 for
+/// 1024 keys.
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `forward` or `backward`"]
 pub struct Attention<'a, T> {
@@ -54,8 +56,8 @@ pub struct Attention<'a, T> {
 
 impl<'a, T: Scalar> Attention<'a, T> {
     /// Attention over all keys, scaled by 1/√head_dim. Takes arrays or views. Convert an array of dynamic dimension by
-    /// `into_dimensionality::<Ix4>()`. Heads come behind rows: an array (batch, heads, seqlen, head_dim) is passed by
-    /// `permuted_axes([0, 2, 1, 3])`. Without it the call may succeed with heads and rows exchanged.
+    /// `into_dimensionality::<Ix4>()`. Heads come after rows: an array (batch, heads, seqlen, head_dim) is passed by
+    /// `permuted_axes([0, 2, 1, 3])`. Without `permuted_axes` the call may succeed, with heads and rows exchanged.
     pub fn new(
         q: impl Into<ArrayView4<'a, T>>,
         k: impl Into<ArrayView4<'a, T>>,
@@ -79,8 +81,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         }
     }
 
-    /// Hides keys in addition to the ones hidden already. Masks intersect, in any order; chunks of two sizes are
-    /// refused when the call is computed:
+    /// Hides keys in addition to the keys hidden already. Masks intersect, in any order; computing the call refuses
+    /// chunks of two sizes:
     ///
     /// ```
     /// # use fa3::ndarray::Array4;
@@ -111,18 +113,19 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 
     /// Lets each query see the keys of one or two intervals `start .. end`, in place of any other mask: i32 (batch or
-    /// 1, heads_q or 1, seqlen_q, 2 or 4), whose last axis is `start, end` or `start, end, start, end`. The two may be
-    /// in any order, overlap and be empty; bounds are clamped to the keys. This expresses masks of documents, of
-    /// prefixes, of windows beside a sink of first keys, and of padding. Keys outside of the intervals take no time.
+    /// 1, heads_q or 1, seqlen_q, 2 or 4), whose last axis is `start, end` or `start, end, start, end`. The two
+    /// intervals may be in any order, overlap and be empty; bounds are clamped to the keys. Intervals express
+    /// documents, prefixes, windows beside the first keys (attention sinks), and padding. Keys outside of the intervals
+    /// take no time.
     ///
-    /// Sequences are dense and used in full, elements have 16 bits or more, and `qv` is not allowed. A GPU takes head
-    /// dimensions up to 256.
+    /// Sequences must be dense and used in full, elements must have 16 bits or more, and `qv` is not allowed. A GPU
+    /// takes head dimensions up to 256.
     ///
     /// ```
     /// # use fa3::ndarray::{Array4, arr2};
     /// # use fa3::{Attention, Device};
     /// let x = Array4::<f32>::ones((1, 6, 2, 64));
-    /// // Two documents of 2 and of 4 rows, causal in themselves; all heads have the same.
+    /// // Two documents of 2 and of 4 rows, each causal; all heads share them.
     /// let rows = arr2(&[[0, 1], [0, 2], [2, 3], [2, 4], [2, 5], [2, 6]]);
     /// let intervals = rows.into_shape_with_order((1, 1, 6, 2)).unwrap();
     /// let output = Attention::new(&x, &x, &x).intervals(&intervals).softmax_scale(1e-9).forward(&Device::Cpu)?;
@@ -134,16 +137,16 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self
     }
 
-    /// Adds the product of `qv` and V to the scores: DeepSeek's latent attention (MLA) in its absorbed form, where a
-    /// token's latent vector is its value and most of its key at once. `qv` has the shape of O. The scale defaults to
+    /// Adds the product of `qv` and V to the scores: DeepSeek's latent attention (MLA) in its absorbed form, in which a
+    /// token's latent vector is both its value and most of its key. `qv` has the shape of O. The scale defaults to
     /// 1/√(head_dim + head_dim_v):
     ///
     /// ```text
     /// S = softmax_scale · (Q Kᵀ + Qv Vᵀ)
     /// ```
     ///
-    /// head_dim and head_dim_v are at most 576 together; on a GPU head_dim is at most 64. It has no gradients, and does
-    /// not go with e4m3.
+    /// The sum of head_dim and head_dim_v is at most 576. On a GPU head_dim is at most 64. There are no gradients, and
+    /// e4m3 is not allowed.
     ///
     /// ```
     /// # use fa3::ndarray::{Array4, Axis, concatenate};
@@ -187,8 +190,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// P = exp(S) / (exp(sink) + Σ exp(S))        LSE = ln (exp(sink) + Σ exp(S))
     /// ```
     ///
-    /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf is none. With a sink of NaN or +inf, O and LSE
-    /// of rows that see a key are NaN.
+    /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf has no effect. With a sink of NaN or +inf, O and
+    /// LSE of rows that see a key are NaN.
     ///
     /// ```
     /// # use fa3::ndarray::{Array4, array};
@@ -207,10 +210,10 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self
     }
 
-    /// Makes gradients the same bits in every run. Otherwise a GPU adds dQ in any order where that is faster, which is
-    /// where rows see many keys ([`MOST_KEYS_IN_ORDER`](fa3_sched::backward::MOST_KEYS_IN_ORDER) is the rule), and dQ's
-    /// last bits differ from run to run. O, LSE, dK and dV are the same bits in every run either way, and so is
-    /// everything on the CPU.
+    /// Makes gradients have the same bits in every run. Without it, a GPU adds to dQ in any order where that is faster,
+    /// which is where rows see many keys ([`MOST_KEYS_IN_ORDER`](fa3_sched::backward::MOST_KEYS_IN_ORDER) is the rule).
+    /// The last bits of dQ then differ from run to run. O, LSE, dK and dV always have the same bits in every run, and
+    /// so has everything on the CPU.
     pub fn deterministic(mut self) -> Attention<'a, T> {
         self.deterministic = true;
         self
@@ -247,11 +250,11 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self
     }
 
-    /// The validated problem, of contiguous tensors: the strides of the views are not part of it. It has the views'
+    /// The validated problem, with contiguous tensors: the strides of the views are not part of it. It has the views'
     /// head dimensions; a GPU computes [`KnownProblem::padded`].
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong.
+    /// [`Error`] with the first violation.
     pub fn problem(&self) -> Result<KnownProblem, Error> {
         if let Some(intervals) = &self.intervals {
             return Ok(self
@@ -273,7 +276,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 
     pub(crate) fn spec(&self) -> Result<ProblemSpec, Error> {
-        // No `..` here: what a call has must not be forgotten.
+        // No `..` here: every part of a call must be considered.
         let Attention {
             q,
             k,
@@ -346,12 +349,12 @@ impl<'a, T: Scalar> Attention<'a, T> {
         }
     }
 
-    /// The arrays of a forward pass.
+    /// The input arrays of a forward pass.
     fn inputs(&self) -> Inputs<'a, T> {
         Inputs { qkv: self.tensors(), qv: self.qv, sink: self.sink }
     }
 
-    /// `cu_seqlens` of Q and of K, if they are packed.
+    /// `cu_seqlens` of Q and of K, if the tensors are packed.
     pub(crate) fn cu_seqlens(&self) -> Option<(&'a [i32], &'a [i32])> {
         self.cu_seqlens
     }
@@ -361,7 +364,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self.sink
     }
 
-    /// Whether gradients must be the same bits in every run.
+    /// Whether gradients must have the same bits in every run.
     #[cfg(feature = "cuda")]
     pub(crate) fn is_deterministic(&self) -> bool {
         self.deterministic
@@ -371,7 +374,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// GPU's kernels do not take is an error; the CPU does not compute it instead.
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong.
+    /// [`Error`] with the first violation.
     pub fn forward(&self, device: &Device) -> Result<Output<T::Output>, Error> {
         let problem = self.problem()?;
         match (device, self.scaled) {
@@ -393,7 +396,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         }
     }
 
-    /// Computes O and LSE into existing arrays, of the shapes that [`Output`] gives and of any strides. All of their
+    /// Computes O and LSE into existing arrays, which have the shapes of [`Output`] and any strides. All of their
     /// elements are written, unless there is an error.
     ///
     /// # Errors

@@ -8,10 +8,11 @@ use ndarray::ArrayView4;
 use crate::cuda;
 use crate::{Attention, Device, Error, Output, Quantize, Quantized, Scalar};
 
-/// Rows that share a scale.
+/// Number of rows that share a scale.
 const ROWS: usize = 128;
 
-/// An [`Attention`] call of f16 or bf16 tensors, computed in e4m3 (§3.3). A builder, which [`Attention::fp8`] makes.
+/// An [`Attention`] call of f16 or bf16 tensors, computed in e4m3 (§3.3). It is a builder, which [`Attention::fp8`]
+/// makes.
 ///
 /// ```text
 /// q, k = e4m3(Q M / scales), e4m3(K M / scales)       M = diag(±1) · Hadamard, if wanted
@@ -66,21 +67,22 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         self
     }
 
-    /// Sets the positions of each sequence: rows of Q have `q`, `q + 1`, … and its keys `k`, `k + 1`, …
+    /// Sets the positions of each sequence: its rows of Q have positions `q`, `q + 1`, …, and its keys have `k`, `k +
+    /// 1`, …
     pub fn first_positions(mut self, q: usize, k: usize) -> Fp8<'a, T> {
         self.first_positions = [q, k];
         self
     }
 
-    /// Sets the position of each row of Q, (batch, seqlen_q), row by row. A row whose position is outside of the table
-    /// is NaN. It excludes a first position of Q other than 0.
+    /// Sets the position of each row of Q, (batch, seqlen_q), in the order of memory. O of a row whose position is
+    /// outside of the table is NaN. A first position of Q other than 0 is refused together with it.
     pub fn q_positions(mut self, positions: &'a [i32]) -> Fp8<'a, T> {
         self.listed[0] = Some(positions);
         self
     }
 
-    /// Sets the position of each key, (batch, seqlen_k), as [`Fp8::q_positions`] does for Q. It excludes a first
-    /// position of K other than 0.
+    /// Sets the position of each key, (batch, seqlen_k), as [`Fp8::q_positions`] does for Q. A first position of K
+    /// other than 0 is refused together with it.
     pub fn k_positions(mut self, positions: &'a [i32]) -> Fp8<'a, T> {
         self.listed[1] = Some(positions);
         self
@@ -94,7 +96,8 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     }
 
     /// Gives each channel of V, a column of a head, a mean and a scale, in place of a scale for each 128 keys. The
-    /// common part of the rows of V is then not rounded; O gets it at the end. It takes another pass over V.
+    /// means, the common part of the rows of V, are then not rounded, but added to O at the end. This takes another
+    /// pass over V.
     pub fn v_channels(mut self) -> Fp8<'a, T> {
         self.v_channels = true;
         self
@@ -106,8 +109,8 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     /// [`cuda::Fp8Forward`](crate::cuda::Fp8Forward) takes tensors in its memory.
     ///
     /// # Errors
-    /// [`Error`] with the first violation: also for other types than f16 and bf16, a head_dim or head_dim_v that is no
-    /// multiple of 16 up to 256, sequences with `seqused`, and channels of packed sequences.
+    /// [`Error`] with the first violation. It refuses types other than f16 and bf16, a head_dim or head_dim_v that is
+    /// not a multiple of 16 up to 256, sequences with `seqused`, and scales of channels with packed sequences.
     pub fn forward(&self, device: &Device) -> Result<Output<T>, Error> {
         let problem = self.problem()?;
         let [rows_q, rows_k] = self.attention.rows()?;
@@ -197,7 +200,7 @@ fn emulated(problem: &KnownProblem, qkv: &[Quantized; 3]) -> fa3_quant::Output {
                 let scales: Vec<f32> = x.scales.iter().copied().collect();
                 fa3_quant::Quantized::of_blocks(codes, rows, ROWS, &scales)
             }
-            // Scales of channels apply to O.
+            // Scales of channels are applied to O.
             Some(_) => fa3_quant::Quantized::new(codes, rows, Granularity::Tensor, vec![1.0]),
         };
         quantized.expect("it was quantized so")

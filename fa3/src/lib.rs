@@ -9,8 +9,8 @@
 //! - on the CPU: every dtype, mask and layout, and gradients of all but e4m3;
 //! - on a Hopper GPU: the problems that its kernels take.
 //!
-//! [`Device::best`] is the GPU, if usable. For tensors that are already on the GPU, see [`cuda`], and for engines
-//! [docs/for-engines.md](https://github.com/fa3-rs/fa3/blob/main/docs/for-engines.md).
+//! [`Device::best`] is the GPU, if one is usable. For tensors that are already on the GPU, see [`cuda`], and for
+//! engines [docs/for-engines.md](https://github.com/fa3-rs/fa3/blob/main/docs/for-engines.md).
 //!
 #![cfg_attr(feature = "cuda", doc = "```")]
 #![cfg_attr(not(feature = "cuda"), doc = "```ignore")]

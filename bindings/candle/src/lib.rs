@@ -1,12 +1,12 @@
 //! FlashAttention-3 for NVIDIA Hopper in [candle](candle_core), with gradients.
 //!
 //! The functions have candle-flash-attn's names and signatures: [`flash_attn`], [`flash_attn_windowed`],
-//! [`flash_attn_varlen`] and others. [`Attention`] has all options in one place, sinks among them, returns LSE as well,
-//! and computes over a cache of keys and values ([`Cached`]), as decoding needs it.
+//! [`flash_attn_varlen`] and others. [`Attention`] has all options in one place, including sinks. It returns LSE as
+//! well, and computes over a KV cache ([`Cached`]), as decoding needs it.
 //!
 //! Tensors on the CPU are computed there, in f16, bf16 and f32. With the feature `cuda`, tensors on an H100 or H200 are
-//! computed there, in f16 and bf16, on candle's own stream, without a copy where the last stride is 1 and others are
-//! multiples of 8.
+//! computed there, in f16 and bf16, on candle's own stream. They are not copied if the last stride is 1 and the others
+//! are multiples of 8.
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};

@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 use crate::attention::Bounds;
 use crate::error::Error;
 
-/// The most dimensions of a tensor.
+/// Largest number of dimensions of a tensor.
 const DIMS: usize = 5;
 
 /// The names of operations' tensors.
@@ -113,7 +113,8 @@ impl<'py> Given<'py> {
         &self.shape[..self.rank]
     }
 
-    /// Its extents and strides. If it has one dimension fewer than N, a dimension of 1 is inserted at index `at`.
+    /// The extents and strides of a tensor. If it has one dimension fewer than N, a dimension of 1 is inserted at index
+    /// `at`.
     fn dims<const N: usize>(&self, at: usize) -> Result<([usize; N], [i64; N]), Error> {
         let (mut shape, mut strides) = ([1; N], [0; N]);
         let gap = match N.checked_sub(self.rank) {
@@ -128,7 +129,7 @@ impl<'py> Given<'py> {
         Ok((shape, strides))
     }
 
-    /// Its description without meaningless strides: calls that differ only in such strides share a plan.
+    /// The description of a tensor without meaningless strides: calls that differ only in such strides share a plan.
     fn desc(&self) -> Result<TensorDesc, Error> {
         let ([batch, seqlen, heads, head_dim], strides) = self.dims(0)?;
         let shape = Shape { batch, seqlen, heads, head_dim };
@@ -172,10 +173,10 @@ impl<'py> Tensors<'py> {
         self.get(name)?.desc()
     }
 
-    /// As [`Tensors::desc`], for an optional tensor.
+    /// Like [`Tensors::desc`], for an optional tensor.
     ///
     /// # Errors
-    /// As for [`Tensors::desc`].
+    /// The errors of [`Tensors::desc`].
     pub(crate) fn optional(&self, name: &'static str) -> Result<Option<TensorDesc>, Error> {
         self.find(name).map(Given::desc).transpose()
     }
@@ -183,7 +184,7 @@ impl<'py> Tensors<'py> {
     /// A tensor (batch, heads, head_dim, keys), described as (batch, seqlen, heads, head_dim).
     ///
     /// # Errors
-    /// As for [`Tensors::desc`].
+    /// The errors of [`Tensors::desc`].
     pub(crate) fn transposed(&self, name: &'static str, seqlen: usize) -> Result<TensorDesc, Error> {
         let given = self.get(name)?;
         let ([batch, heads, head_dim, _], _) = given.dims(0)?;
@@ -193,7 +194,7 @@ impl<'py> Tensors<'py> {
     /// LSE (batch, seqlen, heads), or (seqlen, heads) for packed sequences, as a tensor with head_dim 1.
     ///
     /// # Errors
-    /// As for [`Tensors::desc`].
+    /// The errors of [`Tensors::desc`].
     pub(crate) fn rows_of_one(&self, name: &'static str) -> Result<TensorDesc, Error> {
         let given = self.get(name)?;
         let ([batch, seqlen, heads], [of_batch, of_seqlen, of_heads]) = given.dims(0)?;
@@ -206,7 +207,7 @@ impl<'py> Tensors<'py> {
     /// head_dim dimension, and is described with head_dim 1.
     ///
     /// # Errors
-    /// As for [`Tensors::desc`].
+    /// The errors of [`Tensors::desc`].
     pub(crate) fn partials(&self, name: &'static str, is_lse: bool) -> Result<Partials, Error> {
         let given = self.get(name)?;
         let ([splits, batch, seqlen, heads, head_dim], [stride, strides @ ..]) = if is_lse {
@@ -273,8 +274,8 @@ impl<'py> Tensors<'py> {
         Ok((!are_plain).then_some([of_q, of_k]))
     }
 
-    /// The rotation of a tensor. `listed` names its list of positions, and `first` the option with its first position,
-    /// which counts without a list.
+    /// The rotation of a tensor. `listed` is the name of its list of positions. `first` is the name of the option with
+    /// its first position, which is used without a list.
     ///
     /// # Errors
     /// A table or an option has a wrong type.
@@ -349,7 +350,7 @@ impl<'py> Options<'py> {
     /// The options of a dict.
     ///
     /// # Errors
-    /// A name that is no string.
+    /// A name is not a string.
     pub(crate) fn new(given: &Bound<'py, PyDict>) -> PyResult<Options<'py>> {
         let option = |(name, value): (Bound<'py, PyAny>, Bound<'py, PyAny>)| {
             Ok((name.cast_into::<PyString>()?, value, Cell::new(false)))
@@ -393,12 +394,12 @@ impl<'py> Options<'py> {
         Ok(self.get::<bool>(name)?.unwrap_or(false))
     }
 
-    /// A hint, which only decides how a call is computed. A negative hint counts as none.
+    /// A hint, which only decides how a call is computed. A negative hint counts as no hint.
     fn hint(&self, name: &str) -> PyResult<Option<usize>> {
         Ok(self.number::<i64>(name)?.and_then(|rows| usize::try_from(rows).ok()))
     }
 
-    /// Which keys a query sees; all if the option is missing.
+    /// The keys that a query sees; all keys if the option is missing.
     ///
     /// # Errors
     /// The option does not consist of numbers.

@@ -22,40 +22,41 @@ pub(crate) struct Attention {
     pub(crate) qv: Option<TensorDesc>,
     /// O.
     pub(crate) o: TensorDesc,
-    /// The sequences of Q, and of K and V, unless all are dense and in use in full. Their lengths are data.
+    /// The sequences of Q, and of K and V; `None` if all are dense and in use in full. Their lengths are data.
     pub(crate) sequences: Option<[Sequences; 2]>,
-    /// The problem's default if `None`.
+    /// The softmax scale; the problem's default if `None`.
     pub(crate) softmax_scale: Option<Bits>,
-    /// Which keys a query sees.
+    /// The keys that a query sees.
     pub(crate) window: Bounds,
-    /// The shape of the intervals that say which keys a query sees, if given.
+    /// The shape of the intervals that give the keys of each query, if any.
     pub(crate) intervals: Option<[usize; 4]>,
-    /// No cap if `None`.
+    /// The soft cap; no cap if `None`.
     pub(crate) softcap: Option<Bits>,
     /// Whether query heads have sinks.
     pub(crate) sink: bool,
-    /// How CTAs share the keys of a sequence: 0 if they do not, -1 if equally, else the keys of a split.
+    /// How CTAs split the keys of a sequence: 0 for no split, -1 for equal shares, otherwise the number of keys of a
+    /// split.
     pub(crate) split_keys: i64,
-    /// How many SMs to leave to other kernels.
+    /// The number of SMs that are left to other kernels.
     pub(crate) sm_margin: i64,
     /// Whether V, which is e4m3, is transposed.
     pub(crate) v_transposed: bool,
-    /// How many rows of Q share a scale, while 128 rows of K and V do; scales are per head if `None`.
+    /// The number of rows of Q that share a block scale (128 rows of K and V share one); `None` for scales per head.
     pub(crate) block_rows: Option<usize>,
     /// Whether channels of V have scales and means, whatever scales Q and K have.
     pub(crate) v_channels: bool,
-    /// The words of the table of sequences, if given.
+    /// The number of words of the table of sequences, if it is given.
     pub(crate) table: Option<u32>,
 }
 
-/// Which keys a query sees, as given.
+/// The keys that a query sees, as given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Bounds {
-    /// To the left of its position; -1 is unbounded.
+    /// Number of keys to the left of its position; -1 is unbounded.
     pub(crate) left: i64,
-    /// To the right.
+    /// Number of keys to the right of its position; -1 is unbounded.
     pub(crate) right: i64,
-    /// Keys of a chunk; 0 is none.
+    /// Number of keys of a chunk; 0 for no chunks.
     pub(crate) chunk: i64,
 }
 
@@ -105,7 +106,7 @@ impl Call for Attention {
         let (q, k) = (tensors.desc("q")?, tensors.desc("k")?);
         let v_transposed = options.flag("v_transposed")?;
         let v = if v_transposed { tensors.transposed("v", k.shape.seqlen)? } else { tensors.desc("v")? };
-        // The problem determines the shapes of LSE and scales: they are only marked as known here.
+        // Here these tensors are only marked as known: the problem determines their shapes.
         for name in ["lse", "q_descale", "k_descale", "v_descale"] {
             tensors.has(name);
         }
@@ -154,7 +155,7 @@ impl Call for Attention {
         let options = match self.split_keys {
             0 => options,
             -1 => options.split_keys(SplitKeys::Even),
-            // A negative number wraps to more keys than any split has, which the plan refuses.
+            // A negative number wraps to more keys than any split has, and the plan refuses it.
             keys => options.split_keys(SplitKeys::FixedSize { keys: keys as u64 }),
         };
         Ok(if self.table.is_some() { options.given_table() } else { options })

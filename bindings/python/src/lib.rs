@@ -1,5 +1,5 @@
-//! The extension module `fa3._fa3`: attention, quantization for it, both in one call, and merges of partial results,
-//! over raw addresses, of a GPU's memory or of the CPU's.
+//! The extension module `fa3._fa3`: attention, quantization for it, both in one call, and the reduction of partial
+//! results. It takes raw addresses of a GPU's memory or of the CPU's.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -11,15 +11,14 @@
 //! or of each group of heads, or of the tensor; or, by channels, y = x - mean of its channel, with the scale of its
 //! channel.
 //!
-//! A call's device and stream say where it is computed. The device is the number of a GPU, or -1 for the CPU, as
-//! torch's `Tensor.get_device` has it. On the CPU a call is over when the function returns. Where the stream is None,
-//! the call is only checked, as far as that needs no device: by the rules of an H100, or by the rules of the CPU. Then
-//! addresses are ignored.
+//! A call's device and stream say where it is computed. The device is the number of a GPU, or -1 for the CPU, as in
+//! torch's `Tensor.get_device`. On the CPU a call is over when the function returns. If the stream is None, the call is
+//! only checked, without a device: by the rules of an H100, or by the rules of the CPU. Addresses are then ignored.
 //!
 //! The module handles integers and does not link torch, so that one build serves every torch version. The Python
 //! sources beside it take the integers from tensors, and make the outputs. All operations go through [`_fa3::run`].
 
-// A call as it comes from Python, and why it can be refused.
+// A call as it comes from Python, and the reasons for refusing it.
 mod arguments;
 mod caught;
 mod error;
@@ -38,11 +37,12 @@ mod table;
 // The CPU.
 mod cpu;
 
-// Between calls.
+// State that is kept between calls.
 mod devices;
 mod workspaces;
 
-/// Attention, and quantization for it, over raw device addresses: what `fa3` is made of, not for use on its own.
+/// Attention, and quantization for it, over raw device addresses. The package `fa3` is built on this module, which is
+/// not meant to be used directly.
 #[pyo3::pymodule]
 mod _fa3 {
     use pyo3::exceptions::PyTypeError;
@@ -75,35 +75,38 @@ mod _fa3 {
     /// batch. options is a dict of values by names; None is an option's default. Options that an operation does not
     /// know are refused.
     ///
-    /// - forward: attention of q, k and v, to o, and to lse (float32, contiguous) if that is given. Other tensors:
-    ///   q_descale, k_descale, v_descale and v_mean of e4m3, sink, qv, intervals. Packed sequences have cu_seqlens_q
-    ///   and cu_seqlens_k, and may have seqused_q, seqused_k, and a table as forward_table has written it. A cache has
-    ///   seqused_k, page_table, cache_batch_idx and leftpad_k, and q cu_seqlens_q and seqused_q. All these are
-    ///   contiguous, but for the rows of a page_table on a GPU. Options: softmax_scale, window (left, right, chunk),
-    ///   softcap, sm_margin, the hints max_seqlen_q and max_seqlen_k, split_keys (0, -1: equally, or keys of a split),
-    ///   v_transposed, and block_rows, of q that share a scale, where scales are of blocks.
-    /// - append: forward over a cache, to which k_new and v_new are written before, and cu_seqlens_k_new, rotary_cos,
-    ///   rotary_sin and rotary_seqlens are of these. Options: interleaved, too.
-    /// - forward_table: writes table for calls of forward with such q, k, v, lists and options. Where it is not given,
-    ///   nothing is written. Returns the table's words of 32 bits.
-    /// - backward: dq, dk and dv, and of sink dsink, of q, k, v, o, lse, dout and dlse, the last if it is given. Others
-    ///   are as for forward. Options: deterministic, too; unless it is True, dq may be added up in any order.
-    /// - fp8_forward: forward of q, k and v of 16 bits, in 8 bits. Tensors: cos and sin, (positions, rotary_dim / 2),
-    ///   and q_positions and k_positions besides. Options: interleaved; q_first and k_first, the positions of first
-    ///   rows where none are listed; hadamard_seed and v_channels.
-    /// - quantize: codes and scales of x; of channels, where there is mean. Tensors: cos, sin and positions besides.
-    ///   Options: interleaved, first_position, hadamard_seed, transposed, and the first of scale, heads_per_scale and
-    ///   block_rows that is given; if none is, the tensor has one scale.
-    /// - combine: o and lse of out_partial and lse_partial, whose first dimension is the splits.
+    /// - forward: attention of q, k and v, written to o, and to lse (float32, contiguous) if lse is given. Other
+    ///   tensors: q_descale, k_descale, v_descale and v_mean of e4m3 inputs, sink, qv, intervals. Packed sequences have
+    ///   cu_seqlens_q and cu_seqlens_k, and may have seqused_q, seqused_k, and a table that forward_table has written.
+    ///   A cache has seqused_k, page_table, cache_batch_idx and leftpad_k, and its q may have cu_seqlens_q and
+    ///   seqused_q. All of these tensors are contiguous, except for the rows of a page_table on a GPU. Options:
+    ///   softmax_scale; window (left, right, chunk); softcap; sm_margin; the hints max_seqlen_q and max_seqlen_k;
+    ///   split_keys (0 for no split, -1 for equal shares, or the number of keys of a split); v_transposed; and, if
+    ///   blocks have scales, block_rows, the number of rows of q that share a scale.
+    /// - append: forward over a cache, to which k_new and v_new are written first. The tensors cu_seqlens_k_new,
+    ///   rotary_cos, rotary_sin and rotary_seqlens describe these new rows and their rotation. Additional option:
+    ///   interleaved.
+    /// - forward_table: writes table, for calls of forward with the same q, k, v, lists and options. If table is not
+    ///   given, nothing is written. Returns the number of 32-bit words of the table.
+    /// - backward: computes dq, dk and dv, and dsink if there is sink, from q, k, v, o, lse, dout and the optional
+    ///   dlse. Other tensors and options are as for forward. Additional option: deterministic. Unless it is True, tiles
+    ///   may add to dq in any order.
+    /// - fp8_forward: forward of 16-bit q, k and v, computed in 8 bits. Additional tensors: cos and sin, (positions,
+    ///   rotary_dim / 2), and q_positions and k_positions. Additional options: interleaved; q_first and k_first, the
+    ///   positions of first rows if no positions are listed; hadamard_seed and v_channels.
+    /// - quantize: computes codes and scales of x; if mean is given, scales and means of channels. Additional tensors:
+    ///   cos, sin and positions. Options: interleaved, first_position, hadamard_seed, transposed, and the first of
+    ///   scale, heads_per_scale and block_rows that is given. If none of the three is given, the tensor has one scale.
+    /// - combine: computes o and lse from out_partial and lse_partial, whose first dimension is the splits.
     ///
-    /// allocate(bytes, zeros) makes a workspace while the stream is captured into a graph, or its scratch where the
-    /// stream has none that is kept and as large, as where V is transposed into it. The result is (address, owner): the
-    /// address of `bytes` bytes, a multiple of 256, whose first `zeros` bytes are zeroed where the stream is now; and
-    /// an object that is dropped after the launch. On the CPU, and where the call is only checked, allocate is not
-    /// called.
+    /// allocate(bytes, zeros) makes a workspace while the stream is captured into a graph. Otherwise it makes scratch
+    /// memory if the stream's cached workspace is missing or too small, for example if V is transposed into it. The
+    /// result is (address, owner). The address, a multiple of 256, has `bytes` bytes. Their first `zeros` bytes are
+    /// zeroed at the current point of the stream. The owner is dropped after the launch. On the CPU, and if the call is
+    /// only checked, allocate is not called.
     ///
-    /// Addresses are trusted: each must belong to such a tensor on the device, in use by no other code until the
-    /// work is done.
+    /// Addresses are trusted: each must be the address of such a tensor on the device, which no other code uses until
+    /// the work is done.
     #[pyfunction]
     fn run(
         py: Python<'_>,

@@ -1,4 +1,4 @@
-//! A call that writes the table of packed sequences, for forward passes that share it.
+//! A call that writes the table of packed sequences, which forward passes share.
 
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
@@ -19,7 +19,7 @@ use pyo3::PyResult;
 pub(crate) struct Table(pub(crate) Attention);
 
 impl Table {
-    /// Its words, which are the same on every device.
+    /// The number of words of the table, which does not depend on the device.
     ///
     /// # Errors
     /// The call is invalid, or takes no table.

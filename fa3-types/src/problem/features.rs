@@ -1,4 +1,4 @@
-//! The features of a problem, which everybody who computes it must know.
+//! The features of a problem, which every implementation must know.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use crate::{Dtype, Granularity, Mask, Problem, Sequences, ValueLayout};
 /// Declares the features with their names.
 macro_rules! features {
     ($($(#[$doc:meta])* $feature:ident = $name:literal,)+) => {
-        /// A part of a [`Problem`] that changes what is computed, or where tensors have it. Numbers and shapes are
-        /// none: every problem has them.
+        /// A part of a [`Problem`] that changes what is computed, or where tensors lie in memory. Numbers and shapes
+        /// are not features: every problem has them.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Feature {
@@ -65,8 +65,8 @@ features! {
     Leftpad = "padding before keys",
 }
 
-/// The features that a plan, an engine or a reference computes. It lists them one by one, so that a feature that comes
-/// later is refused by all who were written before it.
+/// The features that a plan, an engine or a reference computes. It lists them one by one, so that existing
+/// implementations refuse every new feature.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
     who: &'static str,
@@ -84,7 +84,7 @@ pub struct UnknownFeature {
 }
 
 impl Known {
-    /// The features that `who` computes. No other ones: `Feature::ALL` has no place here.
+    /// The features that `who` computes, listed by name. Do not pass `Feature::ALL`.
     pub const fn new(who: &'static str, features: &'static [Feature]) -> Known {
         Known { who, features }
     }
@@ -92,7 +92,7 @@ impl Known {
     /// Checks that all features of a problem are known.
     ///
     /// # Errors
-    /// [`UnknownFeature`] with the first one that is not.
+    /// [`UnknownFeature`] with the first feature that is unknown.
     ///
     /// ```
     /// use fa3_types::{Dtype, Feature, Known, ProblemSpec, Shape};
@@ -116,7 +116,7 @@ impl Known {
 impl Problem {
     /// The features that the problem has.
     pub fn features(&self) -> impl Iterator<Item = Feature> {
-        // No `..` here: what a problem gets becomes a feature, or is a number or a shape that every problem has.
+        // No `..` here: every new field becomes a feature, or is a number or a shape that every problem has.
         let Problem {
             q,
             k,

@@ -18,7 +18,7 @@ use crate::cuda;
 use crate::{Device, Error, Output, Scalar, cpu};
 
 /// Attention of queries over a [`KvCache`](crate::KvCache), as FlashAttention-3's `flash_attn_with_kvcache` computes it
-/// at each step of a decoding loop. A builder; [`CachedAttention::forward`] computes it, and
+/// at each step of a decoding loop. It is a builder: [`CachedAttention::forward`] computes it, and
 /// [`CachedAttention::append_forward`] first appends new rows to the cache. There is no backward pass.
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim). Masks are aligned at the bottom right: the last row of a sequence of Q
@@ -26,9 +26,9 @@ use crate::{Device, Error, Output, Scalar, cpu};
 /// [`Attention`](crate::Attention) and [`NewRows`] take. The cache has Q's dtype, or it is e4m3 with Q of f16 or bf16,
 /// with [scales](CachedAttention::k_descale).
 ///
-/// On a GPU, the whole cache is copied to the device at each call, and back if rows were appended: for a cache that
-/// stays there, use `cuda::CachedForward`. If Q has few rows, a GPU uses split-KV over all sequences, and the last bits
-/// of a row depend on the batch's other sequences.
+/// On a GPU, the whole cache is copied to the device at each call, and back if rows were appended. For a cache that
+/// stays on the GPU, use `cuda::CachedForward`. If Q has few rows, a GPU uses split-KV over all sequences, and the last
+/// bits of a row depend on the batch's other sequences.
 ///
 /// ```
 /// use fa3::half::bf16;
@@ -96,7 +96,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     }
 
     /// Sets the factors on the elements of K in an e4m3 cache, (sequences, heads_kv), 1 by default. New rows of 16 bits
-    /// are divided by them and rounded, saturating at ±448.
+    /// are divided by these factors and rounded, saturating at ±448.
     ///
     /// ```
     /// use fa3::half::bf16;
@@ -125,13 +125,13 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
 
     /// Adds the product of `qv`, of O's shape, and the cache's values to the scores, as
     /// [`Attention::qv`](crate::Attention::qv) does: V is the cache of latent vectors, K the cache of the rotated
-    /// columns. A rotation of new rows and Q does not change `qv`.
+    /// columns. The rotation of new rows and of Q leaves `qv` unchanged.
     pub fn qv(mut self, qv: impl Into<ArrayView4<'a, T>>) -> CachedAttention<'a, T> {
         self.qv = Some(qv.into());
         self
     }
 
-    /// Hides keys in addition to the ones hidden already. Chunks of two sizes are refused when the call is computed.
+    /// Hides keys in addition to the keys hidden already. Computing the call refuses chunks of two sizes.
     pub fn mask(mut self, mask: Mask) -> CachedAttention<'a, T> {
         self.mask = self.mask.and_then(|other| other.and(mask));
         self
@@ -193,7 +193,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         }
     }
 
-    /// Computes O and LSE into existing arrays, of the shapes that [`Output`] gives and of any strides. All of their
+    /// Computes O and LSE into existing arrays, which have the shapes of [`Output`] and any strides. All of their
     /// elements are written, unless there is an error.
     ///
     /// # Errors
@@ -220,7 +220,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         Ok(())
     }
 
-    /// Appends new rows, which are then in use, and computes O and LSE. The cache is unchanged if there is an error.
+    /// Appends new rows, which then count as in use, and computes O and LSE. The cache is unchanged if there is an
+    /// error.
     ///
     /// # Errors
     /// [`Error`] with the first violation.
@@ -328,7 +329,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         (cache, new): (&mut CacheViewMut<'_, C>, &NewRows<'_, T>),
         outputs: Outputs<'_, T>,
     ) -> Result<(), UnknownFeature> {
-        cpu::KNOWN.check(&call.known)?; // before the cache is written
+        cpu::KNOWN.check(&call.known)?; // this comes before the cache is written
         appending.write(new, self.descale, cache);
         let rotated = problem
             .append()
@@ -356,7 +357,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let (rows, rows_new) = (self.rows()?, new.rows()?);
         let problem = self.cached_problem(cache, &rows, new, &rows_new)?;
         self.check_scales(cache)?;
-        // The problem's counts agree, so each sequence has new rows.
+        // The problem has checked the counts, so each sequence has new rows.
         let appending = Appending::new(cache.lists(), new, rows_new)?;
         if let Some((queries, rotation)) = problem.append().queries().zip(appending.rotation.as_ref()) {
             rotation.check(&rows, queries.positions)?;
@@ -387,7 +388,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         Ok(())
     }
 
-    /// The attention over a cache, of contiguous tensors. `longest` estimates the longest sequence, if known.
+    /// The problem of attention over a cache, with contiguous tensors. `longest` estimates the longest sequence, if
+    /// known.
     fn spec<C: Scalar>(
         &self,
         cache: &CacheView<'_, C>,
@@ -408,7 +410,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
 
     /// Sets the options of the scores.
     fn with_scores(&self, spec: ProblemSpec) -> Result<ProblemSpec, Error> {
-        // No `..` here: how scores are computed must not be forgotten.
+        // No `..` here: every option of the scores must be considered.
         let CachedAttention {
             q: _,
             qv: _,
@@ -426,7 +428,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         Ok(spec)
     }
 
-    /// The problem with an append first.
+    /// The problem of attention over a cache with an append first.
     fn cached_problem<C: Scalar>(
         &self,
         cache: &CacheView<'_, C>,

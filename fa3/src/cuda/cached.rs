@@ -18,7 +18,7 @@ pub(crate) fn forward<T: Scalar, C: Scalar, O: Scalar>(
     cache: &CacheView<'_, C>,
 ) -> Result<Output<O>, OperationError> {
     let padded = problem.padded();
-    // Split-KV, if Q has few rows.
+    // It uses split-KV if Q has few rows.
     let options = ForwardOptions::default().split_keys(SplitKeys::Even);
     let forward = Forward::with(device, &padded, &options)?;
     let stream = device.stream()?;
@@ -39,7 +39,7 @@ pub(crate) fn forward<T: Scalar, C: Scalar, O: Scalar>(
     Ok(Output::new(unpad(o, problem.head_dim_v()), lse))
 }
 
-/// Computes attention over a cache with an append first. K and V are written if there is no error.
+/// Computes attention over a cache with an append first. K and V of the cache are written unless there is an error.
 pub(crate) fn append_forward<T: Scalar, C: Scalar, O: Scalar>(
     device: &Device,
     problem: &CachedProblem,

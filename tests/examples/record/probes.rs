@@ -1,4 +1,4 @@
-//! Measurements: times, frequencies, and the effects of forbidden operations.
+//! Probes that measure times, frequencies, and the effects of forbidden operations.
 
 mod approximations;
 mod barriers;

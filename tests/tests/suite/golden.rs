@@ -3,7 +3,7 @@
 use fa3_sim::Policy;
 use fa3_tests::micro::{Golden, Micro, Rule, suites};
 
-/// Runs a suite with asynchronous results completed eagerly, late, and at random moments.
+/// Runs a suite with asynchronous results that complete eagerly, late, and at random times.
 fn replay(name: &str) {
     let suite = suites().into_iter().find(|suite| suite.name == name).expect("the suite exists");
     let golden = Golden::load(&suite).unwrap_or_else(|error| panic!("{error}"));
@@ -44,7 +44,7 @@ macro_rules! suites {
 
 suites!(lane approximate wgmma warp copy reduce memory sync);
 
-/// The model's distance from the hardware is the one that the table of approximations states, and not smaller.
+/// The model's distance from the hardware is the distance in the table of approximations, and not smaller.
 #[test]
 fn distances_are_as_said() {
     for suite in suites() {

@@ -75,7 +75,7 @@ pub(super) const LISTED: &[Equivalent] = &[
     (
         "empty wait: after the first load",
         2,
-        "a work is looked up when all consumers have given back that of two tiles before, whose K was in this stage",
+        "a work tile is fetched when all consumers have released the one two tiles earlier, whose K was in this stage",
     ),
 ];
 
@@ -104,7 +104,7 @@ pub(super) const HALVES: &[Equivalent] = &[
     (
         "empty wait: after the first load",
         2,
-        "a tile's number is sent when all warps have that of the tile before: then writers have dQ of the last \
+        "a tile's number is sent when all warps have the previous tile's number: then writers have dQ of the last \
                  block of the tile before that, and its K and V have been read",
     ),
     (
@@ -114,37 +114,36 @@ pub(super) const HALVES: &[Equivalent] = &[
     ),
 ];
 
-/// Further equivalent mutants of the latter if every tile of keys is seen by some rows.
+/// Further equivalent mutants of consumers that compute half of dQ, if some rows see each tile of keys.
 pub(super) const BUSY_HALVES: &[Equivalent] = &[
     ("wgmma.fence", 7, FENCES),
     (
         "wgmma.wait_group: after what it protects",
         3,
-        "nobody stores dS again where that of the last block is; and a turn orders when warpgroups compute, not \
-                 what is in memory",
+        "no warp overwrites dS of the last block; and a turn orders when warpgroups compute, not what is in memory",
     ),
     (
         "full wait: deleted",
         1,
         "the next tile's number is there when dQ of a tile's last block is: consumers have it then",
     ),
-    ("empty wait: deleted", 1, "nobody has used the first stage of dS when zeros are stored there"),
+    ("empty wait: deleted", 1, "no warp has used the first stage of dS when zeros are stored there"),
     (
         "mbarrier: full for empty, or empty for full",
         2,
-        "the first stage of dS is free, and nobody waits for the last one",
+        "the first stage of dS is free, and no warp waits for the last one",
     ),
 ];
 
-/// Further equivalent mutants if some tiles of keys are seen by no row.
+/// Further equivalent mutants of consumers that compute half of dQ, if no row sees some tiles of keys.
 pub(super) const IDLE_HALVES: &[Equivalent] = &[
     ("wgmma.fence", 8, FENCES),
     (
         "wgmma.wait_group: after what it protects",
         4,
         "the tile after an idle one has no number before writers have the dQ that is there after that wait, and \
-                 dS is stored again in that tile; nobody stores it again where that of the last block is; and a turn \
-                 orders when warpgroups compute, not what is in memory",
+                 dS is stored again in that tile; no warp overwrites dS of the last block; and a turn orders when \
+                 warpgroups compute, not what is in memory",
     ),
     ("mbarrier: full for empty, or empty for full", 1, LAST_DS),
 ];
@@ -160,10 +159,11 @@ pub(super) const IN_ORDER: &[Equivalent] = &[(
 pub(super) const NUMBERS: &[Equivalent] = &[("bar.warp.sync", 1, NEXT_NUMBER)];
 
 const FENCES: &str = "the fence of another product lies between what touched the registers and this product";
-const DV_WITH_DK: &str = "the last product of dV goes with those of dK, and both are waited for together";
-const DV_WITH_DQ: &str = "products of dV that are in no group of their own are in that of dQ, which is waited for \
-                          before anything relies on dV";
-const LAST_DS: &str = "nobody waits for the stage of the last dS";
+const DV_WITH_DK: &str =
+    "the last product of dV is in the group of the products of dK, and one wait is for both";
+const DV_WITH_DQ: &str = "products of dV without a group of their own are in the group of dQ, and a wait for that \
+                          group precedes every use of dV";
+const LAST_DS: &str = "no warp waits for the stage of the last dS";
 const DS_OF_THE_FIRST: &str = "the first product reads dS of the first consumer, which is a turn ahead";
 const NEXT_NUMBER: &str = "the next tile's number is stored after waits for stages that the warps gave back behind later \
                            barriers";

@@ -11,12 +11,12 @@ use crate::fwd::{Layout, dense, device};
 use crate::values::Rng;
 use crate::{Case, Dist, Poison, chunks};
 
-/// The fewest rows of Q, and of K and V, and the range above it. The error law allows twice the largest error of
-/// standard attention: with fewer rows, that error varies too much by chance.
+/// The smallest number of rows of Q, and of K and V, and the range above it. The error law allows twice the largest
+/// error of standard attention: with fewer rows, that error varies too much by chance.
 const ROWS: (usize, u64) = (32, 700);
 
-/// Factor on the bound of the error law. In 3,000 problems standard attention happens to round one outlier well: the
-/// bound on its dQ is 0.290 and the error is 0.297.
+/// Factor on the bound of the error law. In one of 3,000 problems standard attention happens to round one outlier well:
+/// the bound on its dQ is 0.290 and the error is 0.297.
 const SLACK: f64 = 1.125;
 
 /// The properties of a random problem that select its kernels.
@@ -65,7 +65,6 @@ impl BwdCase {
     ///
     /// # Panics
     /// If the planner refuses the problem.
-    /// If it cannot be planned.
     pub fn random(seed: u64, kernels: u64) -> Trial {
         let (mut of_kernel, mut rng) = (Rng::new(seed % kernels), Rng::new(seed ^ 0xbac << 32));
         let of_kernels = OfKernels::random(&mut of_kernel, &mut rng);
@@ -79,7 +78,7 @@ impl BwdCase {
         random_case(seed, &mut rng, problem, of_gradients, Poison::None, &of_kernels)
     }
 
-    /// A random varlen problem: packed sequences, or dense ones with seqused. The seed is used as in `random`.
+    /// A random varlen problem: packed sequences, or dense sequences with seqused. The seed is used as in `random`.
     ///
     /// # Panics
     /// If the planner refuses the problem.
@@ -119,7 +118,7 @@ fn length(rng: &mut Rng) -> usize {
     fewest + rng.below(more as u64)
 }
 
-/// Plan options for one way to compute dQ: the planner's choice, a separate kernel, or additions in either order.
+/// Plan options for one way to compute dQ: the planner's choice, a separate kernel, or additions in one of both orders.
 fn options(dims: [u32; 2], way: usize) -> PlanOptions {
     let forms = [None, Some(Form::DqKernel), Some(Form::AnyOrder), Some(Form::OrderOfKeys)];
     let options = forms[way].and_then(|form| form.options(dims, &DeviceLimits::h100_sxm()));

@@ -17,8 +17,8 @@ pub fn all(targets: &[Target]) -> Vec<Chosen<'_>> {
 }
 
 /// A covering selection: every operator breaks every source line and every kernel that it can break. Kernels share most
-/// of their lines, and the kernel builder repeats a line in prologues, loops and roles: the first and the last
-/// repetition take turns.
+/// of their lines, and the kernel builder repeats a line in prologues, loops and roles. The first and the last
+/// repetition are taken in turns.
 pub fn covering(targets: &[Target]) -> Vec<Chosen<'_>> {
     let mut chosen = Vec::new();
     for operator in operators() {

@@ -12,6 +12,6 @@ def run(
     # (dtype, address, shape, strides) by names
     tensors: Mapping[str, tuple[str, int, Sequence[int], Sequence[int]]],
     options: Mapping[str, Any],
-    # (bytes, zeros) -> (address, owner). The CPU and a call that is only checked need none.
+    # (bytes, zeros) -> (address, owner). It may be None on the CPU, and for a call that is only checked.
     allocate: Callable[[int, int], tuple[int, object]] | None,
 ) -> int | None: ...

@@ -1,5 +1,5 @@
-"""Stand-ins for the package's functions where torch is not installed: documentation tools and `from fa3 import` find
-them, and a call raises and says that it needs torch.
+"""Stand-ins for the package's functions if torch is not installed: documentation tools and `from fa3 import` find them,
+and a call raises and says that it needs torch.
 """
 
 import __future__
@@ -15,7 +15,7 @@ def stand_in(module: str, name: str) -> Callable[..., Any]:
     """A function with the signature and the docstring of a function in a module that cannot be imported."""
     path = Path(__file__).with_name(f"{module}.py")
     [definition] = [x for x in ast.parse(path.read_text()).body if isinstance(x, ast.FunctionDef) and x.name == name]
-    # Only the docstring of its body stays. The types in its signature stay text.
+    # Only the docstring of the body stays. The types in the signature stay text.
     definition.body = definition.body[:1]
     namespace: dict[str, Any] = {"__name__": f"fa3.{module}"}
     flags = __future__.annotations.compiler_flag

@@ -1,4 +1,4 @@
-"""The lists and tables that say where the sequences of a KV cache and of Q lie."""
+"""The lists and tables that give the rows of the sequences of a KV cache and of Q."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from .sequences import check_ends, check_used
 
 
 class Cache(NamedTuple):
-    """The arguments of operators over a cache that say where sequences are, in this order."""
+    """The arguments of operators over a cache that give the rows of sequences, in this order."""
 
     seqused_k: Tensor | None
     page_table: Tensor | None
@@ -28,7 +28,7 @@ class Cache(NamedTuple):
         return self[:6]
 
     def count(self, q: Tensor) -> int:
-        """How many sequences there are."""
+        """The number of sequences."""
         return q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -67,7 +67,7 @@ def check_table(table: Tensor, count: int | None) -> None:
 
 
 def dense_rows(table: Tensor | None) -> Tensor | None:
-    """A page table as the extension module reads it: on a GPU its rows may be slices of wider ones."""
+    """A page table as the extension module reads it: on a GPU its rows may be slices of wider rows."""
     if table is None or isinstance(table, FakeTensor):
         return table
     is_slice = table.stride(1) == 1 and table.stride(0) >= table.shape[1]

@@ -41,7 +41,7 @@ class Options(NamedTuple):
 def launch(
     q: Tensor, k: Tensor, v: Tensor, *inputs: Any, out: Tensor | None = None, **named: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """`compute` with the arguments of `fa3::cached_forward`."""
+    """Calls `compute` with the arguments of `fa3::cached_forward`."""
     of_cache = len(Cache._fields)
     cache, options = Cache(*inputs[:of_cache]), Options(*inputs[of_cache:], **named)
     return compute((q, k, v), None, cache, options, out=out)
@@ -89,7 +89,7 @@ def compute(
 
 
 def launch_into(*inputs: Any, o: Tensor) -> Tensor:
-    """LSE; O is written to `o`."""
+    """Returns LSE, and writes O to `o`."""
     operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)), function="flash_attn_with_kvcache")
     _, lse = launch(*inputs, out=o)
     assert lse is not None
@@ -97,7 +97,7 @@ def launch_into(*inputs: Any, o: Tensor) -> Tensor:
 
 
 def append(q: Tensor, k: Tensor, v: Tensor, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """O and LSE over a cache to which new rows, the first of `inputs`, are first written."""
+    """Writes new rows, the first of `inputs`, to the cache, and returns O and LSE."""
     refuse_grad(*(x for x in (q, k, v, *inputs) if isinstance(x, Tensor)))
     of_new, of_cache = len(NewRows._fields), len(NewRows._fields) + len(Cache._fields)
     new, cache = NewRows(*inputs[:of_new]), Cache(*inputs[of_new:of_cache])
@@ -105,7 +105,7 @@ def append(q: Tensor, k: Tensor, v: Tensor, *inputs: Any, **options: Any) -> tup
 
 
 def append_into(*inputs: Any, o: Tensor) -> Tensor:
-    """LSE; O is written to `o`."""
+    """Returns LSE, and writes O to `o`."""
     _, lse = append(*inputs, out=o)
     assert lse is not None
     return lse
@@ -120,8 +120,8 @@ def attention(
     out: Tensor | None,
     function: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE: into `out`, by the operators for traces, or directly. `function` is the caller's name for
-    errors.
+    """Returns O and, if wanted, LSE: computed into `out`, by the operators for traces, or directly. `function` is the
+    caller's name for errors.
     """
     given_options = (getattr(options, name) for name in _FLOATS)
     floats = (*tensors, *operator.given(*given_options))

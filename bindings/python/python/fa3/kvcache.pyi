@@ -1,4 +1,4 @@
-# What type checkers know: with return_softmax_lse there are two tensors.
+# Overloads for type checkers: with return_softmax_lse, functions return two tensors.
 
 from collections.abc import Sequence
 from typing import Any, Literal, overload

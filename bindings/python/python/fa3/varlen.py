@@ -132,7 +132,7 @@ def flash_attn_varlen_func(
             "flash_attn_varlen_func",
         )
         return (out, lse) if with_lse else out
-    # A table is made for calls without qv only.
+    # A table is made only for calls without qv.
     table = arguments.metadata(scheduler_metadata) if qv is None else None
     batch = Batch.of(q, "q") if cu_seqlens_q is None else None
     if cu_seqlens_k is None:
@@ -262,7 +262,7 @@ def flash_attn_varlen_qkvpacked_func(
 
 
 def _table(table: Tensor | None, q: Tensor) -> Tensor | None:
-    """The table that kernels read, or None on the CPU, which takes none."""
+    """The table that kernels read; None on the CPU, which takes no table."""
     if table is None or q.is_cpu:
         return None
     if table.device != q.device:
@@ -271,7 +271,7 @@ def _table(table: Tensor | None, q: Tensor) -> Tensor | None:
 
 
 def _check_tensors(tensors: tuple[Any, ...], *descales: Any) -> None:
-    """Refuses arguments that are no tensors, and tensors with tangents."""
+    """Refuses arguments that are not tensors, and tensors with tangents."""
     for name, tensor in zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), tensors):
         arguments.tensor(name, tensor)
     names = ("seqused_q", "seqused_k", "q_descale", "k_descale", "v_descale", "s_aux", "qv")

@@ -1,4 +1,4 @@
-# What type checkers know: with return_attn_probs there are two tensors.
+# Overloads for type checkers: with return_attn_probs, functions return two tensors.
 
 from collections.abc import Sequence
 from typing import Literal, overload

@@ -51,7 +51,7 @@ def launch(
     out: Tensor | None = None,
     **named: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`compute` with the arguments of `fa3::varlen_forward`."""
+    """Calls `compute` with the arguments of `fa3::varlen_forward`."""
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     return compute(q, k, v, sequences, Options(*options, **named), out=out)
 
@@ -110,7 +110,7 @@ def make_table(
 
 
 def launch_into(*inputs: Any, o: Tensor) -> Tensor:
-    """LSE; O is written to `o`."""
+    """Returns LSE, and writes O to `o`."""
     operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)), function="flash_attn_varlen_func")
     _, lse = launch(*inputs, out=o)
     assert lse is not None
@@ -134,7 +134,7 @@ def launch_backward(
     *options: Any,
     **outputs: Any,
 ) -> tuple[Tensor, ...]:
-    """The gradients, computed by `gradient.launch`, whose options these are."""
+    """The gradients, computed by `gradient.launch`. `options` are its options."""
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     named = dict(sequences=sequences, hints=(max_seqlen_q, max_seqlen_k), **outputs)
     return gradient.launch(dout, q, k, v, o, lse, dlse, *options, **named)

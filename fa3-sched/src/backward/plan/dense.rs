@@ -6,7 +6,7 @@ use super::{Asked, DqBy, PlanError, STATS_ROWS, heads_between};
 use crate::backward::{ADDED_ROWS, AddOrder, TileSplit};
 use crate::{Longest, Order, Schedule, Scheduler, SeqLens, TileCounts, Tiling};
 
-/// The features that kernels compute whose tiles have numbers.
+/// The features that kernels compute if their tiles have numbers.
 const KNOWN: Known = Known::new(
     "the backward kernels of dense sequences",
     &[Feature::Window, Feature::Chunks, Feature::Intervals, Feature::SoftCap, Feature::Sinks],
@@ -39,7 +39,8 @@ impl DensePlan {
         // In one section heads vary fastest: they are neighbours in memory.
         let neighbours = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
         let one_tile = |counts| Schedule::new(counts, neighbours, Scheduler::OneTile, sms);
-        // Sections and a tile counter even if all tiles are equal, so that CTAs work on several heads at a time.
+        // Tiles have sections and a tile counter even if all tiles are equal, so that CTAs work on several heads at a
+        // time.
         let has_intervals = mask.intervals().is_some();
         let in_sections = |counts: TileCounts, mask: Mask, group: usize| {
             let order = Order::in_sections(mask, counts, group as u32, sms);
@@ -52,8 +53,8 @@ impl DensePlan {
         };
         // Most masks of intervals are causal.
         let order_mask = if has_intervals { Mask::Causal } else { mask };
-        // The statistics kernel clears the sums of dQ for all row blocks of the dK/dV kernel. The last may reach beyond
-        // the rows.
+        // The statistics kernel clears the sums of dQ for all row blocks of the dK/dV kernel. The last block may reach
+        // beyond the rows.
         let rows = if tile.adds_dq.is_some() { lens.q.next_multiple_of(tile.tile_m) } else { lens.q };
         let of_keys = counts(lens.k, tile.tile_n, heads.kv());
         let splits = match has_intervals {

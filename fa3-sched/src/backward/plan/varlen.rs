@@ -1,7 +1,7 @@
 //! Tiles that are found through tables in device memory: sequences whose lengths are data (varlen).
 //!
-//! There are two tables. The first lists blocks of query rows, for the statistics, the sums of dQ, and the dQ kernel if
-//! there is one. The second lists tiles of keys. Each row block of the first table has its own memory for statistics
+//! There are two tables. The first lists blocks of query rows, for the statistics, for the sums of dQ, and for the dQ
+//! kernel, if any. The second lists tiles of keys. Each row block of the first table has its own memory for statistics
 //! and sums, so that blocks of different sequences never share any, whatever the lengths are.
 
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::backward::AddOrder;
 use crate::packed::{self, MemoryRows, Side, Tiles, nearest_section, section};
 use crate::{Longest, Scheduler};
 
-/// The features that kernels compute whose tiles a table lists.
+/// The features that kernels compute if a table lists their tiles.
 const KNOWN: Known = Known::new(
     "the backward kernels of packed sequences",
     &[Feature::Window, Feature::Chunks, Feature::SoftCap, Feature::Sinks, Feature::Packed, Feature::Used],
@@ -50,7 +50,8 @@ impl VarlenPlan {
         let table = |sides, tile, mask| packed::Plan::new(forward.batch(), sides, tile, mask);
         let blocks = table([q, k], [block_rows, block_keys], mask)?;
         let tiles_of_keys = table([k, q], [tile.tile_n, tile.tile_m], mask.transposed())?;
-        // Section sizes are those for sequences that all have the longest length, which is below 2³¹ in every problem.
+        // The sizes of sections are the sizes for sequences that all have the longest length, which is below 2³¹ in
+        // every problem.
         let [rows, keys] = [forward.longest().q, forward.longest().k].map(|x| x as u32);
         let (section_of_keys, longest) = match tile.adds_dq {
             Some(AddOrder::LastKeysFirst) => {
@@ -93,7 +94,7 @@ impl VarlenPlan {
         self.block_rows
     }
 
-    /// Rows of all blocks of the first table. Each has memory for statistics and sums.
+    /// Number of rows of all blocks of the first table. Each has memory for statistics and sums.
     pub fn places(&self) -> u32 {
         self.stats.table().capacity() * self.block_rows
     }
@@ -103,12 +104,12 @@ impl VarlenPlan {
         &self.stats
     }
 
-    /// The most CTAs of [`STATS_ROWS`] rows; 0 if Q has no rows.
+    /// Largest number of CTAs of [`STATS_ROWS`] rows; 0 if Q has no rows.
     pub fn stats_grid(&self) -> u32 {
         if self.stats.grid() == 0 { 0 } else { self.stats.most() * (self.block_rows / STATS_ROWS) }
     }
 
-    /// The tiles of the dK/dV kernel. Their table has keys in place of rows, and rows in place of keys.
+    /// The tiles of the dK/dV kernel. In their table, keys take the place of rows, and rows the place of keys.
     pub fn dkv(&self) -> &Tiles {
         &self.dkv
     }

@@ -1,5 +1,5 @@
-//! Split-KV: keys that CTAs share in decoding, whose rows of Q are few, or with any rows, in pieces that do not depend
-//! on the batch.
+//! Split-KV: CTAs share the keys of a sequence. It is for decoding, where Q has few rows; with splits of a fixed size,
+//! which do not depend on the batch, it is for any number of rows.
 
 mod tiles;
 
@@ -33,25 +33,26 @@ const KNOWN: Known = Known::new(
     ],
 );
 
-/// Rows of a tile: one consumer warpgroup's, or shared by two warpgroups that divide the columns of O.
+/// Rows of a tile: the rows of one consumer warpgroup, or of two that divide the columns of O.
 pub(super) const ROWS: u32 = 64;
 
-/// Rows of Q that one copy moves are a multiple of this, a period of the swizzle.
+/// The number of rows of Q that one copy moves is a multiple of this, a period of the swizzle.
 const PERIOD: u32 = 8;
 
-/// The most twins. H100 and H200 have 132 SMs, which 2, 3 and 4 divide.
+/// Largest number of twins, the tiles that read the same keys at the same time. H100 and H200 have 132 SMs, which 2, 3
+/// and 4 divide.
 const MOST_CO_SCHEDULED: u32 = 4;
 
-/// Limit of the places of a sequence: the device divides them by a number that it alone knows, exactly below this
-/// limit.
+/// Limit of the places of a sequence (see [`WorkDecomposition`]). The device divides places by a number that only the
+/// device knows, which is exact below this limit.
 const PLACES: u32 = 1 << 24;
 
-/// Parts per unit for which the reduction of pieces is planned, whatever the lengths: the warps that merge a row decide
-/// the order of sums.
+/// The number of splits per work tile for which the reduction of fixed-size splits is planned. It does not depend on
+/// lengths, because the number of warps that merge a row decides the order of its sums.
 const PARTS_OF_PIECES: u32 = 16;
 
-/// Split-KV work decomposition: tiles of 64 rows, and for each CTA about equally many blocks of keys, or pieces of a
-/// fixed size, whatever the lengths. The query heads of a group are rows of one tile (PackGQA).
+/// Split-KV work decomposition. A work tile has 64 rows: the query heads of a group are rows of one tile (PackGQA).
+/// Each CTA gets an equal number of KV blocks, or splits of a fixed size that do not depend on lengths.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitKvPlan {
     sequences: packed::Plan,
@@ -67,22 +68,22 @@ pub struct SplitKvPlan {
     split: SplitRule,
 }
 
-/// How units are split.
+/// How work tiles are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SplitRule {
-    /// At the ends of equal shares. The start of a unit counts as `extra` blocks. `units` is the number of units, if it
-    /// is known and at most the number of CTAs.
+    /// At the ends of equal shares. The start of a work tile counts as `extra` blocks. `units` is the number of work
+    /// tiles, if it is known and at most the number of CTAs.
     Even { extra: u32, units: Option<u32> },
-    /// In pieces of `blocks` blocks. A unit has at most `most` pieces.
+    /// Into splits of `blocks` blocks. A work tile has at most `most` splits.
     FixedSize { blocks: u32, most: u32 },
 }
 
-/// Where the reduction kernel reads which parts of units to merge.
+/// Where the reduction kernel reads which splits of a work tile to merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReductionSource {
-    /// From each unit's entry.
+    /// From each work tile's entry.
     Units,
-    /// From each CTA's entry. It is about the unit that begins in the CTA and continues in the next.
+    /// From each CTA's entry. The entry describes the work tile that begins in the CTA and continues in the next CTA.
     Ctas,
     /// From the lengths of sequences.
     Lengths,
@@ -90,18 +91,18 @@ pub enum ReductionSource {
 
 /// With at most this many KV blocks per CTA, consumers use half of the register file, so that the reduction kernel's
 /// CTAs are already resident when the last split ends. On an H100 one sequence of 1024 keys then takes 7.4 us instead
-/// of 8.0, but 16 sequences of 4096 keys take 98.7 instead of 95.8.
+/// of 8.0, but 16 sequences of 4096 keys take 98.7 us instead of 95.8.
 const FEW_BLOCKS: u64 = 4;
 
 /// Cost of the split-KV reduction in units of one KV block, and the elements of O per CTA that add one more unit.
 const REDUCTION_COST: u32 = 4;
 const REDUCTION_ELEMENTS: u32 = 4096;
 
-/// Positions of Q whose keys are split whatever number of tiles their heads take: a token and a few speculative ones. A
+/// Number of query positions up to which keys are split for any number of tiles: a token and a few speculative ones. A
 /// tile of one head would have no more rows than this.
 const FEW: usize = 8;
 
-/// Query heads that are rows of one tile (PackGQA): as many of a group as one copy can move.
+/// Number of query heads that are rows of one tile (PackGQA): as many heads of a group as one copy can move.
 fn pack(group: u32) -> u32 {
     let fits = |heads: u32| heads * positions_multiple(heads) <= ROWS;
     (1..=group.min(ROWS)).rev().find(|&heads| group.is_multiple_of(heads) && fits(heads)).unwrap_or(1)
@@ -113,18 +114,18 @@ pub fn packed_positions(pack: u32, rows: u32) -> u32 {
     rows / pack / multiple * multiple
 }
 
-/// Granularity of a tile's positions.
+/// The number of a tile's positions is a multiple of this.
 fn positions_multiple(pack: u32) -> u32 {
     PERIOD / (1 << pack.trailing_zeros().min(3))
 }
 
-/// Number of tiles that read the same keys at the same time, of `tiles` tiles of a group's heads. It leaves few SMs
+/// Number of tiles that read the same keys at the same time, if a group's heads have `tiles` tiles. It leaves few SMs
 /// without work.
 fn co_scheduled(tiles: u32) -> u32 {
     (1..=MOST_CO_SCHEDULED).rev().find(|&co_scheduled| tiles.is_multiple_of(co_scheduled)).unwrap_or(1)
 }
 
-/// Rows of a unit, estimated from the longest sequence.
+/// Number of rows of a work tile, estimated from the longest sequence.
 fn unit_rows(problem: &Problem, pack: u32) -> u32 {
     (problem.longest().q as u32 * pack).clamp(1, ROWS)
 }
@@ -134,7 +135,7 @@ fn rows_of_lse(problem: &Problem) -> u32 {
     problem.lse_shape().into_iter().map(|extent| extent as u32).product()
 }
 
-/// Blocks of a piece of `keys` keys.
+/// Number of blocks of a split of `keys` keys.
 fn piece_blocks(
     problem: &Problem,
     options: &PlanOptions,
@@ -158,9 +159,9 @@ fn piece_blocks(
 }
 
 impl SplitKvPlan {
-    /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows;
-    /// with equal shares also if a tile is given, a sequence has many rows, or there are more blocks than can be
-    /// numbered.
+    /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows.
+    /// With equal shares it is also `None` if a tile is given, if a sequence has many rows, or if there are more blocks
+    /// than can be numbered.
     pub(super) fn new(
         problem: &Problem,
         sms: NonZeroU32,
@@ -190,7 +191,7 @@ impl SplitKvPlan {
         let heads = problem.heads().q() as u32 / pack;
         let blocks = (sides[1].rows as u64).div_ceil(tile.tile_n.into()) + 1;
         let units = u64::from(heads) * u64::from(sequences.capacity());
-        // The most places of one sequence. The places of all sequences must be fewer than 2³¹.
+        // Largest number of places of one sequence. The places of all sequences must be fewer than 2³¹.
         let most = blocks.saturating_mul(u64::from(heads) * u64::from(sequences.most_blocks()));
         let are_too_many = most > PLACES.into() || blocks.saturating_mul(units) > i32::MAX as u64;
         if problem.batch() == 0 || !sequences.has_rows() {
@@ -205,14 +206,14 @@ impl SplitKvPlan {
             .min(blocks.saturating_mul(units / u64::from(co_scheduled)))
             .max(1);
         let ctas = shares as u32 * co_scheduled;
-        // Starts are free if there are enough CTAs for all units.
+        // Starts cost nothing if there are enough CTAs for all work tiles.
         let extra = u32::from(u64::from(heads) * problem.batch() as u64 > ctas.into());
         let about = (problem.longest().k as u64).div_ceil(tile.tile_n.into());
         let is_short = about * u64::from(heads) * problem.batch() as u64 <= FEW_BLOCKS * u64::from(ctas);
-        // Where results must not depend on other sequences, kernels must not, either.
+        // If results must not depend on other sequences, the kernel must not depend on them, either.
         let per_sm = if is_slim && is_short && piece.is_none() { 2 } else { 1 };
         let (rows, latent_rows) = (memory_rows(problem)?, latent_rows(problem)?);
-        // All sequences of a dense tensor have equally many.
+        // All sequences of a dense tensor have the same number of work tiles.
         let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
         let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
         let reduction_cost = REDUCTION_COST + unit_rows(problem, pack) * tile.head_dim_v / REDUCTION_ELEMENTS;
@@ -242,7 +243,7 @@ impl SplitKvPlan {
         )))
     }
 
-    /// The reason for these tiles.
+    /// The reason for this tile.
     pub(super) fn why(&self) -> &'static str {
         match self.split {
             SplitRule::Even { .. } => "few rows of Q: keys are shared by all SMs",
@@ -260,7 +261,7 @@ impl SplitKvPlan {
         self.rows
     }
 
-    /// The rows of `qv` in memory, if there is one.
+    /// The rows of `qv` in memory, if the problem has `qv`.
     pub fn latent_rows(&self) -> Option<MemoryRows> {
         self.latent_rows
     }
@@ -286,7 +287,8 @@ impl SplitKvPlan {
         self.positions
     }
 
-    /// CTAs for which an SM has registers: two where a CTA of the next kernel may start beside one of these.
+    /// Number of CTAs for which an SM has registers: two if a CTA of the next kernel may start beside a CTA of this
+    /// kernel.
     pub fn per_sm(&self) -> u32 {
         self.per_sm
     }
@@ -315,8 +317,9 @@ impl SplitKvPlan {
         }
     }
 
-    /// Where the reduction kernel reads which parts of units to merge: from entries of units if the number of units is
-    /// known and at most the number of CTAs, otherwise from entries of CTAs; with pieces, from lengths.
+    /// Where the reduction kernel reads which splits to merge. With equal shares it reads entries of work tiles if
+    /// their number is known and at most the number of CTAs, otherwise entries of CTAs. With fixed-size splits it
+    /// derives them from lengths.
     pub fn reduction_source(&self) -> ReductionSource {
         match self.split {
             SplitRule::Even { units: Some(_), .. } => ReductionSource::Units,
@@ -325,7 +328,7 @@ impl SplitKvPlan {
         }
     }
 
-    /// Number of units or CTAs that have entries for the reduction; `None` if parts follow from lengths.
+    /// Number of work tiles or CTAs that have entries for the reduction; `None` if splits follow from lengths.
     pub fn reduction_entries(&self) -> Option<u32> {
         match self.split {
             SplitRule::Even { units, .. } => Some(units.unwrap_or(self.ctas)),
@@ -333,8 +336,8 @@ impl SplitKvPlan {
         }
     }
 
-    /// Slots of partial results, and rows per slot. With equal shares each CTA has two slots of a tile's rows. With
-    /// pieces there is a slot for each piece of a unit, with the rows of O of all query heads.
+    /// Number of slots of partial results, and rows per slot. With equal shares each CTA has two slots, each with a
+    /// tile's rows. With fixed-size splits each split of a work tile has a slot, with the rows of O of all query heads.
     pub fn partial_dims(&self, problem: &Problem) -> [u32; 2] {
         match self.split {
             SplitRule::Even { .. } => [2 * self.ctas, ROWS],
@@ -342,18 +345,18 @@ impl SplitKvPlan {
         }
     }
 
-    /// Whether a unit may have several parts.
+    /// Whether a work tile may have several splits.
     pub fn needs_reduction(&self) -> bool {
         !matches!(self.split, SplitRule::FixedSize { most: 1, .. })
     }
 
-    /// Rows of a unit, estimated from the longest sequence.
+    /// Number of rows of a work tile, estimated from the longest sequence.
     pub fn unit_rows(&self, problem: &Problem) -> u32 {
         unit_rows(problem, self.pack)
     }
 
-    /// Parts per unit for which the reduction is planned: their number if all units are equally long, or with pieces a
-    /// number that does not depend on other sequences.
+    /// Number of splits per work tile for which the reduction is planned. If all work tiles are equally long, it is
+    /// their number of splits. With fixed-size splits it does not depend on other sequences.
     pub fn planned_splits(&self) -> u32 {
         match self.split {
             SplitRule::Even { units, .. } => units.map_or(1, |units| self.ctas / units.max(1)) + 1,
@@ -361,7 +364,7 @@ impl SplitKvPlan {
         }
     }
 
-    /// Writes how units reach CTAs of `threads` threads.
+    /// Writes how work tiles reach CTAs of `threads` threads.
     pub(super) fn write_tiles(&self, f: &mut fmt::Formatter<'_>, threads: u32) -> fmt::Result {
         let SplitKvPlan { pack, positions, ctas, .. } = self;
         writeln!(f, "rows       {positions} positions of {pack} query heads a tile")?;

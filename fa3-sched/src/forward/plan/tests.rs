@@ -91,7 +91,7 @@ fn causal_tiles_of_a_section_never_get_longer() {
         Order::LongestFirst { section: 3, longest: Longest::Last }
     );
     let costs: Vec<u64> = dense_plan(&plan).works().map(|work| work.cost()).collect();
-    // Eight sections of 3 heads, and a last one of 8.
+    // There are eight sections of 3 heads, and a last section of 8 heads.
     let (sections, last) = costs.split_at(8 * 3 * 32);
     assert!(sections.chunks(3 * 32).chain([last]).all(|section| section.is_sorted_by(|a, b| a >= b)));
     assert!(dense_plan(&plan).simulate().length() * 100 <= 105 * certified_bound(&costs, H100.sms));
@@ -113,7 +113,7 @@ fn sections_have_a_tile_for_every_other_sm_and_keep_groups_together() {
         dense_plan(&plan).schedule().order(),
         Order::LongestFirst { section: 8, longest: Longest::Last }
     );
-    // Fewer heads than that form one section.
+    // With so few heads, all heads form one section.
     let plan = Plan::new(&dense(1, (2048, 2048), (4, 4), Mask::Causal), &H100).unwrap();
     assert_eq!(
         dense_plan(&plan).schedule().order(),
@@ -142,7 +142,7 @@ fn decoding() {
     assert_eq!(dense_plan(&plan).cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
 }
 
-/// The tiles of one head are counted for any number of heads and sequences.
+/// The tiles of one head are counted, and multiplied by any number of heads and sequences.
 #[test]
 fn many_sequences_are_counted_at_once() {
     let plan = Plan::new(&dense(1_000_000, (1024, 1024), (64, 64), Mask::Causal), &H100).unwrap();
@@ -177,7 +177,7 @@ fn pairs_of_equal_tiles_are_clusters() {
     let free = PlanOptions::default();
     // Four query heads with one tile each.
     assert_eq!(cluster(&dense(64, (1, 4096), (8, 2), Mask::None), &free), 1);
-    // 22 and 43 tiles per head; 43 for each of two heads with the same keys.
+    // There are 22 and 43 tiles per head, then 43 tiles for each of two heads with the same keys.
     assert_eq!([4096, 8192].map(|tokens| cluster(&of(tokens, Mask::None), &free)), [2, 1]);
     assert_eq!(cluster(&dense(4, (8192, 8192), (8, 4), Mask::None), &free), 2);
     // Short sequences gain nothing from clusters.
@@ -196,7 +196,7 @@ fn pairs_of_equal_tiles_are_clusters() {
     assert!(text.contains("132 CTAs of 512 threads, in clusters of 2"), "{text}");
 }
 
-/// Persistent e4m3 kernels are as fast if all tiles run at once, and spill no registers.
+/// Persistent e4m3 kernels are equally fast if all tiles run at once, and spill no registers.
 #[test]
 fn few_tiles_of_e4m3_have_persistent_ctas() {
     let scheduler = |dtype, tokens| {
@@ -242,11 +242,11 @@ fn v_that_is_visited_often_is_transposed_before() {
         ((8192, 8192), (4, 4), 128, channels, false),
         ((8192, 8192), (4, 4), 256, channels, true),
         ((8192, 8192), (4, 4), 128, ProblemSpec::transposed_v, false),
-        // Rows that see few of the keys, and the rows that see many.
+        // With more rows than keys, few rows see a key. With fewer rows, each row sees most keys.
         ((8192, 1024), (8, 8), 128, causal, false),
         ((768, 8192), (8, 1), 128, causal, true),
         ((8192, 8192), (4, 4), 128, dense, true),
-        // O takes as much memory as V of twice as many keys.
+        // O takes as much memory as V with twice the number of keys.
         ((4096, 8192), (4, 4), 128, dense, true),
         ((4096, 8193), (4, 4), 128, dense, false),
     ];
@@ -336,7 +336,7 @@ fn nothing_to_do_is_an_empty_plan() {
     assert_eq!((dense_plan(&plan).schedule().num_tiles(), dense_plan(&plan).cost().blocks), (16, 0));
 }
 
-/// Refusals of problems that only the CPU computes, with their numbers.
+/// Problems that only the CPU computes are refused, with their numbers.
 #[test]
 fn what_no_forward_kernel_computes() {
     let refused = |spec: ProblemSpec| {

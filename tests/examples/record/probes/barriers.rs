@@ -1,4 +1,4 @@
-//! The elected lane; the duration of `mbarrier.try_wait`, and the frequency of its spurious failures.
+//! Measures which lane is elected, the duration of `mbarrier.try_wait`, and the frequency of its spurious failures.
 
 use fa3_cuda::host::Device;
 use fa3_ir::lang::B64;

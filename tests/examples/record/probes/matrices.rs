@@ -1,4 +1,4 @@
-//! Which rows of A in shared memory a warp's part of a wgmma reads, and when.
+//! Measures which rows of A in shared memory a warp's part of a wgmma reads, and when it reads them.
 
 use fa3_cuda::host::Device;
 use fa3_ir::lang::{B32, B64, V};
@@ -6,7 +6,7 @@ use fa3_ir::{FenceInst, Launch, Layout, Mma, Swizzle, WgmmaType};
 
 use super::{Said, longs, measure, spin, words};
 
-/// Cycles between the warps.
+/// Number of cycles between the starts of two warps.
 const APART: u32 = 20_000;
 
 /// Descriptors of operands without swizzle, where both 8 x 8 matrices along K precede the next 8 rows.
@@ -16,8 +16,8 @@ fn descriptors<'k>(starts: [V<'k, B32>; 2]) -> [V<'k, B64>; 2] {
 }
 
 /// Every warp writes its 16 rows of A, multiplies, and overwrites the rows with NaN right after its wait, while the
-/// next warp comes much later. A and B are ones, but the last warp changes B to twos: D shows whether a warp's part was
-/// computed on that warp's arrival or on the arrival of all warps.
+/// next warp comes much later. A and B are all ones, but the last warp changes B to twos: D shows whether a warp's part
+/// was computed on that warp's arrival or on the arrival of all warps.
 pub(super) fn row_slices(device: &Device) -> Said {
     let written = measure(device, ("row_slices", Launch::threads(128), 1), 128 * 40, |meter| {
         let (b, tid) = (meter.b, meter.tid);
@@ -72,8 +72,8 @@ pub(super) fn row_slices(device: &Device) -> Said {
     Ok(said.join("\n"))
 }
 
-/// Products of A right after the four warps have written it: fenced by the writers before the barrier, by all threads
-/// after it, or not at all.
+/// Multiplies A right after the four warps have written it. The fence is executed by the writers before the barrier, by
+/// all threads after it, or not at all.
 pub(super) fn operand_fence(device: &Device) -> Said {
     const CTAS: u32 = 132;
     const ROUNDS: u32 = 512;

@@ -6,12 +6,12 @@ use fa3_ir::{FenceInst, Launch};
 
 use super::{Said, longs, measure, words};
 
-/// CTAs, and rounds per CTA.
+/// Number of CTAs, and number of rounds per CTA.
 const CTAS: u32 = 132;
 const ROUNDS: u32 = 512;
 
-/// Number of words that a bulk store reads from shared memory before the stores of other threads arrive, if the fence
-/// is executed by the writers, by the reader after the barrier, or not at all.
+/// Measures the number of words that a bulk store reads from shared memory before the stores of other threads arrive.
+/// The fence is executed by the writers, by the reader after the barrier, or not at all.
 pub(super) fn fence_of_the_reader(device: &Device) -> Said {
     let mut said = Vec::new();
     for (name, by_writers, by_reader) in
@@ -47,8 +47,8 @@ pub(super) fn fence_of_the_reader(device: &Device) -> Said {
     Ok(said.join("\n"))
 }
 
-/// Pairs of CTAs: one adds 1 to 128 numbers by a bulk reduction, waits for the read of its source or for the whole
-/// reduction, and releases a flag; the other acquires the flag and reads the numbers.
+/// Runs pairs of CTAs. One adds 1 to 128 numbers by a bulk reduction, waits for the read of its source or for the whole
+/// reduction, and releases a flag. The other acquires the flag and reads the numbers.
 pub(super) fn sums_not_waited_for(device: &Device) -> Said {
     const PAIRS: u32 = 66;
     /// Bytes per pair: numbers, flag, answer, count of stale numbers, cycles of the waits.

@@ -1,4 +1,4 @@
-//! When `setmaxnreg.inc` returns, depending on which warpgroup releases registers.
+//! Measures when `setmaxnreg.inc` returns, depending on which warpgroup releases registers.
 
 use fa3_cuda::host::Device;
 use fa3_ir::{Launch, Role};
@@ -8,7 +8,7 @@ use super::{Said, longs, measure, spin};
 /// Cycles until registers are released.
 const LATE: u64 = 100_000;
 
-/// Three warpgroups of 168 registers: one releases 144, late, and the others take 72 each.
+/// Runs three warpgroups of 168 registers: one releases 144 registers, late, and the others take 72 each.
 pub(super) fn pool(device: &Device) -> Said {
     let mut said = Vec::new();
     for giver in 0..3 {

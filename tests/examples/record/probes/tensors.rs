@@ -1,5 +1,5 @@
-//! Tensor copies that the documentation forbids or does not mention. A fault loses the device, so that each copy runs
-//! in a process of its own.
+//! Tensor copies that the documentation forbids or does not mention. After a fault the process cannot use the device
+//! any more, so each copy runs in a process of its own.
 
 use std::env;
 use std::process::Command;

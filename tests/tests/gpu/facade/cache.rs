@@ -18,7 +18,7 @@ pub(super) enum Layout {
     Pages(usize),
 }
 
-/// Valid rows of each sequence.
+/// Number of valid rows of each sequence.
 const SEQLENS: [i32; 3] = [300, 0, 77];
 
 /// Heads and head dimensions of a call over a cache.
@@ -153,7 +153,7 @@ pub(super) fn packed() -> Fallible<String> {
     Ok(format!("the law holds, with {:.0} % of its bound", 100.0 * worst))
 }
 
-/// Kernels do not support f32, and an error states this.
+/// Kernels do not support f32, and the error says so.
 pub(super) fn refused() -> Fallible<String> {
     let device = &Device::gpu()?;
     let (q, cache) = (wave::<f32>((3, 1, 8, 64), 0.7), cache::<f32>(Layout::Pages(16), Sizes::of(64)));

@@ -1,4 +1,5 @@
-//! Packed sequences: each has the same bits as in a problem of its own, and invalid lists do no harm.
+//! Packed sequences: each has the same bits as in a problem of its own, and invalid lists cause no access out of
+//! bounds.
 
 use std::ops::Range;
 
@@ -20,7 +21,7 @@ const FORMS: [(u32, Form); 4] =
     [(128, Form::OrderOfKeys), (64, Form::OrderOfKeys), (64, Form::DqKernel), (64, Form::AnyOrder)];
 const MASKS: [Mask; 3] = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];
 
-/// Tensors with rows of Q, followed by the tensors with rows of K.
+/// The tensors with rows of Q. The tensors with rows of K follow.
 const OF_Q: [BufferId; 4] = [buffers::Q, buffers::O, buffers::DOUT, buffers::DQ];
 const OF_K: [BufferId; 4] = [buffers::K, buffers::V, buffers::DK, buffers::DV];
 
@@ -39,7 +40,7 @@ fn trial((head_dim, form): (u32, Form), problem: KnownProblem) -> Trial {
     BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device, &options)
 }
 
-/// Bytes of a sequence's rows in each tensor of the caller, given its first rows and the total rows.
+/// Bytes of a sequence's rows in each tensor of the caller, given its first rows and the total number of rows.
 fn rows(
     before: &[Vec<u8>],
     first: (usize, usize),
@@ -69,7 +70,7 @@ fn simulate(trial: &Trial) -> Vec<Vec<u8>> {
 }
 
 /// Gradients of a packed sequence, with NaN in all other rows, equal the gradients of a dense problem of that sequence
-/// alone. dQ with additions in any order is exempt.
+/// alone. dQ is not compared if its additions are in any order.
 #[test]
 fn packed_sequences_have_the_bits_that_they_have_alone() {
     let all: (usize, usize) = LENGTHS.iter().fold((0, 0), |sum, rows| (sum.0 + rows.0, sum.1 + rows.1));

@@ -1,4 +1,4 @@
-//! Dequantized e4m3: K and V, or Q, in e4m3. With scales of 1, results have the bits of the equivalent 16-bit inputs.
+//! Dequantized e4m3 K and V, or Q. If scales are 1, results have the same bits as for the equivalent 16-bit inputs.
 
 use fa3_quant::E4m3;
 use fa3_sched::forward::{CtaTile, Precision, TileRow};
@@ -16,8 +16,8 @@ fn results(trial: &Trial) -> [Vec<u8>; 2] {
     ["o", "lse"].map(|name| after.bytes(name).expect("a forward pass has both").to_vec())
 }
 
-/// Whether a kernel that dequantizes K and V gives the bits of the 16-bit kernel on the dequantized keys. Q in e4m3 is
-/// dequantized, too, with a scale that is a power of 2.
+/// Checks that a kernel that dequantizes K and V has the same bits as the 16-bit kernel on the dequantized keys. e4m3 Q
+/// is dequantized as well, with a scale that is a power of 2.
 fn agree(mut converted: Trial, mut of_16_bits: Trial, dtype: Dtype) -> bool {
     const OF_Q: f32 = 4.0;
     let has = |trial: &Trial, name| trial.program.find(name).is_some();
@@ -60,7 +60,7 @@ fn shared_keys_have_the_bits_of_16_bit_keys() {
     }
 }
 
-/// Each tile of the planner's table, on two tiles of rows and three KV blocks.
+/// Each tile of the planner's table computes two tiles of rows over three KV blocks.
 #[test]
 fn tiles_have_the_bits_of_16_bit_keys() {
     let tiles = TileRow::table().iter().map(|row| row.tile);

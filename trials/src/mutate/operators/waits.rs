@@ -34,7 +34,7 @@ fn wait(kernel: &Anatomy<'_>, line: usize) -> Option<(SharedAddr, Operand)> {
     Some((*addr, *parity))
 }
 
-/// Moves waits to after the first statement with an instruction that `to` accepts. They keep their parity.
+/// Moves waits to after the first statement with an instruction that `to` accepts. The waits keep their parity.
 fn moved(kernel: &Anatomy<'_>, full: bool, to: fn(&Inst) -> bool) -> Vec<Site> {
     let site = |line| {
         let (addr, parity) = wait(kernel, line)?;
@@ -55,14 +55,15 @@ fn unrolled(kernel: &Anatomy<'_>, wait: usize) -> Option<Region> {
     (kernel.innermost_loop(wait).is_none() && earlier < kernel.stages(region)?).then_some(region)
 }
 
-/// The first empty waits, outside of loops and at most one per stage, are for stages that are not in use.
+/// The first waits for empty stages, outside of loops and at most one per stage, are for stages that are not in use
+/// yet.
 pub(super) fn first_round(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
     let room = !kernel.is_full(unrolled(kernel, wait)?);
     room.then_some("the stage has not been in use: the wait passes at once")
 }
 
-/// If K and Q have one stage each, the wait for K's stage comes right before the wait for Q's, and Q's is released
-/// right after it.
+/// If K and Q have one stage each, the wait for K's stage comes right before the wait for Q's stage, and Q's stage is
+/// released right after it.
 fn behind_keys(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
     let of_q = kernel.mbarrier(kernel.inst(wait)?) == Some(kernel.region_called("q empty")?);
     let one = |empty| Some(kernel.stages(kernel.region_called(empty)?) == Some(1));
