@@ -20,14 +20,14 @@ fn main() -> Result<(), HostError> {
     let numbers: Vec<f32> = (0..1024_u16).map(f32::from).collect();
     let x = device.upload(&stream, &numbers)?;
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
-    // SAFETY: 8 CTAs of 128 threads touch an element of x each, and x lives until it is downloaded.
+    // SAFETY: 8 CTAs of 128 threads access one element of x each, and x lives until it is downloaded.
     unsafe { function.launch(&stream, [8, 1, 1], &[ArgValue::Pointer(x.address())]) }?;
     let doubled: Vec<f32> = x.download(&stream)?;
     println!("2 * {} = {}", numbers[1000], doubled[1000]);
     Ok(())
 }
 
-/// x = 2 x, one element a thread.
+/// x = 2 x, one element for each thread.
 fn double() -> Kernel {
     Kernel::build("double", Launch::threads(128), |b| {
         let x = b.param_pointer("x", Elem::F32);

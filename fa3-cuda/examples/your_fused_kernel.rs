@@ -1,4 +1,4 @@
-//! A kernel that has parts of the forward kernel: `cargo run --release -p fa3-cuda --example your_fused_kernel`.
+//! A kernel made of parts of the forward kernel: `cargo run --release -p fa3-cuda --example your_fused_kernel`.
 
 use std::error::Error;
 
@@ -9,10 +9,10 @@ use fa3_ir::{BufferRole, Passed, Program};
 use fa3_sim::{Policy, ProgramSimulation};
 use half::bf16;
 
-/// Rows of Q of a CTA, keys of a block, and columns of both.
+/// The rows of Q of a CTA, the keys of a block, and the columns of both.
 const TILE: u32 = 64;
 
-/// lse = ln Σ exp(q · k / 8) over the keys up to each row's own: a head of `rows` rows of 64 bf16.
+/// lse = ln Σ exp(q · k / 8) over the keys up to the row's own position, for a head of `rows` rows of 64 bf16.
 fn causal_lse(rows: u32) -> Program<Kernel> {
     let kernel = Kernel::build("causal_lse", Launch::threads(256), |b| {
         let shape = TileShape::new(Elem::Bf16, TILE, TILE);
@@ -50,7 +50,7 @@ fn causal_lse(rows: u32) -> Program<Kernel> {
                     let keys = keys.from(block * TILE + b.frag_col());
                     s.map_row_in_place(half, |score, at| keys.hide(score, at.col, f32::NEG_INFINITY));
                 }
-                softmax.step(&mut s); // with V, O would be multiplied by what it gives
+                softmax.step(&mut s); // with V, O would be multiplied by the result
             });
             q.release();
             let of_rows = softmax.finish(None).lse;

@@ -1,16 +1,16 @@
 //! The host layer: all code that calls the NVIDIA driver.
 //!
-//! A [`Device`] holds the primary context of a GPU, which other CUDA libraries of the process use too.
+//! A [`Device`] holds the primary context of a GPU, which other CUDA libraries of the process use as well.
 //! [`Device::compile`] turns a [`Ptx`](fa3_ir::Ptx) into a [`Function`], once. [`Function::launch`] checks the
 //! arguments against the kernel's parameters, encodes tensor maps and launches the kernel on a [`Stream`]. A
 //! [`Forward`] is the forward pass of a problem, planned and compiled; each further run is one launch.
 //!
-//! libcuda is loaded at run time. Without it [`Device::open`] is an error, and nothing else can be called.
+//! libcuda is loaded at run time. Without it, [`Device::open`] returns an error, and nothing else can be called.
 //!
-//! Errors of the GPU come late and are final. When a kernel touches a wrong address, a later call reports it, and the
-//! GPU is lost to the process. From then on every call on the device, and on objects made from it, returns
-//! [`HostError::Poisoned`], which names the launches that may have caused it. `CUDA_LAUNCH_BLOCKING=1` finds the
-//! launch.
+//! Errors of the GPU come late and are final. When a kernel accesses a wrong address, a later call reports the error,
+//! and the process cannot use the GPU any more. From then on every call on the device, and on objects made from it,
+//! returns [`HostError::Poisoned`], which names the launches that may have caused it. `CUDA_LAUNCH_BLOCKING=1` finds
+//! the launch.
 //!
 //! ```
 //! use fa3_cuda::host::{Device, HostError};
@@ -53,7 +53,7 @@ mod module;
 mod params;
 mod tensor_map;
 
-// Their data.
+// The memory of kernels and their launches.
 mod buffer;
 mod event;
 mod graph;
@@ -61,7 +61,7 @@ mod host_buffer;
 mod run;
 mod stream;
 
-// Operations: programs, compiled.
+// Operations: compiled programs.
 mod cache;
 mod compiled;
 mod forward_table;

@@ -5,13 +5,14 @@
 //! ```
 //!
 //! [`kernels`] are programs of [`fa3_ir`], which a simulator runs as well. [`sass`] and [`JitReport`] read the output
-//! of compilers. None of these needs a driver, and nothing else is built without the feature `driver`, which is on by
-//! default.
+//! of compilers. These modules need no driver. Without the feature `driver`, which is on by default, nothing else is
+//! built.
 //!
-//! [`host`] is the feature `driver`. It builds without CUDA and needs the NVIDIA driver only when it runs. Without a
+//! [`host`] is the feature `driver`. It builds without CUDA and needs the NVIDIA driver only at run time. Without a
 //! driver or a Hopper GPU, it returns an error value.
 //!
-//! The feature `cudarc` adds the forward pass over slices of that crate, whose version is then part of the interface.
+//! The feature `cudarc` adds the forward pass over slices of the crate cudarc, whose version is then part of the
+//! interface.
 
 mod report;
 

@@ -12,7 +12,7 @@ pub struct JitReport {
     pub stack_bytes: u32,
     /// Bytes that a thread spills to local memory.
     pub spill_store_bytes: u32,
-    /// Bytes that a thread reloads from there.
+    /// Bytes that a thread reloads from local memory.
     pub spill_load_bytes: u32,
     /// The compiler's warnings, in order.
     pub warnings: Vec<JitWarning>,
@@ -28,8 +28,8 @@ pub struct JitWarning {
 }
 
 impl JitReport {
-    /// Parses a log. Several functions give the largest numbers and all warnings. `None` if it does not report a
-    /// compiled kernel.
+    /// Parses a log. If it reports several functions, the result has the largest numbers and all warnings. `None` if it
+    /// does not report a compiled kernel.
     pub fn parse(log: &str) -> Option<JitReport> {
         let registers = log.lines().filter_map(|line| number_before(line, " registers")).max()?;
         let largest = |what| log.lines().filter_map(|line| number_before(line, what)).max().unwrap_or(0);
@@ -49,7 +49,7 @@ impl JitReport {
 }
 
 impl JitWarning {
-    /// Parses `ptxas info    : (C7510) Potential ...`, `ptxas warning : ...`, with or without the `ptxas`.
+    /// Parses `ptxas info    : (C7510) Potential ...` and `ptxas warning : ...`, with or without the word `ptxas`.
     fn parse(line: &str) -> Option<JitWarning> {
         let (head, message) = line.split_once(" : ")?;
         let numbered = message.trim_start().strip_prefix("(C").and_then(|rest| rest.split_once(") "));
@@ -95,7 +95,7 @@ impl fmt::Display for JitWarning {
 mod tests {
     use super::*;
 
-    /// ptxas 13.5.37, `-arch=sm_90a -v`.
+    /// The log of ptxas 13.5.37, `-arch=sm_90a -v`.
     const CLEAN: &str = "\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'vector_add' for 'sm_90a'
@@ -113,7 +113,7 @@ ptxas info    : Compile time = 10.270 ms
         assert_eq!(report.to_string(), "12 registers");
     }
 
-    /// The driver's log (580.159.04, CUDA 13.0), which has other line heads.
+    /// The driver's log (580.159.04, CUDA 13.0), whose lines begin differently.
     #[test]
     fn the_same_from_the_driver() {
         let log = "\
@@ -171,7 +171,7 @@ ptxas info    : Used 158 registers, used 0 barriers
         assert_eq!(report.warnings[1].to_string(), format!("C7508: {text}"));
     }
 
-    /// An error, or an empty log: the driver found the kernel in its own cache.
+    /// The log is an error, or is empty: the driver found the kernel in its own cache.
     #[test]
     fn no_report_without_a_compiled_kernel() {
         assert_eq!(JitReport::parse(""), None);

@@ -1,13 +1,13 @@
-//! A kernel's main loop as a compiler made it, read from its machine code: the analysis of Appendix B.2 of the
-//! paper (arXiv 2407.08608).
+//! A kernel's main loop as the compiler made it, read from machine code: the analysis of Appendix B.2 of the paper
+//! (arXiv 2407.08608).
 //!
 //! ```text
 //! PTX -> ptxas -> cubin -> nvdisasm -c -> Listing -> product_loops -> Products and what runs under them, Order
 //! ```
 //!
-//! A kernel orders the begins and the waits of its products. The compiler chooses the instructions in between: it may
-//! move the softmax behind the wait that it was to hide, or wait after every instruction. Nothing here starts a
-//! process.
+//! A kernel orders the starts of its products and the waits for them. The compiler chooses the order of the
+//! instructions in between: it may move the softmax behind the wait, so that the products do not hide it, or wait after
+//! every instruction. This module starts no process.
 //!
 //! ```
 //! use fa3_cuda::sass::{Class, Listing, product_loops};

@@ -7,14 +7,14 @@ use crate::E4m3;
 /// The accumulator of FP8 attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Accumulation {
-    /// One float multiply-add after the other, as the tensor core is often assumed to work.
+    /// One float multiply-add after the other, the common assumption about tensor cores.
     Fp32,
     /// The tensor core's accumulator for the whole row, as in FlashAttention-3.
     OneLevel,
     /// P·V in the tensor core's accumulator for `keys` keys at a time (and never across key blocks), then
     /// added to float registers.
     TwoLevel {
-        /// Keys between two additions, a multiple of [`Accumulation::DEPTH`].
+        /// Number of keys between two additions, a multiple of [`Accumulation::DEPTH`].
         keys: usize,
     },
 }
@@ -34,7 +34,7 @@ impl Accumulation {
     /// 2. Every addend is truncated toward zero to a multiple of 2^(e − 13).
     /// 3. The exact sum of the truncated addends is truncated toward zero to 13 fraction bits.
     ///
-    /// A NaN addend gives the NaN 0x7FFFFFFF, a zero sum +0.
+    /// A NaN addend gives the NaN 0x7FFFFFFF, and a zero sum gives +0.
     ///
     /// # Panics
     /// If `k` reaches beyond a or B, or d does not have one entry for each column of B.
@@ -57,11 +57,11 @@ impl Accumulation {
     }
 }
 
-/// Error bound for the logarithm of a row sum over `keys` keys, if products sum P: e4m3 numbers, with 2⁸ for the
-/// largest score, added by the tensor core 128 keys at a time at most.
+/// Error bound for the logarithm of a row sum over `keys` keys, if the row sum is a product with P: a sum of e4m3
+/// numbers, at most 2⁸, that the tensor core adds at most 128 keys at a time.
 ///
-/// An element of P is off by up to 2⁻⁴ of itself, or by half a subnormal step, 2⁻¹⁰, while the sum is at least 2⁸. Each
-/// of the 33 numbers that the tensor core adds at once may lose 2⁻¹³ of their largest, and so may their sum.
+/// An element of P is off by up to 2⁻⁴ of itself, or by half a subnormal step, 2⁻¹⁰, while the sum is at least 2⁸. The
+/// tensor core adds 33 numbers at once. Each of them, and their sum, may lose 2⁻¹³ of the largest number.
 pub fn rounded_row_sum_loss(keys: usize) -> f64 {
     let rounding = f64::powi(2.0, -4) + keys as f64 * f64::powi(2.0, -18);
     let truncation = 128.0 / Accumulation::DEPTH as f64 * 34.0 * f64::powi(2.0, -13);
@@ -154,7 +154,7 @@ const ZERO: i16 = -1000;
 const SMALLEST: i16 = -12;
 /// Fraction bits that the tensor core keeps of e4m3 products.
 const FRACTION_BITS: i32 = 13;
-/// From this exponent of an addend on, all products vanish beside it: their exponents are at most 16, their
+/// If an addend has at least this exponent, all products vanish beside it: their exponents are at most 16, their
 /// significands below 2².
 const DOMINANT: i32 = 16 + 2 + FRACTION_BITS;
 const SIGN: u32 = 1 << 31;
@@ -199,7 +199,7 @@ fn fused_dot_add(a: &[f32], a_exponents: &[i16], b: Tile<'_>, d: &mut Lanes<f32>
         let q = power_of_two(e - FRACTION_BITS);
         origin[i] = 1.5 * (1 << 23) as f32 * q;
         toward_zero[i] = -(0.5 - 1.0 / 512.0) * q;
-        // If all products vanish beside d, or there are none, the result is d itself, of any size.
+        // If there are no products, or all vanish beside d, the result is d itself, of any size.
         let is_alone = own >= DOMINANT || products < i32::from(SMALLEST);
         alone[i] = if is_alone { d[i] } else { 0.0 };
         let addend = if is_alone { 0.0 } else { (d[i] * power_of_two(FRACTION_BITS - e)) as i32 as f32 * q };

@@ -11,8 +11,8 @@ use crate::{Output, QuantError, Quantized, scale};
 /// V = mean + scale · code,    O = mean + scale · (Σ_j p_j · code_j) / Σ_j p_j
 /// ```
 ///
-/// A row of O is a weighted mean of rows of V, so its columns take V's means and scales. The common part of a column is
-/// not rounded to e4m3, which leaves more digits for the differences.
+/// A row of O is a weighted mean of rows of V, so V's means and scales apply to O's columns. The common part of a
+/// column is not rounded to e4m3, which leaves more digits for the differences.
 ///
 /// ```
 /// use fa3_quant::Channels;
@@ -34,8 +34,8 @@ pub struct Channels {
 impl Channels {
     /// Computes means and scales of a tensor (batch, seqlen, heads, head_dim): the mean of each channel, and the scale
     /// that maps the largest remainder to the largest code. [`CHANNEL_ROWS`] defines the order of the sums. Infinities
-    /// and NaN count as 0 in the mean, and not in the scale. If a number minus the mean would not be finite, the mean
-    /// is 0.
+    /// and NaN count as 0 in the mean, and are left out of the scale. If a number minus the mean would not be finite,
+    /// the mean is 0.
     pub fn of(x: ArrayView4<'_, f32>) -> Channels {
         let (batch, seqlen, heads, head_dim) = x.dim();
         let mut channels = Channels {
@@ -75,10 +75,11 @@ impl Channels {
     }
 
     /// The codes of a tensor (batch, seqlen, heads, head_dim), e4m3((x - mean) · (1 / scale)), each step rounded to
-    /// f32. As [`Quantized`] they have the scale 1, since the channels' scales apply to O.
+    /// f32. The returned [`Quantized`] has the scale 1, since the channels' scales apply to O.
     ///
     /// # Errors
-    /// [`QuantError::ChannelShape`] unless the tensor has these channels, [`QuantError::ZeroDim`] if it has none.
+    /// [`QuantError::ChannelShape`] unless the tensor has these channels, [`QuantError::ZeroDim`] if it has no
+    /// channels.
     pub fn quantize(&self, x: ArrayView4<'_, f32>) -> Result<Quantized, QuantError> {
         let (batch, seqlen, heads, head_dim) = x.dim();
         if (batch, heads, head_dim) != self.mean.dim() {
@@ -104,7 +105,7 @@ impl Channels {
         })
     }
 
-    /// Applies the scales and means of V's channels to O of codes. A row that saw no key stays 0.
+    /// Applies the scales and means of V's channels to O computed from codes. A row that saw no key stays 0.
     ///
     /// # Errors
     /// [`QuantError::ChannelShape`] unless V of the problem has these channels.
@@ -124,7 +125,7 @@ impl Channels {
     }
 }
 
-/// Statistics of some numbers of a channel: the sum of the finite ones, the smallest and the largest of them.
+/// Statistics of some numbers of a channel: the sum, the smallest and the largest of the finite numbers.
 #[derive(Clone, Copy)]
 struct Span {
     sum: f32,
@@ -177,7 +178,7 @@ mod tests {
 
     const SHAPE: Shape = Shape { batch: 2, seqlen: 700, heads: 2, head_dim: 48 };
 
-    /// Normal numbers around a centre and with a size of the channel's own.
+    /// Normal numbers. Each channel has its own centre and size.
     fn values() -> Array4<f32> {
         let mut v = tensor(SHAPE, 3);
         for ((_, _, head, column), x) in v.indexed_iter_mut() {
@@ -228,8 +229,9 @@ mod tests {
     fn numbers_are_summed_in_groups() {
         let mut column = ndarray::Array1::from_elem(300, 1.0f32);
         column[3] = 16_777_216.0;
-        // The group of rows 3, 19, 35, … loses its 15 ones. The other groups of the split have 16 ones each, whose sums
-        // are even and are added exactly. The next split has 44 ones.
+        // Each part is summed in 16 groups. The group of rows 3, 19, 35, … of the first part loses its 15 ones. The
+        // other groups of this part have 16 ones each, whose sums are even and are added exactly. The next part has 44
+        // ones.
         assert_eq!(Span::of_column(column.view()).sum, 16_777_216.0 + 240.0 + 44.0);
     }
 

@@ -27,8 +27,8 @@ impl E4m3 {
     /// Positive zero.
     pub const ZERO: E4m3 = E4m3(0);
 
-    /// The number nearest to `x`, ties to even. Beyond ±448, infinities included, it is ±448; NaN stays NaN.
-    /// This is `cvt.rn.satfinite.e4m3x2.f32` (PTX ISA, "cvt"), one element of it.
+    /// The number nearest to `x`, ties to even. Beyond ±448, infinities included, it is ±448; NaN stays NaN. This is
+    /// one element of `cvt.rn.satfinite.e4m3x2.f32` (PTX ISA, "cvt").
     pub fn from_f32(x: f32) -> E4m3 {
         if x.is_nan() { E4m3::NAN } else { E4m3(F8E4M3::from_f32(x).to_bits()) }
     }

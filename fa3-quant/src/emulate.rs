@@ -16,8 +16,8 @@ const P_OFFSET: f32 = 8.0;
 /// Algorithm 1 of the paper with key blocks of B_c = `key_block` rows, from the last to the first as the kernels visit
 /// them, since P is rounded relative to the largest score so far. S = Q Kᵀ comes from the tensor core, times both block
 /// scales, softmax_scale and log2 e in one factor. The online softmax is in float, base 2. P = e4m3(2⁸ · 2^(s − m));
-/// its row sum is of the unrounded P, in float, unless [`Fp8Attention::rounded_row_sums`] is set. P·V uses the chosen
-/// accumulation.
+/// its row sum is of the unrounded P, in float, unless [`Fp8Attention::rounded_row_sums`] is set. P·V uses
+/// `accumulation`.
 ///
 /// A scale of V for the whole tensor is applied at the end. Scales of blocks are applied earlier:
 ///
@@ -26,8 +26,8 @@ const P_OFFSET: f32 = 8.0;
 /// - With two-level accumulation, the addition to float registers takes the block's scale, relative to the head's
 ///   largest, as a factor.
 ///
-/// Neither changes the rounding of P, unlike a scale that is folded into P, and neither costs an instruction. The ratio
-/// of successive scales must be representable as a float; two-level accumulation has no such limit.
+/// Neither changes the rounding of P, unlike a scale that is multiplied into P, and neither costs an instruction. The
+/// ratio of successive scales must be representable as a float; two-level accumulation has no such limit.
 ///
 /// Sinks are not added: [`add_sinks`](crate::add_sinks) does that.
 ///
@@ -39,7 +39,7 @@ const P_OFFSET: f32 = 8.0;
 pub struct Fp8Attention {
     /// Accumulation of Q·Kᵀ and P·V.
     pub accumulation: Accumulation,
-    /// Keys a block, B_c: a multiple of [`Accumulation::DEPTH`]. K and V may have a scale for each such block.
+    /// Keys of a block, B_c: a multiple of [`Accumulation::DEPTH`]. K and V may have a scale for each such block.
     pub key_block: usize,
     /// Whether row sums add the rounded P, as the kernels' column of ones behind V does. A rounding error common to a
     /// row then cancels in O, and remains in LSE: see [`rounded_row_sum_loss`](crate::rounded_row_sum_loss).
@@ -151,8 +151,9 @@ impl Fp8Attention {
         TileOutput { o, lse }
     }
 
-    /// The initial unit of the accumulator: for float registers the largest scale, as they take each block's scale as a
-    /// factor up to 1; for an accumulator that is rescaled from block to block the first block's scale.
+    /// The initial unit of the accumulator. For float registers it is the largest scale, as they take each block's
+    /// scale as a factor up to 1. For an accumulator that is rescaled from block to block it is the first block's
+    /// scale.
     fn first_unit(&self, blocks: &[KeyBlock]) -> f32 {
         match self.accumulation {
             Accumulation::TwoLevel { .. } => {

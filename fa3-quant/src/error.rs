@@ -1,4 +1,4 @@
-//! The reasons why quantized tensors or a request on them are rejected, with the numbers.
+//! The reasons why this crate rejects quantized tensors or requests, with the numbers.
 
 use fa3_types::{Dim, TensorName, UnknownFeature};
 

@@ -20,7 +20,7 @@ pub struct Preparation<'a> {
     pub incoherent: Option<&'a Incoherent>,
     /// The elements that share a scale.
     pub granularity: Granularity,
-    /// The scale, if given: then larger numbers saturate.
+    /// The scale, if it is given. Then larger numbers saturate.
     pub scale: Option<f32>,
 }
 
@@ -38,7 +38,8 @@ pub struct Rotation<'a> {
 pub enum RowPositions<'a> {
     /// The position of each sequence's first row, from which the others count up.
     First(&'a [usize]),
-    /// A position for every row of a tensor (batch, seqlen), row by row. Negative positions are outside of any table.
+    /// A position for every row of a tensor (batch, seqlen), in the order of memory. A negative position is outside of
+    /// any table.
     Each(&'a [i32]),
 }
 
@@ -131,7 +132,7 @@ impl<'a> Preparation<'a> {
     }
 }
 
-/// The position of a row; a negative one becomes one outside of any table.
+/// The position of a row. A negative position becomes a number outside of any table.
 fn position(positions: RowPositions<'_>, shape: Shape, sequences: &SequenceRows, at: RowIndex) -> usize {
     match positions {
         RowPositions::First(first) => first[at.sequence] + at.row,

@@ -5,8 +5,8 @@ use fa3_types::KnownProblem;
 use crate::head::head as head_of;
 use crate::{Operand, Quantized};
 
-/// Keys and values of one block, cut off at the end of the sequence: TMA fills the rest with zeros, which change no
-/// sum.
+/// Keys and values of one block, cut off at the end of the sequence. TMA fills the rest of the block with zeros, which
+/// change no sum.
 pub(crate) struct KeyBlock {
     /// The first key, counted from the sequence's start.
     pub(crate) first: usize,

@@ -5,10 +5,10 @@
 //! Threads count from 0 to 127 in their warpgroup. Registers count from 0 in their thread; a register of an
 //! operand holds two 16-bit or four 8-bit elements. A tile has 64 rows.
 //!
-//! In 16 bits the rounded accumulator of S = Q·Kᵀ is the operand P without a rearrangement. In 8 bits it is not: a
-//! thread holds columns 0 1 8 9 of a row where the operand wants 0 1 2 3. Instead of exchanging elements between
-//! threads, each thread reorders its own registers ([`P_ORDER`]), which permutes the columns of P. V is stored with its
-//! rows permuted likewise ([`key_of_slot`]): the sum over keys is the same in any order.
+//! In 16 bits the rounded accumulator of S = Q·Kᵀ is the operand P without a rearrangement. In 8 bits a rearrangement
+//! is needed: a thread holds columns 0 1 8 9 of a row where the operand wants 0 1 2 3. Instead of exchanging elements
+//! between threads, each thread reorders its own registers ([`P_ORDER`]), which permutes the columns of P. V is stored
+//! with its rows permuted likewise ([`key_of_slot`]): the sum over keys does not depend on their order.
 
 /// Order in which the accumulator registers d0 to d7 of S fill 8 bytes of the 8-bit operand P: {d0 d1 d4 d5 d2 d3 d6
 /// d7}, then likewise for d8 to d15, and so on.
@@ -19,11 +19,11 @@ pub const P_ORDER: [usize; 8] = [0, 1, 4, 5, 2, 3, 6, 7];
 pub struct ElementCoord {
     /// Row, 0 to 63.
     pub row: usize,
-    /// Column: of S or O for an accumulator, the index k that is summed over for an operand.
+    /// Column: the column of S or O for an accumulator, the index k that is summed over for an operand.
     pub column: usize,
 }
 
-/// The thread, the register and the part of it that hold an element.
+/// The thread, the register and the part of the register that hold an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Holder {
     /// Thread, 0 to 127.
@@ -99,8 +99,8 @@ pub fn accumulator_of_operand(register: usize, part: usize) -> usize {
     byte / 8 * 8 + P_ORDER[byte % 8]
 }
 
-/// The key whose row of V must be stored at row `slot`, so that it meets its column of P: 0 1 8 9 2 3 10 11 4 5 12 13 6
-/// 7 14 15 in each 16.
+/// The key whose row of V must be stored at row `slot`, so that it meets its column of P. Each 16 rows have the keys 0
+/// 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15.
 pub fn key_of_slot(slot: usize) -> usize {
     let (base, quad, byte) = (slot / 16 * 16, slot / 4 % 4, slot % 4);
     base + 8 * (byte / 2) + 2 * quad + byte % 2

@@ -23,7 +23,7 @@ mod rope;
 
 mod fused;
 
-// The tensor core's arithmetic, and attention made of it.
+// The tensor core's arithmetic, and attention with this arithmetic.
 mod accumulate;
 mod key_block;
 mod tiles;
@@ -31,7 +31,7 @@ mod tiles;
 mod emulate;
 mod standard;
 
-// A separate module: fragment layouts.
+// The fragment layouts are a module of their own.
 pub mod layout;
 
 // Sinks, added to O and LSE afterwards.

@@ -37,9 +37,9 @@ impl Quantized {
     /// Takes given codes and scales.
     ///
     /// # Errors
-    /// An error unless the sequences lie within the codes; [`QuantError::EmptyBlock`], [`QuantError::ScaleCount`]
-    /// unless there is one scale a group of rows, in the order of [`Scales::values`], and [`QuantError::Scale`] for a
-    /// scale that is not positive, finite and normal.
+    /// An error unless the sequences lie within the codes; [`QuantError::EmptyBlock`] for blocks without rows;
+    /// [`QuantError::ScaleCount`] unless there is one scale for each group of rows, in the order of [`Scales::values`];
+    /// and [`QuantError::Scale`] for a scale that is not positive, finite and normal.
     pub fn new(
         codes: Array4<E4m3>,
         sequences: &SequenceRows,
@@ -88,8 +88,8 @@ impl Quantized {
         Some(scales)
     }
 
-    /// Quantizes a tensor of this shape whose rows `read` gives, reading every row once: the rows that share a scale
-    /// are gathered along with their largest magnitude, then encoded. A given scale replaces the computed ones.
+    /// Quantizes a tensor of this shape. `read` gives each row once. The rows that share a scale are gathered along
+    /// with their largest magnitude, then encoded. A given scale replaces the computed scales.
     pub(crate) fn from_rows(
         shape: Shape,
         sequences: &SequenceRows,

@@ -10,7 +10,7 @@ use crate::QuantError;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     style: RopeStyle,
-    /// Radians a position, one for each pair.
+    /// Radians for each position, one entry for each pair.
     frequencies: Vec<f64>,
 }
 
@@ -62,7 +62,7 @@ impl Rope {
 }
 
 /// A rotation by given cosines and sines, for example of a model that scales its angles. [`Rope::table`] makes the
-/// usual ones.
+/// usual tables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeTable {
     style: RopeStyle,

@@ -120,7 +120,7 @@ pub(crate) fn groups(granularity: Granularity, sequences: &SequenceRows, heads: 
     }
 }
 
-/// The largest magnitude among the finite numbers of `row`; 0 without any.
+/// The largest magnitude among the finite numbers of `row`; 0 if there are none.
 pub(crate) fn amax(row: &[f32]) -> f32 {
     row.iter().map(|x| x.abs()).filter(|x| x.is_finite()).fold(0.0, f32::max)
 }
@@ -131,7 +131,7 @@ pub(crate) fn scale_of(amax: f32) -> f32 {
     if amax == 0.0 { 1.0 } else { (amax / E4m3::MAX).max(f32::MIN_POSITIVE) }
 }
 
-/// The code of `x`, where `inverse` is 1 / scale, rounded. NaN for an infinity as well: e4m3 has none, and saturation
+/// The code of `x`; `inverse` is 1 / scale, rounded. An infinity becomes NaN: e4m3 has no infinity, and saturation
 /// would hide it.
 pub(crate) fn encode(x: f32, inverse: f32) -> E4m3 {
     if x.is_finite() { E4m3::from_f32(x * inverse) } else { E4m3::NAN }

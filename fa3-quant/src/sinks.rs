@@ -50,7 +50,7 @@ mod tests {
 
     use super::*;
 
-    /// Two valid rows of three. LSE is ln 3, and 0 for rows that see keys.
+    /// Two of three rows are valid. LSE without sinks is ln 3, or 0.
     #[test]
     fn a_sink_takes_its_part() {
         let shape = Shape { batch: 1, seqlen: 3, heads: 2, head_dim: 16 };
@@ -70,7 +70,7 @@ mod tests {
         let first = |row, head| output.o[[0, row, head, 0]];
         assert!((first(0, 0) - 0.75).abs() < 1e-6);
         assert_eq!([first(1, 0), first(2, 0), first(0, 1), first(2, 1)], [0.0, 1.0, 1.0, 1.0]);
-        // Far above all scores.
+        // The sinks are far above all scores.
         add_sinks(&problem, array![1e30, 1e30].view(), &mut output).unwrap();
         assert_eq!((output.lse[[0, 1, 1]], output.o[[0, 1, 1, 5]]), (1e30, 0.0));
         let error = add_sinks(&problem, array![0.0].view(), &mut output).unwrap_err();

@@ -7,8 +7,8 @@ use crate::key_block::{self, KeyBlock};
 use crate::tiles::{self, QueryTile, TileOutput};
 use crate::{Accumulation, E4m3, Granularity, Output, QuantError, Quantized, Row};
 
-/// Attention step by step in FP8: one scale a tensor, float accumulators, and intermediates in half
-/// precision (§4.3, Table 3).
+/// Attention step by step in FP8: one scale for each tensor, float accumulators, and intermediates in half precision
+/// (§4.3, Table 3).
 ///
 /// ```text
 /// S = f16(cap(softmax_scale · Q Kᵀ)),   P = f16(softmax(S)),   O = f16(e4m3(448 P) V / 448)
@@ -230,8 +230,8 @@ mod tests {
     }
 
     /// Table 3 with 1024 keys instead of 8448. There the errors are 9.1e-3 for FlashAttention-3, and 2.4e-2 both for
-    /// standard attention and without incoherent processing. With fewer keys the rounding of P and V, which all three
-    /// share, has a larger part in the errors.
+    /// standard attention and without incoherent processing. With fewer keys, the rounding of P and V, which all three
+    /// share, is a larger part of the errors.
     #[test]
     fn incoherent_processing_lessens_the_error() {
         let q_shape = Shape { batch: 1, seqlen: 512, heads: 1, head_dim: 128 };

@@ -15,11 +15,13 @@ pub struct Output {
     /// Output (batch, seqlen_q, heads_q, head_dim_v). 0 for a row with no visible key and for rows outside every
     /// sequence.
     pub o: Array4<f32>,
-    /// Natural log-sum-exp (batch, heads_q, seqlen_q), batch 1 for packed sequences. -inf for such rows.
+    /// Natural log-sum-exp (batch, heads_q, seqlen_q), batch 1 for packed sequences. -inf for a row with no visible key
+    /// and for rows outside every sequence.
     pub lse: Array3<f32>,
 }
 
-/// Query rows that share a pass over the keys, so that a block of keys is read from memory once for all.
+/// Number of query rows that share a pass over the keys, so that a block of keys is read from memory once for all of
+/// them.
 const TILE_ROWS: usize = 32;
 
 /// Some query rows of one head.

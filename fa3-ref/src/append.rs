@@ -34,7 +34,8 @@ impl AppendedTo<'_> {
         }
     }
 
-    /// The rows in use of each sequence afterwards: none for a negative length, at most the capacity of its pages.
+    /// The rows in use of each sequence after the append: none for a negative length, at most the capacity of its
+    /// pages.
     pub fn seqused_after(&self, rows: &SequenceRows, page_rows: usize) -> Vec<i32> {
         let capacity = page_rows * self.page_table.map_or(1, |table| table.dim().1);
         let after = |(i, &used): (usize, &i32)| match usize::try_from(used) {
@@ -58,8 +59,8 @@ impl AppendedTo<'_> {
     }
 }
 
-/// Elements of x (batch, seqlen, heads, columns), each passed to `f` with the scale of its sequence's head. `scales`
-/// are (sequences, heads); without them, and in rows outside every sequence, a scale is 1.
+/// Passes each element of x (batch, seqlen, heads, columns) to `f`, with the scale of its sequence's head. `scales` are
+/// (sequences, heads). Without them, and in rows outside every sequence, the scale is 1.
 pub fn with_scales<T: Copy, U>(
     x: ArrayView4<'_, T>,
     rows: &SequenceRows,
@@ -83,7 +84,7 @@ pub struct RotatedRows<'a> {
     pub style: RopeStyle,
     /// (positions, rotary_dim / 2). Positions are clamped to the table.
     pub cos: ArrayView2<'a, f32>,
-    /// Like the cosines.
+    /// The sines, in the same layout.
     pub sin: ArrayView2<'a, f32>,
     /// The position of each sequence's first row. A negative one counts as 0.
     pub base: &'a [i32],
@@ -92,8 +93,8 @@ pub struct RotatedRows<'a> {
 }
 
 impl RotatedRows<'_> {
-    /// Rotates the rows of sequences in x (batch, seqlen, heads, columns). `number` and `round` convert an element to
-    /// f32 and back.
+    /// Rotates the rows of sequences in x (batch, seqlen, heads, columns). `number` converts an element to f32, `round`
+    /// converts it back.
     pub fn rotate<T: Copy>(
         &self,
         x: &mut ArrayViewMut4<'_, T>,

@@ -1,4 +1,4 @@
-//! Keys and values of a cache, gathered into contiguous sequences, which the rest of this crate takes.
+//! Keys and values of a cache, gathered into contiguous sequences, which the other modules of this crate take.
 
 use fa3_types::{ProblemError, SequenceRows};
 use ndarray::{Array4, ArrayView2, ArrayView4, Axis};
@@ -38,8 +38,8 @@ impl PageTable<'_> {
 
 /// The rows of a cache's sequences: the values of `page_table`, `cache_batch_idx`, `leftpad` and `seqused`.
 ///
-/// Row r of sequence i is row (leftpad\[i\] + r) of its pages, one after the other. Invalid numbers are clamped, as
-/// kernels clamp them: lengths to the capacity of the pages, and a missing page has rows of zeros.
+/// Row r of sequence i is row (leftpad\[i\] + r) of its pages, one after the other. Invalid numbers are treated as
+/// kernels treat them: lengths are clamped to the capacity of the pages, and a missing page has rows of zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedRows<'a> {
     /// The pages of sequences.
@@ -54,7 +54,7 @@ impl CachedRows<'_> {
     /// The rows of the gathered sequences, if pages have `page_rows` rows each.
     ///
     /// # Errors
-    /// The errors of [`SequenceRows::with_used`], which do not occur if `seqused` and `leftpad` have an entry a
+    /// The errors of [`SequenceRows::with_used`], which do not occur if `seqused` and `leftpad` have one entry for each
     /// sequence.
     pub fn rows(&self, page_rows: usize) -> Result<SequenceRows, ProblemError> {
         let (count, pages) = self.page_table.dim();

@@ -34,30 +34,30 @@ pub enum InputError {
         /// [`Problem::lse_shape`].
         expected: [usize; 3],
     },
-    /// The problem has a feature that the reference does not compute. With `qv` it takes the problem of joined columns,
-    /// [`Problem::joined`], with keys in pages the problem of gathered ones, [`Problem::gathered`].
+    /// The problem has a feature that the reference does not compute. For `qv`, pass the problem of joined columns,
+    /// [`Problem::joined`]; for keys in pages, the problem of gathered keys, [`Problem::gathered`].
     #[error(transparent)]
     Unknown(#[from] UnknownFeature),
     /// The number of sinks is wrong.
     #[error("{given} sinks are given, the problem has {expected}")]
     Sinks {
-        /// Their number.
+        /// The number given.
         given: usize,
-        /// One a query head, or 0 if the problem has none.
+        /// One for each query head, or 0 if the problem has no sinks.
         expected: usize,
     },
     /// Tiles without rows or keys.
     #[error("tiles of {rows} x {keys} are empty")]
     EmptyTiles {
-        /// Query rows a tile, B_r.
+        /// Query rows of a tile, B_r.
         rows: usize,
-        /// Keys a tile, B_c.
+        /// Keys of a tile, B_c.
         keys: usize,
     },
 }
 
-/// The features that the oracle, standard attention and the tiled algorithms compute. They get numbers, so scales and
-/// the memory layout of V do not matter to them.
+/// The features that the oracle, standard attention and the tiled algorithms compute. Their inputs are numbers, so
+/// scales and the memory layout of V do not matter.
 const KNOWN: Known = Known::new(
     "the reference",
     &[
@@ -79,7 +79,7 @@ const KNOWN: Known = Known::new(
 /// Q (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim) and V (batch, seqlen_k, heads_kv,
 /// head_dim_v) of a problem, and its sinks (heads_q), if any. Packed tensors have batch 1.
 ///
-/// The views' own strides are used; the problem's strides describe device memory and are not.
+/// The views' own strides are used, not the problem's strides, which describe device memory.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a, T> {
     problem: &'a KnownProblem,

@@ -24,9 +24,9 @@
 //! that much as the baseline's error. Four equal terms can be off by at most twice as much, and more terms hardly ever
 //! exceed it ([`oracle::backward_squares`]).
 //!
-//! The gradient of sinks is a number a head, for which the baseline's error may be small by chance. Each row of a head
-//! reads O, rounded, and these errors are independent. So its bound has one more term, four times their expected sum if
-//! each is as large as an element of O allows:
+//! The gradient of sinks is one number for each head, for which the baseline's error may be small by chance. Each row
+//! of a head reads O, rounded, and these errors are independent. So its bound has one more term: four times their
+//! expected sum, if each is as large as an element of O allows:
 //!
 //! ```text
 //! 4 · u · √ Σ (exp(sink − LSE) · dO ∘ O)²      over rows and columns
@@ -261,7 +261,7 @@ impl BackwardLaw {
     /// [`Violation`], boxed because it carries the whole report.
     ///
     /// # Panics
-    /// If the shapes differ, or only one of both has dsink: the arrays come from the same problem.
+    /// If the shapes differ, or only one of the two has dsink: the arrays come from the same problem.
     pub fn check(&self, x: &Gradients<f32>, replay: &str) -> Result<Vec<Satisfied>, Box<Violation>> {
         let [dq, dk, dv] = self.bounds;
         let mut satisfied = vec![

@@ -27,7 +27,7 @@ pub struct ErrorNorms {
 /// One element of a comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Worst {
-    /// Index of the element, one entry a dimension.
+    /// Index of the element, one entry for each dimension.
     pub index: Vec<usize>,
     /// The value judged.
     pub given: f64,

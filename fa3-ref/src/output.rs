@@ -10,12 +10,12 @@ pub struct Forward<F> {
     /// Output (batch, seqlen_q, heads_q, head_dim_v). 0 for a row with no visible key and for rows outside every
     /// sequence.
     pub o: Array4<F>,
-    /// Natural log-sum-exp (batch, heads_q, seqlen_q), batch 1 for packed sequences. -inf for these rows; with sinks, a
-    /// row with no visible key has the sink.
+    /// Natural log-sum-exp (batch, heads_q, seqlen_q), batch 1 for packed sequences. It is -inf for rows with no
+    /// visible key (their sink, if heads have sinks) and for rows outside every sequence.
     pub lse: Array3<F>,
 }
 
-/// Results of the backward pass, each of its tensor's shape.
+/// Results of the backward pass. Each has the shape of its tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gradients<F> {
     /// dQ (batch, seqlen_q, heads_q, head_dim).

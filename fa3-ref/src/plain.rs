@@ -27,7 +27,8 @@ pub struct Mismatch {
     pub expected: Expected,
 }
 
-/// The addition of a tensor core: each addend of a sum of `depth` + 1 is truncated at `unit` of the largest.
+/// The addition of a tensor core: each addend of a sum of `depth` + 1 addends is truncated at `unit` of the largest
+/// addend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TensorCore {
     /// Products that are added at once.
@@ -78,7 +79,7 @@ pub fn sum(x: &[f64], y: &[f64]) -> Vec<Expected> {
 }
 
 /// The softmax of rows of `cols` elements in binary32, whose sums 32 lanes share. The exponential and the reciprocal
-/// are off by a few units in the last place each, the sum by one a term.
+/// are off by a few units in the last place each, the sum by one unit for each term.
 pub fn softmax(x: &[f64], cols: usize) -> Vec<Expected> {
     let row = |row: &[f64]| -> Vec<Expected> {
         let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -96,8 +97,9 @@ pub fn transposed(x: &[f64], cols: usize) -> Vec<Expected> {
     (0..cols).flat_map(|col| (0..rows).map(move |row| Expected::exactly(x[row * cols + col]))).collect()
 }
 
-/// A Bᵀ, where A and B have rows of `k` elements, rounded by up to `rounding` of a result. The largest addend of the
-/// tensor core's sums is at most the sum of all; its result, and every further sum of results, is off by as much again.
+/// A Bᵀ, where A and B have rows of `k` elements. A result is rounded by up to `rounding` of itself. The largest addend
+/// of the tensor core's sums is at most the sum of all magnitudes. The sum, and every further sum of results, is off by
+/// as much again.
 pub fn product(a: &[f64], b: &[f64], k: usize, core: TensorCore, rounding: f64) -> Vec<Expected> {
     let k = k.max(1);
     // Truncation errors are proportional to the largest addend, and few addends are that large.

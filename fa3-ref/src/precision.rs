@@ -3,7 +3,7 @@
 use fa3_types::Dtype;
 use half::{bf16, f16};
 
-/// A floating-point format that intermediate results are rounded to. Arithmetic itself is done in f32.
+/// A floating-point format to which intermediate results are rounded. Arithmetic itself is done in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// No rounding beyond f32.

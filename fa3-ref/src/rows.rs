@@ -1,8 +1,8 @@
-//! The error law on selected rows, for problems too large to be judged in all of them.
+//! The error law on selected rows, for problems too large for judging every row.
 //!
-//! A row is a problem of its own without a mask: one query and the keys that it sees. Its bound is the
-//! [law](crate::law)'s for that problem. The bound of all selected rows is the largest of their bounds, which is no
-//! more than the law's for the whole problem.
+//! A row is a problem of its own without a mask: one query and the keys that it sees. Its bound is the bound of the
+//! [law](crate::law) for that problem. The bound of all selected rows is the largest of their bounds, which is no more
+//! than the law's bound for the whole problem.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -228,9 +228,9 @@ fn visible(problem: &KnownProblem, at @ [sequence, _, row]: [usize; 3]) -> [Rang
     }
 }
 
-/// The rows where errors are most likely to show. A small problem gives all rows. Others give, in a few heads, the
-/// first and last rows, rows around the edges of tiles (of any of these numbers of rows), rows where the mask's bounds
-/// meet the matrix's corners, and some random ones.
+/// The rows where errors are most likely to show. For a small problem these are all rows. For others they are, in a few
+/// heads, the first and last rows, rows around the edges of tiles (for each number of rows in `tile_rows`), rows where
+/// the mask's bounds meet the matrix's corners, and some random rows.
 ///
 /// # Panics
 /// If a tile has no rows.

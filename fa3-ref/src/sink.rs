@@ -1,7 +1,7 @@
 //! The gradient of sinks: dsink = Σ exp(sink - LSE) · (dLSE - D) over the rows of a head, with D = rowsum(dO ∘ O).
 //!
 //! A sink is the logit of a key without a value, so its dP is 0 and dS of its column is P · (0 - D + dLSE). A row that
-//! sees no key has O = 0 and LSE = sink: it gives dLSE.
+//! sees no key has O = 0 and LSE = sink, so it contributes dLSE.
 
 use fa3_types::Problem;
 use ndarray::{Array1, ArrayView1, Axis};

@@ -51,7 +51,7 @@ fn stack(blocks: Vec<HeadForward<f32>>, head_dim_v: usize) -> HeadForward<f32> {
 /// The backward pass for the gradients of O and LSE: P, dP and dS rounded, then the gradients. D = rowsum(dO ∘ O) -
 /// dLSE with O as it was stored, rounded.
 ///
-/// A framework's own softmax gradient takes D = rowsum(P ∘ dP) instead. If a softmax is nearly one-hot, that is several
+/// A framework's own softmax gradient takes D = rowsum(P ∘ dP) instead. If a softmax is nearly one-hot, this is several
 /// times more accurate in 16 bits than reading the stored O, as every fused kernel does.
 ///
 /// # Errors
@@ -72,7 +72,7 @@ fn backward_of_heads(
     let problem = inputs.problem();
     output.check(problem)?;
     let round = |matrix: Array2<f32>| matrix.mapv(|x| precision.round(x));
-    // P as such a framework rounds it.
+    // P, rounded to the precision of the inputs as a framework stores it.
     let rounded = |row: Row| Row { p: f64::from(precision.round(row.p as f32)), ..row };
     let dsink = sums(inputs, output, || forward_of_heads(inputs, precision), |row| rounded(row).gradient());
     let dsink = dsink.map(|dsink| dsink.mapv(|x| x as f32));

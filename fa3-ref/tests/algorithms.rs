@@ -1,4 +1,4 @@
-//! The paper's algorithms, tile by tile, against the oracle, by the error law, over random problems.
+//! The paper's algorithms, tile by tile, judged against the oracle by the error law on random problems.
 
 use fa3_ref::law::{BackwardLaw, ForwardLaw};
 use fa3_ref::tiled::{self, Algorithm, Tiles};
@@ -13,7 +13,7 @@ const REPLAY: &str = "cargo test -p fa3-ref --test algorithms";
 #[derive(Clone, Debug)]
 struct Case {
     problem: KnownProblem,
-    /// The centre of the heads' sinks, if there are any.
+    /// The centre of the heads' sinks; `None` without sinks.
     sink: Option<f32>,
     tiles: Tiles,
     precision: Precision,
@@ -90,9 +90,9 @@ fn sinks(case: &Case) -> Option<Array1<f32>> {
     Some(Array1::from_iter((0..case.problem.heads().q()).map(of_head)))
 }
 
-/// If a softmax is nearly one-hot, the stored O from which D is computed may round luckily in one implementation and
-/// not in the other: about one random problem in several thousand exceeds the law's factor of 2. The workspace's seed
-/// of all property tests does not meet such a problem.
+/// If a softmax is nearly one-hot, D is computed from a stored O that may round luckily in one implementation and not
+/// in the other. About one random problem in several thousand exceeds the law's factor of 2 for this reason. The
+/// workspace's seed of all property tests does not meet such a problem.
 fn config() -> ProptestConfig {
     ProptestConfig::with_cases(200)
 }

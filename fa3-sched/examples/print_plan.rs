@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("row block {:2} of head {:2}: key blocks {first} to {end}", tile.m_block, tile.head);
     }
 
-    // The same tiles in a model of the SMs.
+    // The schedule of these tiles in a model of the SMs.
     let schedule = tiles.simulate();
     println!("...\n{} SMs are busy for {:.1} % of the time", schedule.ctas(), 100.0 * schedule.utilisation());
     Ok(())

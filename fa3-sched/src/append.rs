@@ -1,8 +1,8 @@
 //! Append to a KV cache with rotary embedding: the rows of each thread, and the destination of each row.
 //!
-//! The kernel has a thread for each [`ELEMENTS`] elements of a row. Its first CTAs take the new keys; CTAs for the new
-//! values, the queries, and the lengths after the append follow. [`Plan`] counts CTAs without knowing lengths. Host and
-//! kernel share the functions that say where a row goes: [`position`], [`used_after`], [`table_row`].
+//! The kernel has a thread for each [`ELEMENTS`] elements of a row. Its first CTAs take the new keys. CTAs for the new
+//! values, for the queries, and for the lengths after the append follow. [`Plan`] counts CTAs without knowing lengths.
+//! Host and kernel share the functions that compute a row's destination: [`position`], [`used_after`], [`table_row`].
 
 use std::fmt;
 
@@ -16,16 +16,16 @@ pub const THREADS: u32 = 128;
 /// Elements of a row per thread: 2 chunks of 16 bytes, so that a thread has both elements of each pair that rotates.
 pub const ELEMENTS: u32 = 16;
 
-/// The most rows of a tensor, counted over all heads.
+/// The largest number of rows of a tensor, counted over all heads.
 const MOST_ROWS: u32 = 1 << 30;
 
-/// The most elements of a row.
+/// The largest number of elements of a row.
 const MOST_ELEMENTS: u32 = THREADS / 2 * ELEMENTS;
 
-/// The most sequences: [`levels`] is then 5, and 32⁵ is this number.
+/// The largest number of sequences, 32⁵. Then [`levels`] is 5.
 const MOST_SEQUENCES: u32 = 1 << 25;
 
-/// Why no kernel appends these rows.
+/// The reasons why no kernel appends the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
@@ -70,18 +70,18 @@ impl Rows {
     }
 }
 
-/// Threads for a row of `head_dim` elements: a power of two, so that the last ones may be idle.
+/// Number of threads for a row of `head_dim` elements: a power of two, so that the last threads may be idle.
 pub fn lanes(head_dim: u32) -> u32 {
     head_dim.div_ceil(ELEMENTS).next_power_of_two()
 }
 
-/// Steps of 32 entries of `cu_seqlens` each in which a warp finds one of `count` sequences.
+/// Number of steps in which a warp finds one of `count` sequences in `cu_seqlens`, reading 32 entries in each step.
 pub fn levels(count: u32) -> u32 {
     (1..).find(|&levels| u64::from(count) <= 32_u64.pow(levels)).unwrap_or(1)
 }
 
-/// Destination of new row `row` within its sequence's cache, and whether it fits. `used` (signed) is the number of rows
-/// before the append, `capacity` < 2³¹ the number that fit.
+/// The row of its sequence's cache to which new row `row` goes, and whether it fits. `used` (signed) is the number of
+/// rows before the append, and `capacity` < 2³¹ is the number of rows that fit.
 pub fn position<T: Int>(used: T, row: T, capacity: T) -> (T, T::Bool) {
     // A negative number is at least 2³¹ when it is read as unsigned.
     let position = used.at_most(used.lit(1 << 31)) + row;
@@ -216,7 +216,7 @@ mod tests {
     }
 
     proptest! {
-        /// The definitions in signed 64-bit arithmetic. No 32-bit value overflows.
+        /// The functions equal their definitions in signed 64-bit arithmetic, and no 32-bit value overflows.
         #[test]
         fn lengths_may_be_anything(
             used in entry(), row in prop_oneof![0..12, Just(i32::MAX)], capacity in prop_oneof![0..12, Just(i32::MAX)],
@@ -281,7 +281,7 @@ mod tests {
         let new = Shape { batch: 5, seqlen: 3, heads: 2, head_dim: 96 };
         let queries = Shape { batch: 1, seqlen: 40, heads: 8, head_dim: 96 };
         let plan = Plan::new(&problem(new, 7, Some(queries))).unwrap();
-        // 16 rows a CTA, of 8 threads each.
+        // A CTA has 16 rows with 8 threads each.
         assert_eq!([16, 64, 80, 96, 128, 136, 256].map(lanes), [1, 4, 8, 8, 8, 16, 16]);
         assert_eq!((plan.firsts(), plan.grid()), ([2, 4, 24], 25));
         let nothing = Shape { seqlen: 0, ..new };

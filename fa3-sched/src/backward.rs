@@ -10,7 +10,8 @@
 //!      recomputes P and dS: seven products in place of five. Wide heads take it, since they leave no registers for
 //!      additions.
 //!
-//! Gradients are bitwise reproducible, except dQ that is added up in any order: [`MOST_KEYS_IN_ORDER`] says when.
+//! Gradients are bitwise reproducible, except for dQ where tiles add in any order: [`MOST_KEYS_IN_ORDER`] says when
+//! they do.
 //!
 //! [`Plan`] decides everything for a [`fa3_types::BackwardProblem`]; [`PlanOptions`] override single decisions.
 

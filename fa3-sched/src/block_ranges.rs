@@ -2,7 +2,8 @@
 //! need no mask.
 //!
 //! The bounds of intervals are data. The bounds of a tile's rows are combined ([`Bounds::and`]) and turned into
-//! [`BlockRanges`]: the blocks from the last to the first, without the gap between two intervals.
+//! [`BlockRanges`]: contiguous ranges of blocks, from the last block to the first, without the gap between two
+//! intervals.
 
 use crate::packed::not_negative;
 use crate::{FastDiv, Int, KvRange, VisibleKeys};
@@ -14,10 +15,10 @@ pub fn keys_of_interval<T: Int>([start, end]: [T; 2], keys: T) -> VisibleKeys<T>
     VisibleKeys { start: inside(start), end: inside(end) }
 }
 
-/// Bounds over several rows of one of their intervals: of each row's first one, or of each row's second one.
+/// Bounds over several rows of one of their intervals: either the first interval of each row, or the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds<T> {
-    /// The keys from the first that any row sees to the last.
+    /// The keys from the first one that any row sees to the last one.
     pub some: VisibleKeys<T>,
     /// The keys that every row sees.
     pub every: VisibleKeys<T>,
@@ -34,7 +35,7 @@ impl<T: Int> Bounds<T> {
         Bounds { some, every: row }
     }
 
-    /// The bounds of both sets of rows.
+    /// The bounds of the union of both sets of rows.
     #[must_use]
     pub fn and(self, other: Bounds<T>) -> Bounds<T> {
         Bounds {
@@ -49,7 +50,7 @@ impl<T: Int> Bounds<T> {
         }
     }
 
-    /// The blocks with a key that some row sees, and the blocks between these.
+    /// The blocks with a key that some row sees, and the blocks between these blocks.
     fn blocks(self, tile_n: FastDiv<T>) -> KvRange<T> {
         let Bounds { some, every } = self;
         let end = tile_n.div_ceil(some.end);
@@ -100,7 +101,7 @@ impl<T: Int> BlockRanges<T> {
     /// The blocks of rows with two intervals each. No block is visited twice.
     pub fn of_two([one, other]: [Bounds<T>; 2], tile_n: FastDiv<T>) -> BlockRanges<T> {
         let (one, other) = (one.blocks(tile_n), other.blocks(tile_n));
-        // A range without blocks is replaced by the other.
+        // An empty range is replaced by the other range.
         let [is_none, other_is_none] = [one, other].map(|blocks| blocks.end.le(blocks.first));
         let (one, other) = (select(is_none, other, one), select(other_is_none, one, other));
         let swapped = other.first.lt(one.first);
@@ -108,14 +109,14 @@ impl<T: Int> BlockRanges<T> {
         let end = low.end.at_least(high.end);
         let gap = high.first.sub_sat(low.end);
 
-        // Blocks without a mask, the higher range first. Ranges that meet are one.
+        // Ranges of blocks without a mask, the higher range first. Ranges that meet become one.
         let [a, b] = [low, high].map(|blocks| [blocks.unmasked_first, blocks.unmasked_end]);
         let swapped = b[0].lt(a[0]);
         let pick = |at: usize| (T::select(swapped, b[at], a[at]), T::select(swapped, a[at], b[at]));
         let ((low_start, high_start), (low_end, high_end)) = (pick(0), pick(1));
         let (low_end, high_end) = (low_end.at_most(high_start), high_end.at_least(low_end));
 
-        // Blocks below a gap come earlier by as many steps as it has blocks.
+        // Blocks below a gap are visited earlier, by the number of blocks in the gap.
         let (top, lower) = (end.sub_sat(end.lit(1)), end.sub_sat(gap));
         let low_top = top.sub_sat(gap);
         let plain_end = end.sub_sat(high_start);

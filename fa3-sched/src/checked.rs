@@ -7,7 +7,7 @@ use crate::Int;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Checked(pub(crate) u64);
 
-/// Opaque on purpose: generic code cannot branch on it.
+/// The result of a comparison. Its field is private, so that generic code cannot branch on it.
 #[derive(Clone, Copy)]
 pub(crate) struct CheckedBool(bool);
 

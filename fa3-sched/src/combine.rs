@@ -1,4 +1,4 @@
-//! Plans of the merge of partial results (split-KV reduction): the warps that merge a row, and the rows of a CTA.
+//! Plans of the split-KV reduction, which merges partial results: the warps that merge a row, and the rows of a CTA.
 
 use std::fmt;
 
@@ -6,22 +6,23 @@ use fa3_types::{CombineProblem, Dtype, Shape};
 
 use crate::{Decoder, Order, TileCounts, TooManyTiles};
 
-/// Neighbouring columns per lane: 16 bytes of f32.
+/// Number of neighbouring columns per lane: 16 bytes of f32.
 pub const CHUNK: u32 = 4;
 
-/// The most splits whose rows a warp loads at once.
+/// Largest number of splits whose rows a warp loads at once.
 const MOST_AT_ONCE: u32 = 8;
 
 /// Registers of a lane for the rows in flight.
 const ROW_REGISTERS: u32 = 32;
 
-/// The most warps per row.
+/// Largest number of warps per row.
 const MOST_WARPS: u32 = 8;
 
-/// The fewest warps per CTA.
+/// Smallest number of warps per CTA.
 const FEWEST_WARPS: u32 = 4;
 
-/// The warps that merge a row. Warp w has splits w, w + warps, w + 2 · warps, …, and loads several at once.
+/// The warps that merge a row. Warp w has splits w, w + warps, w + 2 · warps, …, and loads the rows of several splits
+/// at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Team {
     /// Warps, a power of two up to 8.
@@ -31,8 +32,8 @@ pub struct Team {
 }
 
 impl Team {
-    /// The team for rows of `head_dim` elements in `splits` splits: the fewest warps that load all splits at once. A
-    /// single warp needs no synchronisation.
+    /// The team for rows of `head_dim` elements in `splits` splits: the smallest number of warps that load all splits
+    /// at once. A single warp needs no synchronisation.
     pub fn new(splits: u32, head_dim: u32, dtype: Dtype) -> Team {
         let row = head_dim.div_ceil(32 * CHUNK) * CHUNK * dtype.bytes() as u32 / 4;
         let most = (ROW_REGISTERS / row.max(1)).clamp(2, MOST_AT_ONCE);
@@ -141,7 +142,7 @@ mod tests {
     fn few_parts_have_one_warp_and_many_have_eight() {
         let of_128 = [1, 2, 3, 8, 9, 31, 33, 132, 1000].map(|splits| team(splits, 128, Dtype::F32));
         assert_eq!(of_128, [[1, 2], [1, 2], [1, 4], [1, 8], [2, 8], [4, 8], [8, 8], [8, 8], [8, 8]]);
-        // Wide rows take more registers, and those of 16 bits fewer.
+        // Wide rows take more registers, and rows of 16 bits take fewer.
         assert_eq!([256, 512].map(|dim| team(8, dim, Dtype::F32)), [[2, 4], [4, 2]]);
         assert_eq!([256, 512].map(|dim| team(8, dim, Dtype::Bf16)), [[1, 8], [2, 4]]);
     }

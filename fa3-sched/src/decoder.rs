@@ -2,10 +2,10 @@
 
 use crate::{FastDiv, Int, Longest, Order};
 
-/// Tiles are numbered with 31 bits.
+/// Tile numbers have 31 bits.
 const TILE_LIMIT: u32 = i32::MAX as u32;
 
-/// More tiles than can be numbered.
+/// The error for more tiles than can be numbered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{tiles} tiles are too many to number, the limit is {limit}")]
 #[allow(missing_docs, reason = "the message above names its fields")]
@@ -65,7 +65,7 @@ enum Path<T> {
 }
 
 impl TileCounts {
-    /// One tile, for a [`Decoder`] of which only the form matters.
+    /// The counts of one tile, for a [`Decoder`] whose numbers do not matter.
     pub const ONE: TileCounts = TileCounts { m_blocks: 1, heads: 1, batch: 1 };
 
     /// Number of tiles. Three factors below 2³² need 96 bits.
@@ -73,7 +73,7 @@ impl TileCounts {
         [self.m_blocks, self.heads, self.batch].into_iter().map(u128::from).product()
     }
 
-    /// How many tiles there are, if they can be numbered.
+    /// Number of tiles, if they can be numbered.
     ///
     /// # Errors
     /// [`TooManyTiles`].
@@ -86,7 +86,7 @@ impl TileCounts {
 
 impl Decoder<u32> {
     /// # Panics
-    /// If there are no tiles, or 2³¹ or more: neither can be numbered.
+    /// If there are no tiles, or 2³¹ tiles or more: neither can be numbered.
     pub fn new(counts: TileCounts, order: Order) -> Decoder<u32> {
         assert!((1..=u128::from(TILE_LIMIT)).contains(&counts.tiles()), "{} tiles", counts.tiles());
         let TileCounts { m_blocks, heads, batch } = counts;
@@ -116,7 +116,7 @@ impl<T> Decoder<T> {
         self.map_named(&mut |_, number| f(number))
     }
 
-    /// As [`Decoder::map`], with the numbers' names.
+    /// Like [`Decoder::map`], with the numbers' names.
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Decoder<U> {
         let heads = self.heads.map_named("tile_heads", f);
         let path = match self.path {
@@ -171,7 +171,7 @@ mod tests {
         (0..counts.tiles() as u32).map(|index| decoder.decode(index)).collect()
     }
 
-    /// Asserts that every tile is decoded once and no other, and that checked integers agree.
+    /// Asserts that decoding visits every tile once and nothing else, and that checked integers agree.
     fn is_a_permutation(counts: TileCounts, order: Order) {
         let tiles = decode_all(counts, order);
         let TileCounts { m_blocks, heads, batch } = counts;

@@ -19,28 +19,28 @@ pub struct FastDiv<T> {
 }
 
 impl FastDiv<u32> {
-    /// Prepares division by `divisor`. Above 2³¹ it counts as 2³¹: the quotient is 0 either way.
+    /// Prepares division by `divisor`. A divisor above 2³¹ counts as 2³¹: the quotient is 0 in both cases.
     ///
     /// # Panics
-    /// If `divisor` is 0, like division itself.
+    /// If `divisor` is 0.
     pub fn new(divisor: u32) -> FastDiv<u32> {
         assert!(divisor > 0, "division by zero");
         let divisor = divisor.min(1 << 31);
         let shift = divisor.next_power_of_two().trailing_zeros();
         let multiplier = (1u64 << (31 + shift)).div_ceil(u64::from(divisor));
-        // Below 2³²: the divisor exceeds 2^(shift − 1).
+        // The multiplier is below 2³², because the divisor exceeds 2^(shift − 1).
         FastDiv { divisor, multiplier: multiplier as u32, shift }
     }
 }
 
 impl<T> FastDiv<T> {
-    /// The same divisor with `f` applied to each of its numbers in a fixed order: to pass them,
-    /// or to make them literals.
+    /// The same divisor with `f` applied to each of its numbers in a fixed order, in order to pass the numbers to a
+    /// kernel or to make them literals.
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> FastDiv<U> {
         self.map_named("", &mut |_, number| f(number))
     }
 
-    /// As [`FastDiv::map`], with the numbers' names: `name` followed by `_divisor`, `_multiplier` or `_shift`.
+    /// Like [`FastDiv::map`], with the numbers' names: `name` followed by `_divisor`, `_multiplier` or `_shift`.
     pub fn map_named<U>(self, name: &str, f: &mut impl FnMut(&str, T) -> U) -> FastDiv<U> {
         FastDiv {
             divisor: f(&format!("{name}_divisor"), self.divisor),
@@ -73,7 +73,7 @@ impl<T: Int> FastDiv<T> {
         quotient + rest.at_most(rest.lit(1))
     }
 
-    /// `yes` where `condition` holds, `no` elsewhere: selects the numbers, not the quotients.
+    /// `yes` where `condition` holds, `no` elsewhere. It selects the numbers, not the quotients.
     pub fn select(condition: T::Bool, yes: FastDiv<T>, no: FastDiv<T>) -> FastDiv<T> {
         FastDiv {
             divisor: T::select(condition, yes.divisor, no.divisor),

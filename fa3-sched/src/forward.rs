@@ -1,11 +1,11 @@
-//! Plans of the forward pass: which tile, in which order, on which CTA.
+//! Plans of the forward pass: the tile, the order of tiles, and their CTAs.
 //!
 //! - [`Plan`] decides everything for a [`fa3_types::Problem`]; [`PlanOptions`] override single decisions. A plan exists
 //!   only if a kernel runs it; otherwise [`PlanError`] is the reason.
 //! - [`TileRow`] is a row of the tile table: a [`CtaTile`], the registers and shared memory that it takes, and the
 //!   problems that it serves.
 //! - [`TablePlan`] plans the varlen table alone, which several forward passes may share.
-//! - [`OrderComparison`] compares orders of tiles in a model.
+//! - [`OrderComparison`] compares orders of tiles in a model of the device.
 
 mod budget;
 mod compare;

@@ -4,27 +4,28 @@
 //!
 //! Every operation shares:
 //!
-//! - [`Int`], the integer algebra, and [`FastDiv`], its division. Whatever both host and kernel must compute is one
-//!   generic function over them: `u32` runs it, a kernel builder's value emits it as instructions. The host's numbers
-//!   enter a kernel by the `map` methods, as parameters or as literals.
+//! - [`Int`], the integer algebra, and [`FastDiv`], its division. Code that both host and kernel run is one generic
+//!   function over them: `u32` runs it, a kernel builder's value emits it as instructions. The host's numbers enter a
+//!   kernel by the `map` methods, as parameters or as literals.
 //! - [`Tiling`], which gives the KV range of a tile under every mask.
 //! - [`Order`] and its [`Decoder`], which number tiles; [`Scheduler`], the tile scheduler, which assigns them to CTAs;
 //!   [`Schedule`], all of these for one launch on a device with [`DeviceLimits`].
-//! - [`Makespan`], which says how well the tiles fill a device, and [`certified_bound`], how well they could.
-//! - [`packed`], the table through which tiles of packed sequences (varlen) are found, whose lengths only the device
-//!   knows.
+//! - [`Makespan`], which says how well tiles fill a device, and [`certified_bound`], which says how well they could
+//!   fill it.
+//! - [`packed`], the table through which a kernel finds the tiles of packed sequences (varlen), whose lengths only the
+//!   device knows.
 //!
 //! Each operation has a module: [`forward`] plans the forward pass, [`backward`] its gradients, [`quantize`] the
 //! conversion of a tensor to e4m3, [`fp8`] attention in 8 bits over 16-bit tensors, [`combine`] the merge of partial
 //! results, [`append`] an append to a KV cache, and [`cached`] an append and the attention after it.
 #![forbid(unsafe_code)]
 
-// Integers that a kernel can compute, too.
+// Integers with which a kernel can compute as well.
 #[cfg(test)]
 mod checked;
 mod div;
 
-// Tiles, what each visits, their order, and their CTAs.
+// Tiles, the blocks that they visit, their order, and their CTAs.
 mod block_ranges;
 mod decoder;
 mod dense;

@@ -23,7 +23,7 @@ pub struct DeviceLimits {
 }
 
 impl DeviceLimits {
-    /// H100 SXM5: 132 SMs, 227 KiB of shared memory a CTA.
+    /// H100 SXM5: 132 SMs, 227 KiB of shared memory for each CTA.
     pub const fn h100_sxm() -> DeviceLimits {
         DeviceLimits { sms: H100_SMS, smem_bytes: 227 << 10 }
     }
@@ -34,7 +34,7 @@ impl DeviceLimits {
         DeviceLimits { sms, ..self }
     }
 
-    /// The same device with this many bytes of shared memory a CTA.
+    /// The same device with this number of bytes of shared memory for each CTA.
     #[must_use]
     pub const fn smem_bytes(self, smem_bytes: u32) -> DeviceLimits {
         DeviceLimits { smem_bytes, ..self }

@@ -7,17 +7,17 @@ use std::ops::Range;
 
 /// The cost of a tile in addition to its KV blocks, in KV blocks: loading Q, filling the pipeline, storing O. It is
 /// estimated from an earlier kernel (H100, head_dim 128, 128 x 176, seqlen 512 and 16384): a tile of 3 blocks takes as
-/// long as about 4 blocks at the rate of long rows.
+/// long as about 4 blocks of a long row.
 pub const TILE_COST: u64 = 1;
 
 /// When and where one tile ran, in units of one KV block. Times saturate at 2⁶⁴ − 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The CTA.
+    /// The CTA that ran the tile.
     pub cta: u32,
-    /// When it started.
+    /// The time at which the tile started.
     pub start: u64,
-    /// When it ended.
+    /// The time at which the tile ended.
     pub end: u64,
 }
 
@@ -29,8 +29,8 @@ pub struct Makespan {
 }
 
 impl Makespan {
-    /// List scheduling: the CTA that is free first takes the next tile. A counter in global memory does this. With
-    /// costs that never rise, it is the LPT rule (Graham 1969).
+    /// List scheduling: the CTA that is free first takes the next tile, as with a counter in global memory. If costs
+    /// never rise, it is the LPT rule (Graham 1969).
     pub fn greedy(costs: &[u64], ctas: NonZeroU32) -> Makespan {
         let mut free: BinaryHeap<Reverse<(u64, u32)>> =
             used(ctas, costs).map(|cta| Reverse((0, cta))).collect();
@@ -65,7 +65,7 @@ impl Makespan {
         self.ctas
     }
 
-    /// When the last tile ends: the makespan itself.
+    /// The time at which the last tile ends: the makespan itself.
     pub fn length(&self) -> u64 {
         self.spans.iter().map(|span| span.end).max().unwrap_or(0)
     }
@@ -95,27 +95,27 @@ pub fn lower_bound(costs: &[u64], ctas: NonZeroU32) -> u64 {
     costs.iter().copied().max().unwrap_or(0).max(u64::try_from(share).unwrap_or(u64::MAX))
 }
 
-/// A makespan that no schedule can beat, and that LPT exceeds at most by Graham's factor:
+/// A makespan that no schedule can beat, and that LPT exceeds by at most Graham's factor:
 ///
 /// ```text
 /// LPT ≤ (4/3 − 1 / (3 · CTAs)) · certified_bound
 /// ```
 ///
-/// Graham (1969) proves this against the optimum. Against [`lower_bound`] it is false: 20, 10, 10, 10 on two
-/// CTAs take 30 at best, 6/5 of the even share 25, where the factor is 7/6. Taking the pair of the tiles
-/// number CTAs and CTAs + 1 into account (10 + 10 here) does not save it.
+/// Graham (1969) proves this against the optimum. Against [`lower_bound`] it is false: 20, 10, 10, 10 on two CTAs take
+/// 30 at best, 6/5 of the even share 25, where the factor is 7/6. It stays false if the bound also counts the pair of
+/// the tiles number CTAs and CTAs + 1 (10 + 10 here).
 ///
 /// This bound is the smallest T ≥ [`lower_bound`] within which the tiles longer than T / 3 can be done. No CTA can do
 /// three of these tiles within T, so that pairing the longest with the shortest decides whether they fit; and tiles
 /// that fit within T fit within any longer time. The optimum satisfies the condition, so it is at least T. The factor
-/// holds, too: if the tile that ends last in LPT costs at most T / 3, it started no later than (Σ − cost) / CTAs, which
-/// gives the factor. If it costs more, so do all tiles before it. These can be done within T, at most two per CTA, and
-/// for such tiles LPT is optimal (Graham's lemma).
+/// holds as well. If the tile that ends last in LPT costs at most T / 3, it started no later than (Σ − cost) / CTAs,
+/// which gives the factor. If it costs more, all tiles before it cost more, too. All of these tiles can be done within
+/// T, at most two per CTA, and for such tiles LPT is optimal (Graham's lemma).
 pub fn certified_bound(costs: &[u64], ctas: NonZeroU32) -> u64 {
     let mut sorted = costs.to_vec();
     sorted.sort_unstable_by(|a, b| b.cmp(a));
     let mut low = lower_bound(costs, ctas);
-    // Within three times the longest tile, no tile is longer than a third.
+    // Within three times the longest tile's cost, no tile is longer than a third of the time.
     let mut high = low.max(sorted.first().map_or(0, |longest| longest.saturating_mul(3)));
     while low < high {
         let middle = low + (high - low) / 2;
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    /// The bound for which the factor is often quoted is too low.
+    /// Against the simple lower bound, with which the factor is often quoted, the factor does not hold.
     #[test]
     fn grahams_factor_fails_against_the_simple_bound() {
         let costs = [20, 10, 10, 10];

@@ -17,8 +17,8 @@ pub enum Order {
     /// Longest processing time first (Graham 1969). Heads, numbered through all sequences, are cut into sections that
     /// are small enough for their K and V to stay in L2. The last section has the remaining heads, at least twice as
     /// many as the others: its tiles alone decide how evenly CTAs end. Within a section m_blocks run from the end with
-    /// the longer tiles to the other end, the head fastest. Under a causal mask the tiles of a section never get
-    /// longer, so that with a single section the order is exactly the LPT rule.
+    /// the longer tiles to the other end, the head fastest. Under a causal mask each tile of a section is at most as
+    /// long as the tile before it, so a single section is exactly in the order of the LPT rule.
     LongestFirst {
         /// Heads per section, at least 1. The last section has fewer than three times this number.
         section: u32,
@@ -27,12 +27,12 @@ pub enum Order {
     },
 }
 
-/// The end of a sequence where tiles visit more keys.
+/// Which end of a sequence has the longest tiles, the tiles that visit the most keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Longest {
-    /// The start: under a window that is bounded to the left only.
+    /// The start of the sequence: under a window that is bounded on the left only.
     First,
-    /// The end: under a causal mask and every other window. (No end under no mask.)
+    /// The end of the sequence: under a causal mask and every other window. Without a mask all tiles are equally long.
     Last,
 }
 
@@ -46,9 +46,9 @@ impl Order {
     /// heads = ⌈sms / 2 / tiles_a_head⌉      tiles_a_head = m_blocks · group
     /// ```
     ///
-    /// A section has a tile for every other SM, so that the SMs work on two or three sections at a time; the last
+    /// A section has tiles for half of the SMs, so that the SMs work on two or three sections at a time; the last
     /// section is larger. With smaller sections, SMs wait for the K and V of one section after another. With larger
-    /// ones, K and V no longer stay in L2. docs/performance.md has the measurements.
+    /// sections, K and V no longer stay in L2. docs/performance.md has the measurements.
     pub(crate) fn choose(mask: Mask, counts: TileCounts, group: u32, sms: NonZeroU32) -> Order {
         if mask == Mask::None { Order::Linear } else { Order::in_sections(mask, counts, group, sms) }
     }

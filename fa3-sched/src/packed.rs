@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! header     [HEADER]                      row blocks, then zeros
-//! records    [count + 1][Record::WORDS]    sequences, those with the longest tile first; the last one has no keys
+//! records    [count + 1][Record::WORDS]    sequences, the longest tile first; the last record has no keys
 //! record_of  [capacity]                    the record that has row block i
 //! ```
 //!
@@ -39,5 +39,6 @@ pub use tiles::{Tiles, nearest_section, section};
 /// Words before the first record. The first word is the number of row blocks.
 pub const HEADER: u32 = 4;
 
-/// Sequences that are sorted together; chunks stay in the given order. Most batches have fewer sequences.
+/// Number of sequences that are sorted together as a chunk; chunks stay in the given order. Most batches have fewer
+/// sequences.
 pub const CHUNK: u32 = 1024;

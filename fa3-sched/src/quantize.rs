@@ -16,15 +16,16 @@ use crate::{Decoder, DeviceLimits, Order, TileCounts, TooManyTiles};
 /// Elements of one load of a thread: 16 bytes.
 pub const CHUNK: u32 = 8;
 
-/// Numbers of tiles per run, the largest first. Longer runs were slower: memory is read fastest where CTAs are at
+/// Numbers of tiles per run, the largest first. Longer runs were slower: memory is read fastest if CTAs read
 /// neighbouring heads.
 const RUNS: [u32; 3] = [4, 2, 1];
 
-/// Threads per SM, with 32 elements each. With twice as many threads, each had too few registers to overlap anything.
+/// Threads per SM, with 32 elements each. With twice the threads, each thread had too few registers to overlap
+/// anything.
 const THREADS: u32 = 512;
 
-/// Threads per SM for wide rows, with 64 elements each: neighbours exchange fewer of them in the transform, and there
-/// are registers for as many angles.
+/// Threads per SM for wide rows, with 64 elements each. Fewer elements pass between threads in the transform, and a
+/// thread has registers for the same number of angles.
 const WIDE_THREADS: u32 = 256;
 
 /// Registers of an SM.
@@ -33,8 +34,8 @@ const REGISTERS: u32 = 65536;
 /// Bytes in flight that keep device memory busy.
 const IN_FLIGHT: u32 = 96 << 10;
 
-/// Bytes of shared memory that a CTA needs besides tiles: signs, maxima, mbarriers, and what is lost to alignment and
-/// to the driver.
+/// Bytes of shared memory that a CTA needs besides tiles: signs, maxima, mbarriers, and bytes lost to alignment and to
+/// the driver.
 const OTHER_SMEM: u32 = 4 << 10;
 
 /// Rows of one head, and the threads of a CTA. The rows share a scale, together with the rows of the cluster's other
@@ -51,7 +52,7 @@ pub struct Tile {
     pub lanes: u32,
     /// Pipeline stages: tiles that are loaded ahead.
     pub stages: u32,
-    /// CTAs per cluster, 1 or 2. Two have equal parts of the rows that share a scale.
+    /// CTAs per cluster, 1 or 2. If there are two, each has half of the rows that share a scale.
     pub cluster: u32,
     /// CTAs per SM: some compute while others wait for each other.
     pub ctas_per_sm: u32,
@@ -69,7 +70,7 @@ impl Tile {
         } else {
             (THREADS, lanes(problem, head_dim.div_ceil(32).min(THREADS / rows)))
         };
-        // A CTA alone on an SM would leave all of it idle while it waits for its maximum. Codes are transposed 64 rows
+        // If a CTA is alone on an SM, the SM is idle while the CTA waits for its maximum. Codes are transposed 64 rows
         // at a time.
         let has_an_sm = rows * lanes > threads / 2;
         let has_halves = problem.layout() == ValueLayout::Rows || rows == 128;
@@ -86,7 +87,7 @@ impl Tile {
         let stages = (IN_FLIGHT / (stage * tile.ctas_per_sm)).clamp(2, 8);
         let stages = match problem.layout() {
             ValueLayout::Rows => stages,
-            // Few enough that the tiles of codes of all CTAs of an SM have room, too.
+            // The number is small enough that the tiles of codes of all CTAs of an SM have room, too.
             ValueLayout::Transposed => {
                 let others = OTHER_SMEM + rows * tile.codes_cols();
                 let left = (limits.smem_bytes / tile.ctas_per_sm).saturating_sub(others);
@@ -106,8 +107,8 @@ impl Tile {
         self.rows * self.cluster
     }
 
-    /// Registers of a thread in which cosines and sines may stay from one head to the next. Together with the elements
-    /// they take half of its registers.
+    /// Number of registers of a thread in which cosines and sines may stay from one head to the next. Together with the
+    /// elements they take half of the thread's registers.
     pub fn registers_for_angles(&self) -> u32 {
         (REGISTERS / (self.threads() * self.ctas_per_sm) / 2).saturating_sub(CHUNK * self.chunks())
     }
@@ -123,14 +124,14 @@ impl Tile {
     }
 }
 
-/// Whether a thread has more to do with each element than to scale it.
+/// Whether a thread does more with each element than scale it.
 fn has_work(problem: &QuantizeProblem) -> bool {
     problem.rotary().is_some() || problem.signs().is_some() || problem.scaling() == Scaling::Channel
 }
 
-/// The most lanes for which every boundary within a row is a multiple of the lanes' chunks. A lane then has both
-/// elements of a rotated pair, and an element's chunk in the trailing transform. At most the power of two that is not
-/// below `most`.
+/// Largest number of lanes for which every boundary within a row is a multiple of the lanes' chunks. A lane then has
+/// both elements of a rotated pair, and an element's chunk in the trailing transform. The number is at most the power
+/// of two that is not below `most`.
 fn lanes(problem: &QuantizeProblem, most: u32) -> u32 {
     let head_dim = problem.x().shape.head_dim as u32;
     let trailing = head_dim - (1 << head_dim.ilog2());
@@ -145,18 +146,18 @@ fn lanes(problem: &QuantizeProblem, most: u32) -> u32 {
 /// How scales are found.
 #[derive(Clone, Copy, Debug)]
 pub enum Scales {
-    /// Each block of rows has a scale, which its tile finds.
+    /// Each block of rows has a scale, which the CTA of its tile finds.
     Blocks,
     /// One given scale for all rows.
     Given(f32),
-    /// Scales of heads, or one of the tensor: a pass beforehand finds the largest magnitude of each tile.
+    /// Scales of heads, or one scale of the tensor: a pass beforehand finds the largest magnitude of each tile.
     Maxima(MaximaPlan),
-    /// Scales and means of channels: a pass beforehand sums their columns.
+    /// Scales and means of channels: a pass beforehand sums the columns of V.
     Channels(ChannelPlan),
 }
 
 impl Scales {
-    /// Decides for a problem in tiles of `rows` rows.
+    /// Decides how scales of a problem are found, in tiles of `rows` rows.
     fn of(problem: &QuantizeProblem, rows: u32) -> Result<Scales, TooManyTiles> {
         let Shape { batch, heads, .. } = problem.x().shape;
         Ok(match problem.scaling() {
@@ -172,7 +173,7 @@ impl Scales {
 /// How a tensor is quantized on a device.
 ///
 /// Heads vary fastest. Tiles are cut into runs of a few tiles, which CTAs or clusters take in turn: CTA c computes runs
-/// c, c + CTAs, c + 2 · CTAs, … The tiles of a run mostly are heads of the same rows, so that threads load cosines and
+/// c, c + CTAs, c + 2 · CTAs, … The tiles of a run are mostly heads of the same rows, so that threads load cosines and
 /// sines once.
 ///
 /// ```
@@ -209,7 +210,7 @@ impl Plan {
         let packed = Packed::of(problem)?;
         let blocks = match problem.packed() {
             None => (shape.seqlen as u32).div_ceil(tile.block_rows()),
-            // A larger number means too many tiles.
+            // A larger number of sequences means too many tiles.
             Some(sequences) => {
                 let blocks = ScaleBlocks::packed(shape.seqlen, sequences, tile.block_rows() as usize);
                 u32::try_from(blocks.count()).unwrap_or(u32::MAX)
@@ -231,7 +232,7 @@ impl Plan {
         &self.problem
     }
 
-    /// How rows are cut.
+    /// How the rows are cut into tiles.
     pub fn tile(&self) -> Tile {
         self.tile
     }
@@ -261,7 +262,7 @@ impl Plan {
         self.scales
     }
 
-    /// Blocks of rows per head; for packed sequences the most that there may be.
+    /// Number of blocks of rows per head; for packed sequences the largest possible number.
     pub fn blocks(&self) -> u32 {
         self.blocks
     }
@@ -343,7 +344,8 @@ mod tests {
         assert_eq!(tile(64, 128, Some((RopeStyle::HalfSplit, 16))).lanes, 1);
     }
 
-    /// A block of rows has a cluster if one CTA would fill an SM, and threads of wide rows have more registers.
+    /// A block of rows has a cluster of two CTAs if one CTA would fill an SM, and threads of wide rows have more
+    /// registers.
     #[test]
     fn two_ctas_share_what_would_fill_an_sm() {
         let tile = |head_dim, rows, rotary| {
@@ -361,8 +363,8 @@ mod tests {
         assert_eq!(tile(256, 64, None), [64, 8, 1, 1]);
     }
 
-    /// Transposed codes need one more tile, for which all CTAs of an SM have room. As many tiles as before are
-    /// prefetched, unless they take nearly all of shared memory.
+    /// Transposed codes need one more tile, for which all CTAs of an SM have room. The number of prefetched tiles
+    /// stays, unless they take nearly all of shared memory.
     #[test]
     fn tiles_of_transposed_codes_fit() {
         for (head_dim, rows) in (16..=256).step_by(16).flat_map(|dim| [64, 128].map(|rows| (dim, rows))) {
@@ -436,7 +438,7 @@ mod tests {
         assert_eq!([0, 1, 256, 257].map(|seqlen| channels(seqlen).parts_grid()), [0, 6, 6, 12]);
         assert_eq!(channels(0).heads_grid(), 6);
         assert!(channels(0).decoder().is_none());
-        // Whole warps, and no more threads than a CTA may have.
+        // A CTA has whole warps, and at most the allowed number of threads.
         for (head_dim, columns) in (16..=256).step_by(16).flat_map(|dim| [(dim, 8), (dim, 4)]) {
             let threads = ChannelPlan::threads(head_dim, columns);
             assert!(threads.is_multiple_of(32) && (head_dim..=1024).contains(&threads), "{head_dim}");

@@ -4,7 +4,7 @@ use fa3_types::{Chunk, Mask};
 
 use crate::{FastDiv, Int};
 
-/// Windows are clamped to this: a window that reaches 2³¹ − 1 keys reaches every key there can be.
+/// Windows are clamped to this: a window that reaches 2³¹ − 1 keys reaches all keys.
 const WIDEST: u32 = i32::MAX as u32;
 
 /// Numbers of query and key rows of a sequence, each below 2³¹.
@@ -41,7 +41,7 @@ pub struct VisibleKeys<T> {
 /// ```
 ///
 /// Every row of the tile sees the blocks of the middle part in full. The other blocks cross an edge of the mask or the
-/// end of the keys. Each block of the range is visible to some row, and no block outside is.
+/// end of the keys. Each block of the range is visible to some row, and no row sees a block outside the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvRange<T> {
     /// The first block.
@@ -126,16 +126,17 @@ impl<T: Int> Tiling<T> {
         self.group.quotient(head)
     }
 
-    /// The first query position of tile `m_block`, and one past the last, cut off at the sequence's end.
+    /// The first query position of tile `m_block`, and one past its last position, cut off at the sequence's end.
     fn positions(&self, m_block: T, seqlen_q: T) -> (T, T) {
         let start = m_block * self.tile_m;
         let end = start + self.tile_m;
         (start.at_most(seqlen_q), end.at_most(seqlen_q))
     }
 
-    /// The keys that query `position`, below `len.q`, may see: [`Mask::allows`] as an interval. It is measured from the
-    /// ends, where bottom-right alignment has its origin, so that nothing falls below zero on the way. From `len.q` on
-    /// the interval means nothing: rows that pad a tile must be recognised by their position.
+    /// The keys that query `position`, below `len.q`, may see: [`Mask::allows`] as an interval. Distances are measured
+    /// from the ends, where bottom-right alignment has its origin, so that no intermediate number is negative. For a
+    /// position of `len.q` or above the interval is meaningless: rows that pad a tile must be recognised by their
+    /// position.
     pub fn keys(&self, position: T, len: SeqLens<T>) -> VisibleKeys<T> {
         let to_end = len.q.sub_sat(position);
         let start = match self.left {
@@ -155,7 +156,7 @@ impl<T: Int> Tiling<T> {
         }
     }
 
-    /// Number of rows that see no key, which are the first ones.
+    /// Number of rows that see no key. They are the first rows.
     pub fn rows_without_keys(&self, len: SeqLens<T>) -> T {
         let unseen = match self.right {
             None => len.q.lit(0),
@@ -245,7 +246,7 @@ impl<T: Int> KvRange<T> {
         self.end.sub_sat(self.first)
     }
 
-    /// Blocks `from` up to `to` of this range, cut off at its end.
+    /// Blocks `from` to `to` of this range, `to` excluded, cut off at its end.
     #[must_use]
     pub fn part(&self, from: T, to: T) -> KvRange<T> {
         let first = (self.first + from).at_most(self.end);

@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 
 use crate::{Decoder, Makespan, Order, Scheduler, TileCoord, TileCounts, TooManyTiles};
 
-/// The part that the plans of all operations share: the tiles, their order, and the tile scheduler. The operation
-/// decides what a tile computes, and what that costs.
+/// The part that the plans of all operations share: the tiles, their order, and the tile scheduler. Each operation
+/// decides what a tile computes, and the cost of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
     order: Order,
@@ -32,7 +32,7 @@ impl Schedule {
         Ok(Schedule { order, scheduler, sms, tiles, parts: 0, decoder })
     }
 
-    /// Counts up to `parts` parts of tiles in addition, into which the device splits some of the tiles.
+    /// Adds up to `parts` parts of tiles to the count. The device splits some of the tiles into these parts.
     #[must_use]
     pub fn split(self, parts: u32) -> Schedule {
         Schedule { parts, ..self }
@@ -86,7 +86,7 @@ impl Schedule {
     pub fn simulate(&self, costs: &[u64]) -> Makespan {
         match self.scheduler {
             Scheduler::StaticPersistent => Makespan::round_robin(costs, self.sms),
-            // The hardware gives a free SM the next CTA, as a counter gives it the next tile.
+            // The hardware gives the next CTA to a free SM, as a counter gives it the next tile.
             Scheduler::OneTile | Scheduler::DynamicPersistent => Makespan::greedy(costs, self.sms),
         }
     }

@@ -19,9 +19,9 @@ pub enum Scheduler {
 }
 
 impl Scheduler {
-    /// Chooses a scheduler. Tiles that all run at once need no loop, and equal tiles no counter. Unequal tiles need
-    /// one: causal tiles under static round robin ran at two thirds of the counter's speed (H100, head_dim 256, seqlen
-    /// 16384).
+    /// Chooses a scheduler. If all tiles run at once, no loop is needed, and if tiles are equal, no counter. Unequal
+    /// tiles need a counter: causal tiles under static round robin ran at two thirds of the counter's speed (H100,
+    /// head_dim 256, seqlen 16384).
     pub fn choose(tiles: u32, equal_tiles: bool, sms: NonZeroU32) -> Scheduler {
         if tiles <= sms.get() {
             Scheduler::OneTile

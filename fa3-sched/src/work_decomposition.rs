@@ -54,12 +54,12 @@ pub struct WorkDecomposition<T> {
     split_blocks: Option<FastDiv<T>>,
 }
 
-/// The units of a sequence, which are equally long.
+/// The units (work tiles) of a sequence, which are equally long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkUnits<T> {
     /// Tiles per head.
     pub tiles: T,
-    /// Blocks of the longest tile. Other tiles count as many, and visit fewer.
+    /// Number of blocks of the longest tile. The other tiles count the same number, and visit fewer.
     pub blocks: T,
     /// Iterations per unit.
     pub iterations: T,
@@ -85,9 +85,9 @@ pub struct Split<T> {
     pub m_block: T,
     /// The head, or the number of its co-scheduled heads' unit ([`WorkDecomposition::head`]).
     pub head: T,
-    /// The first block, counted from the unit's first.
+    /// The first block, counted from the unit's first block.
     pub first: T,
-    /// One past the last block.
+    /// One past the last block of the part.
     pub end: T,
     /// Blocks of the unit after this split.
     pub left: T,
@@ -121,7 +121,7 @@ impl WorkDecomposition<u32> {
         WorkDecomposition { co_scheduled: Some(count), ..self }
     }
 
-    /// These shares, or shares of whole units if these have at most `reduction_cost` iterations more.
+    /// These shares, or shares of whole units if a share of whole units has at most `reduction_cost` iterations more.
     #[must_use]
     pub fn or_whole_units(self, reduction_cost: u32) -> WorkDecomposition<u32> {
         WorkDecomposition { reduction_cost: Some(reduction_cost), ..self }
@@ -138,7 +138,7 @@ impl WorkDecomposition<u32> {
 }
 
 impl<T> WorkDecomposition<T> {
-    /// Applies `f` to each of its numbers, by name, in a fixed order.
+    /// Applies `f` to each number of this value, by name, in a fixed order.
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> WorkDecomposition<U> {
         WorkDecomposition {
             heads: f("share_heads", self.heads),
@@ -279,7 +279,7 @@ mod tests {
     use crate::Tiling;
     use crate::checked::Checked;
 
-    /// A work unit: sequence, head, tile.
+    /// A work tile: sequence, head, tile.
     type Unit = (usize, u64, u64);
 
     type OfKernel = WorkDecomposition<Checked>;
@@ -348,7 +348,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each block of each work unit is in one split, partial results are where the unit's first CTA states, and
+        /// Each block of each work tile is in one split. Partial results are where the tile's first CTA states, and
         /// no two share an index.
         #[test]
         fn shares_are_all_blocks_of_all_units(
@@ -416,8 +416,8 @@ mod tests {
             prop_assert_eq!((space.least.0 > 0, space.total.0), (is_whole, u64::from(units * iterations)));
         }
 
-        /// One CTA computes each fixed-size split of each unit: the CTA in whose share the split begins. The splits
-        /// depend neither on other sequences nor on the number of CTAs.
+        /// One CTA computes each fixed-size split of each work tile: the CTA in whose share the split begins. The
+        /// splits depend neither on other sequences nor on the number of CTAs.
         #[test]
         fn fixed_size_splits_are_a_sequences_own(
             lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,

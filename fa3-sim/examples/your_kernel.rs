@@ -8,7 +8,7 @@ use fa3_sim::{Costs, Policy, ProgramSimulation, Timeline};
 
 const COLS: u32 = 128;
 
-/// y = x / |x| for each row, one warp per row: `rows` rows of 128 numbers.
+/// y = x / |x| for each row of 128 numbers, with one warp for each of `rows` rows.
 fn normalize(rows: u32) -> Program<Kernel> {
     let kernel = Kernel::build("normalize", Launch::threads(128), |b| {
         let [x, y] = ["x", "y"].map(|name| b.param_pointer(name, Elem::F32));

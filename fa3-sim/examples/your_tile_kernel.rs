@@ -17,7 +17,7 @@ enum Bug {
     ProxyFence,
 }
 
-/// y = x², in tiles of 64 rows of 64 bf16: `rows` rows in all, of which the last tile may have fewer.
+/// y = x² in bf16, in tiles of 64 rows of 64 numbers. There are `rows` rows, so the last tile may have fewer.
 fn square(rows: u32, bug: Bug) -> Program<Kernel> {
     let kernel = Kernel::build("square", Launch::threads(128), |b| {
         let shape = TileShape::new(Elem::Bf16, TILE, TILE);
@@ -68,14 +68,14 @@ fn square(rows: u32, bug: Bug) -> Program<Kernel> {
     program
 }
 
-/// For each bug, the rules that the first finding may name, depending on the schedule.
+/// For each bug, the rules of which the first finding names one, depending on the schedule.
 const FIRST: [(Bug, &[Rule]); 3] = [
     (Bug::WaitForTheLoad, &[Rule::Race]),
     (Bug::FlipOfTheParity, &[Rule::M3, Rule::Race]),
     (Bug::ProxyFence, &[Rule::W4]),
 ];
 
-/// Runs the kernel on the numbers 0 to 96 in turn, in 300 rows.
+/// Runs the kernel on 300 rows that repeat the numbers 0 to 96.
 fn run(bug: Bug, policy: Policy) -> Result<ProgramOutcome, SimError> {
     let numbers = (0..300 * TILE).map(|i| (i % 97) as f32);
     let x = numbers.flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect(); // exact in bf16

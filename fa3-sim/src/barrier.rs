@@ -4,13 +4,13 @@ use crate::clock::Bundle;
 
 #[derive(Debug, Default)]
 pub(crate) struct NamedBarrier {
-    /// Threads that the current generation was opened for; 0 before the first arrival.
+    /// Number of threads that the current generation expects; 0 before the first arrival.
     pub(crate) threads: u32,
-    /// The warps that have arrived in it.
+    /// The warps that have arrived in the current generation.
     pub(crate) arrived: Vec<usize>,
     /// The arrived warps that wait.
     pub(crate) waiting: Vec<usize>,
-    /// Everything that these warps have released.
+    /// The clocks that these warps have released.
     pub(crate) bundle: Bundle,
     /// Generations completed so far.
     pub(crate) generation: u32,
@@ -26,8 +26,8 @@ pub(crate) enum Misuse {
 }
 
 impl NamedBarrier {
-    /// Records the arrival of warp `warp` at a generation of `threads` threads. A violation is returned, and the
-    /// arrival then counts as it was meant.
+    /// Records the arrival of warp `warp` at a generation of `threads` threads. Returns a violation, if any, and counts
+    /// the arrival as it was meant.
     pub(crate) fn arrive(
         &mut self,
         warp: usize,
@@ -53,7 +53,7 @@ impl NamedBarrier {
         misuse.map_or(Ok(()), Err)
     }
 
-    /// Whether all have arrived.
+    /// Whether all warps have arrived.
     pub(crate) fn is_complete(&self) -> bool {
         32 * self.arrived.len() as u32 >= self.threads && !self.arrived.is_empty()
     }
@@ -70,10 +70,10 @@ impl NamedBarrier {
 pub(crate) struct ClusterBarrier {
     /// Generations completed so far.
     pub(crate) generation: u32,
-    /// Warps that have arrived in the current one.
+    /// Number of warps that have arrived in the current generation.
     pub(crate) arrived: u32,
-    /// Everything that these warps have released.
+    /// The clocks that these warps have released.
     pub(crate) collected: Bundle,
-    /// Everything that warps released in the previous generation.
+    /// The clocks that warps released in the previous generation.
     pub(crate) complete: Bundle,
 }

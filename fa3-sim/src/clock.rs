@@ -1,9 +1,10 @@
 //! Vector clocks (happens-before): the events that come before a warp's next accesses, and before the asynchronous
 //! operations that it issues.
 //!
-//! Every agent of a cluster has a component: a warp counts its releases, an mbarrier its phases (all copies that
-//! complete in a phase become visible with it), a warp's products and a thread's bulk copies count their groups. The
-//! [`Epoch`] of every access is recorded. An access happens before the events of a clock that has reached its epoch.
+//! Every agent of a cluster has a component: a warp counts its releases, an mbarrier its phases, and the products of a
+//! warp and the bulk copies of a thread their groups. All copies that complete in a phase of an mbarrier become visible
+//! with the phase. The [`Epoch`] of every access is recorded. An access happens before the events of a clock that has
+//! reached its epoch.
 
 use std::rc::Rc;
 
@@ -20,8 +21,8 @@ impl Epoch {
     pub(crate) const PREDECESSOR: Epoch = Epoch { cluster: u32::MAX, component: 0, value: 1 };
 }
 
-/// The progress of each agent that happens before an event. Entries of other clusters come from acquiring what they
-/// released; they are few, and shared between clocks.
+/// The progress of each agent that happens before an event. Entries of other clusters come from acquiring what these
+/// clusters released; there are few, and clocks share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock {
     own: Vec<u32>,
@@ -82,7 +83,7 @@ impl Clock {
         }
     }
 
-    /// Joins what another cluster exported into this clock.
+    /// Joins into this clock what another cluster exported.
     fn import(&mut self, cluster: u32, from: &Others) {
         for (other, known) in from {
             if *other == cluster {

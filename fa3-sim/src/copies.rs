@@ -8,35 +8,37 @@ use crate::clock::Bundle;
 #[derive(Default)]
 pub(crate) struct BulkThread {
     pub(crate) lane: usize,
-    /// The cluster's components that count groups that have read, and groups that have written.
+    /// The component of the cluster that counts groups that have read their sources.
     pub(crate) read: u16,
+    /// The component of the cluster that counts groups that have written.
     pub(crate) write: u16,
     pub(crate) committed: u32,
-    /// Copies in the open group.
+    /// Number of copies in the open group.
     pub(crate) open: u32,
-    /// Groups that the thread has waited for: until they had read, and until they had written.
+    /// Groups that the thread has waited for until they had read their sources.
     pub(crate) waited_read: u32,
+    /// Groups that the thread has waited for until they had written.
     pub(crate) waited_write: u32,
-    /// Copies not yet performed, in order.
+    /// Copies that are not performed yet, in order.
     pub(crate) copies: VecDeque<BulkCopy>,
 }
 
 /// A copy from shared to global memory.
 pub(crate) struct BulkCopy {
     pub(crate) group: u32,
-    /// The offset that it reads from.
+    /// The offset of its source in shared memory.
     pub(crate) source: u32,
     /// The permutation of its source's 16-byte chunks.
     pub(crate) swizzle: fa3_ir::Swizzle,
     pub(crate) pieces: Vec<Piece>,
-    /// The element type, if it adds.
+    /// The element type, if the copy adds.
     pub(crate) add: Option<fa3_ir::Elem>,
     /// The data, once they have been read.
     pub(crate) data: Option<Vec<u8>>,
 }
 
-/// A contiguous part of a copy: `bytes` at offset `shared` of the box, and their global address; `None` if they are
-/// outside of the tensor.
+/// A contiguous part of a copy: `bytes` bytes at offset `shared` of the box, and their global address; `None` if they
+/// are outside of the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) shared: u32,
@@ -47,7 +49,7 @@ pub(crate) struct Piece {
 /// The cp.async of a warp. Each lane has its own groups.
 #[derive(Default)]
 pub(crate) struct CopyAsync {
-    /// Instructions so far.
+    /// Number of instructions so far.
     pub(crate) issued: u32,
     pub(crate) lanes: [LaneCopies; 32],
 }
@@ -55,15 +57,15 @@ pub(crate) struct CopyAsync {
 /// The cp.async of a lane.
 #[derive(Default)]
 pub(crate) struct LaneCopies {
-    /// The cluster's component that counts them.
+    /// The component of the cluster that counts the lane's copies.
     pub(crate) component: Option<u16>,
-    /// `issued` at each commit that no wait has retired.
+    /// The value of `issued` at each commit that no wait has retired.
     pub(crate) groups: VecDeque<u32>,
-    /// Copies not yet performed, in order.
+    /// Copies that are not performed yet, in order.
     pub(crate) pending: VecDeque<Copy16>,
 }
 
-/// A copy of 16 bytes, of which the first `valid` are read and the others are zero.
+/// A copy of 16 bytes. The first `valid` bytes are read, and the other bytes are zero.
 #[derive(Clone, Copy)]
 pub(crate) struct Copy16 {
     pub(crate) number: u32,
@@ -78,7 +80,7 @@ pub(crate) enum AsyncEvent {
     Load(LoadCopy),
     /// A `st.async` stores its number, then signals its mbarrier.
     Store(RemoteStore),
-    /// The cp.async of a lane, up to number `upto`, are complete and arrive at an mbarrier.
+    /// All cp.async of a lane up to number `upto` are complete, and arrive at an mbarrier.
     Arrive { cta: usize, warp: usize, lane: usize, upto: u32, offset: u32, event: u32 },
 }
 
@@ -88,7 +90,8 @@ pub(crate) struct LoadCopy {
     pub(crate) bytes: u32,
     /// The permutation of its 16-byte chunks.
     pub(crate) swizzle: fa3_ir::Swizzle,
-    /// The CTAs that get it, each with the offset, the mbarrier, and the mbarrier's phase when the copy was issued.
+    /// The CTAs that receive the copy, each with the offset, the mbarrier, and the mbarrier's phase when the copy was
+    /// issued.
     pub(crate) targets: Vec<Target>,
     pub(crate) landed: bool,
     pub(crate) event: u32,
@@ -98,7 +101,7 @@ pub(crate) struct LoadCopy {
 pub(crate) struct RemoteStore {
     pub(crate) bits: u32,
     pub(crate) target: Target,
-    /// The thread's knowledge when the store began.
+    /// The clocks that the store releases: the thread's clocks when the store began.
     pub(crate) released: Bundle,
     pub(crate) event: u32,
 }

@@ -1,4 +1,4 @@
-//! The constants of the cycle model, each with where it comes from.
+//! The constants of the cycle model, each with its source.
 
 macro_rules! costs {
     ($($name:ident = $value:literal, $unit:literal, $what:literal, $source:literal;)+) => {

@@ -8,13 +8,13 @@ use fa3_ir::Source;
 /// Counts of a run, over all CTAs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Instructions of warps, control flow not counted.
+    /// Number of instructions of warps, without control flow.
     pub warp_instructions: u64,
     /// Matrix products of a warpgroup: 64 x n x k.
     pub products: u64,
-    /// Multiplications and additions in them, two each.
+    /// Number of multiplications and additions in these products.
     pub product_flops: u64,
-    /// Tensor and bulk copies to shared memory, counted once if they go to several CTAs, and their bytes.
+    /// Tensor and bulk copies to shared memory, and their bytes. A multicast counts once.
     pub loads: Count,
     /// Tensor and bulk copies to global memory, and their bytes.
     pub stores: Count,
@@ -22,7 +22,7 @@ pub struct Counters {
     pub reductions: Count,
     /// Instructions of warps at named barriers and at the cluster's barrier.
     pub barriers: u64,
-    /// Instructions of lanes at mbarriers; a wait counts once, when it succeeds.
+    /// Instructions of lanes at mbarriers. A wait counts once, when it succeeds.
     pub mbarriers: u64,
     /// Wavefronts of generic accesses to shared memory, by the line that built them.
     pub shared: BTreeMap<Line, Wavefronts>,
@@ -92,7 +92,7 @@ impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "warp instructions  {}", self.warp_instructions)?;
         writeln!(f, "products           {} ({} flop)", self.products, self.product_flops)?;
-        // Loads and stores by the threads themselves are no copies.
+        // Loads and stores by the threads themselves are not copies.
         for (name, count) in
             [("TMA loads", self.loads), ("TMA stores", self.stores), ("TMA reductions", self.reductions)]
         {

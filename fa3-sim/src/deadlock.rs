@@ -1,4 +1,4 @@
-//! Deadlocks: no warp can go on. Reports what each waits for.
+//! Deadlocks, in which no warp can go on. Reports what each warp waits for.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ struct Wait {
     /// The statement and the role of the warps.
     place: (Source, String),
     what: String,
-    /// The last arrivals where the first of them waits.
+    /// The last arrivals at the barrier of the first warp.
     last: String,
     /// CTA numbers, each with its warp numbers.
     who: Vec<(u32, Vec<usize>)>,
@@ -52,8 +52,7 @@ fn span(warps: &[usize]) -> String {
 }
 
 impl Machine<'_> {
-    /// Reports that no warp can go on, with the single rule that explains it, if there is one, and with what all warps
-    /// wait for.
+    /// Reports that no warp can go on, with the one rule that explains it, if any, and with what all warps wait for.
     pub(crate) fn deadlock(&mut self) {
         let mut waits: Vec<Wait> = Vec::new();
         let (mut cause, mut first) = (Rule::Deadlock, None);
@@ -88,7 +87,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Returns the rule that a warp's wait breaks, what it waits for, and the last arrivals there.
+    /// Returns the rule that a warp's wait breaks, what the warp waits for, and the last arrivals there.
     fn waits_for(&mut self, at: At) -> Option<(Rule, String, String)> {
         let nobody = |what: String| Some((Rule::Deadlock, what, String::new()));
         match self.warp(at).state {
@@ -142,7 +141,7 @@ impl Machine<'_> {
             return (Rule::Deadlock, format!("{region}, which is no mbarrier"), String::new());
         };
         let (phase, missing, bytes) = (mbarrier.phase, mbarrier.pending, mbarrier.bytes);
-        // All warps that could bring bytes have brought theirs, so that the expected number is wrong.
+        // All warps that could bring bytes have brought their bytes, so the expected number is wrong.
         let wrong = missing == 0 && bytes != 0 && copies == 0 && mbarrier.all_issued();
         let rule = if wrong { Rule::M5 } else { Rule::Deadlock };
         let (expected, last) = (mbarrier.expected, mbarrier.arrivals.clone());

@@ -12,7 +12,7 @@ use slots::Lifetimes;
 #[derive(Debug)]
 pub(crate) struct Decoded<'k> {
     pub(crate) kernel: &'k Kernel,
-    /// One code for each role; a kernel without roles has one.
+    /// One code for each role; one code for a kernel without roles.
     pub(crate) codes: Vec<Code<'k>>,
     /// For each byte of shared memory, whether it belongs to a region.
     in_a_region: Vec<bool>,
@@ -30,7 +30,7 @@ pub(crate) struct Code<'k> {
     pub(crate) registers: usize,
     /// Slots that hold constants, and the constants.
     pub(crate) constants: Vec<(u32, u64)>,
-    /// For each slot, whether it is a variable, which keeps its content in lanes that do not assign it.
+    /// For each slot, whether it is a variable, which keeps its content in lanes without an assignment.
     pub(crate) mutable: Vec<bool>,
     /// For each slot, whether products use it.
     pub(crate) watched: Vec<bool>,
@@ -62,7 +62,7 @@ pub(crate) enum Op<'k> {
     Inst(&'k Inst),
     Mma {
         mma: &'k Mma,
-        /// The slots of its accumulators.
+        /// The slots of the product's accumulators.
         d: Vec<u32>,
     },
     /// Enters a branch; `otherwise` is its first step, `end` the step that ends the statement.
@@ -72,7 +72,7 @@ pub(crate) enum Op<'k> {
         otherwise: u32,
         end: u32,
     },
-    /// The end of the branch taken first; `end` is the step that ends the statement.
+    /// Ends the branch that is taken first; `end` is the step that ends the statement.
     Else {
         end: u32,
     },
@@ -99,7 +99,7 @@ pub(crate) struct LaneStep {
     pub(crate) outputs: usize,
     /// Whether products use any of the slots.
     pub(crate) watched: bool,
-    /// Whether it computes with floating-point numbers.
+    /// Whether the operation computes with floating-point numbers.
     pub(crate) float: bool,
 }
 
@@ -152,7 +152,7 @@ struct Decoder<'k> {
     steps: Vec<Step<'k>>,
     constants: Vec<u64>,
     lifetimes: Lifetimes,
-    /// For each enclosing loop, the breaks whose end is not known yet.
+    /// For each enclosing loop, the breaks whose targets are not known yet.
     loops: Vec<Vec<usize>>,
 }
 

@@ -23,10 +23,10 @@ pub(crate) use shared::SharedPlace;
 /// How a warp continues after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flow {
-    /// With the next instruction.
+    /// It executes the next instruction.
     Next,
-    /// With the next instruction, after the other warps had a turn: what it polled for was not there.
+    /// It executes the next instruction after the other warps had a turn, because a poll found nothing.
     Poll,
-    /// Not now: it waits, or it has been moved on already.
+    /// It stays: it waits, or it has been moved on already.
     Stay,
 }

@@ -14,19 +14,19 @@ pub struct Finding {
     pub rule: Rule,
     /// The event, with its numbers.
     pub what: String,
-    /// The instruction that broke it.
+    /// The instruction that broke the rule.
     pub here: Option<Site>,
     /// The earlier access that it conflicts with.
     pub other: Option<Site>,
-    /// An instruction or a barrier that would order the two.
+    /// An instruction or a barrier that would order the two accesses.
     pub missing: Option<&'static str>,
     /// One line for each event that warps wait for.
     pub waits: Vec<String>,
-    /// Number of other instructions of the same line that break the rule likewise.
+    /// Number of other instructions on the same line that break the rule in the same way.
     pub more: u32,
-    /// The rule of the run's first finding, if that is likely the cause of this one.
+    /// The rule of the run's first finding, if that is likely the cause of this finding.
     pub cause: Option<Rule>,
-    /// How to reproduce it.
+    /// How to reproduce the finding.
     pub replay: Replay,
 }
 
@@ -41,7 +41,7 @@ pub struct Site {
     pub warp: u32,
     /// The line of the kernel that built it.
     pub source: Source,
-    /// How often the outermost and the innermost loop around it had begun.
+    /// Number of iterations begun of the outermost and of the innermost loop around the instruction.
     pub iteration: [u32; 2],
     /// Its mnemonic.
     pub instruction: &'static str,

@@ -10,21 +10,21 @@ use crate::rule::Rule;
 pub(crate) struct Flight {
     /// One entry per slot.
     watch: Vec<Watch>,
-    /// Fences so far.
+    /// Number of fences so far.
     fences: u32,
     /// Groups committed and groups retired so far. Groups count from 1.
     pub(crate) committed: u32,
     pub(crate) retired: u32,
-    /// Products in the open group.
+    /// Number of products in the open group.
     pub(crate) open: u32,
     /// Whether the warp has waited while the open group had products.
     passed: bool,
-    /// Products not yet computed, in order.
+    /// Products that are not computed yet, in order.
     pub(crate) queue: VecDeque<Pending>,
     pub(crate) accumulators: Vec<Accumulator>,
     /// The cluster's component that counts retired groups.
     pub(crate) component: Option<u16>,
-    /// Warpgroup instructions so far.
+    /// Number of warpgroup instructions so far.
     pub(crate) sequence: usize,
 }
 
@@ -34,7 +34,7 @@ struct Watch {
     touched: u32,
     /// The last group with a product that uses it.
     group: u32,
-    /// That product's columns if the register is an accumulator there, 0 if it is part of A.
+    /// The number of columns of that product if the register is one of its accumulators, 0 if it is part of A.
     columns: u32,
 }
 

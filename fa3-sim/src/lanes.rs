@@ -1,19 +1,20 @@
 //! Order between the lanes of a warp.
 //!
-//! A warp's lanes do not run in lockstep: since Volta each may run ahead of the others. `bar.warp.sync` orders the
-//! accesses of all lanes before it with those after it, and so does any wider barrier. An mbarrier orders the accesses
-//! that lanes made before they arrived with the accesses of lanes that have waited for that phase. Shuffles and votes
-//! exchange registers and order no memory accesses, and neither do warpgroup instructions.
+//! A warp's lanes do not run in lockstep: since Volta each lane may run ahead of the others. `bar.warp.sync` orders the
+//! accesses of all lanes before it with all lanes' accesses after it, and so does any wider barrier. An mbarrier orders
+//! the accesses that lanes made before they arrived with the accesses of lanes that have waited for that phase.
+//! Shuffles and votes exchange registers and order no memory accesses, and neither do warpgroup instructions.
 
 /// The lanes of a warp.
 const LANES: usize = 32;
 
-/// For each lane, the accesses of the other lanes that come before its next one.
+/// For each lane, the accesses of the other lanes that come before its next access.
 #[derive(Debug, Default)]
 pub(crate) struct LaneOrder {
-    /// Accesses of executions before this one, an index into the log, are ordered for all lanes.
+    /// For all lanes, accesses in the log before this index are ordered.
     all: u32,
-    /// Later indices for pairs of a lane that has waited and a lane for whose arrival it has waited.
+    /// `pairs[a][b]` is at least `all`: for lane a, which has waited for an arrival of lane b, the accesses of lane b
+    /// before this index of the log are ordered.
     pairs: Option<Box<[[u32; LANES]; LANES]>>,
     arrivals: Vec<Arrival>,
 }
@@ -21,16 +22,17 @@ pub(crate) struct LaneOrder {
 /// An arrival of some lanes at an mbarrier.
 #[derive(Debug)]
 struct Arrival {
-    /// The component that counts the mbarrier's phases, and the phase.
+    /// The component that counts the mbarrier's phases.
     component: u16,
+    /// The phase that the lanes arrive at.
     phase: u32,
     lanes: u32,
-    /// The first execution that does not come before it.
+    /// The first index of the log whose access does not come before the arrival.
     event: u32,
 }
 
 impl LaneOrder {
-    /// Orders everything that all lanes did before execution `event` before anything that a lane does now.
+    /// Orders everything that all lanes did before index `event` of the log before anything that a lane does now.
     pub(crate) fn sync(&mut self, event: u32) {
         if event > self.all {
             self.all = event;
@@ -39,7 +41,7 @@ impl LaneOrder {
         }
     }
 
-    /// A lane arrives at a phase, after everything that it did before execution `event`.
+    /// Notes that a lane arrives at a phase, after everything that it did before index `event` of the log.
     pub(crate) fn arrive(&mut self, lane: usize, component: u16, phase: u32, event: u32) {
         let lanes = 1 << lane;
         let same = |arrival: &&mut Arrival| {
@@ -70,13 +72,13 @@ impl LaneOrder {
         }
     }
 
-    /// Whether everything that lanes did in execution `event` comes before anything that a lane does now.
+    /// Whether everything that lanes did at index `event` of the log comes before anything that a lane does now.
     pub(crate) fn is_past(&self, event: u32) -> bool {
         event < self.all
     }
 
-    /// Whether the access of lane `other` in execution `event` comes before what `lane` does now. For several unknown
-    /// lanes, whether this holds for all of them.
+    /// Whether the access of lane `other` at index `event` of the log comes before what `lane` does now. If several
+    /// lanes made the access, and it is not known which, this must hold for all of them.
     pub(crate) fn orders(&self, other: Lane, event: u32, lane: Lane) -> bool {
         match (self.is_past(event), &self.pairs, other.number(), lane.number()) {
             (true, ..) => true,
@@ -102,7 +104,8 @@ impl Lane {
         Lane(number as u8)
     }
 
-    /// The lanes that have 16 bytes in a transfer of matrices: row `row` of a matrix, or of its transpose if `trans`.
+    /// The lanes that have the 16 bytes of a row in a transfer of matrices: row `row` of a matrix, or of its transpose
+    /// if `trans`.
     pub(crate) fn of_row(row: usize, trans: bool) -> Lane {
         Lane(32 + (row % 8) as u8 + if trans { 8 } else { 0 })
     }

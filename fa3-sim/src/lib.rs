@@ -5,9 +5,9 @@
 //! ```
 //!
 //! It answers one question: does this kernel compute the right thing, whatever the timing? A Hopper kernel is a
-//! protocol of warps, TMA copies and wgmma that run asynchronously, and most of its bugs are silent on the hardware: a
-//! missing fence works until it does not. Here every access is checked against what orders it. One run finds a race
-//! even if its results are right, and names the line, the rule, and what is missing.
+//! protocol of warps, TMA copies and wgmma that run asynchronously, and most of its bugs are silent on the hardware:
+//! code with a missing fence works until it does not. Here every access is checked against the synchronisation that
+//! orders it. One run finds a race even if its results are right, and names the line, the rule, and what is missing.
 //!
 //! ```
 //! use fa3_ir::lang::*;
@@ -53,12 +53,12 @@
 //!   flight are poisoned. The result of a correct kernel is the same bit by bit.
 //! - Races are found by happens-before, not by luck. Every warp and every asynchronous agent has a component of a
 //!   vector clock, separately for the generic and the asynchronous proxy, and the last accesses to every 16 bytes of
-//!   memory are remembered. Where synchronisation does not depend on data, one schedule decides for all.
+//!   memory are remembered. If synchronisation does not depend on data, one schedule shows the races of all schedules.
 //! - Lanes of a warp are agents, too ([`Rule::Lanes`]): byte by byte, an access is checked against the accesses of
 //!   other lanes. `bar.warp.sync` and wider barriers order lanes, and so does an mbarrier at which some lanes arrive
-//!   and for which others wait. Shuffles, votes and warpgroup instructions do not. The arrival of one lane releases
-//!   what that lane has done, and only that part of the other lanes' work which a barrier has ordered before. Lanes of
-//!   one store may write equal values to the same bytes.
+//!   and for which others wait. Shuffles, votes and warpgroup instructions do not. The arrival of one lane releases the
+//!   work of that lane, and only the part of the other lanes' work that a barrier has ordered before it. Lanes of one
+//!   store may write equal values to the same bytes.
 //! - Rules that are not about the order of accesses (registers of products, phases of mbarriers, bulk groups, named
 //!   barriers) have their own checks. [`Rule`] lists all rules.
 //! - Arithmetic is in [`data`]: pure functions, with the tensor core as it was measured.
@@ -68,14 +68,14 @@
 //! - the allocation of registers (registers gained by setmaxnreg are undefined, but in the IR registers have no
 //!   numbers, so no kernel can break this);
 //! - divergence within a warp beyond structured branches;
-//! - the scope of a remote arrival at an mbarrier: it releases in the scope of the cluster;
-//! - the knowledge of single lanes: if one lane waits for a copy or acquires a flag, its warp counts as having waited,
-//!   and all its lanes know of an mbarrier that one of them has initialised;
-//! - the tile of a region that an address was meant for: an element outside its tile's rows or columns is found only
-//!   where it lies in no region, is not initialised, or races.
+//! - the scope of a remote arrival at an mbarrier: here it always releases in the scope of the cluster;
+//! - what single lanes know: if one lane waits for a copy or acquires a flag, its warp counts as having waited; and if
+//!   one lane has initialised an mbarrier, all lanes of its warp may use it;
+//! - the tile within a region for which an address was meant: an element outside its tile's rows or columns is found
+//!   only if it lies in no region, is not initialised, or races.
 #![forbid(unsafe_code)]
 
-// The interface.
+// The interface of the simulator.
 mod finding;
 mod loaded;
 mod memory;
@@ -98,7 +98,7 @@ mod clock;
 mod lanes;
 mod shadow;
 
-// The parts of the machine.
+// The parts of the simulated machine.
 mod barrier;
 mod copies;
 mod costs;
@@ -107,7 +107,7 @@ mod mbarrier;
 mod shared;
 mod warp;
 
-// The machine.
+// The simulated machine.
 mod exec;
 mod machine;
 

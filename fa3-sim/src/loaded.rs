@@ -15,7 +15,7 @@ pub struct Loaded<'k> {
 }
 
 impl<'k> Loaded<'k> {
-    /// Verifies a kernel, and decodes it if it is sound.
+    /// Verifies a kernel, and decodes it if the verifier accepts it.
     pub fn new(kernel: &'k Kernel) -> Loaded<'k> {
         Loaded { kernel, decoded: Arc::new(verify(kernel).map(|()| Decoded::new(kernel))) }
     }

@@ -27,16 +27,18 @@ use crate::simulation::{Mode, SimError};
 use crate::trace::Recorder;
 use crate::warp::{State, Warp};
 
-/// CTAs that are resident at the same time: one per SM.
+/// Number of CTAs that are resident at the same time: one per SM.
 const RESIDENT: u32 = 132;
-/// Readers that are remembered for 16 bytes of global memory: whole grids read their inputs, which are never written.
+/// Number of readers that are remembered for 16 bytes of global memory: whole grids read their inputs, which are never
+/// written.
 const GLOBAL_READERS: usize = 16;
-/// The most components that the clocks of a cluster can distinguish. With more, races would be missed or invented.
+/// Largest number of components that the clocks of a cluster can distinguish. With more, races would be missed or
+/// invented.
 const COMPONENTS: u32 = u16::MAX as u32;
-/// If all warps only poll for this many rounds and nothing happens, nothing will happen.
+/// If all warps only poll for this number of rounds and no event happens, no event will ever happen.
 const IDLE_ROUNDS: u32 = 2000;
 
-/// A warp: the index of its cluster among the resident ones, of its CTA in the cluster, and of itself in the CTA.
+/// A warp: the index of its cluster among the resident clusters, of its CTA in the cluster, and of the warp in the CTA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct At {
     pub(crate) cluster: usize,
@@ -50,14 +52,14 @@ pub(crate) struct Cluster {
     pub(crate) id: u32,
     pub(crate) ctas: Vec<Cta>,
     pub(crate) barrier: ClusterBarrier,
-    /// Components given so far. Components beyond [`COMPONENTS`] share a number.
+    /// Number of components given so far. Components beyond [`COMPONENTS`] share one number.
     pub(crate) components: u32,
     /// Pending events that no warp executes.
     pub(crate) events: Vec<AsyncEvent>,
 }
 
 impl Cluster {
-    /// A new component for its clocks.
+    /// A new component for the clocks of the cluster.
     pub(crate) fn component(&mut self) -> u16 {
         let component = self.components.min(COMPONENTS);
         self.components += 1;
@@ -79,20 +81,21 @@ impl Cluster {
 }
 
 pub(crate) struct Cta {
-    /// Its coordinates in the grid, and its number.
+    /// The CTA's coordinates in the grid.
     pub(crate) index: [u32; 3],
+    /// The CTA's number.
     pub(crate) number: u32,
     pub(crate) shared: Shared,
     pub(crate) mbarriers: Vec<Mbarrier>,
     pub(crate) barriers: Vec<NamedBarrier>,
     pub(crate) warps: Vec<Warp>,
-    /// Registers that no warp has.
+    /// Number of registers that no warp has.
     pub(crate) pool: u32,
-    /// The instructions that some warps of each warpgroup have executed, for its other warps to execute alike.
+    /// The instructions that some warps of each warpgroup have executed, and that its other warps must execute alike.
     pub(crate) warpgroups: Vec<WarpgroupLog>,
-    /// The joined clocks of its warps at their exits.
+    /// The joined clocks of the CTA's warps at their exits.
     pub(crate) last_words: Bundle,
-    /// Accesses to its shared memory by other CTAs, each with another epoch that marks its end.
+    /// Accesses to the CTA's shared memory by other CTAs, each with a second epoch that marks its end.
     pub(crate) visits: Vec<(Access, Epoch)>,
 }
 
@@ -152,13 +155,13 @@ pub(crate) struct Machine<'a> {
     /// Releases of flags in memory, by cluster (`None` for global memory), CTA and address.
     pub(crate) flags: HashMap<(Option<u32>, usize, u64), Exported>,
     pub(crate) clusters: Vec<Cluster>,
-    /// Clusters that are not resident yet. The last one is next.
+    /// Clusters that are not resident yet, in reverse order: the last one is next.
     waiting: Vec<u32>,
     current: usize,
-    /// Warps that can get the next turn, kept for the allocation.
+    /// Warps that can get the next turn; kept in order to reuse the allocation.
     ready: Vec<At>,
     pub(crate) schedule: Scheduler,
-    /// Results of the last lane operation, kept for the allocation.
+    /// Results of the last lane operation; kept in order to reuse the allocation.
     pub(crate) results: [Lanes; 2],
     pub(crate) log: Vec<Event>,
     pub(crate) findings: Vec<Finding>,
@@ -327,7 +330,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Makes the next waiting cluster resident, if there is one and there is room.
+    /// Makes the next waiting cluster resident, if there is a cluster and there is room.
     fn launch_next(&mut self) -> bool {
         let size = self.program.kernel.launch.cluster.max(1);
         if (self.clusters.len() as u32 + 1) * size > RESIDENT.max(size) {
@@ -404,8 +407,8 @@ impl<'a> Machine<'a> {
         After { cluster, clock, lanes: &warp.order }
     }
 
-    /// The events that the executing lanes of a warp's instruction release. A single lane releases what it has done
-    /// itself, and what a barrier has ordered before.
+    /// The events that the executing lanes of a warp's instruction release. A single lane releases its own work, and
+    /// the work that a barrier has ordered before.
     pub(crate) fn released(&mut self, at: At) -> Bundle {
         let Some(lane) = self.warp(at).single() else { return self.warp(at).bundle.clone() };
         let claim = self.component(at, |warp| &mut warp.claim);
@@ -417,14 +420,14 @@ impl<'a> Machine<'a> {
         bundle
     }
 
-    /// Orders the lanes of a warp, as a barrier does, now.
+    /// Orders the lanes of a warp at this moment, as a barrier does.
     pub(crate) fn sync_lanes(&mut self, at: At) {
         let now = self.moment(at);
         self.warp(at).sync(now);
         self.warp(at).tick();
     }
 
-    /// The end of a warp's accesses so far: an index into the log, and its clock.
+    /// The end of a warp's accesses so far: an index into the log, and the warp's clock.
     pub(crate) fn moment(&mut self, at: At) -> (u32, u32) {
         (self.log.len() as u32, self.warp(at).now())
     }
@@ -452,7 +455,7 @@ impl<'a> Machine<'a> {
         component
     }
 
-    /// A component of the warp's cluster, which is made when it is first needed.
+    /// A component of the warp's cluster. It is created when it is first needed.
     pub(crate) fn component(&mut self, at: At, slot: impl Fn(&mut Warp) -> &mut Option<u16>) -> u16 {
         if let Some(component) = *slot(self.warp(at)) {
             return component;

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use crate::clock::{Bundle, Epoch};
 
-/// The most bytes that a phase may miss, or have too many.
+/// Largest number of bytes that a phase may miss, or have too many.
 const LIMIT: i64 = (1 << 20) - 1;
-/// Number of arrivals that it remembers.
+/// Number of arrivals that an mbarrier remembers.
 const HISTORY: usize = 3;
 
 #[derive(Default)]
@@ -14,9 +14,10 @@ pub(crate) struct Mbarrier {
     pub(crate) offset: u32,
     /// Arrivals per phase.
     pub(crate) expected: u32,
-    /// Arrivals that the current phase misses.
+    /// Number of arrivals that the current phase still needs.
     pub(crate) pending: u32,
-    /// Bytes that the current phase misses; negative while copies complete before their bytes are expected.
+    /// Number of bytes that the current phase still needs; negative while copies complete before their bytes are
+    /// expected.
     pub(crate) bytes: i64,
     /// Phases completed so far. The hardware keeps only the lowest bit.
     pub(crate) phase: u32,
@@ -32,16 +33,18 @@ pub(crate) struct Mbarrier {
     pub(crate) copies: Vec<(u32, u32)>,
     /// The components of the warps that issued copies in the current phase, and in the previous one.
     issuers: [Vec<u16>; 2],
-    /// One more than the last phase that a copy was issued in.
+    /// One more than the last phase in which a copy was issued.
     pub(crate) loaded: u32,
     /// The last arrivals.
     pub(crate) arrivals: VecDeque<u32>,
     /// The initialisation. It happens before the accesses of other warps that have acquired the release of the fence
     /// after it.
     pub(crate) initialised: Epoch,
-    /// The component of the warp that initialised it, the execution, and whether a fence followed.
+    /// The component of the warp that initialised the mbarrier.
     pub(crate) initialiser: u16,
+    /// The initialisation's index in the log.
     pub(crate) event: u32,
+    /// Whether a fence followed the initialisation.
     pub(crate) fenced: bool,
 }
 
@@ -83,8 +86,8 @@ impl Mbarrier {
         }
     }
 
-    /// The phase that a wait by parity means, for a warp that has seen `known` phases complete: the next one, or the
-    /// last.
+    /// The phase that a wait by parity means, for a warp that has seen `known` phases complete: the next phase, or the
+    /// last completed one.
     pub(crate) fn intended(known: u32, parity: u32) -> i64 {
         if known & 1 == parity { known.into() } else { i64::from(known) - 1 }
     }
@@ -118,12 +121,12 @@ impl Mbarrier {
         self.phase
     }
 
-    /// Bytes that the current phase misses and that no copy under way brings.
+    /// Number of bytes that the current phase needs and that no copy under way brings.
     pub(crate) fn unaccounted(&self) -> i64 {
         self.bytes - self.copies.iter().map(|&(_, bytes)| i64::from(bytes)).sum::<i64>()
     }
 
-    /// Whether all warps that issued copies in the previous phase have issued some in this one.
+    /// Whether all warps that issued copies in the previous phase have issued copies in this one.
     pub(crate) fn all_issued(&self) -> bool {
         self.issuers[1].iter().all(|warp| self.issuers[0].contains(warp))
     }

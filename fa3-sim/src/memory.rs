@@ -1,4 +1,4 @@
-//! Global memory: separate allocations, every byte of which is written or not.
+//! Global memory: separate allocations, in which every byte is either written or not.
 
 /// Global memory. Addresses are plain numbers, aligned to 256, never 0; no two allocations touch.
 #[derive(Clone, Debug, Default)]
@@ -31,27 +31,27 @@ pub(crate) const POISON: u8 = 0xFF;
 
 /// The first address.
 const START: u64 = 1 << 20;
-/// Unmapped bytes between allocations, at least.
+/// Smallest number of unmapped bytes between allocations.
 const REDZONE: u64 = 4096;
 
 /// State of a byte, as flags.
 pub(crate) mod state {
-    /// It holds a value.
+    /// The byte holds a value.
     pub(crate) const VALID: u8 = 1;
-    /// The kernel wrote it, once.
+    /// The kernel wrote the byte, once.
     pub(crate) const WRITTEN: u8 = 2;
-    /// The kernel added to it, in any order.
+    /// The kernel added to the byte, in any order.
     pub(crate) const REDUCED: u8 = 4;
 }
 
 /// How often kernels must write the bytes of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Demand {
-    /// As often as they like.
+    /// Any number of times.
     None,
     /// Every kernel writes each byte exactly once.
     Once,
-    /// The next kernel writes each byte at most once, and none that earlier kernels have written.
+    /// The next kernel writes each byte at most once, and no byte that earlier kernels have written.
     Part,
     /// The next kernel writes exactly the bytes that earlier kernels have not written.
     Rest,
@@ -124,8 +124,7 @@ impl Memory {
         self.allocations[buffer.index].state.iter().map(|state| state & touched != 0).collect()
     }
 
-    /// Makes it a rule for every kernel to write every byte of `buffer` exactly once, or to add to it
-    /// (rule [`crate::Rule::I1`]).
+    /// Requires that every kernel writes every byte of `buffer` exactly once, or adds to it (rule [`crate::Rule::I1`]).
     ///
     /// # Panics
     /// If `buffer` belongs to another memory.
@@ -138,13 +137,14 @@ impl Memory {
         self.allocations[buffer.index].demand = demand;
     }
 
-    /// Whether a buffer is one of its allocations, judged by address and size.
+    /// Whether a buffer is one of this memory's allocations, judged by address and size.
     pub(crate) fn owns(&self, buffer: Buffer) -> bool {
         let like = |own: &Allocation| (own.address, own.bytes.len()) == (buffer.address, buffer.bytes);
         self.allocations.get(buffer.index).is_some_and(like)
     }
 
-    /// Forgets what earlier kernels wrote, all of which is there now, except in buffers that a program writes in parts.
+    /// Forgets which bytes earlier kernels wrote, which are complete now, except in buffers that a program writes in
+    /// parts.
     pub(crate) fn begin(&mut self) {
         let forgotten =
             |allocation: &&mut Allocation| !matches!(allocation.demand, Demand::Part | Demand::Rest);
@@ -153,8 +153,8 @@ impl Memory {
         }
     }
 
-    /// The place of `bytes` bytes at `address`. If they are in no allocation: the nearest one below, and the offset
-    /// from it.
+    /// The place of `bytes` bytes at `address`. If the bytes are in no allocation, returns the nearest allocation
+    /// below, and the offset from it.
     pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<GlobalPlace, Option<(usize, u64)>> {
         let after = self.allocations.partition_point(|allocation| allocation.address <= address);
         let Some(allocation) = after.checked_sub(1) else { return Err(None) };
@@ -171,7 +171,7 @@ impl Allocation {
         self.state[offset..offset + bytes].iter().all(|state| state & state::VALID != 0)
     }
 
-    /// Marks bytes as written. Returns whether some were written before.
+    /// Marks bytes as written. Returns whether some bytes were written before.
     pub(crate) fn mark(&mut self, offset: usize, bytes: usize, how: u8) -> bool {
         let mut again = false;
         for state in &mut self.state[offset..offset + bytes] {

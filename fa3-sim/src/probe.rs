@@ -6,19 +6,19 @@ use fa3_ir::Ty;
 
 use crate::finding::Site;
 
-/// The contents of registers when a warp got to a probe.
+/// The contents of registers when a warp reached a probe.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Probe {
     /// Its name in the kernel.
     pub name: String,
-    /// The CTA, the warp, the line of the kernel, and how often the loops around it had begun.
+    /// The CTA, the warp, the line of the kernel, and the number of iterations begun of the loops around it.
     pub site: Site,
-    /// The lanes that got there: bit i for lane i.
+    /// The lanes that reached the probe: bit i for lane i.
     pub lanes: u32,
     /// The class of the registers.
     pub ty: Ty,
-    /// The bits of each register, lane by lane. Bits of lanes that did not get there mean nothing.
+    /// The bits of each register, lane by lane. Bits of lanes that did not reach the probe mean nothing.
     pub registers: Vec<[u64; 32]>,
     /// Whether they are the registers of a fragment.
     pub is_fragment: bool,
@@ -41,7 +41,7 @@ impl Probe {
         Some((0..16).map(|row| (0..cols).map(|col| element(row, col)).collect()).collect())
     }
 
-    /// A register's number for the reader: floating point, unsigned, or bits.
+    /// A register's number as text: floating point, unsigned, or bits.
     fn number(&self, bits: u64) -> String {
         match self.ty {
             Ty::Pred => (bits != 0).to_string(),
@@ -51,7 +51,7 @@ impl Probe {
         }
     }
 
-    /// The numbers of the lanes that got there; only one if they agree.
+    /// The numbers of the lanes that reached the probe; only one number if they agree.
     fn line(&self, register: &[u64; 32]) -> String {
         let got_there = |lane: &usize| self.lanes >> lane & 1 == 1;
         let mut bits = (0..32).filter(got_there).map(|lane| register[lane]);
@@ -65,7 +65,8 @@ impl Probe {
     }
 }
 
-/// The place, and a line for each register, or for each row of a fragment. Lanes that did not get there are `-`.
+/// Prints the place, and a line for each register, or for each row of a fragment. Lanes that did not reach the probe
+/// are `-`.
 impl fmt::Display for Probe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.name, self.site)?;

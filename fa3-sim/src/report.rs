@@ -11,7 +11,7 @@ use crate::memory::{Allocation, Demand, state};
 use crate::rule::Rule;
 use crate::shadow::{Access, Conflict, Kind, Origin};
 
-/// How a pipeline of stages orders a thread's read before a copy that overwrites what was read.
+/// The advice for a thread's read that a copy overwrites: how a pipeline of stages orders the two.
 const EMPTY: &str = "an empty mbarrier: readers arrive at it after their last read (consumer_release), and the thread \
                      that copies waits for it before (producer_acquire)";
 
@@ -48,7 +48,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Reports a rule that the execution of an instruction in the past breaks.
+    /// Reports a rule that an earlier execution of an instruction breaks.
     pub(crate) fn find_event(&mut self, rule: Rule, event: u32, what: String) {
         if let Some(&past) = self.log.get(event as usize)
             && self.found.insert((rule, past.code, past.pc))
@@ -138,8 +138,8 @@ impl Machine<'_> {
         }
     }
 
-    /// A wait of this warp for the mbarrier of a copy that does not order the copy before the warp, and what is
-    /// missing.
+    /// A wait of this warp for the mbarrier of a copy that does not order the copy before the warp, and the reason for
+    /// which it does not.
     fn wait_for(&self, at: At, copy: Access) -> Option<(String, &'static str)> {
         let cluster = &self.clusters[at.cluster];
         if !matches!(copy.origin, Origin::Load | Origin::StoreAsync) || copy.epoch.cluster != cluster.id {
@@ -162,7 +162,7 @@ impl Machine<'_> {
         })
     }
 
-    /// Names what would order a thread's access before the next access, by another thread.
+    /// Names an instruction or a barrier that would order a thread's access before the next access, by another thread.
     fn between(&self, at: At, old: Access) -> &'static str {
         let (cluster, cta) = (&self.clusters[at.cluster], &self.clusters[at.cluster].ctas[at.cta]);
         let earlier = self.log.get(old.event as usize).map(|event| event.cta);
@@ -177,7 +177,7 @@ impl Machine<'_> {
     }
 
     /// Whether a lane of the warp that made an access has released something since, and the next access by this warp
-    /// comes after that release. The two would be ordered if that lane had released what its whole warp did.
+    /// comes after that release. The two accesses would be ordered if that lane had released what its whole warp did.
     fn is_claimed(&self, at: At, access: Access, origin: Origin, space: Space) -> bool {
         let cluster = &self.clusters[at.cluster];
         let after = Machine::after(cluster.id, &cluster.ctas[at.cta].warps[at.warp], origin, space);
@@ -187,7 +187,7 @@ impl Machine<'_> {
             && claim.is_some_and(|claim| after.clock.get(claim) >= access.epoch.value)
     }
 
-    /// Whether an access is one of a product that its warp never committed.
+    /// Whether an access is by a product that its warp never committed.
     fn is_uncommitted(&mut self, at: At, access: Access) -> bool {
         let cluster = &self.clusters[at.cluster];
         access.epoch.cluster == cluster.id
@@ -241,7 +241,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Rule I1 for outputs: every byte that must be written was written.
+    /// Rule I1 for outputs: checks that every byte that must be written was written.
     pub(crate) fn check_output(&mut self) {
         let demanded = |of: &&Allocation| matches!(of.demand, Demand::Once | Demand::Rest);
         let missing = self.memory.allocations.iter().filter(demanded).filter_map(|of| {

@@ -4,7 +4,7 @@ use std::fmt;
 
 macro_rules! rules {
     ($($rule:ident = $id:literal: $sentence:literal;)+) => {
-        /// A rule of the machine. [`Rule::sentence`] says what must hold.
+        /// A rule of the machine. [`Rule::sentence`] says the requirement.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum Rule {
@@ -67,19 +67,19 @@ rules! {
 const PAGE: &str = "https://github.com/fa3-rs/fa3/blob/main/docs/simulator-rules.md";
 
 impl Rule {
-    /// The address of its explanation, with a kernel that keeps it and one that breaks it.
+    /// The address of the rule's explanation, with a kernel that keeps the rule and a kernel that breaks it.
     pub fn page(self) -> String {
         format!("{PAGE}#{}", self.id().to_lowercase())
     }
 
-    /// Whether another broken rule of the run is likely the reason why this one is broken.
+    /// Whether another broken rule of the run is likely the reason why this rule is broken.
     pub fn is_consequence(self) -> bool {
         self.order() == LAST
     }
 
-    /// The place of its findings among those of a run, causes before consequences. A warp that waits for a wrong phase,
-    /// or for too few, races. Accesses that race lack the fences and waits of ordered ones, and read bytes that are not
-    /// written yet.
+    /// The position of the rule's findings among all findings of a run: causes come before consequences. A warp that
+    /// waits for a wrong phase, or for too few phases, races. Accesses that race lack the fences and waits that would
+    /// order them, and may read bytes that are not written yet.
     pub fn order(self) -> u32 {
         match self {
             Rule::M1 | Rule::M3 | Rule::M6 => 0,
@@ -92,7 +92,7 @@ impl Rule {
     }
 }
 
-/// The order of consequences.
+/// The position of consequences.
 const LAST: u32 = 3;
 
 impl fmt::Display for Rule {

@@ -10,7 +10,7 @@ pub enum Policy {
     Eager,
     /// Asynchronous operations happen as late as the rules allow; warps run as long as they can, last first.
     Lazy,
-    /// Everything is drawn at random from this seed. Waits that may fail do so at times, and any lane may be elected.
+    /// All choices are drawn at random from this seed. Waits that may fail sometimes fail, and any lane may be elected.
     Random(u64),
 }
 
@@ -50,7 +50,7 @@ impl Scheduler {
         (self.draw() % count as u64) as usize
     }
 
-    /// Whether an asynchronous operation happens when it is issued, rather than as late as it may.
+    /// Whether an asynchronous operation happens when it is issued. Otherwise it happens as late as it may.
     pub(crate) fn at_once(&mut self) -> bool {
         match self.policy {
             Policy::Eager => true,

@@ -59,7 +59,7 @@ impl Origin {
         !matches!(self, Origin::Product | Origin::Predecessor)
     }
 
-    /// Whether others must be ordered with the lane that made it, rather than with a completion.
+    /// Whether other accesses must be ordered with the lane that made it, rather than with a completion.
     pub(crate) fn ends_with_its_lane(self) -> bool {
         matches!(self, Origin::Thread | Origin::CopyAsync)
     }
@@ -73,13 +73,14 @@ pub(crate) struct Access {
     pub(crate) event: u32,
     pub(crate) kind: Kind,
     pub(crate) origin: Origin,
-    /// The component of the warp that makes it or issued it, and the lane.
+    /// The component of the warp that makes the access or issued its operation.
     pub(crate) warp: u16,
+    /// The lane that does so.
     pub(crate) lane: Lane,
 }
 
 impl Access {
-    /// This access, made by lane `lane`.
+    /// This access with `lane` as the lane that made it.
     pub(crate) fn of(self, lane: usize) -> Access {
         Access { lane: Lane::of(lane), ..self }
     }
@@ -87,45 +88,46 @@ impl Access {
 
 /// The events that come before an access.
 pub(crate) struct After<'a> {
-    /// The cluster, and the clock over other agents.
+    /// The cluster.
     pub(crate) cluster: u32,
+    /// The clock over other agents.
     pub(crate) clock: &'a Clock,
     /// The order among the lanes of the same warp.
     pub(crate) lanes: &'a LaneOrder,
 }
 
-/// An earlier access that the next one is not ordered after.
+/// An earlier access that does not happen before the next access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Conflict {
     pub(crate) old: Access,
-    /// Whether only lanes of one warp are not ordered.
+    /// Whether the two accesses are unordered only because different lanes of one warp made them.
     pub(crate) of_lanes: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct CellAccess {
     access: Access,
-    /// The bytes of the 16 that it accesses, as bits.
+    /// The bytes of the cell that it accesses, as bits.
     bytes: u16,
-    /// The lane that accessed each pair of bytes: no lane accesses less.
+    /// The lane that accessed each pair of bytes: no lane accesses less than two bytes.
     lanes: [Lane; CELL / 2],
 }
 
-/// The accesses to 16 bytes that the next access must be ordered after. Reads are stored separately: they are many, and
-/// the next read need not be compared with them.
+/// The accesses to 16 bytes that the next access must be ordered after. Reads are stored separately: there are many,
+/// and the next read need not be compared with them.
 #[derive(Debug, Default)]
 struct History {
     changes: SmallVec<[CellAccess; 1]>,
     reads: SmallVec<[CellAccess; 1]>,
     /// The number of cells that share it.
     cells: u32,
-    /// The batch that made it.
+    /// The number of the batch that made it.
     made: u64,
     /// Its last change.
     change: Change,
 }
 
-/// The cells of one memory. Cells that are written and read together, as those of tiles, share a history.
+/// The cells of one memory. Cells that are always accessed together, such as the cells of a tile, share a history.
 #[derive(Debug, Default)]
 pub(crate) struct Shadow {
     /// For each cell, the index of its history.
@@ -133,13 +135,13 @@ pub(crate) struct Shadow {
     histories: Vec<History>,
     /// Histories that no cell has.
     free: Vec<u32>,
-    /// Batches so far.
+    /// Number of batches so far.
     batches: u64,
-    /// Accesses that a history remembers; beyond that it forgets the oldest.
+    /// Number of accesses that a history remembers; beyond it, the history forgets the oldest accesses.
     limit: usize,
 }
 
-/// The last change of a history by an access, for the next cells that share it.
+/// The last change of a history by an access, which applies to the next cells that share the history.
 #[derive(Clone, Copy, Debug, Default)]
 struct Change {
     batch: u64,
@@ -148,7 +150,7 @@ struct Change {
     conflict: Option<Conflict>,
 }
 
-/// How an access changed its last cell, and the number of cells since that change alike.
+/// How an access changed its last cell, and the number of further cells that it changed in the same way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Moved {
     /// Whether there was such a cell, and its history changed.
@@ -191,8 +193,8 @@ impl Shadow {
         Batch { number: self.batches, access, after, written: None }
     }
 
-    /// Records an access to `bytes` bytes from `start`. Returns the first earlier access that it is not ordered after:
-    /// another agent's, or else another lane's.
+    /// Records an access to `bytes` bytes from `start`. Returns the first earlier access that does not happen before
+    /// it. An access by another agent comes before an access by another lane.
     pub(crate) fn access(&mut self, start: usize, bytes: usize, batch: &mut Batch<'_>) -> Option<Conflict> {
         let (cell, offset) = (start / CELL, start % CELL);
         let is_in_a_cell = bytes > 0 && offset + bytes <= CELL && cell < self.cells.len();
@@ -204,7 +206,7 @@ impl Shadow {
         found
     }
 
-    /// Records an access to `bytes` bytes from each of `starts`, and reports each start where it conflicts.
+    /// Records an access to `bytes` bytes from each of `starts`, and reports each start with a conflict.
     pub(crate) fn access_each(
         &mut self,
         starts: &[u32],
@@ -263,7 +265,7 @@ impl Shadow {
         let history = &self.histories[from as usize];
         let known = history.change;
         if history.made == batch.number {
-            // The access has changed this cell already.
+            // The access has already changed this cell.
             return None;
         }
         if (known.batch, known.bytes) == (batch.number, bytes) {
@@ -291,7 +293,7 @@ impl Shadow {
         conflict
     }
 
-    /// Gives a cell another history.
+    /// Gives a cell the history `to`.
     fn give(&mut self, cell: usize, to: u32) {
         let from = std::mem::replace(&mut self.cells[cell], to);
         self.recount(from, to, 1);
@@ -306,8 +308,7 @@ impl Shadow {
         }
     }
 
-    /// A history for one more cell: a copy of one that several cells share, or the history itself if only this cell has
-    /// it.
+    /// A history for one more cell: a copy if several cells share this history, otherwise this history itself.
     fn copy(&mut self, from: u32) -> u32 {
         if self.histories[from as usize].cells == 1 {
             return from;
@@ -344,7 +345,8 @@ impl History {
         remember(&mut self.changes, new, order, limit);
     }
 
-    /// The first access that the new one is not ordered after: another agent's, or else another lane's.
+    /// The first access that does not happen before the new access: an access by another agent, or else by another
+    /// lane.
     fn conflict(&self, new: &CellAccess, after: &After<'_>) -> Option<Conflict> {
         let reads: &[CellAccess] = if new.access.kind == Kind::Read { &[] } else { &self.reads };
         let mut of_lanes = None;
@@ -362,7 +364,7 @@ impl History {
     }
 }
 
-/// The part of an access that another lane of the same warp made, if nothing orders it before the new one.
+/// The part of an access that another lane of the same warp made, if nothing orders it before the new access.
 fn unordered_lane(old: &CellAccess, new: &CellAccess, after: &After<'_>) -> Option<Access> {
     let (made, now) = (old.access, new.access);
     let same_warp = (made.epoch.cluster, made.warp) == (after.cluster, now.warp);
@@ -380,8 +382,8 @@ fn unordered_lane(old: &CellAccess, new: &CellAccess, after: &After<'_>) -> Opti
     unordered.map(|byte| Access { lane: old.lanes[byte / 2], ..made })
 }
 
-/// Adds an access to the records of its kind: to its instruction's record, in place of one that it supersedes, or at
-/// the end.
+/// Adds an access to the records of its kind: to its instruction's record, in place of a record that it supersedes, or
+/// at the end.
 fn remember(records: &mut SmallVec<[CellAccess; 1]>, new: CellAccess, order: &LaneOrder, limit: usize) {
     for old in records.iter_mut() {
         if old.access.event == new.access.event && old.access.kind == new.access.kind {

@@ -5,9 +5,9 @@ use crate::shadow::{CELL, Shadow};
 
 /// The start of a CTA's dynamic shared memory in its shared window: the system reserves the bytes before it.
 pub(crate) const WINDOW: u32 = 1024;
-/// Readers that are remembered for 16 bytes: every warp of a CTA and its products, and some copies.
+/// Number of readers that are remembered for 16 bytes: every warp of a CTA and its products, and some copies.
 const READERS: usize = 96;
-/// The bit where a mapped address has the rank of its CTA, plus one.
+/// The lowest of the bits in which a mapped address has the rank of its CTA, plus one.
 const RANK: u32 = 24;
 
 pub(crate) struct Shared {
@@ -65,7 +65,7 @@ impl Shared {
     }
 }
 
-/// The cells that bytes lie in, and which of their bytes.
+/// The cells in which the bytes lie, each with the bytes within it.
 fn cells(offset: u32, bytes: u32) -> impl Iterator<Item = (usize, u16)> {
     let (start, end) = (offset as usize, offset as usize + bytes as usize);
     (start / CELL..end.div_ceil(CELL)).map(move |cell| {
@@ -75,8 +75,8 @@ fn cells(offset: u32, bytes: u32) -> impl Iterator<Item = (usize, u16)> {
     })
 }
 
-/// Splits an address of the cluster's window into a rank, if it is a mapped one, and the offset in the CTA's dynamic
-/// shared memory, unless it lies before that.
+/// Splits an address of the cluster's window into a rank, if the address is mapped, and the offset in the CTA's dynamic
+/// shared memory. There is no offset for an address before this memory.
 pub(crate) fn split(address: u32) -> (Option<u32>, Option<u32>) {
     let rank = (address >> RANK).checked_sub(1);
     (rank, (address & ((1 << RANK) - 1)).checked_sub(WINDOW))

@@ -22,8 +22,8 @@ pub enum Mode {
     Exact,
     /// Products in plain binary32, everything else as in [`Mode::Exact`].
     Fast,
-    /// No floating point, and copies move no bytes: only synchronisation and addresses. Probes and assertions, which
-    /// are about values, are left out.
+    /// No floating point, and copies move no bytes: only synchronisation and addresses are simulated. Probes and
+    /// assertions are left out, because they concern values.
     Skeleton,
 }
 
@@ -58,11 +58,11 @@ pub enum SimError {
 pub struct Outcome {
     /// The broken rules, each once for each place.
     pub findings: Vec<Finding>,
-    /// Probes, in the order in which warps got to them.
+    /// Probes, in the order in which warps reached them.
     pub probes: Vec<Probe>,
     /// Counts of the run.
     pub counters: Counters,
-    /// Trace of the first cluster, if [`Simulation::trace`] asked for it.
+    /// Trace of the first cluster, if [`Simulation::trace`] requested it.
     pub trace: Option<Trace>,
 }
 
@@ -105,7 +105,7 @@ impl<'k> Simulation<'k> {
         Simulation::of(Loaded::new(kernel))
     }
 
-    /// A launch of a kernel that is loaded already; otherwise as [`Simulation::new`].
+    /// A launch of a kernel that is loaded already; otherwise like [`Simulation::new`].
     pub fn of(kernel: Loaded<'k>) -> Simulation<'k> {
         let (policy, mode) = (Policy::Eager, Mode::Exact);
         Simulation {

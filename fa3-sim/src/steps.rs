@@ -10,11 +10,11 @@ use crate::rule::Rule;
 use crate::schedule::Policy;
 use crate::simulation::{MOST_STEPS, Mode, Outcome, SimError, Simulation, setters};
 
-/// A run of a program. Its kernels are verified and decoded once, however often it runs.
+/// A run of a program. Its kernels are verified and decoded once, for any number of runs.
 ///
-/// Buffers that the program writes begin as memory that is not initialised. The steps that write an output must
-/// together write each of its elements once. A kernel that waits for the previous grid (PDL) may be launched before
-/// that grid has ended. That grid, whether it is the program's or not, may then still write every buffer until the wait
+/// A buffer that the program writes begins as memory that is not initialised. Together, the steps that write an output
+/// must write each of its elements once. A kernel that waits for the previous grid (PDL) may start before that grid has
+/// ended. Until the wait, the previous grid may still write every buffer, whether or not it belongs to the program
 /// ([`crate::Rule::G1`]).
 #[derive(Clone, Debug)]
 pub struct ProgramSimulation<'p> {
@@ -33,7 +33,7 @@ pub struct ProgramOutcome {
     pub buffers: Vec<Vec<u8>>,
     /// Findings and counts, step by step.
     pub steps: Vec<Outcome>,
-    /// Names of counters (tickets) that are not 0 at the end.
+    /// Names of tile counters that are not 0 at the end.
     pub left_over: Vec<&'static str>,
 }
 
@@ -48,7 +48,7 @@ impl ProgramOutcome {
         self.steps.iter().flat_map(|step| &step.probes)
     }
 
-    /// Whether no rule was broken and every ticket is 0.
+    /// Whether no rule was broken and every tile counter is 0.
     pub fn is_clean(&self) -> bool {
         self.left_over.is_empty() && self.steps.iter().all(Outcome::is_clean)
     }
@@ -60,7 +60,7 @@ impl<'p> ProgramSimulation<'p> {
         ProgramSimulation::of(program.map(Loaded::new))
     }
 
-    /// A run of a program whose kernels are loaded already; otherwise as [`ProgramSimulation::new`].
+    /// A run of a program whose kernels are loaded already; otherwise like [`ProgramSimulation::new`].
     pub fn of(program: Program<Loaded<'p>>) -> ProgramSimulation<'p> {
         let (policy, mode) = (Policy::Eager, Mode::Exact);
         ProgramSimulation { program, policy, mode, max_steps: MOST_STEPS, until: Vec::new(), trace: false }
@@ -83,7 +83,7 @@ impl<'p> ProgramSimulation<'p> {
     /// ignored. An optional input without bytes is absent: its address is 0.
     ///
     /// # Errors
-    /// If a buffer is given another number of bytes than it has, or if a step does not run to its end.
+    /// If a buffer is given a wrong number of bytes, or if a step does not run to its end.
     pub fn run(&self, initial: &[Vec<u8>]) -> Result<ProgramOutcome, SimError> {
         let (given, expected) = (initial.len(), self.program.buffers.len());
         if given != expected {

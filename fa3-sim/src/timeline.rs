@@ -11,8 +11,8 @@
 //!   arithmetic; copies between registers are free.
 //! - Products and other accesses to shared memory do not disturb each other.
 //! - No warp waits for the register pool, or for flags in global memory.
-//! - Control flow is that of the traced run: polls that failed there, and tiles fetched from a counter, stay as they
-//!   were.
+//! - Control flow is the control flow of the traced run: it keeps the polls that failed there, and the tiles that CTAs
+//!   fetched from a counter.
 
 mod chrome;
 mod engine;
@@ -36,7 +36,7 @@ use replay::Replay;
 pub struct Timeline {
     /// The kernel's name.
     pub kernel: String,
-    /// The cycles that it shows.
+    /// The range of cycles that the timeline shows.
     pub cycles: Range<u64>,
     /// One track for each role and warpgroup: the busiest warp. If the warps of a warpgroup begin no products and do
     /// different things, there is one track for each kind of warp.
@@ -52,7 +52,8 @@ pub struct Timeline {
 pub struct RoleTrack {
     /// The rank of its CTA in the cluster.
     pub cta: u32,
-    /// Its role, the warpgroup's number if the role has several, and the warp's if the warpgroup has several tracks.
+    /// The track's name: its role, the warpgroup's number if the role has several warpgroups, and the warp's number if
+    /// the warpgroup has several tracks.
     pub name: String,
     /// Its warpgroup's number in the CTA.
     pub warpgroup: u32,
@@ -73,12 +74,12 @@ pub struct EngineTrack {
     pub spans: Vec<Span>,
 }
 
-/// A unit that an SM has one of, or one in each of its four partitions.
+/// A kind of unit of an SM. An SM has one of it, or one in each of its four partitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Engine {
     /// Matrix products. All four partitions work on each.
     TensorCore,
-    /// Exponentials and the like.
+    /// Exponentials and other special functions.
     Special,
     /// The schedulers, each of which issues one instruction a cycle.
     Issue,
@@ -101,7 +102,7 @@ pub struct Span {
     pub warpgroup: u32,
     /// The first cycle.
     pub start: u64,
-    /// One past the last.
+    /// One past the last cycle.
     pub end: u64,
 }
 
@@ -110,7 +111,7 @@ pub struct Span {
 pub enum Activity {
     /// A matrix product of 64 x n x k; on a role's track, its start.
     Product(WgmmaType, u32),
-    /// Exponentials and the like.
+    /// Exponentials and other special functions.
     Special,
     /// All other arithmetic.
     Arithmetic,
@@ -182,7 +183,8 @@ impl Timeline {
         busy as f64 / (engine.units() * self.length()).max(1) as f64
     }
 
-    /// This timeline for `cycles` alone. For engines with several units, the busy cycles are estimated from the whole.
+    /// The part of this timeline in `cycles`. For engines with several units, the busy cycles are estimated from the
+    /// whole timeline.
     #[must_use]
     pub fn between(&self, cycles: Range<u64>) -> Timeline {
         let start = cycles.start.clamp(self.cycles.start, self.cycles.end);
@@ -206,13 +208,13 @@ impl Timeline {
         }
     }
 
-    /// A picture: one row for each role and warpgroup, with its products above its instructions, and one row for each
-    /// engine, as high as it is busy.
+    /// The timeline as a picture: one row for each role and warpgroup, with its products above its instructions, and
+    /// one row for each engine, whose height shows how busy it is.
     pub fn to_svg(&self) -> String {
         svg::draw(self)
     }
 
-    /// The trace event format that `chrome://tracing` and Perfetto load; a microsecond there is a cycle.
+    /// The trace event format that `chrome://tracing` and Perfetto load. A microsecond there is a cycle here.
     pub fn to_chrome_trace(&self) -> String {
         chrome::write(self)
     }
@@ -223,7 +225,7 @@ fn length(spans: &[Span]) -> u64 {
     spans.iter().map(|span| span.end - span.start).sum()
 }
 
-/// Appends a span, or lengthens the last one if it continues.
+/// Appends a span, or lengthens the last span if the new one continues it.
 fn append(spans: &mut Vec<Span>, span: Span) {
     if span.start == span.end {
         return;
@@ -310,7 +312,7 @@ impl fmt::Display for Timeline {
     }
 }
 
-/// The track of an engine whose units were busy.
+/// The track of an engine, from its units.
 fn engine_track(cta: u32, engine: Engine, units: Vec<Unit>) -> EngineTrack {
     let busy = units.iter().map(|unit| length(&unit.spans)).sum();
     let mut all: Vec<Span> = units.into_iter().flat_map(|unit| unit.spans).collect();

@@ -1,8 +1,8 @@
-//! Trace of a cluster: the actions of its warps, each in its own order, and their waits. It is the material of a
-//! [`crate::Timeline`].
+//! Trace of a cluster: the actions and waits of its warps, each in its own order. A [`crate::Timeline`] is made from
+//! it.
 //!
-//! A trace knows no time. Where warps of different roles meet, both name the same [`Gate`]: one signals it, the other
-//! awaits it. A gate is complete when all signals that the trace has for it were given.
+//! A trace has no times. Where warps of different roles meet, both name the same [`Gate`]: one warp signals it, the
+//! other waits for it. A gate is complete when all signals that the trace has for it were given.
 
 mod recorder;
 
@@ -20,13 +20,13 @@ pub(crate) use recorder::Recorder;
 pub struct Trace {
     /// The kernel's name.
     pub kernel: String,
-    /// Its warps, those of the first CTA first.
+    /// Its warps, in the order of CTAs.
     pub warps: Vec<WarpTrace>,
     /// The factors of each line's products; `None` if they differ.
     pub products: BTreeMap<Line, Option<Factors>>,
 }
 
-/// The factors of a product, named by the regions of shared memory that they lie in.
+/// The factors of a product. Their names are the regions of shared memory in which they lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Factors {
     /// The left factor; `None` if it is in registers.
@@ -107,7 +107,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Merges the next action into this one, if it only continues it. Returns whether it did.
+    /// Merges the next action into this one, if the next one only continues it. Returns whether it did.
     fn absorb(&mut self, next: &Action) -> bool {
         match (self, next) {
             (Action::Issue { pipe, count }, Action::Issue { pipe: other, count: more }) if pipe == other => {
@@ -139,7 +139,7 @@ pub enum Gate {
     Cluster { generation: u32 },
 }
 
-/// The units that execute instructions; each of the four partitions of an SM has one of each kind.
+/// The units that execute instructions. Each of the four partitions of an SM has one of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pipe {
     /// Sums and products of floating-point numbers.
@@ -150,7 +150,7 @@ pub enum Pipe {
     Convert,
     /// Exponentials, logarithms, reciprocals, roots.
     Special,
-    /// Branches, fences, votes: nothing but the instruction itself.
+    /// Branches, fences, votes: they cost only the instruction itself.
     Control,
 }
 

@@ -26,16 +26,16 @@ pub(crate) enum State {
     },
     /// At `barrier.cluster.wait`.
     Cluster,
-    /// At `setmaxnreg.inc`, for this many more registers per thread.
+    /// At `setmaxnreg.inc`, for this number of additional registers per thread.
     Registers(u32),
     Exited,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Frame {
-    /// The lanes that go on after a branch, and the lanes that still have to run its other side.
+    /// The lanes that go on after a branch, and the lanes that still have to run the other side of it.
     If { all: u32, other: u32 },
-    /// The lanes that go on after a loop, and how often the loop has begun.
+    /// The lanes that go on after a loop, and the number of iterations begun.
     Loop { all: u32, iteration: u32 },
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Pass {
     pub(crate) parity: u32,
     /// The number of phases that were complete.
     pub(crate) complete: u32,
-    /// The instruction's execution.
+    /// The index of the instruction's execution in the log.
     pub(crate) event: u32,
 }
 
@@ -63,38 +63,42 @@ pub(crate) struct Warp {
     /// For each slot, the lanes where it is initialised.
     valid: Vec<u32>,
     pub(crate) state: State,
-    /// Whether it polled for something that was not there, and nothing has happened since.
+    /// Whether its last poll found nothing, and no event has happened since.
     pub(crate) polling: bool,
     pub(crate) component: u16,
     pub(crate) bundle: Bundle,
-    /// The order between its lanes, and its clock when a barrier last ordered them.
+    /// The order between the warp's lanes.
     pub(crate) order: LaneOrder,
+    /// The warp's clock when a barrier last ordered its lanes.
     pub(crate) synced: u32,
     /// Lanes that have accessed memory alone, each with its component.
     pub(crate) alone: Vec<(usize, u16)>,
-    /// The component for what a lane's release would include of the other lanes' work, had a barrier come before it.
+    /// The component for the work of the other lanes that a lane's release would include if a barrier had come before
+    /// it.
     pub(crate) claim: Option<u16>,
-    /// The ends of the accesses that its arrival at the cluster's barrier releases, and that the last wide fence of all
-    /// lanes releases: an index into the log, and its clock.
+    /// The end of the accesses that the warp's arrival at the cluster's barrier releases: an index into the log, and
+    /// the warp's clock.
     pub(crate) cluster_release: Option<(u32, u32)>,
+    /// The end of the accesses that the last fence of all lanes in a wider scope than the CTA releases.
     pub(crate) fence_release: Option<(u32, u32)>,
-    /// Everything that relaxed atomics release: what comes before the last fence of any scope, and before the last
-    /// fence of a wider scope than the CTA.
+    /// The events before the last fence of any scope, which relaxed atomics release.
     pub(crate) fenced: Option<Bundle>,
+    /// The events before the last fence of a wider scope than the CTA, which relaxed atomics release.
     pub(crate) fenced_on_gpu: Option<Bundle>,
-    /// Everything that relaxed atomics have seen, for the next fence to acquire.
+    /// The events that relaxed atomics have seen, which the next fence acquires.
     pub(crate) seen: Bundle,
-    /// Everything that relaxed atomics have seen in shared memory, for the next fence of any scope.
+    /// The events that relaxed atomics have seen in shared memory, which the next fence of any scope acquires.
     pub(crate) seen_in_cluster: Bundle,
     pub(crate) flight: Flight,
     pub(crate) bulk: Vec<BulkThread>,
     pub(crate) copies: CopyAsync,
-    /// The mbarriers that it has initialised and not yet fenced.
+    /// The mbarriers that the warp has initialised and not yet fenced.
     pub(crate) unfenced: Vec<u32>,
     /// The components of the initialisations that a relaxed arrival at the cluster's barrier publishes.
     pub(crate) introduced: Vec<u16>,
-    /// Registers per thread, and every setmaxnreg so far.
+    /// Number of registers per thread.
     pub(crate) limit: u32,
+    /// The operand of each setmaxnreg so far.
     pub(crate) limits: Vec<u32>,
     /// The lane that elect chooses.
     pub(crate) leader: u32,
@@ -145,7 +149,7 @@ impl Warp {
         &self.registers[slot as usize]
     }
 
-    /// Whether all lanes of `mask` are initialised.
+    /// Whether all lanes of `mask` have an initialised value in a slot.
     pub(crate) fn defined(&self, slot: u32, mask: u32) -> bool {
         mask & !self.valid[slot as usize] == 0
     }
@@ -155,7 +159,7 @@ impl Warp {
         self.valid[slot as usize] = ALL;
     }
 
-    /// Assigns the lanes of `mask`. In the other lanes a value is undefined, and a variable keeps its content.
+    /// Assigns the lanes of `mask`. In the other lanes a value becomes undefined, and a variable keeps its content.
     pub(crate) fn assign(&mut self, slot: u32, lanes: &Lanes, mask: u32, mutable: bool) {
         let index = slot as usize;
         if mask == ALL {
@@ -178,7 +182,8 @@ impl Warp {
         &self.registers[code.slot(value) as usize]
     }
 
-    /// How often the loops around it have begun, outermost and innermost.
+    /// The iteration of the outermost loop that the warp is in, and of the innermost loop: 1 in the first iteration,
+    /// and 0 outside of loops.
     pub(crate) fn iteration(&self) -> [u32; 2] {
         let mut loops = self.frames.iter().filter_map(|frame| match frame {
             Frame::Loop { iteration, .. } => Some(*iteration),
@@ -188,14 +193,15 @@ impl Warp {
         [outer, loops.next_back().unwrap_or(outer)]
     }
 
-    /// Advances the warp's clock: later events are not part of what it has released.
+    /// Advances the warp's clock: later events are not part of what the warp has released so far.
     pub(crate) fn tick(&mut self) {
         let now = self.now();
         let own = self.alone.iter().map(|&(_, component)| component).chain([self.component]);
         own.for_each(|component| self.bundle.generic.raise(component, now + 1));
     }
 
-    /// Notes that a barrier has ordered the work of all lanes before an execution, when the warp's clock was `now`.
+    /// Notes that a barrier has ordered the work of all lanes before index `event` of the log. The warp's clock was
+    /// `now` then.
     pub(crate) fn sync(&mut self, (event, now): (u32, u32)) {
         self.order.sync(event);
         self.synced = self.synced.max(now);
@@ -214,7 +220,7 @@ impl Warp {
         self.active.is_power_of_two().then_some(self.active.trailing_zeros() as usize)
     }
 
-    /// Its own clock.
+    /// The warp's own clock.
     pub(crate) fn now(&self) -> u32 {
         self.bundle.generic.get(self.component)
     }

@@ -14,14 +14,14 @@
 //! assert_eq!(alibi(1.0_f32, 0.5, 7, 4), -0.5);
 //! ```
 //!
-//! So such functions have no Rust control flow on values, but [`Int::select`] and [`Real::select`].
+//! Such functions have no Rust control flow that depends on values; they call [`Int::select`] and [`Real::select`].
 
 use std::ops::{Add, BitAnd, BitOr, Mul, Neg, Sub};
 
 /// An unsigned 32-bit integer, on the host or in a kernel under construction.
 ///
-/// Functions over it compute no difference below zero ([`Int::sub_sat`]), divide by numbers that the host knows with
-/// shifts and multiplications, and keep every result in 0 ≤ x < 2³² for lengths below 2³¹.
+/// Functions over it compute no difference below zero ([`Int::sub_sat`]). They divide by numbers that the host knows
+/// with shifts and multiplications. For lengths below 2³¹ every result is in 0 ≤ x < 2³².
 pub trait Int: Copy + Add<Output = Self> + Mul<Output = Self> {
     /// The result of a comparison.
     type Bool: Copy + BitAnd<Output = Self::Bool> + BitOr<Output = Self::Bool>;

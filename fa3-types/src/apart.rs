@@ -2,11 +2,11 @@
 
 use crate::TensorDesc;
 
-/// Whether no byte belongs to an element of both tensors when they begin at these addresses.
+/// Whether the tensors at these addresses share no byte of an element.
 ///
-/// Rows of keys and of values in one cache lie side by side like this, and so do Q, K, V and O in one tensor (total, 4,
-/// heads, head_dim). The answer is exact where strides are nested, or equal in both. Other pairs take a search. A
-/// search that takes too long is given up, and the tensors count as overlapping.
+/// The rows of keys and of values in one cache lie side by side without sharing a byte, and so do Q, K, V and O in one
+/// tensor (total, 4, heads, head_dim). The answer is exact where strides are nested, or equal in both tensors. Other
+/// pairs of tensors take a search. A search that takes too long is given up, and the tensors count as overlapping.
 ///
 /// ```
 /// use fa3_types::{Dtype, Shape, TensorDesc, are_apart};
@@ -39,7 +39,7 @@ pub fn are_apart(tensors: [&TensorDesc; 2], [one, other]: [u64; 2]) -> bool {
     !search.meet(i128::from(other) - i128::from(one), &steps, &mut PLACES.clone())
 }
 
-/// Most distances that a search tries. Tensors with nested strides take about 3 for each dimension.
+/// Largest number of distances that a search tries. Tensors with nested strides take about 3 for each dimension.
 const PLACES: u32 = 2000;
 
 /// A stride in bytes, and how often it is taken.
@@ -55,8 +55,8 @@ struct Search {
 }
 
 impl Search {
-    /// Whether an element of the second tensor meets one of the first, which is this far behind it apart from these
-    /// steps. The longest step is the first.
+    /// Whether an element of the second tensor overlaps one of the first tensor. Their distance is `distance` plus any
+    /// number of these steps. The longest step is the first one.
     fn meet(&self, distance: i128, steps: &[Step], places: &mut u32) -> bool {
         if *places == 0 {
             return true;

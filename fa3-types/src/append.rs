@@ -13,14 +13,14 @@ use crate::{Dtype, Mask, ProblemError, RopeStyle, Sequences, Shape, TensorDesc, 
 /// sequence's capacity, on a page that the cache does not have, or in a sequence with a negative length.
 #[derive(Clone, Copy, Debug)]
 pub struct AppendedRows {
-    /// New keys (batch, seqlen_new, heads_kv, head_dim), f16 or bf16, or e4m3 if the cache is, or f32 on the CPU.
+    /// New keys (batch, seqlen_new, heads_kv, head_dim): f16 or bf16; e4m3 if the cache is e4m3; f32 on the CPU.
     pub k_new: TensorDesc,
     /// New values (batch, seqlen_new, heads_kv, head_dim_v).
     pub v_new: TensorDesc,
     /// The sequences of new rows: dense, or packed by `cu_seqlens_k_new`.
     pub new: Sequences,
-    /// Keys of the cache (entries, rows, heads_kv, head_dim), of the type of new rows, or e4m3: see
-    /// [`AppendProblem::quantizes`]. Its elements do not overlap.
+    /// Keys of the cache (entries, rows, heads_kv, head_dim): of the type of the new rows, or e4m3 (see
+    /// [`AppendProblem::quantizes`]). No two elements overlap.
     pub k_cache: TensorDesc,
     /// Values of the cache (entries, rows, heads_kv, head_dim_v).
     pub v_cache: TensorDesc,
@@ -28,13 +28,13 @@ pub struct AppendedRows {
     pub cache: Sequences,
 }
 
-/// Queries, and their rotation into another tensor, which is contiguous and has the same shape.
+/// Queries, and the tensor of rotated queries, which is contiguous and has the same shape.
 #[derive(Clone, Copy, Debug)]
 pub struct RotatedQueries {
     /// Queries (batch, seqlen_q, heads_q, head_dim), f16 or bf16, or f32 on the CPU.
     pub q: TensorDesc,
-    /// Their sequences: dense, or packed by `cu_seqlens_q`. Rows beyond `seqused_q` are rotated as well; rows of a
-    /// packed tensor behind its last sequence are copied.
+    /// The sequences of the queries: dense, or packed by `cu_seqlens_q`. Rows beyond `seqused_q` are rotated as well;
+    /// rows of a packed tensor behind its last sequence are copied.
     pub sequences: Sequences,
     /// The positions of a sequence's rows.
     pub positions: QueryPositions,
@@ -59,7 +59,7 @@ impl QueryPositions {
 /// The position of the first new row and of the first query of each sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SequenceBase {
-    /// The rows that the sequence has before: `seqused_k`, left padding included.
+    /// The number of rows that the sequence has before the append: `seqused_k`, left padding included.
     Used,
     /// An entry of the i32 array `rotary_seqlens` (sequences).
     Listed,
@@ -73,7 +73,7 @@ pub enum SequenceBase {
 pub struct AppendRotary {
     /// The pairing of entries.
     pub style: RopeStyle,
-    /// Leading entries of a row that rotate: a positive multiple of 16, at most head_dim.
+    /// The number of leading entries of a row that rotate: a positive multiple of 16, at most head_dim.
     pub rotary_dim: usize,
     /// Type of the tables: f32, or the type of the tensors.
     pub table: Dtype,
@@ -266,7 +266,7 @@ impl AppendProblem {
         self.count
     }
 
-    /// Rows that a sequence of the cache may have; 0 without a cache.
+    /// The number of rows that a sequence of the cache can have; 0 without a cache.
     pub fn capacity(&self) -> usize {
         self.rows().map_or(0, |rows| rows.cache.capacity(rows.k_cache.shape.seqlen))
     }

@@ -142,7 +142,7 @@ impl BackwardProblem {
         &self.dk
     }
 
-    /// The gradient of V (batch, seqlen_k, heads_kv, head_dim_v), summed likewise.
+    /// The gradient of V (batch, seqlen_k, heads_kv, head_dim_v), summed over the query heads that share it.
     pub fn dv(&self) -> &TensorDesc {
         &self.dv
     }
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(wide.validate().unwrap_err(), mismatch);
         let overlapping = refused(|spec| spec.dv.strides.seqlen = 0);
         assert!(matches!(overlapping, ProblemError::OutputOverlapsItself { tensor: TensorName::DV, .. }));
-        // An input may repeat itself in memory: the gradient of a mean is expanded.
+        // The elements of an input may share memory: the gradient of a mean is an expanded tensor.
         let mut expanded = spec();
         expanded.dout.strides.seqlen = 0;
         assert!(expanded.validate().is_ok());

@@ -11,7 +11,7 @@ use crate::{
 /// ```
 /// use fa3_types::{CachedSpec, Dtype, ProblemSpec, Sequences, Shape, TensorDesc};
 ///
-/// // A new token for each of 4 sequences, of up to 1024.
+/// // One new token for each of 4 sequences. The cache has room for 1024 rows of each.
 /// let q = Shape { batch: 4, seqlen: 1, heads: 8, head_dim: 128 };
 /// let cache = Shape { seqlen: 1024, heads: 2, ..q };
 /// let attention = ProblemSpec::dense(Dtype::Bf16, q, cache).seqs_k(Sequences::dense(4, 1024).used());
@@ -27,7 +27,7 @@ pub struct CachedSpec {
     pub attention: ProblemSpec,
     /// New keys and values, of Q's type, or e4m3 if the cache is. Only the CPU appends f32.
     pub new: [TensorDesc; 2],
-    /// Their sequences: dense, or packed by `cu_seqlens_k_new`.
+    /// The sequences of the new rows: dense, or packed by `cu_seqlens_k_new`.
     pub sequences: Sequences,
     /// The rotation of new keys and of Q, if any.
     pub rotary: Option<AppendRotary>,
@@ -79,7 +79,7 @@ impl CachedProblem {
     /// The first violation found, with its numbers.
     pub fn new(spec: CachedSpec) -> Result<CachedProblem, CachedProblemError> {
         let CachedSpec { mut attention, new: [k_new, v_new], sequences: new, rotary } = spec;
-        // The attention is checked first, as its errors name all tensors.
+        // The attention is checked first, because its errors name all tensors.
         attention.clone().validate()?;
         let (k_cache, v_cache, cache) = (attention.k, attention.v, attention.seqs_k);
         let mut append = AppendSpec::new(AppendedRows { k_new, v_new, new, k_cache, v_cache, cache });

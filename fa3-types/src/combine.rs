@@ -16,7 +16,7 @@ const HEAD_DIM_LIMIT: usize = 512;
 /// O_s and LSE_s are attention of the same rows over disjoint sets of keys. A part with LSE_s = -inf has seen no key,
 /// and its O_s counts for nothing, even NaN. If no part has seen a key, O is 0 and LSE is -inf.
 ///
-/// A row of an LSE has one element: it is a tensor (batch, seqlen, heads, 1) of any strides.
+/// An LSE is a tensor (batch, seqlen, heads, 1) with any strides.
 ///
 /// ```
 /// use fa3_types::{CombineSpec, Dtype, Shape};
@@ -293,7 +293,7 @@ mod tests {
         assert!(many(splits / 2).validate().is_ok());
         let error = CombineProblemError::from(ProblemError::TooManyParts { tensor, splits, shape });
         assert_eq!(refused(many(splits)), error);
-        // Splits that share memory have as many elements, though fewer bytes.
+        // Splits that share memory have the same number of elements and fewer bytes.
         let mut same = many(splits);
         same.out_partial.stride = 0;
         assert_eq!(refused(same), error);

@@ -66,7 +66,7 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// The requested name is no dtype.
+/// The error for a name that is no dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected f32, f16, bf16 or e4m3")]
 pub struct UnknownDtype;

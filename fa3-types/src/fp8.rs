@@ -9,7 +9,8 @@ use crate::{
 /// Rows that share a scale.
 const ROWS: usize = 128;
 
-/// The features that are computed in 8 bits. Blocks of rows have scales, which must not change with the rows in use.
+/// The features that are computed in 8 bits. Sequences with `seqused` are not among them: the blocks that share a scale
+/// must not depend on the rows in use.
 const KNOWN: Known =
     Known::new("FP8", &[Feature::Window, Feature::Chunks, Feature::SoftCap, Feature::Sinks, Feature::Packed]);
 
@@ -52,7 +53,7 @@ impl QkRotary {
 /// v    = e4m3(V / scales)                             a scale for each 128 rows of a head
 /// ```
 ///
-/// Q and K may be rotated by their positions first, successive ones or listed ones.
+/// Q and K may be rotated before they are quantized, by consecutive or listed positions.
 ///
 /// ```
 /// use fa3_types::{Dtype, Fp8Spec, ProblemSpec, Shape};
@@ -73,7 +74,7 @@ pub struct Fp8Spec {
     pub rotary: Option<QkRotary>,
     /// The signs of incoherent processing of Q and K, if any.
     pub signs: Option<Signs>,
-    /// Whether each channel of V has a mean and a scale, in place of a scale for each 128 keys.
+    /// Whether each channel of V has a mean and a scale. Otherwise each 128 keys of V share a scale.
     pub v_channels: bool,
 }
 
@@ -244,7 +245,7 @@ mod tests {
         let source = QuantizeProblemError::Positions { last: 350, rows: 350 };
         let error = Fp8ProblemError::Quantize { tensor: TensorName::K, source };
         assert_eq!(of_k(Positions::From(51)).unwrap_err(), error);
-        // A list is data, which a problem does not know.
+        // A list of positions is data, which a problem does not know.
         assert!(of_k(Positions::Listed).is_ok());
         let mut wrong = spec();
         wrong.attention.softmax_scale = Some(-1.0);

@@ -14,7 +14,7 @@ pub enum Granularity {
     /// `rows` successive rows of one head, counted from the start of the sequence: B_r for Q, B_c for K and V
     /// (§3.3 "block quantization").
     Block {
-        /// Rows a block; the last block of a sequence may have fewer.
+        /// Rows of a block; the last block of a sequence may have fewer.
         rows: usize,
     },
     /// One column of one head of one sequence, for V only. O has V's columns, so the scales and means are applied to O
@@ -23,8 +23,8 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// Checks that scales of Q, K and V belong to heads, or to blocks of e4m3 tensors outside of a cache. In either
-    /// case V's may belong to channels, in dense tensors.
+    /// Checks that the scales of Q, K and V belong to heads, or to blocks of e4m3 tensors outside of a cache. In both
+    /// cases the scales of dense V may belong to channels.
     pub(crate) fn check(
         given: [Granularity; 3],
         dtype: Dtype,

@@ -10,7 +10,7 @@ use crate::{Dtype, ProblemError, Sequences, Shape, TensorName};
 /// is `start, end` or `start, end, start, end`. A query row sees the keys of its intervals `start .. end`, which may be
 /// in any order, overlap and be empty. Bounds are clamped to the sequence's keys.
 ///
-/// Masks of documents, prefixes, windows beside a sink of first keys, chunks and padding are of this kind.
+/// Interval masks express documents, prefixes, windows beside the first keys (attention sinks), chunks and padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Intervals {
     /// Intervals of a row.
@@ -62,7 +62,8 @@ impl Intervals {
         }
     }
 
-    /// Checks that the sequences are dense and of one length, in 16 bits or more, without `qv`.
+    /// Checks that the sequences are dense and of one length, that elements have 16 bits or more, and that there is no
+    /// `qv`.
     pub(crate) fn check(
         dtypes: [Dtype; 2],
         has_qv: bool,
@@ -127,7 +128,7 @@ impl IntervalRows {
         &self.bounds
     }
 
-    /// The keys of a row's intervals in a sequence of `keys` keys, as two disjoint ranges.
+    /// The keys that a row sees in a sequence of `keys` keys, as two disjoint ranges.
     ///
     /// # Panics
     /// If there is no such row.

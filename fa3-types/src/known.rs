@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::{IntervalRows, Lengths, Problem, ProblemError, SequenceRows, Sequences, TensorName};
 
-/// A problem, the rows of its sequences, and for a mask of intervals the intervals of its rows: all that attention on
-/// the host needs. It dereferences to the [`Problem`], which is all that planning needs.
+/// A problem, the rows of its sequences and, under a mask of intervals, the intervals of its rows: all that attention
+/// on the host needs. It dereferences to the [`Problem`], which is all that planning needs.
 ///
 /// ```
 /// use fa3_types::{Dtype, ProblemSpec, SequenceRows};
@@ -29,8 +29,8 @@ impl KnownProblem {
     /// Adds the rows of a problem's sequences to it.
     ///
     /// # Errors
-    /// [`ProblemError::OtherSequences`] if they belong to another problem, [`ProblemError::CuSeqlensEnd`] if they do
-    /// not lie within the tensors, [`ProblemError::UnknownIntervals`] if the mask is one of intervals.
+    /// [`ProblemError::OtherSequences`] if the rows belong to another problem, [`ProblemError::CuSeqlensEnd`] if they
+    /// do not lie within the tensors, [`ProblemError::UnknownIntervals`] if the mask is one of intervals.
     pub fn new(
         problem: Problem,
         rows_q: SequenceRows,

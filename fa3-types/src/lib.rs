@@ -8,7 +8,7 @@ mod setters;
 mod algebra;
 mod apart;
 
-// One noun each.
+// The parts of a problem.
 mod dtype;
 mod granularity;
 mod heads;
@@ -24,7 +24,7 @@ mod tensor;
 mod units;
 mod value_layout;
 
-// All of them together, validated.
+// Whole problems, validated.
 mod append;
 mod backward;
 mod cached;

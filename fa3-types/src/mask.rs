@@ -44,8 +44,8 @@ pub enum Mask {
     Intervals(Intervals),
 }
 
-/// Chunks of a sequence: keys `0 .. keys`, then `keys .. 2 · keys`, and so on. A position before the first key is in no
-/// chunk that has keys.
+/// Chunks of a sequence: keys `0 .. keys`, then `keys .. 2 · keys`, and so on. A position before the first key lies in
+/// a chunk without keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Chunk {
     /// Keys of a chunk.
@@ -99,8 +99,8 @@ impl Mask {
         Mask::Chunk { chunk, left: bounded(left), right: bounded(right) }
     }
 
-    /// The simplest mask that allows the same pairs in sequences of at most `longest` rows. A bound that no query can
-    /// reach is removed, and so is a chunk of all keys.
+    /// The simplest mask that allows the same pairs in sequences of at most `longest` rows. It has no bound that no
+    /// query can reach, and no chunk that holds all keys.
     pub(crate) fn simplified(self, longest: Lengths) -> Mask {
         if self.intervals().is_some() {
             return self;
@@ -109,8 +109,8 @@ impl Mask {
             reach.filter(|&reach| (reach as usize) < rows.saturating_sub(1))
         };
         let (left, right) = self.reach();
-        // Rows before the first key are in no chunk, and see keys only without one; under a causal mask they see none.
-        // A single row has the last key's position.
+        // Query rows with positions before the first key see keys only in a mask without chunks; under a causal mask
+        // they see no key. A single query row has the last key's position.
         let none_is_before = right == Some(0) || longest.q <= 1;
         let holds_all = |chunk: &Chunk| chunk.keys.get() as usize >= longest.k && !chunk.transposed;
         let chunk = self.chunks().filter(|chunk| !(holds_all(chunk) && none_is_before));
@@ -199,11 +199,11 @@ impl Mask {
         if q >= len.q || k >= len.k {
             return false;
         }
-        // Keys and queries measured from their own ends, so that nothing can go below zero before the
-        // subtraction: distance > 0 means that the key lies before the query's position.
+        // The distances of the key and of the query from the ends of their sequences, whose difference is signed: above
+        // 0, the key lies before the query's position.
         let distance = (len.k - k) as i128 - (len.q - q) as i128;
         let (left, right) = self.reach();
-        // The key and the query's position, both counted in keys, are in one chunk.
+        // Whether the key and the query's position are in one chunk. Both are counted in keys.
         let in_chunk = |Chunk { keys, transposed }: Chunk| {
             let (key, position) = if transposed {
                 (q as i128, q as i128 - distance)

@@ -68,17 +68,17 @@ impl Partials {
         Ok(())
     }
 
-    /// Whether the stride matters, which takes two splits with elements.
+    /// Whether the stride matters: only if there are two splits with elements.
     fn has_stride(&self) -> bool {
         self.splits > 1 && !self.first.has_no_elements()
     }
 
-    /// Checks that all splits, with all of their elements, lie within 2⁶³ bytes. The first one does.
+    /// Checks that the elements of all splits lie within 2⁶³ bytes. The first split is checked already.
     fn check_size(&self, tensor: TensorName) -> Result<(), ProblemError> {
         let Partials { splits, stride, first } = *self;
         let others = if self.has_stride() { (splits as i128 - 1) * i128::from(stride) } else { 0 };
         let reach = others + i128::from(first.extent().0);
-        // Extents of 0 do not count, as for a tensor.
+        // Extents of 0 are left out of the product, as for a tensor.
         let elements: i128 = first.shape.dims().iter().map(|&extent| extent.max(1) as i128).product();
         if reach.max(elements * splits as i128) * first.dtype.bytes() as i128 > i128::from(i64::MAX) {
             return Err(ProblemError::TooManyParts { tensor, splits, shape: first.shape });
@@ -96,7 +96,7 @@ impl Partials {
     }
 }
 
-/// The elements of a tensor of this shape. Saturating, as [`Shape::contiguous_strides`].
+/// The number of elements of a tensor of this shape, saturating like [`Shape::contiguous_strides`].
 fn dense_stride(shape: Shape) -> i64 {
     let batch = i64::try_from(shape.batch).unwrap_or(i64::MAX);
     shape.contiguous_strides().batch.saturating_mul(batch)

@@ -171,8 +171,8 @@ impl Problem {
         tensors.chain([(TensorName::O, &self.o)]).try_for_each(|(name, x)| x.check_rows(name))
     }
 
-    /// This attention of contiguous tensors whose rows are padded with zeros to what [`Problem::check_rows`] asks for.
-    /// LSE is unchanged, and O has additional columns of zeros.
+    /// This attention with contiguous tensors whose rows are padded with zeros to the multiple that
+    /// [`Problem::check_rows`] asks for. LSE is unchanged, and O has additional columns of zeros.
     #[must_use]
     pub fn padded(&self) -> Problem {
         let [mut q, k, v] = [&self.q, &self.k, &self.v].map(TensorDesc::padded);
@@ -215,7 +215,7 @@ impl Problem {
     /// If there are no rows or no keys.
     #[must_use]
     pub fn of_rows(&self, rows: usize, keys: usize) -> Problem {
-        // No `..` here: what depends on positions does not stay what it is in other rows.
+        // No `..` here: a feature that depends on positions must not be copied to a problem of other rows.
         let Problem {
             q,
             k,
@@ -349,7 +349,7 @@ impl Problem {
     /// P = exp(S) / (exp(sink) + Σ_k exp(S))        LSE = ln (exp(sink) + Σ_k exp(S))
     /// ```
     ///
-    /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf is none.
+    /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf has no effect.
     pub fn has_sink(&self) -> bool {
         self.sink
     }

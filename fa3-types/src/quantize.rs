@@ -33,9 +33,9 @@ pub struct Signs {
 /// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block
 /// ```
 ///
-/// or, with [`Scaling::Channel`], y = x - mean of its channel, with the scale of its channel.
+/// or, with [`Scaling::Channel`], y = x - the mean of its channel, and the scale belongs to the channel.
 ///
-/// A constructor gives the tensors, setters change the defaults.
+/// A constructor takes the tensors, setters change the defaults.
 ///
 /// ```
 /// use fa3_types::{Dtype, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shape};
@@ -64,8 +64,8 @@ pub struct QuantizeSpec {
     pub rotary: Option<Rotary>,
     /// The signs of incoherent processing, if any. Q and K take the same signs.
     pub signs: Option<Signs>,
-    /// The number of packed sequences, if the tensor is packed: no block then has rows of two of them. Their begins are
-    /// data.
+    /// The number of packed sequences, if the tensor is packed. Then no block has rows of two sequences. The sequences'
+    /// first rows are data.
     pub packed: Option<usize>,
 }
 
@@ -228,9 +228,9 @@ impl QuantizeProblem {
         self.0.packed
     }
 
-    /// Shape of the tensor of scales, f32 and contiguous: of blocks (batch, heads, blocks), for packed sequences as
-    /// [`ScaleBlocks`] says; of groups of heads (batch, groups, 1); of the tensor (1, 1, 1); of channels (batch, heads,
-    /// head_dim). `None` if the scale is given.
+    /// Shape of the tensor of scales, f32 and contiguous: (batch, heads, blocks) for blocks, which [`ScaleBlocks`]
+    /// numbers in packed sequences; (batch, groups, 1) for groups of heads; (1, 1, 1) for the tensor; (batch, heads,
+    /// head_dim) for channels. `None` if the scale is given.
     pub fn scales_shape(&self) -> Option<[usize; 3]> {
         let Shape { batch, seqlen, heads, head_dim } = self.x().shape;
         match self.scaling() {
@@ -274,7 +274,7 @@ fn check_transposed(codes: TensorDesc) -> Result<(), QuantizeProblemError> {
     if let Some((dim, given, expected)) = ValueLayout::other_stride(&codes) {
         return Err(QuantizeProblemError::CodesStride { dim, given, expected });
     }
-    // Extents of 0 count as 1: arrays multiply the others even if they are empty.
+    // Extents of 0 count as 1: ndarray multiplies the other extents even if an array is empty.
     let shape = Shape { batch: shape.batch.max(1), seqlen: shape.seqlen.max(1), ..shape };
     if ValueLayout::transposed_bytes(shape).0 > i64::MAX as u64 {
         let shape = Shape { seqlen: ValueLayout::keys_of_row(shape.seqlen), ..shape };
@@ -294,9 +294,9 @@ fn check_rotary(rotary: Rotary, shape: Shape, packed: bool) -> Result<(), Quanti
         return Err(ProblemError::DimTooLarge { tensor, dim, given: table_rows, limit }.into());
     }
     let last = match positions {
-        // Any list is valid with a table of one row; a table without rows cannot be read.
+        // Positions from a list are checked by the kernel; a table needs at least one row to be read.
         Positions::Listed => 0,
-        // Lengths are data: rows beyond the table have no position, as listed ones.
+        // The lengths of packed sequences are data: as with listed positions, a row beyond the table has no position.
         Positions::From(first) if packed => first,
         Positions::From(first) => first.saturating_add(shape.seqlen.saturating_sub(1)),
     };

@@ -4,16 +4,16 @@ use crate::Int;
 
 /// The scales of a head of a tensor: one for each block of `rows` rows.
 ///
-/// A block has rows of one sequence, and the first one begins with the sequence. The scales of a dense sequence's head
-/// are contiguous. The scales of packed sequences, which share one array for each head, are at the indices that
-/// [`first_block`] gives. Unused indices may lie between them.
+/// A block has rows of one sequence, and a sequence's first block begins with its first row. The scales of a dense
+/// sequence's head are contiguous. Packed sequences share one array for each head; [`first_block`] gives the index of a
+/// sequence's first scale. Some indices are unused.
 ///
 /// ```text
 /// scale of row r of sequence i = scales[head, cu_seqlens[i] / rows + i + r / rows]
 /// ```
 ///
-/// A sequence's first index follows from its own first row, so no code adds up the blocks of earlier sequences. The
-/// rows behind the last sequence count as one more sequence.
+/// A sequence's first index follows from its own first row, so no code sums the blocks of earlier sequences. The rows
+/// behind the last sequence count as one more sequence.
 ///
 /// ```
 /// use fa3_types::{ScaleBlocks, first_block};
@@ -33,8 +33,8 @@ impl ScaleBlocks {
         ScaleBlocks { count: seqlen.div_ceil(rows) }
     }
 
-    /// The blocks of `sequences` packed sequences in `total` rows, in blocks of `rows`: enough for any lengths. None if
-    /// there are no rows.
+    /// The blocks of `sequences` packed sequences in `total` rows, in blocks of `rows`. The count is enough for any
+    /// lengths. `None` if there are no rows.
     pub fn packed(total: usize, sequences: usize, rows: usize) -> ScaleBlocks {
         let most = (total / rows).saturating_add(sequences).saturating_add(1);
         ScaleBlocks { count: if total == 0 { 0 } else { most } }

@@ -70,8 +70,8 @@ impl SoftCap {
     }
 }
 
-/// Applies the soft cap in units of the cap c: the product of a query and a key becomes tanh(product · softmax_scale /
-/// c), and c times that is its score. `into_cap` is softmax_scale / c.
+/// Applies the soft cap in units of the cap c: `product`, of a query and a key, becomes tanh(product · softmax_scale /
+/// c), which is the score divided by c. `into_cap` is softmax_scale / c.
 #[track_caller]
 pub fn softcap<R: Real>(product: R, into_cap: R) -> R {
     (product * into_cap).tanh()

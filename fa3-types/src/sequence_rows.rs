@@ -94,10 +94,10 @@ impl SequenceRows {
         }
     }
 
-    /// Uses only the first `used[i]` rows of sequence i. If these are all rows of all sequences, nothing changes.
+    /// Uses only the first `used[i]` rows of sequence i. If `used` covers all rows, nothing changes.
     ///
     /// # Errors
-    /// `used` must have one entry a sequence, each between 0 and the sequence's rows.
+    /// `used` must have one entry for each sequence, between 0 and the sequence's rows.
     pub fn with_used(self, used: &[i32]) -> Result<SequenceRows, ProblemError> {
         if used.len() != self.count() {
             return Err(ProblemError::SequsedCount { given: used.len(), sequences: self.count() });
@@ -123,7 +123,7 @@ impl SequenceRows {
         if self.used.is_some() { sequences.used() } else { sequences }
     }
 
-    /// The values of `cu_seqlens`; dense sequences lie one after the other.
+    /// The values of `cu_seqlens`. Dense sequences get the values that they would have if packed.
     pub fn cu_seqlens(&self) -> Vec<i32> {
         let ends = (0..self.count()).scan(0, |end, index| {
             *end += self.capacity(index);

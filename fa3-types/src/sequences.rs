@@ -5,9 +5,9 @@ use crate::Feature;
 /// The sequences of Q, or of K and V: dense (batch, seqlen, …), packed one after the other into (1, total, …), or, of K
 /// and V, in pages (pages, page_rows, …).
 ///
-/// It has no lengths, which are data: `cu_seqlens` has the begins of packed sequences, `seqused` the rows in use of
+/// It has no lengths, which are data: `cu_seqlens` has the first rows of packed sequences, `seqused` the rows in use of
 /// each, `page_table` their pages. A GPU reads them from its own memory, and the host has them as [`SequenceRows`].
-/// Problems and plans are the same for all lengths.
+/// Problems and plans do not depend on lengths.
 ///
 /// [`SequenceRows`]: crate::SequenceRows
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ impl Sequences {
 
     /// `count` sequences of `pages` pages each, which are entries of the tensor's batch: `page_table` (count, pages)
     /// lists them in order. Sequences may share pages. A cache of whole sequences in another order (`cache_batch_idx`)
-    /// has one page a sequence.
+    /// has one page for each sequence.
     pub fn paged(count: usize, pages: usize) -> Sequences {
         Sequences::of(Layout::Paged { count, pages, longest: None, listed: None, stride: pages })
     }
@@ -52,8 +52,8 @@ impl Sequences {
         Sequences { layout, used: false, leftpad: false }
     }
 
-    /// Sets a hint of the longest packed or paged sequence's rows, for planning. A wrong one costs speed, and changes
-    /// no result beyond its rounding. Dense sequences need none.
+    /// Sets a hint for planning: the rows of the longest packed or paged sequence. A wrong hint costs speed, and
+    /// changes results only by rounding. Dense sequences need no hint.
     #[must_use]
     pub fn longest(mut self, rows: usize) -> Sequences {
         if let Layout::Packed { longest, .. } | Layout::Paged { longest, .. } = &mut self.layout {
@@ -72,7 +72,7 @@ impl Sequences {
         self
     }
 
-    /// Says that `seqused` gives the rows in use of each sequence, which are its first ones.
+    /// Says that `seqused` gives the number of rows in use of each sequence. They are its first rows.
     #[must_use]
     pub fn used(self) -> Sequences {
         Sequences { used: true, ..self }
@@ -84,7 +84,7 @@ impl Sequences {
         Sequences { leftpad: true, ..self }
     }
 
-    /// The features of a problem that has them.
+    /// The features that these sequences give a problem.
     pub(crate) fn features(self) -> impl Iterator<Item = Feature> {
         let Sequences { layout, used, leftpad } = self;
         let (is_packed, is_paged, has_index) = match layout {
@@ -134,7 +134,8 @@ impl Sequences {
         }
     }
 
-    /// The stride of `page_table`'s rows in entries, and the entries from its first one to its last one, if paged.
+    /// The stride of `page_table`'s rows in entries, and the number of entries from its first one to its last one, if
+    /// paged.
     pub fn table_entries(self) -> Option<(usize, usize)> {
         let Layout::Paged { pages, stride, .. } = self.layout else { return None };
         let last_row = self.table_rows()?.checked_sub(1).filter(|_| pages > 0);
@@ -151,7 +152,7 @@ impl Sequences {
         self.leftpad
     }
 
-    /// Whether the sequences need a cache's lookup of rows: in pages, or behind left padding.
+    /// Whether the rows of sequences are looked up as in a cache: they lie in pages, or behind left padding.
     pub fn is_cache(self) -> bool {
         self.pages().is_some() || self.leftpad
     }

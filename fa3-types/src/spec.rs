@@ -190,7 +190,7 @@ impl ProblemSpec {
         Problem::new(self)?.known()
     }
 
-    /// The problem with these rows for its sequences, in place of the sequences set before.
+    /// The problem with these rows for its sequences. They replace the sequences set before.
     ///
     /// # Errors
     /// See [`ProblemError`].

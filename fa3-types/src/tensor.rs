@@ -15,11 +15,11 @@ const STRIDE_BYTES_LIMIT: i64 = 1 << 40;
 pub struct Shape {
     /// Sequences, or 1 for a packed tensor.
     pub batch: usize,
-    /// Rows a batch entry.
+    /// Rows of a batch entry.
     pub seqlen: usize,
     /// Heads.
     pub heads: usize,
-    /// Elements a row.
+    /// Elements of a row.
     pub head_dim: usize,
 }
 
@@ -196,9 +196,10 @@ impl TensorDesc {
         self.check_size(tensor)
     }
 
-    /// Checks that the bytes of all elements stay below 2⁶³. Extents of 0 count as 1: arrays multiply the others even
-    /// if they are empty. Rows count as [`TensorDesc::padded`]: they have 16 bytes or more, so that Q's size bounds
-    /// LSE's, too. (Four extents of at most 2³¹ and at most 4 bytes stay below 2¹²⁷.)
+    /// Checks that the bytes of all elements stay below 2⁶³. Extents of 0 count as 1, because ndarray multiplies the
+    /// other extents even if an array is empty. Rows count with the padding of [`TensorDesc::padded`]: a row has 16
+    /// bytes or more, so that Q's size bounds LSE's, too. (Four extents of at most 2³¹ and at most 4 bytes stay below
+    /// 2¹²⁷.)
     fn check_size(&self, tensor: TensorName) -> Result<(), ProblemError> {
         let elements: i128 = self.padded().shape.dims().iter().map(|&n| n.max(1) as i128).product();
         if elements * self.dtype.bytes() as i128 > i128::from(i64::MAX) {
@@ -227,7 +228,7 @@ impl TensorDesc {
     }
 
     /// This tensor with contiguous values for strides that do not matter: of dimensions with fewer than two entries,
-    /// and all of them in a tensor without elements.
+    /// and all strides of a tensor without elements.
     pub fn canonical(mut self) -> TensorDesc {
         let contiguous = self.shape.contiguous_strides();
         if self.has_no_elements() {

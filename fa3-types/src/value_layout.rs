@@ -2,13 +2,13 @@
 
 use crate::{Bytes, Dim, Dtype, ProblemError, Shape, TensorDesc, TensorName};
 
-/// Keys whose order is permuted together.
+/// Number of keys whose order is permuted together.
 const GROUP: usize = 16;
 
 /// The layout of e4m3 V in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ValueLayout {
-    /// Like Q and K: a row for each key.
+    /// A row for each key, like K.
     #[default]
     Rows,
     /// The layout that FP8 products read: (batch, heads, head_dim_v, keys), contiguous. Keys are seqlen_k rounded up to
@@ -21,7 +21,7 @@ impl ValueLayout {
     /// A row of transposed V has a multiple of this many keys.
     pub const ROW_KEYS: usize = 128;
 
-    /// Checks that transposed V is e4m3, in a dense batch, with Q e4m3, and contiguous.
+    /// Checks that transposed V is e4m3, contiguous and in a dense batch, and that Q is e4m3.
     pub(crate) fn check(self, v: &TensorDesc, q: Dtype, packed: bool) -> Result<(), ProblemError> {
         if self == ValueLayout::Rows {
             return Ok(());

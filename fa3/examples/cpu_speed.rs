@@ -1,7 +1,7 @@
 //! Times attention on the CPU, for `bench/cpu.py`: `cargo run --release -p fa3 --example cpu_speed`.
 //!
-//! Each line of the input asks for one call, such as `forward f32 seqlen_q seqlen_k heads_q heads_kv head_dim causal`.
-//! The answer is a line with the milliseconds. `backward` is the backward pass alone, `dense` is no mask.
+//! Each line of the input requests one call, such as `forward f32 seqlen_q seqlen_k heads_q heads_kv head_dim causal`.
+//! The answer is a line with the milliseconds. `backward` is the backward pass alone, and `dense` means no mask.
 
 use std::io::{Error, Write, stdin, stdout};
 use std::time::Instant;

@@ -1,9 +1,9 @@
-//! Attention of one layer with rotary embedding over a paged cache: all tokens of a sequence at once, and one by one,
-//! on the CPU and, if available, on the GPU: `cargo run --release -p fa3 --example decode`.
+//! Attention of one layer with rotary embedding over a paged cache: all tokens of a sequence at once, and then one by
+//! one, on the CPU and, if available, on the GPU: `cargo run --release -p fa3 --example decode`.
 //!
 //! The cache is copied at each call; in `decode_on_device.rs` it stays on the GPU.
 //!
-//! Both results are held to the error law against attention in f64. The exit code is 1 if a result is wrong.
+//! The error law judges both results against attention in f64. The exit code is 1 if a result is wrong.
 
 use std::error::Error;
 use std::ops::Range;
@@ -76,7 +76,7 @@ fn rows<'a>(x: &'a Array4<bf16>, tokens: &Range<usize>) -> ArrayView4<'a, bf16> 
     x.slice_axis(Axis(1), Slice::from(tokens.clone()))
 }
 
-/// Each row rotated by its position, as an append does.
+/// Rotates each row by its position, as an append does.
 fn rotated(x: &Array4<bf16>, table: &RopeTable) -> Array4<bf16> {
     let mut rotated = x.mapv(bf16::to_f32);
     for (position, mut heads) in rotated.axis_iter_mut(Axis(1)).enumerate() {

@@ -1,8 +1,8 @@
-//! Decoding in an engine: paged caches stay on the GPU, all layers share one plan and one workspace, and a graph that
-//! is captured once runs every step, with any lengths and pages. Copies do not wait.
-//! `cargo run --release -p fa3 --example decode_on_device`.
+//! Decoding in an engine. Paged caches stay on the GPU. All layers share one plan and one workspace. A graph that is
+//! captured once runs every step, with any lengths and pages. Copies do not wait. `cargo run --release -p fa3 --example
+//! decode_on_device`.
 //!
-//! Each step is compared with the CPU engine. Without a GPU it prints the reason and does nothing.
+//! Each step is compared with the CPU engine. Without a GPU the example prints the reason and does nothing.
 
 use std::error::Error;
 
@@ -17,17 +17,17 @@ use fa3::{Attention, Output};
 const LAYERS: usize = 2;
 const STEPS: usize = 40;
 const SEQUENCES: usize = 3;
-/// Pages of the pool of a layer's K and V, and the most pages of a sequence.
+/// Number of pages in a layer's pool of K and V, and the largest number of pages of a sequence.
 const PAGES: [usize; 2] = [16, 4];
 const PAGE_ROWS: usize = 16;
 /// Four query heads share a key/value head.
 const HEADS: [usize; 2] = [8, 2];
 const HEAD_DIM: usize = 64;
-/// Bytes of a new token's Q in all sequences, of its K or V, and of a layer's K or V.
+/// Bytes of Q of one new token of every sequence, of K or V of these tokens, and of a layer's whole K or V.
 const Q_BYTES: usize = SEQUENCES * HEADS[0] * HEAD_DIM * size_of::<bf16>();
 const KV_BYTES: usize = SEQUENCES * HEADS[1] * HEAD_DIM * size_of::<bf16>();
 const POOL_BYTES: usize = PAGES[0] * PAGE_ROWS * HEADS[1] * HEAD_DIM * size_of::<bf16>();
-/// Bytes of a layer's inputs in a step: Q, K and V of a token of each sequence.
+/// Bytes of a layer's inputs in a step: Q, K and V of one token of every sequence.
 const LAYER_BYTES: usize = Q_BYTES + 2 * KV_BYTES;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let mut engine = Engine::new(&device, &problem()?)?;
     let (mut numbers, mut next_page) = (random(), 0);
-    // K and V of all tokens, a layer at a time.
+    // K and V of all tokens, layer by layer.
     let nothing = || Array4::from_elem((SEQUENCES, 0, HEADS[1], HEAD_DIM), bf16::ZERO);
     let mut kept: Vec<[Array4<bf16>; 2]> = (0..LAYERS).map(|_| [nothing(), nothing()]).collect();
     let mut most: f32 = 0.0;
@@ -68,11 +68,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     println!("on {device}: {STEPS} steps of {LAYERS} layers, O differs from the CPU's by at most {most:.1e}");
-    // Means of numbers below 1, with three roundings to the 8 bits of bf16: two of O, and one of P.
+    // O consists of means of numbers below 1, with three roundings to the 8 bits of bf16: two of O, and one of P.
     if most < 1.0 / 128.0 { Ok(()) } else { Err("the results differ by more than rounding".into()) }
 }
 
-/// A token of each sequence, over a paged cache to which its K and V are appended first.
+/// One token of every sequence attends to a paged cache, to which its K and V are appended first.
 fn problem() -> Result<CachedProblem, Box<dyn Error>> {
     let q = Shape { batch: SEQUENCES, seqlen: 1, heads: HEADS[0], head_dim: HEAD_DIM };
     let new = Shape { heads: HEADS[1], ..q };
@@ -83,10 +83,10 @@ fn problem() -> Result<CachedProblem, Box<dyn Error>> {
     Ok(CachedSpec::new(attention, [new, new], Sequences::dense(SEQUENCES, 1)).validate()?)
 }
 
-/// Lists that the kernels read besides the tokens of a step, in memory order.
+/// Lists that the kernels read besides the tokens of a step, in the order of memory.
 #[derive(Clone, Copy, Default)]
 struct Lists {
-    /// Rows in use of each sequence, without the new one.
+    /// Number of rows in use of each sequence, without the new row.
     seqused: [i32; SEQUENCES],
     table: [[i32; PAGES[1]]; SEQUENCES],
 }
@@ -96,10 +96,10 @@ struct Engine {
     graph: Graph,
     stream: Stream,
     lists: Lists,
-    /// Tokens, lists and O in page-locked memory, and on the device.
+    /// Tokens, lists and O, in page-locked memory and on the device.
     host: [HostBuffer; 3],
     device: [DeviceBuffer; 3],
-    /// K and V of one layer after the other, and scratch of all layers, for the graph alone.
+    /// K and V of one layer after the other, and scratch memory of all layers. Only the graph uses them.
     _pool: DeviceBuffer,
     _workspace: Workspace,
     /// The owner of the kernels.
@@ -111,7 +111,7 @@ impl Engine {
         // This compiles the kernels, which a capture cannot do. It uses split-KV: see CachedForward.
         let forward = CachedForward::new(device, problem)?;
         let stream = device.stream()?;
-        // The calls follow one another on one stream.
+        // The calls run one after another on one stream.
         let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
         let mut pool = device.alloc(LAYERS * 2 * POOL_BYTES)?;
         pool.fill(&stream, 0)?;
@@ -133,7 +133,7 @@ impl Engine {
                 .output_from("o", &mut o, layer * Q_BYTES);
             forward.run(&stream, tensors, &mut workspace)
         });
-        // The capture must end even after an error.
+        // The capture must end even if there was an error.
         let graph = stream.end_capture();
         captured?;
         Ok(Engine {
@@ -148,7 +148,8 @@ impl Engine {
         })
     }
 
-    /// O of all layers, for this Q, K and V of a token of each sequence, which are appended to the caches.
+    /// Computes O of all layers, from this Q, K and V of one token of every sequence. K and V are appended to the
+    /// caches.
     #[allow(unsafe_code, reason = "a graph works on plain addresses")]
     fn step(&mut self, tokens: &[[Array4<bf16>; 3]]) -> Result<&[bf16], Box<dyn Error>> {
         let [of_tokens, of_lists, of_o] = &mut self.host;
@@ -164,8 +165,8 @@ impl Engine {
         }
         tokens_there.upload_from(&self.stream, of_tokens)?;
         lists_there.upload_from(&self.stream, of_lists)?;
-        // SAFETY: the memory of the graph and its kernels belong to this value. Memory that is dropped waits for the
-        // work. Only this stream uses it meanwhile.
+        // SAFETY: the memory of the graph and its kernels belong to this value. Dropping memory waits for the work.
+        // Only this stream uses the memory meanwhile.
         unsafe { self.graph.launch(&self.stream) }?;
         o.download_to(&self.stream, of_o)?;
         self.lists.seqused.iter_mut().for_each(|rows| *rows += 1);

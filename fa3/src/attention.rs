@@ -16,7 +16,7 @@ use crate::scales::Scaled;
 use crate::scores::{Scores, score_setters};
 use crate::{Device, Error, Fp8, Output, Scalar};
 
-/// An attention call: Q, K and V, and options. A builder; [`Attention::forward`] computes it and
+/// An attention call: a builder that takes Q, K and V, and options. [`Attention::forward`] computes it and
 /// [`Attention::backward`] its gradients.
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim), V (batch, seqlen_k, heads_kv,
@@ -24,17 +24,19 @@ use crate::{Device, Error, Fp8, Output, Scalar};
 /// [`Attention::packed`], batch is 1 and the sequences lie one after the other.
 ///
 /// Any strides are allowed: views may be transposed, sliced, reversed or broadcast, and need no contiguous copy. Head
-/// dimensions may be any up to 576 of Q and K and 512 of V; on a GPU, e4m3 and gradients take up to 256. A GPU's
-/// kernels take rows of a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and bf16, 16 of e4m3: other rows
-/// are copied and padded with zeros, which change no result.
+/// dimensions may be any number up to 576 for Q and K and up to 512 for V. On a GPU, e4m3 and gradients take up to 256.
+/// A GPU's kernels take rows of a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and bf16, 16 of e4m3:
+/// other rows are copied and padded with zeros, which change no result.
 ///
-/// NaN in Q or K reaches O and LSE of the rows that see it and no others. NaN or an infinity in V may also reach O of
-/// rows that do not see its key: tiles of query rows are multiplied with whole blocks of V, by 0 where a key is hidden,
-/// and 0 · NaN is NaN. So it may reach every row of a tile in which some row sees some key of its block, for example
-/// all earlier rows of the tile under a causal mask. A tile has up to 192 rows and a block up to 512 keys. Rows that
-/// see no key at all are 0 even there, and LSE never changes. No value beyond a sequence's end reaches a result.
+/// NaN in Q or K reaches O and LSE of the rows that see it, and of no other rows. NaN or an infinity in V may also
+/// reach O of rows that do not see its key: tiles of query rows are multiplied with whole blocks of V, by 0 where a key
+/// is hidden, and 0 · NaN is NaN. So it may reach every row of a tile in which some row sees some key of its block, for
+/// example all earlier rows of the tile under a causal mask. A tile has up to 192 rows and a block up to 512 keys. O of
+/// rows that see no key is 0 even in such a tile, and LSE never changes. No value beyond a sequence's end reaches a
+/// result.
 ///
-/// With e4m3 on a GPU, LSE belongs to P rounded to e4m3: typically off by less than 0.01, by up to 0.09 for 1024 keys.
+/// With e4m3 on a GPU, LSE belongs to P rounded to e4m3. It is typically off by less than 0.01, and by up to 0.09 for
+/// 1024 keys.
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `forward` or `backward`"]
 pub struct Attention<'a, T> {
@@ -52,8 +54,8 @@ pub struct Attention<'a, T> {
 
 impl<'a, T: Scalar> Attention<'a, T> {
     /// Attention over all keys, scaled by 1/√head_dim. Takes arrays or views. Convert an array of dynamic dimension by
-    /// `into_dimensionality::<Ix4>()`. Heads come behind rows: an array (batch, heads, seqlen, head_dim) is passed by
-    /// `permuted_axes([0, 2, 1, 3])`. Without it the call may succeed with heads and rows exchanged.
+    /// `into_dimensionality::<Ix4>()`. Heads come after rows: an array (batch, heads, seqlen, head_dim) is passed by
+    /// `permuted_axes([0, 2, 1, 3])`. Without `permuted_axes` the call may succeed, with heads and rows exchanged.
     pub fn new(
         q: impl Into<ArrayView4<'a, T>>,
         k: impl Into<ArrayView4<'a, T>>,
@@ -194,11 +196,11 @@ impl<'a, T: Scalar> Attention<'a, T> {
         seqused_k(seqused: &'a [i32]) { seqused_k: Some(seqused) }
     }
 
-    /// The validated problem, of contiguous tensors: the strides of the views are not part of it. It has the views'
+    /// The validated problem, with contiguous tensors: the strides of the views are not part of it. It has the views'
     /// head dimensions; a GPU computes [`KnownProblem::padded`].
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong.
+    /// [`Error`] with the first violation.
     pub fn problem(&self) -> Result<KnownProblem, Error> {
         if let Some(intervals) = &self.intervals {
             return Ok(self
@@ -220,7 +222,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 
     pub(crate) fn spec(&self) -> Result<ProblemSpec, Error> {
-        // No `..` here: what a call has must not be forgotten.
+        // No `..` here: every part of a call must be considered.
         let Attention {
             qkv,
             qv,
@@ -290,7 +292,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         T::forward_on_cpu(problem, self.queries(), Keys::new(k, v), o, lse)
     }
 
-    /// `cu_seqlens` of Q and of K, if they are packed.
+    /// `cu_seqlens` of Q and of K, if the tensors are packed.
     pub(crate) fn cu_seqlens(&self) -> Option<(&'a [i32], &'a [i32])> {
         self.cu_seqlens
     }
@@ -300,7 +302,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self.scores.sink
     }
 
-    /// Whether gradients must be the same bits in every run.
+    /// Whether gradients must have the same bits in every run.
     #[cfg(feature = "cuda")]
     pub(crate) fn is_deterministic(&self) -> bool {
         self.deterministic
@@ -310,7 +312,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// GPU's kernels do not take is an error; the CPU does not compute it instead.
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong.
+    /// [`Error`] with the first violation.
     pub fn forward(&self, device: &Device) -> Result<Output<T::Output>, Error> {
         let problem = self.problem()?;
         #[cfg(feature = "cuda")]
@@ -335,7 +337,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         }
     }
 
-    /// Computes O and LSE into existing arrays, of the shapes that [`Output`] gives and of any strides. All of their
+    /// Computes O and LSE into existing arrays, which have the shapes of [`Output`] and any strides. All of their
     /// elements are written, unless there is an error.
     ///
     /// # Errors

@@ -10,9 +10,9 @@ use crate::{Attention, Device, Error, Gradients, Output, OutputGradients, Scalar
 impl<T: Scalar<Output = T>> Attention<'_, T> {
     /// Computes dQ, dK and dV, and dsink if there are sinks: the gradients of a number φ that was computed from O, and
     /// optionally LSE. This is Algorithm 3 of the paper (arXiv 2407.08608, Appendix B.1). `output` is the result of
-    /// [`Attention::forward`] for this call, on any device, or an [`Output::new`]. `gradients` has ∂φ/∂O, and
-    /// optionally ∂φ/∂LSE. The output of another call is refused; an output for other values of Q, K and V cannot be
-    /// detected.
+    /// [`Attention::forward`] for this call, on any device, or was made by [`Output::new`]. `gradients` has ∂φ/∂O, and
+    /// optionally ∂φ/∂LSE. The output of another call is refused, unless only the values of Q, K and V differ, which
+    /// cannot be detected.
     ///
     /// ```text
     /// S  = softmax_scale · Q Kᵀ     X = mask(cap(S))     P = exp(X − LSE)     D = rowsum(dO ∘ O)
@@ -22,11 +22,11 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
     ///
     /// e4m3 has no gradients, since it rounds values: `T` is f32, f16 or bf16. On a GPU all arrays are copied to it and
     /// the results are copied back. A problem that the GPU's backward kernels do not take is an error; the CPU does not
-    /// compute it instead. The results are the same bits in every run on the CPU, and on a GPU with
+    /// compute it instead. The results have the same bits in every run on the CPU, and on a GPU with
     /// [`Attention::deterministic`].
     ///
     /// NaN or an infinity in dO reaches dQ of its row. It may also reach dK and dV of keys that the row does not see,
-    /// as one in V may reach O: tiles are multiplied as a whole, by 0 where a key is hidden. dLSE of rows that see no
+    /// as a NaN in V may reach O: tiles are multiplied as a whole, by 0 where a key is hidden. dLSE of rows that see no
     /// key is ignored, unless there are sinks.
     ///
     /// ```

@@ -20,8 +20,9 @@ pub use error::CacheError;
 pub use new_rows::NewRows;
 pub use view::{CacheView, CacheViewMut};
 
-/// Keys and values of sequences, kept from step to step, and the location of each sequence's rows. The names come from
-/// FlashAttention-3's `flash_attn_with_kvcache`. [`CachedAttention`] computes over it, and appends to it.
+/// Keys and values of sequences, kept from step to step, and the location of each sequence's rows. Its fields have the
+/// names of FlashAttention-3's `flash_attn_with_kvcache`. [`CachedAttention`] computes over the cache, and appends to
+/// it.
 ///
 /// ```text
 /// dense                 (batch, rows, heads_kv, head_dim)         sequence i is entry i
@@ -31,9 +32,9 @@ pub use view::{CacheView, CacheViewMut};
 /// with both             the same                                  its pages are page_table[cache_batch_idx[i]]
 /// ```
 ///
-/// The fields may be changed between calls, as a server does that assigns pages to sequences and takes them back. Each
-/// call checks the fields that it uses. Entries of `page_table` before and behind a sequence's rows may have any
-/// values, and so may padding rows, even NaN. [`CacheView`] and [`CacheViewMut`] are caches whose arrays are borrowed.
+/// The fields may be changed between calls: a server assigns pages to sequences and takes them back. Each call checks
+/// the fields that it uses. Entries of `page_table` before and after a sequence's rows may have any values, and so may
+/// padding rows, even NaN. [`CacheView`] and [`CacheViewMut`] are caches with borrowed arrays.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct KvCache<T> {
@@ -41,24 +42,24 @@ pub struct KvCache<T> {
     pub k: Array4<T>,
     /// Values, of the shape of the keys, but with head_dim_v.
     pub v: Array4<T>,
-    /// Rows of each sequence that are in use, including `cache_leftpad`. An append adds to them.
+    /// Number of rows of each sequence that are in use, including `cache_leftpad`. An append adds to it.
     pub cache_seqlens: Vec<i32>,
     /// The pages of each sequence (batch, pages), in order.
     pub page_table: Option<Array2<i32>>,
-    /// The entry of K and V for each sequence, or its row of `page_table`.
+    /// The entry of K and V for each sequence, or the row of `page_table` for each sequence.
     pub cache_batch_idx: Option<Vec<i32>>,
     /// Padding rows of memory before each sequence.
     pub cache_leftpad: Option<Vec<i32>>,
 }
 
 impl<T> KvCache<T> {
-    /// A sequence for each entry of K and V, without rows in use.
+    /// A cache with a sequence for each entry of K and V. No rows are in use.
     pub fn dense(k: Array4<T>, v: Array4<T>) -> KvCache<T> {
         let cache_seqlens = vec![0; k.len_of(Axis(0))];
         KvCache { k, v, cache_seqlens, page_table: None, cache_batch_idx: None, cache_leftpad: None }
     }
 
-    /// A sequence for each row of the table, without rows in use.
+    /// A cache with a sequence for each row of the table. No rows are in use.
     pub fn paged(k: Array4<T>, v: Array4<T>, page_table: Array2<i32>) -> KvCache<T> {
         let cache_seqlens = vec![0; page_table.nrows()];
         KvCache { page_table: Some(page_table), cache_seqlens, ..KvCache::dense(k, v) }
@@ -68,11 +69,11 @@ impl<T> KvCache<T> {
 /// The rows of a cache's sequences, checked.
 #[derive(Clone)]
 pub(crate) struct Held {
-    /// Their pages.
+    /// The pages of the sequences.
     pub(crate) pages: Pages,
-    /// Rows in use, without left padding.
+    /// Number of rows in use of each sequence, without left padding.
     pub(crate) lens: Vec<usize>,
-    /// Rows in use, with left padding.
+    /// Number of rows in use of each sequence, with left padding.
     pub(crate) used: Vec<usize>,
     /// Rows of a page.
     page_rows: usize,
@@ -86,7 +87,7 @@ impl Held {
         (entries[at / self.page_rows], at % self.page_rows)
     }
 
-    /// The sequences as contiguous rows, packed or padded to the longest.
+    /// The sequences as contiguous rows, packed or padded to the longest sequence.
     ///
     /// # Errors
     /// A sequence has 2^31 rows or more.
@@ -116,7 +117,7 @@ impl<T> CacheView<'_, T> {
             if new > capacity - used {
                 return Err(CacheError::Full { sequence, used, new, capacity });
             }
-            // Pages of left padding are not listed, and neither are pages of a sequence without rows.
+            // Pages that have only left padding need no entry, and neither do the pages of a sequence without rows.
             let (start, end) = (*first, used + new);
             if start < end {
                 self.add_entries(sequence, start / page_rows..end.div_ceil(page_rows), &mut entries)?;
@@ -127,7 +128,7 @@ impl<T> CacheView<'_, T> {
         Ok(Held { pages: Pages { entries, starts, first }, lens, used, page_rows: self.page_rows() })
     }
 
-    /// Rows in use of each sequence.
+    /// Number of rows in use of each sequence.
     fn used(&self, capacity: usize) -> Result<Vec<usize>, CacheError> {
         check_count("cache_seqlens", self.cache_seqlens.len(), self.count())?;
         let checked = |(sequence, &given): (usize, &i32)| {

@@ -9,7 +9,8 @@ use crate::attention::check_input;
 use crate::cuda;
 use crate::{Device, Error, Output, Scalar};
 
-/// Partial results of attention of the same rows over disjoint sets of keys. A builder; [`Combine::run`] reduces them.
+/// Partial results of attention of the same rows over disjoint sets of keys. It is a builder: [`Combine::run`] reduces
+/// the parts.
 ///
 /// ```text
 /// LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
@@ -17,10 +18,10 @@ use crate::{Device, Error, Output, Scalar};
 ///
 /// [`Combine::of`] takes the [`Output`]s of calls. [`Combine::new`] takes O of all parts in one array and their LSE in
 /// another. The CPU copies nothing. A packed tensor has batch 1. Rows of parts and of O have a multiple of 16 bytes,
-/// and up to 512 elements: nothing is padded.
+/// and up to 512 elements, since nothing is padded.
 ///
 /// A part whose LSE is -inf has seen no key, and its O counts for nothing, even NaN. If all parts are empty, O is 0 and
-/// LSE is -inf. Sums are f32, and divided last: |O_s| may be up to 2¹²⁸ / num_splits.
+/// LSE is -inf. Sums are f32 and are divided at the end, so |O_s| may be up to 2¹²⁸ / num_splits.
 ///
 /// ```
 /// use fa3::ndarray::{Array4, s};
@@ -60,8 +61,8 @@ impl<'a, T: Scalar> Combine<'a, T> {
     /// A reduction of arrays or views, of any strides: O of the parts (num_splits, batch, seqlen, heads, head_dim),
     /// f32, f16 or bf16, and their LSE (num_splits, batch, seqlen, heads), natural logarithms.
     ///
-    /// The order of LSE differs from [`Output`]'s, which is (batch, heads, seqlen). With as many heads as rows, a wrong
-    /// order cannot be detected; [`Combine::of`] avoids that.
+    /// The order of LSE differs from [`Output`]'s, which is (batch, heads, seqlen). If there are as many heads as rows,
+    /// a wrong order cannot be detected; [`Combine::of`] avoids this.
     pub fn new(
         out_partial: impl Into<ArrayView5<'a, T>>,
         lse_partial: impl Into<ArrayView4<'a, f32>>,
@@ -131,7 +132,7 @@ impl<'a, T: Scalar> Combine<'a, T> {
         let lse = |split: usize| self.lse_partial[split][[batch, row, head]];
         let splits = 0..self.out_partial.len();
         let max = splits.clone().map(lse).fold(f32::NEG_INFINITY, f32::max);
-        // Without keys the reference is 0.
+        // Without keys, 0 stands in for the maximum.
         let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
         let mut sum = 0.0;
         o.fill(0.0);
@@ -170,12 +171,12 @@ impl<O: Scalar> Combined<O> {
     }
 }
 
-/// Each part of a stack.
+/// Each part of an array that holds all parts.
 fn parts<'a, T, D: RemoveAxis>(stack: &ArrayView<'a, T, D>) -> Vec<ArrayView<'a, T, D::Smaller>> {
     (0..stack.len_of(Axis(0))).map(|part| stack.clone().index_axis_move(Axis(0), part)).collect()
 }
 
-/// The common shape of all parts; zeros without parts.
+/// The common shape of all parts; zeros if there are no parts.
 fn shape_of<T, D: Dimension, const N: usize>(
     tensor: TensorName,
     parts: &[ArrayView<'_, T, D>],

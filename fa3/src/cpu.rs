@@ -3,8 +3,8 @@
 //!
 //! A tile has the rows of some query positions, of all query heads that share a key/value head. Consecutive tiles form
 //! a strip: blocks of K and V are converted to f32 and packed once for all tiles of a strip. Strips run in parallel,
-//! and so do the splits of long sequences of keys. A tile multiplies the keys that its rows see, by the kernels' own
-//! intervals. Results do not depend on the number of threads.
+//! and so do the splits of long sequences of keys. A tile multiplies the keys that its rows see, which the kernels' own
+//! functions give. Results do not depend on the number of threads.
 
 mod backward;
 mod cut;
@@ -33,16 +33,16 @@ use unit::ScoreUnit;
 
 pub(crate) use backward::backward;
 
-/// Rows a tile.
+/// Number of rows of a tile.
 const TILE_M: usize = 96;
-/// Keys a block.
+/// Number of keys of a block.
 const TILE_N: usize = 256;
-/// Elements of one loop iteration, for vector code.
+/// Number of elements of one loop iteration, for vector code.
 const LANES: usize = 16;
-/// Tiles a strip, at most.
+/// Largest number of tiles of a strip.
 const STRIP: usize = 8;
 
-/// The features that the forward pass computes. A cache has sequences of contiguous rows here.
+/// The features that the forward pass computes. A cache reaches it as sequences of contiguous rows.
 pub(crate) const KNOWN: Known = Known::new(
     "the CPU engine",
     &[
@@ -60,8 +60,8 @@ pub(crate) const KNOWN: Known = Known::new(
 );
 
 /// Computes the forward pass into `o` and `lse`. The views have the problem's shapes: all come from one
-/// [`crate::Attention`] or [`crate::CachedAttention`]. With pages, the problem gives only the lengths of K and V, and
-/// `keys` has their pages.
+/// [`crate::Attention`] or [`crate::CachedAttention`]. If K and V have pages, the problem gives only their lengths, and
+/// `keys` has the pages.
 ///
 /// # Errors
 /// The problem has a feature that is not computed.
@@ -74,14 +74,14 @@ pub(crate) fn forward<T: Scalar>(
 ) -> Result<(), UnknownFeature> {
     KNOWN.check(problem)?;
     if o.is_empty() {
-        // Empty sequences, or heads of them, may be too many to visit.
+        // There may be too many empty sequences, or heads of them, to visit.
         return Ok(());
     }
     o.fill(T::Output::default());
     lse.fill(f32::NEG_INFINITY);
     let call = Call { problem, unit: ScoreUnit::of(problem), queries: queries.view(), keys: keys.view() };
     let mut strips = strips(&call, o, lse);
-    // The longest come first, so that no long strip is left for one thread at the end.
+    // The longest strips come first, so that no long strip is left for one thread at the end.
     strips.sort_by_key(|strip| Reverse(strip.pairs()));
     strips.into_par_iter().with_max_len(1).for_each(Strip::run);
     Ok(())
@@ -122,7 +122,7 @@ fn strips<'a, T: Scalar>(
     strips
 }
 
-/// Tiles a strip, few enough to leave some strips for each thread: each row's result is the same in any strip.
+/// Number of tiles of a strip, small enough to leave some strips for each thread. A row's result does not depend on it.
 fn tiles_a_strip(problem: &KnownProblem, heads: usize) -> usize {
     let tiles = |index| problem.lengths(index).q.div_ceil(TILE_M / heads);
     let all = (0..problem.batch()).map(tiles).sum::<usize>() * (problem.heads().q() / heads);

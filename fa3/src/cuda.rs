@@ -60,24 +60,25 @@
 //! }
 //! ```
 //!
-//! Nothing is padded here: head dimensions are multiples of 8, of 16 for e4m3, up to 256; without gradients in 16 bits
-//! up to 576 of Q and K and 512 of V. Rows begin at multiples of 16 bytes, and the last stride is 1.
+//! Nothing is padded here. Head dimensions are multiples of 8, or of 16 for e4m3, up to 256; in 16 bits without
+//! gradients they may be up to 576 for Q and K and up to 512 for V. Rows begin at multiples of 16 bytes, and the last
+//! stride is 1.
 //!
 //! If tensors do not begin at the starts of their buffers, use [`Tensors::input_from`] and [`Tensors::output_from`], or
 //! [`Forward::launch`], which takes addresses. With the feature `cudarc`, `Forward::run_slices` takes slices of that
 //! crate.
 //!
-//! A plan depends on no lengths, pages or addresses: the layers of a model and the steps of decoding share one, and a
-//! captured [`Graph`] runs with other lengths and pages. One [`Workspace`] serves all operations of a stream.
+//! A plan depends on no lengths, pages or addresses: the layers of a model and the steps of decoding share one plan,
+//! and a captured [`Graph`] runs with other lengths and pages. One [`Workspace`] serves all operations of a stream.
 //! [docs/for-engines.md](https://github.com/fa3-rs/fa3/blob/main/docs/for-engines.md) explains it, and
 //! `examples/decode_on_device.rs` is a decoding loop.
 //!
-//! [`Backward`] computes gradients: made once of a [`BackwardProblem`], which has the layouts of dO, dQ, dK and dV.
-//! [`BackwardOptions`] make it deterministic.
+//! [`Backward`] computes gradients. It is made once from a [`BackwardProblem`], which has the layouts of dO, dQ, dK and
+//! dV. [`BackwardOptions`] make it deterministic.
 //!
 //! [`ForwardOptions`] are the options of [`Forward::with`] and [`CachedForward::with`]. [`CachedForward::new`] uses
 //! split-KV ([`SplitKeys::Even`]), as decoding needs it; [`Forward::new`] does not. For a [`Forward`] of a few rows
-//! over many keys, ask for it:
+//! over many keys, request split-KV:
 //!
 //! ```
 //! use fa3::cuda::{Device, Forward, ForwardOptions, OperationError, SplitKeys};
@@ -199,7 +200,7 @@ fn attend<P, O: Scalar>(
 pub struct Lengths(Vec<(&'static str, DeviceBuffer)>);
 
 impl Lengths {
-    /// Copies the lengths of a problem to the device, into memory of their own.
+    /// Copies the lengths of a problem to newly allocated device memory.
     ///
     /// # Errors
     /// Errors of the driver.

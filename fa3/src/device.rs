@@ -7,7 +7,7 @@ use crate::{Error, cuda};
 
 /// The device of [`Attention`](crate::Attention): the CPU or a GPU. Clones are the same device.
 ///
-/// Arrays are given and returned in host memory either way. For tensors that are on a GPU already, use
+/// Arrays are given and returned in host memory for both. For tensors that are on a GPU already, use
 /// [`cuda::Device`](crate::cuda::Device), the GPU alone, which [`Device::Cuda`] holds. `use fa3::{Device, cuda}` lets a
 /// file name both.
 ///
@@ -36,12 +36,13 @@ impl Device {
     /// The GPU with this number, in the driver's order.
     ///
     /// # Errors
-    /// [`Error::Cuda`]: no driver, no such GPU, or one that is not a Hopper.
+    /// [`Error::Cuda`] if there is no driver, no such GPU, or if it is not a Hopper GPU.
     pub fn cuda(ordinal: u32) -> Result<Device, Error> {
         Ok(Device::Cuda(cuda::Device::open(ordinal)?))
     }
 
-    /// The first usable Hopper GPU: others may have no memory left, or belong to another process exclusively.
+    /// The first usable Hopper GPU. A GPU is not usable if its memory is full, or if another process has it
+    /// exclusively.
     ///
     /// # Errors
     /// [`Error::Cuda`] with the reason why no GPU is usable.
@@ -50,8 +51,8 @@ impl Device {
         Ok(Device::Cuda(open_first((0..count).map(cuda::Device::open))?))
     }
 
-    /// The first usable Hopper GPU, and `None`. Otherwise the CPU, and the error of [`Device::gpu`]. Look at the error:
-    /// it may be a driver that is too old or broken, on a machine where you meant to use the GPU.
+    /// The first usable Hopper GPU, and `None`; or the CPU, and the error of [`Device::gpu`]. Look at the error: the
+    /// machine may have a GPU, but a driver that is too old or broken.
     pub fn best() -> (Device, Option<Error>) {
         match Device::gpu() {
             Ok(gpu) => (gpu, None),
@@ -60,7 +61,7 @@ impl Device {
     }
 }
 
-/// The first GPU that could be opened. Otherwise the error of the first Hopper among them, or of the first GPU.
+/// The first GPU that could be opened; otherwise the error of the first Hopper GPU, or of the first GPU.
 #[cfg(feature = "cuda")]
 fn open_first<D>(opened: impl Iterator<Item = Result<D, cuda::HostError>>) -> Result<D, cuda::HostError> {
     let mut reasons = Vec::new();

@@ -39,8 +39,8 @@ pub enum Error {
         /// The result's shape.
         expected: Vec<usize>,
     },
-    /// O, LSE, the gradient of one of them or the sinks do not have the call's shape, or a part does not have the first
-    /// part's; nothing was computed.
+    /// O, LSE, the gradient of one of them, or the sinks do not have the call's shape, or a part does not have the
+    /// shape of the first part; nothing was computed.
     #[error("{tensor} has shape {given:?}, expected {expected:?}")]
     InputShape {
         /// O, LSE, dO, dLSE, the sinks, or O or LSE of a part.
@@ -63,7 +63,7 @@ pub enum Error {
     OtherCall {
         /// A property of the output's call.
         given: String,
-        /// That property of this call.
+        /// The same property of this call.
         expected: String,
     },
     /// The quantization is invalid; nothing was computed.
@@ -72,7 +72,8 @@ pub enum Error {
     /// The reduction is invalid; nothing was computed.
     #[error(transparent)]
     Combine(#[from] CombineProblemError),
-    /// The LSE of parts is in the order of [`Output`](crate::Output), which differs; nothing was computed.
+    /// The LSE of parts is in the order of [`Output`](crate::Output), which differs from the order here; nothing was
+    /// computed.
     #[error(
         "lse_partial has parts of shape {given:?}, expected (batch, seqlen, heads) {expected:?}: the LSE of Output is \
          (batch, heads, seqlen), which Combine::of takes"
@@ -92,12 +93,12 @@ pub enum Error {
     /// New rows of a cache are invalid; nothing was computed, and the cache is unchanged.
     #[error(transparent)]
     Append(#[from] AppendProblemError),
-    /// No kernel takes such scales of a quantized tensor, or not with these sequences; the CPU does.
+    /// No kernel takes such scales of a quantized tensor, or not with these sequences. The CPU takes them.
     #[error("no kernel takes {tensor} with {given} and these sequences")]
     Scales {
         /// Q, K or V.
         tensor: TensorName,
-        /// The scales.
+        /// The scaling of the tensor.
         given: Scaling,
     },
     /// The number of positions differs from the number of rows; nothing was computed.
@@ -107,7 +108,7 @@ pub enum Error {
         given: usize,
         /// Number of sequences.
         batch: usize,
-        /// Rows of each of them.
+        /// Number of rows of each sequence.
         seqlen: usize,
     },
     /// Positions were given both by a list and by a first position; nothing was computed.

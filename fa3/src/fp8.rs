@@ -9,10 +9,11 @@ use crate::cuda;
 use crate::quantize::positions;
 use crate::{Attention, Device, Error, Output, Quantize, Quantized, Scalar};
 
-/// Rows that share a scale.
+/// Number of rows that share a scale.
 const ROWS: usize = 128;
 
-/// An [`Attention`] call of f16 or bf16 tensors, computed in e4m3 (§3.3). A builder, which [`Attention::fp8`] makes.
+/// An [`Attention`] call of f16 or bf16 tensors, computed in e4m3 (§3.3). It is a builder, which [`Attention::fp8`]
+/// makes.
 ///
 /// ```text
 /// q, k = e4m3(Q M / scales), e4m3(K M / scales)       M = diag(±1) · Hadamard, if wanted
@@ -94,8 +95,8 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     /// [`cuda::Fp8Forward`](crate::cuda::Fp8Forward) takes tensors in its memory.
     ///
     /// # Errors
-    /// [`Error`] with the first violation: also for other types than f16 and bf16, a head_dim or head_dim_v that is no
-    /// multiple of 16 up to 256, sequences with `seqused`, and channels of packed sequences.
+    /// [`Error`] with the first violation. It refuses types other than f16 and bf16, a head_dim or head_dim_v that is
+    /// not a multiple of 16 up to 256, sequences with `seqused`, and scales of channels with packed sequences.
     pub fn forward(&self, device: &Device) -> Result<Output<T>, Error> {
         let problem = self.problem()?;
         let [rows_q, rows_k] = self.attention.rows()?;
@@ -183,7 +184,7 @@ fn emulated(problem: &KnownProblem, qkv: &[Quantized; 3]) -> fa3_quant::Output {
                 let scales: Vec<f32> = x.scales.iter().copied().collect();
                 fa3_quant::Quantized::of_blocks(codes, rows, ROWS, &scales)
             }
-            // Scales of channels apply to O.
+            // Scales of channels are applied to O.
             Some(_) => fa3_quant::Quantized::new(codes, rows, Granularity::Tensor, vec![1.0]),
         };
         quantized.expect("it was quantized so")

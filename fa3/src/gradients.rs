@@ -2,7 +2,7 @@
 
 use ndarray::{Array1, Array4, ArrayView3, ArrayView4};
 
-/// The gradients of O and LSE, from which [`Attention::backward`](crate::Attention::backward) starts. An array of the
+/// The gradients of O and LSE, the input of [`Attention::backward`](crate::Attention::backward). An array of the
 /// gradient of O, or a view of one, converts to this type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
@@ -47,7 +47,7 @@ pub struct Gradients<T> {
     /// dK (batch, seqlen_k, heads_kv, head_dim), summed over the query heads that share a key/value head. 0 in rows
     /// that no query sees or that lie outside every sequence.
     pub dk: Array4<T>,
-    /// dV (batch, seqlen_k, heads_kv, head_dim_v), likewise.
+    /// dV (batch, seqlen_k, heads_kv, head_dim_v), summed over the same query heads. 0 in the same rows as dK.
     pub dv: Array4<T>,
     /// dsink (heads_q), if the call has sinks.
     pub dsink: Option<Array1<f32>>,

@@ -11,10 +11,10 @@ use crate::Error;
 pub struct Output<T> {
     /// O (batch, seqlen_q, heads_q, head_dim_v). 0 in rows that see no key or lie outside every sequence.
     pub o: Array4<T>,
-    /// Natural log-sum-exp of the scores, including the sink, if any, (batch, heads_q, seqlen_q). -inf in these rows;
-    /// with a sink, a sequence's rows that see no key have the sink.
+    /// Natural log-sum-exp of the scores, including the sink, if any, (batch, heads_q, seqlen_q). It is -inf in rows
+    /// that see no key and rows outside every sequence. With a sink, rows of a sequence that see no key have the sink.
     pub lse: Array3<f32>,
-    /// The problem that it was computed from, if known.
+    /// The problem that this output was computed from, if known.
     call: Option<KnownProblem>,
 }
 
@@ -26,8 +26,9 @@ impl<T: PartialEq> PartialEq for Output<T> {
 }
 
 impl<T> Output<T> {
-    /// O and LSE from elsewhere, of the shapes that the fields state: from [`Attention::forward_into`], from another
-    /// library, or from a reduction. Their call is unknown, and is not checked.
+    /// O and LSE that were not returned by [`Attention::forward`], of the shapes that the fields state: from
+    /// [`Attention::forward_into`], from another library, or from a reduction. Their call is unknown, and is not
+    /// checked.
     ///
     /// [`Attention::forward_into`]: crate::Attention::forward_into
     pub fn new(o: Array4<T>, lse: Array3<f32>) -> Output<T> {
@@ -39,7 +40,7 @@ impl<T> Output<T> {
         Output { o, lse, call: Some(call.clone()) }
     }
 
-    /// Checks that this is the output of `call`, as far as its call is known. Values of Q, K and V are not compared.
+    /// Checks that this is the output of `call`, unless its call is unknown. Values of Q, K and V are not compared.
     ///
     /// # Errors
     /// [`Error::OtherCall`] with the first difference.
@@ -49,8 +50,8 @@ impl<T> Output<T> {
     }
 }
 
-/// The first difference of two calls: the property of the one, and of the other. Their whole problems are compared;
-/// where no fact of the list differs, the problems are shown.
+/// The first difference of two calls: the property of the one, and of the other. The whole problems are compared. If
+/// they differ, but in no property of the list, the problems are shown.
 fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
     let facts: [fn(&Problem) -> String; 8] = [
         |problem| format!("elements of {}", problem.dtype()),

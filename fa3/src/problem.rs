@@ -2,8 +2,8 @@
 //!
 //! A specification is a caller's request. Its `validate` makes a problem of it, which is correct by type, or returns an
 //! error with the numbers. The builders of this crate make both from arrays: [`Attention::problem`],
-//! [`Attention::backward_problem`], [`Fp8::problem`], [`Quantize::problem`], [`Combine::problem`]. Tensors in a GPU's
-//! memory start here, see `fa3::cuda`.
+//! [`Attention::backward_problem`], [`Fp8::problem`], [`Quantize::problem`], [`Combine::problem`]. For tensors in a
+//! GPU's memory, start with a specification: see `fa3::cuda`.
 //!
 //! ```
 //! use fa3::problem::{Dtype, ProblemSpec, Shape};

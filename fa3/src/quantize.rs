@@ -13,7 +13,7 @@ use ndarray::{Array3, Array4, ArrayView4, Axis};
 use crate::cuda;
 use crate::{Device, Error, Scalar};
 
-/// A quantization of a tensor to e4m3, as FlashAttention-3 prepares Q and K (§3.3). A builder; [`Quantize::run`]
+/// A quantization of a tensor to e4m3, as FlashAttention-3 prepares Q and K (§3.3). It is a builder: [`Quantize::run`]
 /// computes it.
 ///
 /// ```text
@@ -21,12 +21,12 @@ use crate::{Device, Error, Scalar};
 /// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
 /// ```
 ///
-/// V is quantized without rotation and transform. With [`Scaling::Channel`] y is x minus the mean of its channel, and
+/// V is quantized without rotation and transform. With [`Scaling::Channel`], y is x minus the mean of its channel, and
 /// each channel has a scale.
 ///
 /// X is (batch, seqlen, heads, head_dim) of f16 or bf16, with head_dim a multiple of 16 up to 256. Any strides are
-/// allowed. Nothing is padded: codes lie in rows of 16 bytes, and the transform mixes all columns of a row. A block or
-/// channel whose numbers y are all 0 has scale 1. NaN and infinities become NaN and count in no scale.
+/// allowed. Nothing is padded, because rows of codes are multiples of 16 bytes, and the transform mixes all columns of
+/// a row. A block or channel in which every y is 0 has scale 1. NaN and infinities become NaN, and scales ignore them.
 ///
 /// CPU and GPU give the same bits, and refuse the same calls.
 ///
@@ -72,12 +72,13 @@ pub struct Quantize<'a, T> {
 pub struct Quantized {
     /// Codes (batch, seqlen, heads, head_dim).
     pub codes: Array4<E4m3>,
-    /// Scales: (batch, heads, blocks), for packed sequences as [`ScaleBlocks`](crate::problem::ScaleBlocks) says; of
-    /// groups of heads (batch, groups, 1); of channels (batch, heads, head_dim); a single one (1, 1, 1).
+    /// Scales: (batch, heads, blocks) of blocks, which [`ScaleBlocks`](crate::problem::ScaleBlocks) numbers in packed
+    /// sequences; (batch, groups, 1) of groups of heads; (batch, heads, head_dim) of channels; (1, 1, 1) for a single
+    /// scale.
     pub scales: Array3<f32>,
     /// The means of channels (batch, heads, head_dim), if channels have scales.
     pub mean: Option<Array3<f32>>,
-    /// The numbers that share a scale.
+    /// The granularity or the source of the scales.
     pub scaling: Scaling,
     /// The rows of packed sequences.
     pub(crate) packed: Option<SequenceRows>,
@@ -300,8 +301,8 @@ fn of_codes(problem: &QuantizeProblem, quantized: fa3_quant::Quantized) -> Quant
 }
 
 impl Quantized {
-    /// Results of a problem that was computed elsewhere, in the order of its tensors. Given scales and absent means are
-    /// ignored.
+    /// Results of a problem that were computed elsewhere, in the order of the problem's tensors. Given scales and
+    /// absent means are ignored.
     ///
     /// # Panics
     /// If the numbers of codes, scales and means differ from the problem's.
@@ -330,7 +331,8 @@ impl Quantized {
         }
     }
 
-    /// The block of a row of the tensor. A row outside every packed sequence has none, and counts to the first one.
+    /// The block of a row of the tensor. A row outside every packed sequence has no block, and counts as part of the
+    /// first one.
     fn block(&self, row: usize, rows: usize) -> usize {
         let Some(sequences) = &self.packed else { return row / rows };
         let of_row = |&sequence: &usize| {

@@ -34,7 +34,7 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
         lse: ArrayViewMut3<'_, f32>,
     ) -> Result<(), UnknownFeature>;
 
-    /// The CPU engine's backward pass, likewise.
+    /// The CPU engine's backward pass. It is not generic, for the same reason.
     #[doc(hidden)]
     fn backward_on_cpu(
         problem: &KnownProblem,
@@ -103,7 +103,7 @@ mod sealed {
         values
     };
 
-    /// Numbers with the bits of their representation in a device's memory.
+    /// Numbers that have the same bytes in a device's memory.
     pub trait Sealed: bytemuck::Pod {
         /// Converts to the exact values. Both slices have the same length.
         fn widen(from: &[Self], to: &mut [f32]);

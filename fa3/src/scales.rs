@@ -12,11 +12,12 @@ use crate::{Attention, Device, Error, Output, Quantized, Scalar};
 pub(crate) type Scaled<'a> = [&'a Quantized; 3];
 
 impl<'a> Attention<'a, E4m3> {
-    /// Attention of tensors that [`Quantize`](crate::Quantize) made: codes times scales, and for V plus the means of
-    /// channels, if any. O is bf16.
+    /// Attention of tensors that [`Quantize`](crate::Quantize) made: Q, K and V are codes times scales, plus the means
+    /// of channels of V, if any. O is bf16.
     ///
     /// The CPU takes all scales, and computes in f32. A GPU computes in 8 bits, and takes scales of heads, of the
-    /// tensor and of blocks, 64 or 128 rows of Q and 128 of K and V, in any mix, and for V scales of channels.
+    /// tensor, and of blocks of 64 or 128 rows of Q and 128 rows of K and V, in any combination, and for V also scales
+    /// of channels.
     ///
     /// ```
     /// use fa3::half::bf16;
@@ -44,7 +45,7 @@ impl<'a> Attention<'a, E4m3> {
 }
 
 impl<'a, T: Scalar> Attention<'a, T> {
-    /// Computes codes times scales in f32 on the CPU, as outputs of the call `problem`.
+    /// Computes attention of codes times scales in f32 on the CPU, as an output of the call `problem`.
     pub(crate) fn scaled_on_cpu(
         &self,
         problem: &KnownProblem,
@@ -65,7 +66,7 @@ mod descales {
     use super::Scaled;
     use crate::{Attention, Error, Quantized, Scalar};
 
-    /// Keys that share a block scale, and by default also rows of Q.
+    /// Number of keys that share a block scale, and by default also the number of rows of Q.
     const BLOCK: usize = 128;
 
     pub(crate) struct Descales {
@@ -77,13 +78,13 @@ mod descales {
     }
 
     impl<T: Scalar> Attention<'_, T> {
-        /// The problem of codes and scales, and the scales in its layout.
+        /// The problem of codes and scales, and the scales in the problem's layout.
         ///
         /// # Errors
         /// [`Error::Scales`], and the errors of [`Attention::problem`].
         pub(crate) fn descaled(&self, scaled: Scaled<'_>) -> Result<(KnownProblem, Descales), Error> {
             let [rows_q, rows_k] = self.rows()?;
-            // The heads are valid from here on.
+            // The numbers of heads are valid from here on.
             let group = self.problem()?.heads().group_size();
             let [q, k, v] = scaled;
             for (tensor, x, rows) in
@@ -124,7 +125,7 @@ mod descales {
         if is_taken { Ok(()) } else { Err(Error::Scales { tensor, given: x.scaling }) }
     }
 
-    /// Scales (sequences, heads / group, 1), which are the same within a sequence and a group of heads.
+    /// Scales (sequences, heads / group, 1). All scales of a sequence and a group of heads are equal.
     fn of_heads(x: &Quantized, rows: &SequenceRows, group: usize) -> Array3<f32> {
         let heads = x.codes.dim().2;
         Array3::from_shape_fn((rows.count(), heads / group, 1), |(sequence, head, _)| {
@@ -132,7 +133,7 @@ mod descales {
         })
     }
 
-    /// Scales (batch, heads, blocks) of `of_block` rows each; 1 at the unused indices between sequences.
+    /// Scales (batch, heads, blocks) of blocks of `of_block` rows; 1 at the unused indices between sequences.
     fn of_blocks(x: &Quantized, rows: &SequenceRows, of_block: usize) -> Array3<f32> {
         let (batch, seqlen, heads, _) = x.codes.dim();
         let is_packed = rows.is_packed();
@@ -162,10 +163,10 @@ mod tests {
 
     use super::*;
 
-    /// Rows of two packed sequences of K; as many of Q.
+    /// `cu_seqlens` of two packed sequences of K, and of Q.
     const ENDS: [i32; 3] = [0, 130, 300];
 
-    /// Codes with scales of which no two are equal.
+    /// Codes with scales, no two of which are equal.
     fn quantized(heads: usize, scaling: Scaling, ends: Option<&[i32]>) -> Quantized {
         let shape = Shape { batch: 1, seqlen: 300, heads, head_dim: 16 };
         let rows = SequenceRows::listed(1, 300, ends, None).unwrap();
@@ -194,11 +195,11 @@ mod tests {
         assert_eq!((of_v, v_mean), (v.scales.clone(), v.mean.clone()));
     }
 
-    /// Each row has the scale that its blocks say, whatever the others have.
+    /// Each row has the scale of its block, whatever scales the other tensors have.
     #[test]
     fn blocks_have_the_scales_of_their_rows() {
         for packed in [None, Some(&ENDS[..])] {
-            // What has scales of heads was quantized as a whole.
+            // A tensor with scales of heads was quantized as a whole.
             for (of_q, ends, rows) in [(Scaling::Block { rows: 64 }, packed, 64), (PER_HEAD, None, 128)] {
                 let (q, k) = (quantized(4, of_q, ends), quantized(2, PER_HEAD, None));
                 let v = quantized(2, Scaling::Block { rows: 128 }, packed);

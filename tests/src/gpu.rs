@@ -1,4 +1,4 @@
-//! The suite's own kernels on a GPU.
+//! Runs the suite's own kernels on a GPU.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ pub fn run(
     program: &Program<Kernel>,
     initial: &[Vec<u8>],
 ) -> Result<Vec<Vec<u8>>, HostError> {
-    // SAFETY: the programs are the suite's own and the ladder's. Their kernels stay within the buffers that they list.
+    // SAFETY: the programs belong to the suite or to the ladder. Their kernels stay within the buffers that they list.
     unsafe { device.run(program, initial) }
 }
 

@@ -1,5 +1,5 @@
-//! The score of a run: how many cases each engine computed or skipped, why, and how close it came to the error law's
-//! bound.
+//! The score of a run: for each engine, how many cases it computed or skipped, the reasons, and the largest ratio of an
+//! error to the error law's bound.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! One suite of attention problems, many engines.
+//! A suite of attention problems, which many engines run.
 //!
 //! ```text
 //! |engine(case) − oracle(case)| ≤ the bound of the error law, or the engine gives its reason to skip the case
@@ -6,8 +6,8 @@
 //!
 //! Cases, engines and families of kernels come from [`fa3_trials`], which this crate re-exports. `testdata/*.toml`
 //! holds the chosen cases, and a [`Ledger`] keeps the engines' score. [`micro`] has kernels of one instruction with
-//! results that a GPU recorded, and [`lock`] the output of ptxas for the shipped kernels. This crate is not optimized:
-//! slow code is in other crates.
+//! results that a GPU recorded, and [`lock`] the output of ptxas for the shipped kernels. This crate is not optimized,
+//! so slow code is in other crates.
 //!
 //! ```
 //! use fa3_tests::{Judge, engines, testdata};

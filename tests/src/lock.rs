@@ -1,4 +1,5 @@
-//! `tests/kernels.lock`: a line with the hash and resources of each shipped kernel, so that a change of its code shows.
+//! `tests/kernels.lock`: a line with the hash and resources of each shipped kernel. It shows every change of a kernel's
+//! code.
 //!
 //! The hash is computed from the [`canonical`] PTX, which depends neither on register numbers nor on names. Registers
 //! at entry and spilled bytes come from ptxas; they are `-` for kernels that are not assembled: see
@@ -123,8 +124,8 @@ impl Lock {
 }
 
 impl Lock {
-    /// The kernels of `now` that spill more bytes than this lock says, with both numbers. A kernel without a line may
-    /// spill any number, and a kernel whose line has no number may spill none.
+    /// The kernels of `now` that spill more bytes than this lock allows, with both numbers. A kernel without a line may
+    /// spill any number of bytes. A kernel whose line has no number may spill none.
     pub fn more_spills(&self, now: &Lock) -> Vec<String> {
         let spills = |code: &Code| code.assembled.map_or(0, |usage| usage.spills);
         let kernels = now.kernels.iter().filter_map(|(name, new)| {
@@ -134,7 +135,8 @@ impl Lock {
         kernels.collect()
     }
 
-    /// Number of assembled kernels whose name `is_meant`, number of these that spill, and the most spilled bytes.
+    /// Number of assembled kernels whose name `is_meant` accepts, number of these kernels that spill, and the largest
+    /// number of spilled bytes.
     pub fn count_spills(&self, is_meant: impl Fn(&str) -> bool) -> (usize, usize, u32) {
         let usages =
             self.kernels.iter().filter(|(name, _)| is_meant(name)).filter_map(|(_, code)| code.assembled);
@@ -174,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// Test vectors from the page of the hash's authors.
+    /// Test vectors from the page of the authors of FNV.
     #[test]
     fn the_hash() {
         assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);

@@ -4,10 +4,10 @@
 //! the simulator's bits = the H100's bits, for every micro-kernel and every input
 //! ```
 //!
-//! A [`Micro`] is a small kernel with its inputs, which counters generate, so that they are not stored. The example
+//! A [`Micro`] is a small kernel with its inputs, which are not stored, because counters generate them. The example
 //! `record` runs all of them on a GPU and writes their results to `golden/`, one [`Golden`] file per [`Suite`]. The
-//! test `golden` runs them in the simulator and compares. Only approximations, which the hardware's documentation
-//! leaves open, may differ, within [`Rule::Near`].
+//! test `golden` runs them in the simulator and compares. Only approximations may differ, within [`Rule::Near`],
+//! because the hardware's documentation leaves them open.
 
 mod bench;
 mod golden;
@@ -62,7 +62,7 @@ pub enum Rule {
     Near {
         /// Largest difference in ulp of the hardware's number.
         ulp: u32,
-        /// Smallest magnitude whose ulp counts: smaller numbers use its ulp.
+        /// Smallest magnitude whose ulp counts. A smaller number is judged by the ulp of this magnitude.
         floor: f32,
     },
 }

@@ -1,5 +1,5 @@
 //! Problems for the kernel that appends rows to a KV cache, and a reference of plain loops over fa3-ref. Every byte
-//! must match the reference, and bytes that the kernel must not change are compared, too.
+//! must match the reference. This includes the bytes that the kernel must not change.
 //!
 //! ```text
 //! (case, seed) → bytes → simulator or GPU → bytes = bytes of fa3_ref::{AppendedTo, RotatedRows}

@@ -1,4 +1,4 @@
-//! Backward trials: arrays in their memory layouts, gaps included, and the gradients read back from them.
+//! Backward trials: writes arrays in their memory layouts, gaps included, and reads the gradients back.
 //!
 //! ```text
 //! (plan, values) → program and bytes → simulator or GPU → bytes → dQ, dK, dV

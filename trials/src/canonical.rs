@@ -70,7 +70,7 @@ impl Names {
                 .map_or(rest.len(), |end| end + first.len_utf8());
             let (token, after) =
                 rest.split_at(if is_name(first) || first == '%' { end } else { first.len_utf8() });
-            // Neither parts of an opcode nor separators are names.
+            // Parts of an opcode and separators are not names.
             let is_name = token.len() > 1 || is_name(first);
             text += if text.ends_with('.') || !is_name { token } else { self.name(token) };
             rest = after;

@@ -53,8 +53,8 @@ impl Case {
         format!("FA3_CASE={} cargo test -p fa3-tests --test suite {test}::", self.name)
     }
 
-    /// Whether some query row does not see a value row that is NaN. An engine that multiplies whole blocks of V, masked
-    /// keys included, may turn that row into NaN, since 0 · NaN = NaN.
+    /// Whether a value row is NaN and some query row does not see it. An engine that multiplies whole blocks of V,
+    /// masked keys included, may turn O of that query row into NaN, since 0 · NaN = NaN.
     pub fn hides_a_poisoned_value(&self) -> bool {
         let Poison::ValueRow(key) = self.poison else { return false };
         (0..self.problem.batch()).any(|index| {

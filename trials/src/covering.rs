@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 /// Picks the level of each factor of a case.
 #[derive(Debug, Default)]
 pub struct Levels {
-    /// Level of each factor. Further factors have level 0.
+    /// Level of each factor. A factor without an entry has level 0.
     row: Vec<usize>,
     /// Number of levels of each factor picked so far.
     counts: Vec<usize>,
@@ -66,7 +66,7 @@ pub fn covering(levels: &[usize], close: usize) -> Vec<Vec<usize>> {
     rows
 }
 
-/// Every tuple to cover, its factors in order.
+/// Every tuple to cover. The factors of a tuple are in order.
 fn tuples(levels: &[usize], close: usize) -> BTreeSet<Vec<Choice>> {
     let factors = (0..levels.len()).flat_map(|factor| (0..levels[factor]).map(move |level| (factor, level)));
     let choices: Vec<Choice> = factors.collect();
@@ -81,7 +81,7 @@ fn tuples(levels: &[usize], close: usize) -> BTreeSet<Vec<Choice>> {
     tuples
 }
 
-/// The pairs and triples that `choice` forms with others, their factors in order.
+/// The pairs and triples that `choice` forms with others. Their factors are in order.
 fn met(others: &[Choice], choice: Choice, close: usize) -> impl Iterator<Item = Vec<Choice>> {
     let ordered = |mut tuple: Vec<Choice>| {
         tuple.sort_unstable();

@@ -22,8 +22,8 @@ pub(crate) use fp8::{codes as fp8_codes, completed};
 
 /// One way to compute attention.
 ///
-/// An engine computes exactly the given case or says why it does not. It checks for whatever else it needs (a device, a
-/// simulator's limits) itself, and skips the case without it.
+/// An engine computes exactly the given case or says why it does not. It checks itself for everything else that it
+/// needs (a device, a simulator's limits), and skips the case if that is missing.
 pub trait Engine: Sync {
     /// Name in reports.
     fn name(&self) -> String;
@@ -36,19 +36,19 @@ pub trait Engine: Sync {
     /// Computes O and LSE.
     ///
     /// # Errors
-    /// Why the engine does not compute this case.
+    /// The reason why the engine does not compute this case.
     fn forward(&self, case: &Case, values: &Values) -> Answer<Forward<f32>>;
 
     /// Computes dQ, dK and dV for the output gradient `values.dout`.
     ///
     /// # Errors
-    /// Why the engine does not compute this case.
+    /// The reason why the engine does not compute this case.
     fn backward(&self, _case: &Case, _values: &Values) -> Answer<Gradients<f32>> {
         Err(Skip::NoBackward.into())
     }
 
-    /// An engine that always uses the tile that this engine chooses for `case`, if its tile depends on the case. The
-    /// tile decides which keys' P are rounded together, so that only results of one tile have equal bits.
+    /// An engine that always uses the tile that this engine chooses for `case`; `None` if its tile does not depend on
+    /// the case. The tile decides which keys' P are rounded together, so only results of one tile have equal bits.
     fn with_tile_of(&self, _case: &Case) -> Option<Box<dyn Engine>> {
         None
     }
@@ -75,13 +75,14 @@ impl From<Skip> for NoAnswer {
 /// The roundings of an engine. They select the baseline of its judge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arithmetic {
-    /// Products exact to f32. P and results are rounded only to the output's dtype.
+    /// Products are exact to f32. P and results are rounded only to the output's dtype.
     OfInputs,
-    /// As `OfInputs`, with scores rounded to the output's dtype after the product, the scaling and the softcap.
+    /// Like `OfInputs`, but scores are rounded to the output's dtype after the product, after the scaling and after the
+    /// softcap.
     RoundedScores,
     /// FP8 arithmetic of the tensor core: limited accumulation and P in e4m3.
     Fp8,
-    /// As [`Arithmetic::Fp8`], with row sums of the rounded P. LSE is off by the sum of P's rounding errors.
+    /// Like [`Arithmetic::Fp8`], but row sums add the rounded P. LSE is off by the sum of P's rounding errors.
     Fp8RoundedSums,
 }
 
@@ -95,7 +96,7 @@ impl Arithmetic {
     }
 }
 
-/// Why an engine does not compute a case.
+/// The reason why an engine does not compute a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Skip {
     /// The engine has no backward pass.
@@ -168,7 +169,7 @@ pub fn engines() -> Vec<Box<dyn Engine>> {
         Box::new(sim::Sim { tile: None }),
     ];
     for algorithm in Algorithm::ALL {
-        // The kernels' usual tile, and a tile whose sizes are not divisors of the others.
+        // The kernels' usual tile, and a tile whose sizes do not divide these sizes.
         for (rows, keys) in [(128, 128), (48, 40)] {
             engines.push(Box::new(joined::Joined(tiled::Tiled::new(algorithm, rows, keys))));
         }

@@ -1,5 +1,5 @@
-//! Kernel families: the kernels of each operation, and how they are tested. A new operation adds an entry to
-//! [`families`]: the tests of trials, schedules and mutants loop over it.
+//! Kernel families: the kernels of each operation, and their tests. A new operation adds an entry to [`families`]: the
+//! tests of trials, schedules and mutants loop over it.
 
 use crate::mutate::{Target, forward_targets, wide_targets};
 use crate::{Trial, append, bwd, cache, combine, fwd, intervals, ladder, packed, quantize};

@@ -1,4 +1,4 @@
-//! Forward trials: arrays in their memory layouts, gaps included, and the results read back from them.
+//! Forward trials: writes arrays in their memory layouts, gaps included, and reads the results back.
 //!
 //! ```text
 //! (plan, values) → program and bytes → simulator or GPU → bytes → O, LSE
@@ -54,7 +54,7 @@ pub enum Fault {
     Run { policy: Policy, what: String },
 }
 
-/// The limits of an H100 with this many SMs. With few SMs, persistent CTAs compute several tiles of small problems.
+/// The limits of an H100, but with `sms` SMs. With few SMs, persistent CTAs compute several tiles of small problems.
 ///
 /// # Panics
 /// If `sms` is 0.
@@ -112,7 +112,7 @@ impl Launch {
         Ok(Launch { problem: problem.clone(), plan, program })
     }
 
-    /// Multiply-adds of the matrix products, padding included. An upper bound for varlen problems.
+    /// Multiply-adds of the matrix products, padding included. For varlen problems this is an upper bound.
     pub fn macs(&self) -> u64 {
         let shape = &self.plan.tile();
         let block = u64::from(shape.tile_m * shape.tile_n) * u64::from(shape.head_dim + shape.head_dim_v);
@@ -188,7 +188,7 @@ pub(crate) fn input(problem: &KnownProblem, values: &Values, buffer: &Buffer) ->
         "cu_seqlens_k" => list(problem.rows_k().cu_seqlens()),
         "seqused_q" => list(problem.rows_q().seqused()),
         "seqused_k" => list(problem.rows_k().seqused()),
-        // The caller that provides a table also fills it.
+        // A caller that provides a table also fills it.
         "table" => vec![UNWRITTEN; buffer.bytes()],
         _ => return None,
     })

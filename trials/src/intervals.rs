@@ -1,5 +1,5 @@
 //! Interval masks for tests: kinds of masks, problems with them, and the family of kernels that support them. Other
-//! families test what these kernels share with them.
+//! families test the code that these kernels share with them.
 
 use crate::Trial;
 use crate::mutate::{Target, interval_targets};
@@ -29,9 +29,9 @@ pub enum Kind {
     FarApart,
     /// Two intervals that meet at a key that differs from row to row.
     Meeting,
-    /// Every key. The end lies beyond the last key.
+    /// Every key. The end of the interval lies beyond the last key.
     Everything,
-    /// Nothing in the first rows and in every fifth row.
+    /// No key in the first rows and in every fifth row.
     Holes,
     /// Random bounds, some of them invalid.
     Random,
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// Bounds of a row, which has index `place` among the rows of all heads and sequences.
+    /// Bounds of the row with index `place` among the rows of all heads and sequences.
     fn bounds(self, row: usize, keys: usize, place: usize) -> [i32; 4] {
         let (at, end) = (row as i32, keys as i32);
         let mut number = place as u64;
@@ -87,7 +87,8 @@ impl Kind {
         }
     }
 
-    /// The problem under a mask of this kind. Sequences and heads have their own intervals or share them.
+    /// The problem under a mask of this kind. `per_sequence` and `per_head` say whether sequences and heads have their
+    /// own intervals.
     ///
     /// # Panics
     /// If the problem is invalid.

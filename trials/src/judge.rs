@@ -8,15 +8,15 @@
 //!
 //! This is [`fa3_ref::law`] with the second line and the term δ added. δ bounds the error that the arithmetic may add
 //! to a score: the log-sum-exp moves by no more than the score that moves most. The oracle takes the inputs as rounded
-//! to the case's dtype. If row sums are of the rounded P, [`rounded_row_sum_loss`] is added to the bound on LSE.
+//! to the case's dtype. If row sums add the rounded P, [`rounded_row_sum_loss`] is added to the bound on LSE.
 //!
 //! For results exact to f32, δ = 0. For FP8 the baseline of O is the paper's (§4.3, Table 3), or the emulator of this
-//! library's algorithm if there are block scales, which the paper's baseline lacks. If row sums are of the rounded P,
-//! the largest error may instead be twice the emulator's with such sums: where a few keys have half of a row's weight
-//! and all other scores are equal, the latter are rounded alike, and their errors add up to an error of the sum. The
-//! bound on the root mean square has no such exception. 1e-5 would be too strict for FP8: the tensor core keeps 13 bits
-//! below the largest of the 32 products and the accumulator that it adds at once (MMA-Sim, arXiv 2511.10909), so that
-//! each of the 33 addends and their sum may lose 2⁻¹³ of the largest.
+//! library's algorithm if there are block scales, which the paper's baseline lacks. If row sums add the rounded P, the
+//! largest error may instead be twice the emulator's error with such sums. The reason: a few keys may have half of a
+//! row's weight while all other scores are equal. The equal scores are then rounded in the same way, and their errors
+//! add up to an error of the sum. The bound on the root mean square has no such exception. 1e-5 would be too strict for
+//! FP8: the tensor core keeps 13 bits below the largest of the 32 products and the accumulator that it adds at once
+//! (MMA-Sim, arXiv 2511.10909), so that each of the 33 addends and their sum may lose 2⁻¹³ of the largest.
 
 use std::borrow::Cow;
 
@@ -39,7 +39,7 @@ pub type Verdict<const N: usize> = Result<[Satisfied; N], Box<Violation>>;
 
 /// The judge of results of one case.
 pub struct Judge<'a> {
-    /// The case without `qv`: the law applies to the joined problem.
+    /// The case without `qv`, because the law applies to the joined problem.
     case: Cow<'a, Case>,
     values: Cow<'a, Values>,
     law: ForwardLaw,
@@ -55,7 +55,7 @@ struct Fp8Law {
 }
 
 impl<'a> Judge<'a> {
-    /// Runs the oracle and the baselines on `values`: the values of the case, or a replacement of the same shapes.
+    /// Runs the oracle and the baselines on `values`: the values of the case, or other values of the same shapes.
     ///
     /// # Panics
     /// If the shapes of the values differ from the problem's.
@@ -78,8 +78,8 @@ impl<'a> Judge<'a> {
             let norms = ErrorNorms::of(&baseline, &law.oracle().o);
             let largest =
                 law.oracle().o.iter().filter(|o| o.is_finite()).fold(0.0, |max: f64, o| max.max(o.abs()));
-            // Results are rounded to bf16, the baseline to f16. Numbers of f16 are multiples of 2^-24. In bf16,
-            // products with a factor that is subnormal in f32 are flushed to 0.
+            // Results are rounded to bf16, the baseline to f16. f16 numbers are multiples of 2^-24. In bf16, products
+            // with a factor that is subnormal in f32 are flushed to 0.
             let least = f64::powi(2.0, if precision == Precision::F16 { -25 } else { -110 });
             let rmse = 2.0 * norms.rmse + f64::powi(2.0, -9) * largest + least;
             let law = law.with_baseline(&inputs, baseline.view(), precision);
@@ -109,7 +109,7 @@ impl<'a> Judge<'a> {
                     Precision::F16 => f64::powi(2.0, -11),
                     Precision::Bf16 => f64::powi(2.0, -8),
                 };
-                // Rounded as a product, after scaling, and after the softcap.
+                // A score is rounded as a product, after the scaling, and after the softcap.
                 let loss = |q: ArrayView1<'_, f32>, k: ArrayView1<'_, f32>| {
                     3.0 * half_ulp * products(q, k).sum::<f64>().abs()
                 };
@@ -133,7 +133,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// The law whose baseline of O is the emulator with row sums of the rounded P.
+    /// The law whose baseline of O is the emulator with row sums that add the rounded P.
     fn of_rounded_sums(&self) -> ForwardLaw {
         let baseline = emulated(&self.case, &self.values, EMULATOR.with_rounded_row_sums());
         let baseline = baseline_o(&self.case, baseline);
@@ -197,7 +197,8 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// O of a baseline. With sinks it is rounded once more: the factor of a row is exact, and only the product is rounded.
+/// O of a baseline. If there are sinks, O is rounded once more: the factor of a row is exact, and only the product is
+/// rounded.
 fn baseline_o(case: &Case, baseline: Result<Output, QuantError>) -> Array4<f32> {
     let Output { o, .. } = baseline.unwrap_or_else(|e| panic!("{}: {e}", case.name));
     let precision = Precision::of_output(case.problem.o().dtype);

@@ -7,7 +7,7 @@
 //! A [`Family`] is the kernels of an operation with their tests: [`Trial`]s in the simulator and on a GPU, small ones
 //! under many schedules, and mutants.
 //!
-//! The crate `fa3-tests` runs all of these. This crate holds the slow code and is built with optimization.
+//! The crate `fa3-tests` runs all of these tests. This crate holds the slow code and is built with optimization.
 #![forbid(unsafe_code)]
 
 use std::num::NonZeroU32;
@@ -47,7 +47,8 @@ pub use scales::Scaled;
 pub use trial::{Bits, Trial, simulate};
 pub use values::{Dist, Poison, Values};
 
-/// A chunked mask. A query sees `right` keys of its chunk after its own position, or with `None` all of them.
+/// A chunked mask. A query sees `right` keys of its chunk after its own position, or with `None` all later keys of its
+/// chunk.
 ///
 /// # Panics
 /// If `keys` is 0.

@@ -13,7 +13,7 @@ pub const UNWRITTEN: u8 = 0xFF;
 /// 0, and all other buffers are unwritten.
 ///
 /// # Panics
-/// If `input` gives no bytes for such a buffer, or gives another size than the buffer's.
+/// If `input` gives no bytes for a buffer that it must fill, or bytes of another size than the buffer's.
 pub fn before(program: &Program<Kernel>, mut input: impl FnMut(&Buffer) -> Option<Vec<u8>>) -> Vec<Vec<u8>> {
     let mut bytes = |buffer: &Buffer| {
         let given = if buffer.role.is_workspace() { None } else { input(buffer) };
@@ -79,7 +79,7 @@ impl<'a> Memory<'a> {
     /// Compares a buffer with the expected bytes. `None` allows any byte.
     ///
     /// # Errors
-    /// The first byte that differs, or the absence of the buffer.
+    /// The first byte that differs; or the program does not have the buffer.
     pub fn check_bytes(self, name: &str, expected: &[Option<u8>]) -> Result<(), String> {
         let given = self.bytes(name).ok_or_else(|| format!("there is no {name}"))?;
         if given.len() != expected.len() {

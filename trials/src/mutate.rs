@@ -1,4 +1,4 @@
-//! Mutation tests of kernels: one fault is planted, and a rule must notice it.
+//! Mutation tests of kernels: a fault is planted in a kernel, and a rule must notice it.
 //!
 //! ```text
 //! mutant = operator(kernel, site)      a mutant that is not equivalent must be killed by a rule of its operator
@@ -6,8 +6,8 @@
 //!
 //! Kernels are data, so that an [`Operator`] is a small function that lists where it can break a kernel, and how. A
 //! mutant is killed by a rule of the simulator, by a rule of the verifier, or, if it breaks arithmetic alone, by the
-//! comparison of results. An equivalent mutant carries the reason why the change has no effect. It runs, too, and must
-//! stay clean.
+//! comparison of results. An equivalent mutant carries the reason why the change has no effect. It also runs, and must
+//! break no rule.
 
 mod anatomy;
 mod choice;
@@ -51,7 +51,7 @@ struct Site {
     /// The mutated statement.
     line: usize,
     edits: Vec<Edit>,
-    /// Reason why the mutation has no effect, if it has none.
+    /// Reason why the mutation has no effect; `None` if it has one.
     equivalent: Option<&'static str>,
 }
 
@@ -62,7 +62,7 @@ pub struct Mutant {
     pub source: Source,
     /// The source location as text, with the statement's number.
     pub site: String,
-    /// Reason why the mutant is equivalent to the kernel, if it is.
+    /// Reason why the mutant is equivalent to the kernel; `None` if it is not.
     pub equivalent: Option<&'static str>,
 }
 

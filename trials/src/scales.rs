@@ -32,12 +32,12 @@ impl Scaled {
         }
     }
 
-    /// Whether per-head scales differ from 1. In a packed tensor a row does not tell its sequence.
+    /// Whether per-head scales differ from 1. In a packed tensor a row alone does not determine its sequence.
     fn heads_differ(self, problem: &Problem) -> bool {
         self != Scaled::Q && problem.converts_keys() && !problem.seqs_k().is_packed()
     }
 
-    /// Scales of the tensor, in memory order. They have few digits, so that code times scale is exact.
+    /// Scales of the tensor, in memory order. They have few significant bits, so that code times scale is exact.
     pub fn scales(self, problem: &Problem) -> Vec<f32> {
         let count: usize = problem.descale_shapes()[self as usize].iter().product();
         match problem.scales()[self as usize] {
@@ -140,7 +140,7 @@ impl Scaled {
         })
     }
 
-    /// The codes and their scales, except per-channel scales.
+    /// The codes with their scales, but without per-channel scales.
     ///
     /// # Panics
     /// If the array has another shape than the tensor.

@@ -16,8 +16,8 @@ use crate::fwd::{Layout, with_qv};
 use crate::reshape::extent;
 use crate::{Case, Dist, Poison};
 
-/// Configuration for `cases` random cases. They are the same in every run unless another seed is set (see
-/// CONTRIBUTING.md): a suite that fails by chance is not believed.
+/// Configuration for `cases` random cases. Every run has the same cases unless another seed is set (see
+/// CONTRIBUTING.md), because a suite that sometimes fails by chance is not trusted.
 pub fn config(cases: u32) -> ProptestConfig {
     ProptestConfig::with_cases(cases)
 }
@@ -52,8 +52,8 @@ pub fn heads() -> impl Strategy<Value = (usize, usize)> {
     (1usize..4, 1usize..3).prop_map(|(group, heads_kv)| (group * heads_kv, heads_kv))
 }
 
-/// A head dimension up to 96. Half of the time any number, for code that does not need rows of a multiple of 16 bytes,
-/// otherwise a multiple of 16.
+/// A head dimension up to 96. Half of the time it is any number, for code that supports rows of any length; otherwise
+/// it is a multiple of 16.
 fn head_dim() -> impl Strategy<Value = usize> {
     prop_oneof![(1usize..=6).prop_map(|units| 16 * units), 1usize..=96]
 }
@@ -129,7 +129,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// A forward problem small enough for the simulator: dense, in any layout, with all inputs that e4m3 has, head
+    /// A forward problem small enough for the simulator: dense, in any layout, with all kinds of e4m3 inputs, head
     /// dimensions up to 128, up to 250 rows.
     pub fn dense_problem()(
         dtype in select(vec![Dtype::F16, Dtype::Bf16, Dtype::E4m3]),
@@ -161,7 +161,7 @@ prop_compose! {
 
 prop_compose! {
     /// A problem under an interval mask, with up to 250 rows and 300 keys. The intervals change after some rows: some
-    /// rows or whole tiles see nothing, others only distant keys.
+    /// rows or whole tiles see no key, others only distant keys.
     pub fn intervals_problem()(
         dtype in select(vec![Dtype::F32, Dtype::F16, Dtype::Bf16]),
         batch in 1usize..=2,
@@ -196,7 +196,7 @@ fn interval(keys: i32) -> impl Strategy<Value = [i32; 2]> {
         .prop_map(|(a, b, kind)| if kind == 0 { [a, a] } else { [a.min(b), a.max(b)] })
 }
 
-/// A case of any of `problems` with any values. One in four has sinks. Padding rows are always poisoned.
+/// A case of any of `problems` with any values. One case in four has sinks. Padding rows are always poisoned.
 pub fn case(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Value = Case> {
     (problems, dist(), any::<u64>()).prop_map(|(problem, dist, seed)| Case {
         name: "random".to_owned(),

@@ -17,7 +17,7 @@ pub struct Trial {
     pub program: Program<Kernel>,
     /// Initial bytes of every buffer.
     pub before: Vec<Vec<u8>>,
-    /// Dependence of the bits of the results.
+    /// The factors on which the bits of the results depend.
     pub bits: Bits,
     /// Checks the results.
     judge: Box<Check>,
@@ -26,20 +26,20 @@ pub struct Trial {
 /// A check of the memory after a run. Its error says what is wrong.
 type Check = dyn Fn(Memory<'_>) -> Result<(), String> + Send + Sync;
 
-/// Dependence of the bits of the results.
+/// The factors on which the bits of the results depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bits {
     /// The inputs alone: GPU and simulator give the same bits.
     Inputs,
     /// The inputs and the approximations: exponentials and reciprocals of a GPU differ from the simulator's.
     Approximations,
-    /// The schedule, too: the order of additions is not fixed.
+    /// The schedule as well: the order of additions is not fixed.
     Schedule,
 }
 
 impl Trial {
-    /// A trial of a program on this memory. `judge` gets the memory after the run, in which all bytes outside of the
-    /// outputs are unchanged.
+    /// A trial of a program on this memory. `judge` gets the memory after the run. All bytes outside of the outputs
+    /// have been checked to be unchanged.
     pub(crate) fn new(
         name: String,
         bits: Bits,

@@ -35,23 +35,24 @@ pub struct Values {
 pub enum Dist {
     /// Standard normal.
     Normal,
-    /// N(0, 1) + N(0, 100) · Bernoulli(0.001), V too: the paper's inputs with outliers (§4.3).
+    /// N(0, 1) + N(0, 100) · Bernoulli(0.001), also for V: the paper's inputs with outliers (§4.3).
     Outliers,
-    /// Every score is about 10⁴ (as far as the dtype goes), differences stay of order 1.
+    /// Every score is about 10⁴, or as large as the dtype allows; differences stay of order 1.
     LargeLogits,
     /// All scores of a row are equal: P = 1 / number of visible keys.
     ConstantRows,
-    /// Query i has a score of about 128 with keys i mod head_dim, i mod head_dim + head_dim, … and 0 with all others.
+    /// Query i has a score of about 128 with keys i mod head_dim, i mod head_dim + head_dim, …, and a score of 0 with
+    /// all other keys.
     OneHot,
     /// Scores grow with the key: every block has a new row maximum.
     Increasing,
     /// Scores fall with the key: only the first block of a row sets its maximum.
     Decreasing,
-    /// Every score and LSE are about -100. A score of 0, which a row of zeros has, would overflow P.
+    /// Every score and LSE are about -100. A row of zeros would have a score of 0, which would overflow P.
     Low,
     /// All numbers are subnormal in the dtype.
     Denormals,
-    /// Zeros of either sign; V has ±1 besides.
+    /// Zeros of either sign; V also has ±1.
     SignedZeros,
 }
 
@@ -71,11 +72,11 @@ impl Dist {
     ];
 }
 
-/// Where NaN and infinities are put, which must not reach the result or must reach only some of its rows.
+/// The rows that get NaN and infinities. These must not reach the result, or must reach only some of its rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Poison {
-    /// Nowhere.
+    /// No rows.
     #[default]
     None,
     /// Padding rows of all tensors are NaN or infinite.
@@ -145,8 +146,8 @@ impl Values {
     }
 }
 
-/// `qv`, if the problem has it. It has a random stream of its own, so that the other values do not depend on it. Its
-/// products with V keep the property of scores that the distribution promises.
+/// `qv`, if the problem has it. It has its own random stream, so that the other values do not depend on it. Scores keep
+/// the property that the distribution promises when the products of `qv` and V are added.
 fn latent_queries(problem: &KnownProblem, dist: Dist, poison: Poison, seed: u64) -> Option<Array4<f32>> {
     let (shape, mut rng) = (problem.qv()?.shape, Rng::new(seed ^ 0x9ab5 << 24));
     let tiny = subnormal(problem.dtype());
@@ -166,8 +167,8 @@ fn latent_queries(problem: &KnownProblem, dist: Dist, poison: Poison, seed: u64)
     Some(qv.mapv(|x| round(problem.dtype(), x)))
 }
 
-/// A sink for each query head: most are near the scores, the others absent or far below or above (exp(200) overflows).
-/// A larger sink would make the error law's bound larger than O.
+/// A sink for each query head. Most are near the scores; the others are absent, or far below or above (exp(200)
+/// overflows). A larger sink would make the error law's bound larger than O.
 fn sinks(problem: &KnownProblem, seed: u64) -> Array1<f32> {
     // Problems with one head get different sinks, too.
     let [q, k] = [problem.q(), problem.k()].map(|x| (x.shape.seqlen + 1000 * x.shape.head_dim) as u64);

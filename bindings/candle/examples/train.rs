@@ -1,8 +1,9 @@
 //! A transformer that learns to repeat a sequence, with this crate's attention and candle's gradients:
 //! `cargo run --release --example train`, and on a GPU with `--features cuda`.
 //!
-//! Each sample is random tokens, twice. The model predicts each next token. It can know tokens of the second half, if
-//! it attends to the first. The exit code is 1 if it does not learn that.
+//! Each sample is a sequence of random tokens, followed by the same sequence. The model predicts the next token at each
+//! position. It can predict the tokens of the second half if it attends to the first half. The exit code is 1 if it
+//! does not learn this.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::rms_norm_slow;
@@ -11,7 +12,7 @@ use candle_nn::{embedding, linear_no_bias, loss::cross_entropy};
 use fa3_candle::flash_attn;
 
 const TOKENS: usize = 16;
-/// Rows of each half.
+/// Number of rows of each half.
 const HALF: usize = 8;
 const BATCH: usize = 16;
 const HEADS: usize = 4;
@@ -29,7 +30,7 @@ fn main() -> Result<()> {
     let (mut first, mut last) = (None, f32::INFINITY);
     for step in 0..STEPS {
         let tokens = sample(&device)?;
-        // Rows HALF - 1 and on predict the second half.
+        // Rows from HALF - 1 on predict the second half.
         let logits = model.forward(&tokens.narrow(1, 0, 2 * HALF - 1)?)?.narrow(1, HALF - 1, HALF)?;
         let loss = cross_entropy(&logits.flatten_to(1)?, &tokens.narrow(1, HALF, HALF)?.flatten_all()?)?;
         optimizer.backward_step(&loss)?;
@@ -45,7 +46,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Random tokens (BATCH, 2 · HALF), the second half as the first one.
+/// Random tokens (BATCH, 2 · HALF), in which the second half equals the first half.
 fn sample(device: &Device) -> Result<Tensor> {
     let half = Tensor::rand(0f32, TOKENS as f32, (BATCH, HALF), &Device::Cpu)?;
     Tensor::cat(&[&half, &half], 1)?.to_dtype(DType::U32)?.to_device(device)
@@ -104,7 +105,7 @@ impl Layer {
 
     fn attention(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, rows, _) = x.dims3()?;
-        // Kernels take 16 bits.
+        // Kernels take 16-bit inputs.
         let dtype = if x.device().is_cuda() { DType::BF16 } else { DType::F32 };
         let qkv = self.qkv.forward(x)?.to_dtype(dtype)?.reshape((batch, rows, (), HEAD_DIM))?;
         // Q, K and V are parts of one tensor, and are not copied.

@@ -20,7 +20,7 @@ use crate::{Cached, Packed};
 /// They are f16, bf16 or, on the CPU, f32, all of one type, which O has as well.
 ///
 /// Candle's `backward` computes gradients of Q, K, V and the sinks from the gradients of O and LSE. Attention over a
-/// [`Cached`] has none.
+/// [`Cached`] has no gradients.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -97,7 +97,7 @@ impl Attention {
         self
     }
 
-    /// Gives gradients on a GPU the same bits in every run, which may be slower. On the CPU they always have.
+    /// Makes gradients on a GPU have the same bits in every run, which may be slower. On the CPU they always have.
     pub fn deterministic(mut self) -> Attention {
         self.deterministic = true;
         self
@@ -115,7 +115,7 @@ impl Attention {
     /// Gradients of both take one backward pass.
     ///
     /// # Errors
-    /// As in [`Attention::forward`].
+    /// The errors of [`Attention::forward`].
     pub fn forward_with_lse(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         self.run([q, k, v], Rows::default())?.with_lse()
     }
@@ -125,7 +125,7 @@ impl Attention {
     /// sequence are 0.
     ///
     /// # Errors
-    /// As in [`Attention::forward`]; a list is on another device than Q; on the CPU, a list is invalid.
+    /// The errors of [`Attention::forward`]; a list is on another device than Q; on the CPU, a list is invalid.
     pub fn forward_varlen(&self, q: &Tensor, k: &Tensor, v: &Tensor, packed: &Packed) -> Result<Tensor> {
         self.run([q, k, v], packed.0.clone()).map(|pass| pass.o)
     }
@@ -133,7 +133,7 @@ impl Attention {
     /// Computes O and LSE, f32 (heads_q, total_q), of packed sequences.
     ///
     /// # Errors
-    /// As in [`Attention::forward_varlen`].
+    /// The errors of [`Attention::forward_varlen`].
     pub fn forward_varlen_with_lse(
         &self,
         q: &Tensor,
@@ -146,10 +146,10 @@ impl Attention {
 
     /// Computes O of queries over a cache, whose K and V are described at [`Cached`]: Q and O are (batch, seqlen_q,
     /// heads_q, …), or (total_q, heads_q, …) if the queries are packed. The last query of a sequence is aligned with
-    /// its last row in use. On a GPU, CTAs share the keys of a sequence where there are few query rows, as in decoding.
+    /// its last row in use. On a GPU, split-KV is used if there are few query rows, as in decoding.
     ///
     /// # Errors
-    /// As in [`Attention::forward_varlen`].
+    /// The errors of [`Attention::forward_varlen`].
     pub fn forward_cached(&self, q: &Tensor, k: &Tensor, v: &Tensor, cached: &Cached) -> Result<Tensor> {
         self.run([q, k, v], cached.0.clone()).map(|pass| pass.o)
     }
@@ -158,7 +158,7 @@ impl Attention {
     /// queries are packed.
     ///
     /// # Errors
-    /// As in [`Attention::forward_varlen`].
+    /// The errors of [`Attention::forward_varlen`].
     pub fn forward_cached_with_lse(
         &self,
         q: &Tensor,

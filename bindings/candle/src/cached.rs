@@ -4,8 +4,8 @@ use candle_core::{Result, Tensor};
 
 use crate::rows::{List, Rows};
 
-/// The rows of a cache that are in use: how many each sequence has, and in which pages they lie, if the cache has
-/// pages.
+/// The rows of a cache that are in use: the number of rows of each sequence, and the pages in which they lie, if the
+/// cache has pages.
 ///
 /// ```text
 /// dense              K and V (sequences, rows, heads_kv, head_dim)     sequence i is entry i
@@ -13,8 +13,8 @@ use crate::rows::{List, Rows};
 ///                                                                      of page page_table[i][r / page_rows]
 /// ```
 ///
-/// Keys and values are read where they lie. A program writes new rows there itself before the call, for example by
-/// candle's `slice_set`:
+/// Keys and values are read where they lie in memory. The program writes new rows to the cache itself before the call,
+/// for example by candle's `slice_set`:
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -38,12 +38,12 @@ use crate::rows::{List, Rows};
 pub struct Cached(pub(crate) Rows);
 
 impl Cached {
-    /// Takes the number of rows in use of each sequence, including new ones, u32 or i32 (sequences) on the tensors'
-    /// device; and the rows of the longest sequence.
+    /// Takes the number of rows in use of each sequence, including new rows, u32 or i32 (sequences) on the tensors'
+    /// device; and the number of rows of the longest sequence.
     ///
     /// On the CPU the list is read, and a sequence that is longer than `max_seqlen` is refused. On a GPU only the
-    /// kernels read it: an invalid list gives unspecified results and no error, and `max_seqlen` is a hint that decides
-    /// how fast the result is computed.
+    /// kernels read the list: an invalid list gives unspecified results and no error, and `max_seqlen` is only a hint
+    /// for speed.
     ///
     /// # Errors
     /// The list has another shape or type.
@@ -66,7 +66,7 @@ impl Cached {
     }
 
     /// Takes Q as packed, (total_q, heads_q, head_dim): sequence i is rows `cu_seqlens_q[i] .. cu_seqlens_q[i + 1]`.
-    /// List and number are as in [`Packed::new`](crate::Packed::new).
+    /// The list and the number are described at [`Packed::new`](crate::Packed::new).
     ///
     /// # Errors
     /// The list has another shape or type.

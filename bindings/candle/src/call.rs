@@ -92,7 +92,7 @@ impl Call {
         }
     }
 
-    /// The shapes of Q, K and V, as candle has them.
+    /// The shapes of Q, K and V as candle's tensors have them.
     pub(crate) fn input_shapes(&self) -> [Shape; 3] {
         let ([q, k, v], [of_q, of_k]) = (self.inputs, self.sequences);
         [(q, of_q), (k, of_k), (v, of_k)].map(|(x, sequences)| tensor_shape(x.shape, sequences))
@@ -114,7 +114,7 @@ pub(crate) fn desc(
     (given, layout): (DType, &Layout),
     is_packed: bool,
 ) -> Result<TensorDesc, Error> {
-    // Candle has more types than the three that attention supports.
+    // Attention supports three of candle's types.
     #[allow(clippy::wildcard_enum_match_arm, reason = "a type that candle adds is refused as others are")]
     let dtype = match given {
         DType::F16 => Dtype::F16,
@@ -136,7 +136,7 @@ pub(crate) fn desc(
     };
     let [batch, seqlen, heads, head_dim] = dims;
     let mut desc = TensorDesc::contiguous(dtype, problem::Shape { batch, seqlen, heads, head_dim });
-    // A stride beyond i64 is refused as too large.
+    // A stride beyond i64 becomes a number that is refused as too large.
     let [batch, seqlen, heads, head_dim] = strides.map(|stride| i64::try_from(stride).unwrap_or(i64::MAX));
     (desc.strides.batch, desc.strides.seqlen) = (batch, seqlen);
     (desc.strides.heads, desc.strides.head_dim) = (heads, head_dim);
@@ -174,7 +174,7 @@ mod tests {
     fn rows_that_kernels_read_begin_at_multiples_of_16_bytes() {
         let dims = [2, 10, 3, 64];
         assert!(has_readable_rows(&layout(dims, [1920, 192, 64, 1], 0)));
-        // Heads outside rows, a slice of a packed QKV tensor, keys that all heads share.
+        // Heads before rows, a slice of a packed QKV tensor, and keys that all heads share.
         assert!(has_readable_rows(&layout(dims, [1920, 64, 640, 1], 0)));
         assert!(has_readable_rows(&layout(dims, [5760, 576, 192, 1], 64)));
         assert!(has_readable_rows(&layout(dims, [640, 64, 0, 1], 0)));

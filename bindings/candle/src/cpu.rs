@@ -62,7 +62,7 @@ fn forward_of<T: Scalar<Output = T> + WithDType>(
 /// Computes dQ, dK and dV, and dsink if there are sinks.
 ///
 /// # Errors
-/// As in [`forward`], or O or a gradient belongs to another call.
+/// The errors of [`forward`]; or O or a gradient belongs to another call.
 pub(crate) fn backward(given: &Gradients<'_>) -> Result<([Tensor; 3], Option<Tensor>)> {
     let mut spec = BackwardSpec::contiguous(given.call.clone().contiguous().spec());
     let is_packed = given.pass.rows.cu_seqlens_q.is_some();
@@ -90,7 +90,7 @@ fn backward_of<T: Scalar<Output = T> + WithDType>(
         }
     });
     let q = q?;
-    // (batch, heads, seqlen) of dense tensors, (heads, total) of packed ones, whose batch is 1.
+    // LSE is (batch, heads, seqlen) for dense tensors, and (heads, total) for packed tensors, whose batch is 1.
     let (batch, seqlen, heads, _) = q.dim();
     let rows = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
     let of_rows = [batch, heads, seqlen];

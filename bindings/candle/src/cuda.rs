@@ -18,11 +18,11 @@ use crate::call::{Call, desc};
 use crate::error::Error;
 use crate::op::{Gradients, Pass};
 
-/// Devices by their numbers, open until the process ends, with all kernels that were compiled for them.
+/// Open devices by their numbers, with all kernels that were compiled for them. They stay open until the process ends.
 static DEVICES: LazyLock<Mutex<HashMap<u32, Device>>> = LazyLock::new(Mutex::default);
-/// Forward passes by the numbers of their devices and their calls.
+/// Forward passes by device number and call.
 static FORWARD: LazyLock<PlanCache<(u32, Call), Forward>> = LazyLock::new(PlanCache::default);
-/// Backward passes likewise.
+/// Backward passes by device number and call.
 static BACKWARD: LazyLock<PlanCache<(u32, BackwardCall), Backward>> = LazyLock::new(PlanCache::default);
 
 /// A backward pass: all that its plan depends on, except for the device.
@@ -67,7 +67,7 @@ pub(crate) fn forward(
 /// Computes dQ, dK and dV, and dsink if there are sinks.
 ///
 /// # Errors
-/// As in [`forward`].
+/// The errors of [`forward`].
 pub(crate) fn backward(
     given: &Gradients<'_>,
     device: &CudaDevice,
@@ -179,14 +179,14 @@ impl<'a> Launch<'a> {
             self.stream.memset_zeros(&mut counters).w()?;
         }
         let (workspace, _used) = workspace.device_ptr_mut(self.stream);
-        // SAFETY: candle's stream is one of the device's primary context, as the plan's streams are, and outlives this
-        // value, which is gone at the end of this call.
+        // SAFETY: candle's stream is a stream of the device's primary context, as the plan's streams are. It outlives
+        // this value, which is dropped at the end of this call.
         #[allow(unsafe_code, reason = "streams are plain numbers between libraries")]
         let stream = unsafe { Stream::from_raw(plan.device(), self.stream.cu_stream().expose_provenance()) };
         // SAFETY: these are the addresses of tensors of the plan's shapes, strides and types on that device, whose
         // storages are held until the launch is done. Candle frees memory in the order of its stream, and by events
         // where it was used on other streams, which are recorded when `uses` is dropped. Outputs and workspace are new,
-        // and its counters zeroed on this stream. A plan that is dropped leaves its device, which stays open.
+        // and the workspace's counters are zeroed on this stream. If the plan is dropped, its device stays open.
         #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
         unsafe { plan.launch(&stream, &self.at, Workspace::parts(workspace)) }.map_err(refused)
     }
@@ -194,7 +194,8 @@ impl<'a> Launch<'a> {
 
 /// Memory for a kernel's output, at least one element: the driver cannot allocate 0 bytes.
 fn uninitialised(device: &CudaDevice, dtype: DType, shape: &Shape) -> Result<CudaStorage> {
-    // SAFETY: any bits are an element, and the kernel that gets the memory writes all of it before it is read.
+    // SAFETY: any bits are a valid element, and the kernel that gets the memory writes all of it before anything reads
+    // it.
     #[allow(unsafe_code, reason = "zeros would be written for nothing")]
     unsafe {
         device.alloc_uninit(&Shape::from(shape.elem_count().max(1)), dtype)

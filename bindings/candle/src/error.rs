@@ -1,9 +1,10 @@
-//! Why a call is refused.
+//! The reasons why a call is refused.
 
 use candle_core::{DType, DeviceLocation, Shape};
 use fa3::problem::{ProblemError, TensorName};
 
-/// Why a call is refused. Candle's functions give it as a [`candle_core::Error`] with the same sentence.
+/// The reasons why a call is refused. Candle's functions return them as a [`candle_core::Error`] with the same
+/// sentence.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("alibi_slopes of shape {shape:?} are given, and there is no attention with alibi slopes")]

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::rows::List;
 use crate::{Attention, Cached, Packed};
 
-/// Attention: `softmax(softmax_scale · Q Kᵀ) V`, in which a query sees all keys, or with `causal` no key after its own
+/// Attention: `softmax(softmax_scale · Q Kᵀ) V`, in which a query sees all keys or, with `causal`, no key after its own
 /// position. The last query is aligned with the last key.
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim), V (batch, seqlen_k, heads_kv,
@@ -26,16 +26,16 @@ use crate::{Attention, Cached, Packed};
 /// ```
 ///
 /// # Errors
-/// As in [`Attention::forward`].
+/// The errors of [`Attention::forward`].
 pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor> {
     windowed(softmax_scale, None, causal.then_some(0)).forward(q, k, v)
 }
 
 /// Attention in which a query sees at most `window_size_left` keys before its own position and `window_size_right`
-/// after it; `None` is unbounded, and `(None, Some(0))` is causal. Otherwise as [`flash_attn`].
+/// after it; `None` is unbounded, and `(None, Some(0))` is causal. Everything else is as in [`flash_attn`].
 ///
 /// # Errors
-/// As in [`Attention::forward`].
+/// The errors of [`Attention::forward`].
 pub fn flash_attn_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -47,8 +47,8 @@ pub fn flash_attn_windowed(
     windowed(softmax_scale, window_size_left, window_size_right).forward(q, k, v)
 }
 
-/// Attention with a soft cap: scaled scores s become softcap · tanh(s / softcap). A cap of 0 is none. Otherwise as
-/// [`flash_attn_windowed`].
+/// Attention with a soft cap: scaled scores s become softcap · tanh(s / softcap). A cap of 0 means no cap. Everything
+/// else is as in [`flash_attn_windowed`].
 ///
 /// # Errors
 /// Slopes are given, which no kernel here supports; otherwise as in [`Attention::forward`].
@@ -69,7 +69,7 @@ pub fn flash_attn_alibi_windowed_softcap(
 /// Attention of packed sequences: Q is (total_q, heads_q, head_dim), K (total_k, heads_kv, head_dim), V (total_k,
 /// heads_kv, head_dim_v), and the result (total_q, heads_q, head_dim_v). Sequence i is rows `seqlens_q[i] ..
 /// seqlens_q[i + 1]` of Q and rows `seqlens_k[i] .. seqlens_k[i + 1]` of K and V, and sees itself alone. The lists are
-/// u32 or i32. See [`Packed`] for `max_seqlen_q` and `max_seqlen_k`. Otherwise as [`flash_attn`].
+/// u32 or i32. See [`Packed`] for `max_seqlen_q` and `max_seqlen_k`. Everything else is as in [`flash_attn`].
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -99,7 +99,7 @@ pub fn flash_attn_varlen(
     windowed(softmax_scale, None, causal.then_some(0)).forward_varlen(q, k, v, &packed)
 }
 
-/// Attention of packed sequences, as [`flash_attn_varlen`], in a window, as [`flash_attn_windowed`].
+/// Attention of packed sequences (see [`flash_attn_varlen`]) in a window (see [`flash_attn_windowed`]).
 ///
 /// # Errors
 /// As in [`Packed::new`] and [`Attention::forward_varlen`].
@@ -119,8 +119,8 @@ pub fn flash_attn_varlen_windowed(
     windowed(softmax_scale, window_size_left, window_size_right).forward_varlen(q, k, v, &packed)
 }
 
-/// Attention of packed sequences, as [`flash_attn_varlen`], in a window and with a soft cap, as
-/// [`flash_attn_alibi_windowed_softcap`].
+/// Attention of packed sequences (see [`flash_attn_varlen`]) in a window and with a soft cap (see
+/// [`flash_attn_alibi_windowed_softcap`]).
 ///
 /// # Errors
 /// Slopes are given, which no kernel here supports; otherwise as in [`Packed::new`] and [`Attention::forward_varlen`].
@@ -144,13 +144,13 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
     capped(attention, softcap).forward_varlen(q, k, v, &packed)
 }
 
-/// Attention of packed queries over keys and values in pages, in a window, as [`flash_attn_windowed`], and with an
-/// optional soft cap: K and V are (blocks, page_block_size, heads_kv, head_dim), and row i of `block_table` (sequences,
-/// blocks), u32 or i32, names the blocks of sequence i in order. `seqlens_k` says how many rows each sequence has:
+/// Attention of packed queries over keys and values in pages, in a window (see [`flash_attn_windowed`]) and with an
+/// optional soft cap. K and V are (blocks, page_block_size, heads_kv, head_dim). Row i of `block_table` (sequences,
+/// blocks), u32 or i32, lists the blocks of sequence i in order. `seqlens_k` gives the number of rows of each sequence:
 /// `seqlens_k[i + 1] - seqlens_k[i]`.
 ///
-/// A short form of [`Attention::forward_cached`]: pages are read where they lie, and there are no gradients. On a GPU,
-/// `seqlens_k` that is i32 is read by the host.
+/// It is a short form of [`Attention::forward_cached`]: pages are read where they lie in memory, and there are no
+/// gradients. On a GPU, the host reads `seqlens_k` if it is i32.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -205,7 +205,8 @@ pub fn flash_attn_varlen_paged_windowed(
 /// Defines functions of candle-flash-attn that always take slopes.
 macro_rules! refusing {
     ($($name:ident($($argument:ident: $type:ty),+);)+) => {$(
-        /// Refuses `alibi_slopes`, which no kernel here supports. It exists so that programs that name it compile.
+        /// Refuses `alibi_slopes`, which no kernel here supports. The function exists so that programs that call it
+        /// compile.
         ///
         /// # Errors
         /// Always.

@@ -1,11 +1,11 @@
 //! Attention as operations of candle, with gradients.
 //!
-//! An operation of candle has one result and at most three inputs, and its `bwd` gets no other results of the forward
-//! pass. So three operations share a [`Pass`]:
+//! An operation of candle has one result and at most three inputs, and its `bwd` does not get other results of the
+//! forward pass. So three operations share a [`Pass`]:
 //!
 //! - [`Output`], of Q, K and V, computes O, and leaves LSE in the pass;
 //! - [`LogSumExp`], of O, takes LSE from the pass;
-//! - [`Sinks`], of Q and the sinks, is Q, if sinks have gradients.
+//! - [`Sinks`], of Q and the sinks, copies Q. It is used only if the sinks have gradients.
 //!
 //! Candle differentiates LSE before O, and O before Q. `LogSumExp` leaves the gradient of LSE in the pass, where
 //! `Output` finds it, and `Output` leaves the gradient of the sinks, where `Sinks` finds it: all gradients take one
@@ -44,7 +44,8 @@ pub(crate) struct Pass {
     dsink: Left,
 }
 
-/// A gradient that one operation's backward pass leaves for another's, for each thread that runs `backward`.
+/// A gradient that the backward pass of one operation leaves for another operation, for each thread that runs
+/// `backward`.
 #[derive(Default)]
 struct Left(Mutex<HashMap<ThreadId, Tensor>>);
 
@@ -127,7 +128,8 @@ impl Pass {
         self.lse.get_or_init(|| lse);
     }
 
-    /// dQ, dK and dV, from the gradient of O and from the gradient of LSE that this thread has left. Leaves dsink.
+    /// Computes dQ, dK and dV, from the gradient of O and from the gradient of LSE that this thread has left. Leaves
+    /// dsink.
     fn gradients(&self, inputs: [&Tensor; 3], o: &Tensor, dout: &Tensor) -> Result<[Tensor; 3]> {
         if self.rows.is_cached() {
             return Err(Error::CachedGradients.into());
@@ -231,7 +233,7 @@ impl CustomOp1 for LogSumExp {
         Ok((cuda::on_gpu(&storage)?.try_clone(layout)?, layout.shape().clone()))
     }
 
-    /// Leaves the gradient for [`Output`], whose own gradient gets zeros.
+    /// Leaves the gradient for [`Output`]. The gradient of O itself is zeros.
     fn bwd(&self, o: &Tensor, _: &Tensor, dlse: &Tensor) -> Result<Option<Tensor>> {
         self.0.dlse.put(Some(dlse.detach().contiguous()?));
         Ok(Some(o.zeros_like()?))

@@ -4,19 +4,20 @@ use candle_core::{Result, Tensor};
 
 use crate::rows::{List, Rows};
 
-/// Packed sequences: where the sequences of Q, and of K and V, begin and end, and how long the longest ones are.
+/// Packed sequences: `cu_seqlens` and the longest sequence of Q, and of K and V.
 ///
 /// Sequence i is rows `cu_seqlens_q[i] .. cu_seqlens_q[i + 1]` of Q and rows `cu_seqlens_k[i] .. cu_seqlens_k[i + 1]`
-/// of K and V. The lists begin with 0 and never fall.
+/// of K and V. The lists begin with 0 and never decrease.
 #[derive(Clone, Debug)]
 pub struct Packed(pub(crate) Rows);
 
 impl Packed {
-    /// Lists (sequences + 1) of u32 or i32, on the device of the tensors, and the rows of the longest sequences.
+    /// Takes the lists (sequences + 1), u32 or i32, on the device of the tensors, and the number of rows of the longest
+    /// sequences.
     ///
     /// On the CPU the lists are read, and a sequence that is longer than `max_seqlen` is refused. On a GPU only the
-    /// kernels read them: an invalid list gives unspecified results and no error, and `max_seqlen` is a hint that
-    /// decides how fast the result is computed.
+    /// kernels read the lists: an invalid list gives unspecified results and no error, and `max_seqlen` is only a hint
+    /// for speed.
     ///
     /// # Errors
     /// The list has another shape or type.

@@ -1,4 +1,4 @@
-//! Lists that say where the sequences of a call lie.
+//! Lists that give the rows of a call's sequences.
 
 use candle_core::{DType, Device, Result, Tensor};
 use fa3::ndarray::Array2;
@@ -38,7 +38,7 @@ impl Rows {
         lists.into_iter().filter_map(|(name, list)| Some((name, list.as_ref()?)))
     }
 
-    /// Checks that the lists are where Q is.
+    /// Checks that the lists are on the device of Q.
     ///
     /// # Errors
     /// [`Error::ListDevice`].
@@ -47,7 +47,7 @@ impl Rows {
     }
 
     /// The sequences of Q, and of K and V, for planning. The hints of the longest sequences are rounded, so that calls
-    /// of about equal lengths share a plan. A list without entries has no sequences.
+    /// of similar lengths share a plan. A list without entries has no sequences.
     pub(crate) fn sequences(&self, q: problem::Shape, k: problem::Shape) -> [Sequences; 2] {
         let packed = |list: &List| Sequences::packed(list.numbers.elem_count().saturating_sub(1));
         let dense = |x: problem::Shape| Sequences::dense(x.batch, x.seqlen);
@@ -105,7 +105,7 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// A list that has the expected shape if `fits`.
+    /// Makes a list. `fits` says whether it has the expected shape.
     ///
     /// # Errors
     /// The list has another shape or type.
@@ -125,19 +125,19 @@ impl List {
         Ok(List { name, numbers: numbers.contiguous()? })
     }
 
-    /// A list (sequences + 1) of where sequences begin and end.
+    /// A list `cu_seqlens` (sequences + 1): the first row of each sequence, and one past the last row.
     ///
     /// # Errors
-    /// As in [`List::new`].
+    /// The errors of [`List::new`].
     pub(crate) fn ends(name: &'static str, numbers: &Tensor) -> Result<List> {
         List::new(name, numbers, numbers.rank() == 1, "(sequences + 1)")
     }
 
-    /// The rows of each sequence, from a list of where sequences begin and end: u32 or i32 (sequences), on the list's
-    /// device. The host reads the list, except for u32 on a GPU.
+    /// The number of rows of each sequence, from `cu_seqlens`: u32 or i32 (sequences), on the list's device. The host
+    /// reads the list, except for u32 on a GPU.
     ///
     /// # Errors
-    /// [`Error::ListEntry`], or the driver's.
+    /// [`Error::ListEntry`], or the driver's errors.
     pub(crate) fn lengths(&self) -> Result<Tensor> {
         let ends = &self.numbers;
         let count = ends.elem_count().saturating_sub(1);
@@ -158,7 +158,7 @@ impl List {
     }
 }
 
-/// Checks that a tensor of a call is where Q is.
+/// Checks that a tensor of a call is on the device of Q.
 ///
 /// # Errors
 /// [`Error::ListDevice`].
@@ -169,7 +169,7 @@ pub(crate) fn check_device(list: &'static str, x: &Tensor, q: &Device) -> std::r
     Err(Error::ListDevice { list, given: x.device().location(), expected: q.location() })
 }
 
-/// The distances of neighbours: the rows of each sequence, negative where the list falls.
+/// The differences of successive entries: the number of rows of each sequence, negative where the list decreases.
 fn lengths(ends: &[i32]) -> Vec<i32> {
     ends.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect()
 }

@@ -18,7 +18,7 @@ use crate::attention::Bounds;
 use crate::error::{Error, in_torchs_words};
 use crate::place::Place;
 
-/// The most dimensions of a tensor.
+/// Largest number of dimensions of a tensor.
 const DIMS: usize = 5;
 
 /// How an operation uses a tensor. Inputs that it cannot read are copied; the copy lives until the launch, and later
@@ -553,7 +553,7 @@ impl<'py> Options<'py> {
     /// The options of a dict.
     ///
     /// # Errors
-    /// A name that is no string.
+    /// A name is not a string.
     pub(crate) fn new(given: &Bound<'py, PyDict>) -> PyResult<Options<'py>> {
         let option = |(name, value): (Bound<'py, PyAny>, Bound<'py, PyAny>)| {
             Ok((name.cast_into::<PyString>()?, value, Cell::new(false)))
@@ -610,7 +610,7 @@ impl<'py> Options<'py> {
         Ok([longest_q.map(hint::rounded_up), longest_k.map(hint::rounded_down)])
     }
 
-    /// Which keys a query sees; all if the option is missing.
+    /// The keys that a query sees; all keys if the option is missing.
     ///
     /// # Errors
     /// The option does not consist of numbers.

@@ -20,7 +20,7 @@ pub(crate) struct Attention {
     pub(crate) qv: Option<TensorDesc>,
     /// O.
     pub(crate) o: TensorDesc,
-    /// The sequences of Q, and of K and V, unless all are dense and in use in full. Their lengths are data.
+    /// The sequences of Q, and of K and V; `None` if all are dense and in use in full. Their lengths are data.
     pub(crate) sequences: Option<[Sequences; 2]>,
     /// The shape of the intervals that say which keys a query sees, if given.
     pub(crate) intervals: Option<[usize; 4]>,
@@ -39,17 +39,17 @@ pub(crate) struct Attention {
 pub(crate) struct Numbers {
     /// The problem's default if `None`.
     pub(crate) softmax_scale: Option<Bits>,
-    /// Which keys a query sees.
+    /// The keys that a query sees.
     pub(crate) window: Bounds,
     /// No cap if `None`.
     pub(crate) softcap: Option<Bits>,
     /// How CTAs share the keys of a sequence: 0 if they do not, -1 if equally, else the keys of a split.
     pub(crate) split_keys: i64,
-    /// How many SMs to leave to other kernels.
+    /// The number of SMs that are left to other kernels.
     pub(crate) sm_margin: i64,
     /// Whether V, which is e4m3, is transposed.
     pub(crate) v_transposed: bool,
-    /// How many rows of Q share a scale, while 128 rows of K and V do; scales are per head if `None`.
+    /// The number of rows of Q that share a block scale (128 rows of K and V share one); `None` for scales per head.
     pub(crate) block_rows: Option<usize>,
     /// Hints of the longest sequences of Q, and of K and V.
     pub(crate) longest: [Option<usize>; 2],
@@ -71,14 +71,14 @@ pub(crate) fn is_packed(sequences: Option<[Sequences; 2]>) -> bool {
     sequences.is_some_and(|[of_q, _]| of_q.is_packed())
 }
 
-/// Which keys a query sees, as given.
+/// The keys that a query sees, as given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Bounds {
-    /// To the left of its position; -1 is unbounded.
+    /// Number of keys to the left of its position; -1 is unbounded.
     pub(crate) left: i64,
-    /// To the right.
+    /// Number of keys to the right of its position; -1 is unbounded.
     pub(crate) right: i64,
-    /// Keys of a chunk; 0 is none.
+    /// Number of keys of a chunk; 0 for no chunks.
     pub(crate) chunk: i64,
 }
 
@@ -200,7 +200,7 @@ impl Call for Attention {
         let options = match self.numbers.split_keys {
             0 => options,
             -1 => options.split_keys(SplitKeys::Even),
-            // A negative number wraps to more keys than any split has, which the plan refuses.
+            // A negative number wraps to more keys than any split has, and the plan refuses it.
             keys => options.split_keys(SplitKeys::FixedSize { keys: keys as u64 }),
         };
         Ok(if self.table.is_some() { options.given_table() } else { options })

@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::place::Place;
 use crate::workspaces::{Allocate, Lent};
 
-/// The addresses of a call's tensors, by their names, without tensors that are left out.
+/// The addresses of a call's tensors, by their names. Tensors that are left out have no entry.
 pub(crate) type At = [(&'static str, Option<u64>)];
 
 /// All that a plan depends on, except for the device. Equal calls share a plan.
@@ -33,7 +33,7 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     /// An option is of another type.
     fn numbers(options: &Options<'_>) -> PyResult<Self::Numbers>;
 
-    /// The call of these tensors and options.
+    /// Makes the call from these tensors and options.
     ///
     /// # Errors
     /// A tensor is missing or invalid.
@@ -58,7 +58,7 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     /// The call is invalid.
     fn problem(&self) -> Result<<Self::Plan as Operation>::Problem, Error>;
 
-    /// The options of its plan on a device of `sms` SMs.
+    /// The options of the call's plan, on a device of `sms` SMs.
     ///
     /// # Errors
     /// [`Error::SmMargin`].
@@ -72,13 +72,13 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Checks the call by the rules of the CPU, where any strides will do.
+    /// Checks the call by the rules of the CPU, which takes any strides.
     ///
     /// # Errors
     /// The call is invalid.
     fn check_for_cpu(&self) -> Result<(), Error>;
 
-    /// Computes the call on the CPU, over the tensors that lie `at`.
+    /// Computes the call on the CPU, over the tensors at the addresses `at`.
     ///
     /// # Errors
     /// The call or an address is invalid.
@@ -136,8 +136,8 @@ impl<C: Call> Compute for Planned<C> {
     }
 }
 
-/// Computes a call on its device, or checks it as far as that needs no device. It uses the stream's cached workspace,
-/// or one from `allocate` if that is too small or missing.
+/// Computes a call on its device, or checks it if that needs no device. It uses the stream's cached workspace, or one
+/// from `allocate` if the cached one is too small or missing.
 ///
 /// # Errors
 /// The call is invalid, the driver reports an error, `allocate` raises, or a bug panicked: no panic gets through.
@@ -157,7 +157,7 @@ fn run_in<C: Call>(
         Place::Stream { device, stream } => launch(&(device, call), stream, at, plans, allocate),
         Place::Cpu => cpu::run(|| call.compute(at)),
         Place::CheckedForGpu => {
-            // By the limits of an H100.
+            // The check uses the limits of an H100.
             let limits = DeviceLimits::h100_sxm();
             call.check_plan(&C::Plan::plan(&call.problem()?, &limits, &call.options(limits.sms)?)?)
         }
@@ -180,18 +180,18 @@ fn launch<C: Call>(
         call.check_plan(compiled.plan())?;
         Ok::<_, Error>(compiled)
     })?;
-    // SAFETY: the Python sources take it from torch. It is the current one of the device, in the primary context as all
-    // of torch's, and alive for as long as it is current.
+    // SAFETY: the Python sources take the stream from torch. It is the current stream of the device, in the primary
+    // context like all streams of torch, and alive as long as it is current.
     #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
     let stream = unsafe { Stream::from_raw(compiled.device(), stream) };
     let workspace = Lent::of(&compiled, key.0, &stream, allocate)?;
-    // SAFETY: the Python sources take the addresses from torch. Tensors of the problem's shapes, strides and dtypes lie
-    // there, on that device. Outputs and a given workspace are new tensors, or outputs that the caller gave, and the
-    // workspace's counters have been zeroed on this stream. They may be freed before the work is done: torch gives
-    // their memory to later work of the same stream, or waits for the streams that a caller recorded, as for its own
-    // operators; memory of a capture it keeps for as long as the graph. A workspace that is kept is this stream's
-    // alone, is held until the last kernel of the call is on the stream, and lives as long as the process. A plan that
-    // is dropped leaves its device, which stays open.
+    // SAFETY: the Python sources take the addresses from torch tensors on this device, with the problem's shapes,
+    // strides and dtypes. Outputs are new tensors, or the tensors that the caller passed as outputs. A given workspace
+    // is a new tensor, and its counters have been zeroed on this stream. Tensors may be freed before the work is done,
+    // as with torch's own operators: torch gives their memory to later work of the same stream, or waits for the
+    // streams that a caller recorded. Torch keeps the memory of a capture as long as the graph. A cached workspace
+    // belongs to this stream alone, is held until the last kernel of the call is on the stream, and lives as long as
+    // the process. If a plan is dropped, its device stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
     workspace.with(|parts| unsafe { compiled.launch(&stream, at, parts) })?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Panics, which must not cross into Python: there they are exceptions that `except Exception` does not catch.
+//! Panics must not reach Python, where they are exceptions that `except Exception` does not catch.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,10 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// The result of some work, or the message of its panic.
 ///
 /// # Errors
-/// The message.
+/// The panic's message.
 pub(crate) fn caught<R>(work: impl FnOnce() -> R) -> Result<R, String> {
-    // A panic leaves two things behind: the caller's tensors, which may hold any numbers, and values behind locks, each
-    // of which is changed in one step.
+    // After a panic, two kinds of state may be visible: the caller's tensors, which may hold any numbers, and values
+    // behind locks, each of which is changed in one step.
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| message(&*panic))
 }
 

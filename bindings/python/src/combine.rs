@@ -33,7 +33,7 @@ impl Combination {
         Combination { out_partial, lse_partial, ..*self }
     }
 
-    /// The problem by the rules of the CPU, where splits may have any strides.
+    /// The problem by the rules of the CPU, on which splits may have any strides.
     ///
     /// # Errors
     /// The call is invalid.

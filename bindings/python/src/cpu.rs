@@ -1,4 +1,4 @@
-//! Calls on the CPU, which the crate `fa3` computes over torch's memory. Other Python threads run meanwhile.
+//! Calls on the CPU, which the crate `fa3` computes over torch's memory. Other Python threads can run meanwhile.
 
 mod cache;
 mod combine;
@@ -28,7 +28,8 @@ pub(crate) use fp8::{forward as fp8_forward, problem as fp8_problem};
 pub(crate) use quantize::quantize;
 pub(crate) use threads::run;
 
-/// The problem of a call with contiguous inputs, since any strides will do. Rows of outputs have no gaps and lie apart.
+/// The problem of a call with contiguous inputs, because the CPU takes any strides. Rows of outputs have no gaps and do
+/// not overlap.
 ///
 /// # Errors
 /// The call is invalid.
@@ -58,14 +59,14 @@ fn contiguous(mut spec: ProblemSpec) -> ProblemSpec {
     spec
 }
 
-/// Computes the forward pass of `call` over the tensors that lie `at`.
+/// Computes the forward pass of `call` over the tensors at the addresses `at`.
 ///
 /// # Errors
 /// The call or an address is invalid.
 pub(crate) fn forward(call: &Call, at: &At) -> Result<(), Error> {
     let (problem, spec, memory) = (problem(call)?, call.spec()?, Memory::new(at));
-    // SAFETY: the Python sources take the addresses from lists of as many numbers as the call says, which they hold
-    // until it is over. As with torch's own operators, the caller must not write to them meanwhile.
+    // SAFETY: the Python sources take the addresses from lists of the lengths that the call states, and hold
+    // the lists until the call is over. As with torch's own operators, the caller must not write to them meanwhile.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let lists = unsafe { Lists::of(&spec, &memory) }?;
     if cache::is_cache(&spec) || problem.converts_keys() {
@@ -114,7 +115,7 @@ fn forward_of<T: Scalar<Output = T>>(
     Ok(())
 }
 
-/// Computes the backward pass of `call` over the tensors that lie `at`.
+/// Computes the backward pass of `call` over the tensors at the addresses `at`.
 ///
 /// # Errors
 /// The call or an address is invalid.
@@ -198,7 +199,7 @@ fn attention<'a, T: Scalar>(
 /// Q, K and V.
 ///
 /// # Safety
-/// Q, K and V of `spec` lie there, and stay alive and are not written to for as long as the views.
+/// `memory` must have Q, K and V of `spec`. They stay alive and are not written to as long as the views live.
 ///
 /// # Errors
 /// An address is invalid.
@@ -207,27 +208,27 @@ unsafe fn qkv<'a, T: Scalar>(
     spec: &ProblemSpec,
     memory: &Memory<'_>,
 ) -> Result<[ArrayView4<'a, T>; 3], Error> {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees the tensors.
     unsafe { Ok([memory.view("q", &spec.q)?, memory.view("k", &spec.k)?, memory.view("v", &spec.v)?]) }
 }
 
 /// The sinks of query heads, if the problem has sinks.
 ///
 /// # Safety
-/// They lie there, and stay alive and are not written to for as long as the result.
+/// `memory` must have the sinks. They stay alive and are not written to as long as the result lives.
 ///
 /// # Errors
 /// An address is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn sink<'a>(problem: &Problem, memory: &Memory<'_>) -> Result<Option<&'a [f32]>, Error> {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees the tensors.
     problem.has_sink().then(|| unsafe { memory.slice("sink", problem.heads().q()) }).transpose()
 }
 
 /// The intervals of rows, if the mask has intervals.
 ///
 /// # Safety
-/// They lie there, and stay alive and are not written to for as long as the result.
+/// `memory` must have the intervals. They stay alive and are not written to as long as the result lives.
 ///
 /// # Errors
 /// An address is invalid.
@@ -238,7 +239,7 @@ unsafe fn intervals<'a>(
 ) -> Result<Option<ArrayView4<'a, i32>>, Error> {
     let Some(form) = problem.mask().intervals() else { return Ok(None) };
     let dims = form.shape(problem.q().shape);
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees the tensors.
     let bounds = unsafe { memory.slice("intervals", dims.iter().product()) }?;
     Ok(Some(ArrayView4::from_shape(dims, bounds).expect("one element for each index")))
 }
@@ -246,7 +247,7 @@ unsafe fn intervals<'a>(
 /// LSE as an output, if it is wanted.
 ///
 /// # Safety
-/// The problem's LSE lies there, and no other code uses it for as long as the view.
+/// `memory` must have the problem's LSE, and no other code uses it as long as the view lives.
 ///
 /// # Errors
 /// An address is invalid.
@@ -256,7 +257,7 @@ unsafe fn lse<'a>(problem: &Problem, memory: &Memory<'_>) -> Result<Option<Array
         return Ok(None);
     }
     let dims = problem.lse_shape();
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees the tensors.
     let lse = unsafe { memory.slice_mut("lse", dims.iter().product()) }?;
     Ok(Some(ArrayViewMut3::from_shape(dims, lse).expect("one element for each index")))
 }

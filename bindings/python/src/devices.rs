@@ -7,7 +7,7 @@ use fa3_cuda::host::{Device, HostError, KeyedMutex};
 
 use crate::error::Error;
 
-/// Devices by their numbers, open until the process ends, with all kernels that were compiled for them.
+/// Open devices by their numbers, with all kernels that were compiled for them. They stay open until the process ends.
 static DEVICES: LazyLock<KeyedMutex<u32, Device>> = LazyLock::new(KeyedMutex::default);
 
 /// The device, opened once.
@@ -18,7 +18,7 @@ pub(crate) fn open(ordinal: u32) -> Result<Device, HostError> {
     Ok(DEVICES.find(ordinal, || Device::open(ordinal))?.with(|device| device.clone()))
 }
 
-/// The SMs of a device without the `margin` SMs that are left to other kernels.
+/// The number of SMs of a device without the `margin` SMs that are left to other kernels.
 ///
 /// # Errors
 /// [`Error::SmMargin`] if the margin is negative or leaves no SM.

@@ -1,4 +1,4 @@
-//! Why a call is refused, and which exception says so.
+//! The reasons why a call is refused, and their Python exceptions.
 
 use fa3_cuda::host::{OperationError, PlacementError};
 use fa3_quant::QuantError;
@@ -7,7 +7,7 @@ use pyo3::PyErr;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use rayon::ThreadPoolBuildError;
 
-/// Why there is no result.
+/// The reason why a call has no result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
@@ -52,8 +52,8 @@ impl From<PlacementError> for Error {
     }
 }
 
-/// A refusal of the driver or the system, or a panic, is a `RuntimeError`, one that the caller can mend a `ValueError`,
-/// and an exception of Python stays itself.
+/// A refusal of the driver or the system, or a panic, becomes a `RuntimeError`. An error that the caller can correct
+/// becomes a `ValueError`. An exception of Python stays the same exception.
 impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
         let sentence = in_torchs_words(&error.to_string());

@@ -1,5 +1,5 @@
-//! The extension module `fa3._fa3`: attention, quantization for it, both in one call, and merges of partial results,
-//! over raw addresses, of a GPU's memory or of the CPU's.
+//! The extension module `fa3._fa3`: attention, quantization for it, both in one call, and the reduction of partial
+//! results. It takes raw addresses of a GPU's memory or of the CPU's.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -11,15 +11,14 @@
 //! or of each group of heads, or of the tensor; or, by channels, y = x - mean of its channel, with the scale of its
 //! channel.
 //!
-//! A call's device and stream say where it is computed. The device is the number of a GPU, or -1 for the CPU, as
-//! torch's `Tensor.get_device` has it. On the CPU a call is over when the function returns. Where the stream is None,
-//! the call is only checked, as far as that needs no device: by the rules of an H100, or by the rules of the CPU. Then
-//! addresses are ignored.
+//! A call's device and stream say where it is computed. The device is the number of a GPU, or -1 for the CPU, as in
+//! torch's `Tensor.get_device`. On the CPU a call is over when the function returns. If the stream is None, the call is
+//! only checked, without a device: by the rules of an H100, or by the rules of the CPU. Addresses are then ignored.
 //!
 //! The module reads tensors by torch's methods and does not link torch, so that one build serves every torch version.
 //! The Python sources beside it make the outputs. All operations go through `_fa3.run`.
 
-// A call as it comes from Python, and why it can be refused.
+// A call as it comes from Python, and the reasons for refusing it.
 mod arguments;
 mod caught;
 mod error;
@@ -39,11 +38,12 @@ mod table;
 // The CPU.
 mod cpu;
 
-// Between calls.
+// State that is kept between calls.
 mod devices;
 mod workspaces;
 
-/// Attention, and quantization for it, over raw device addresses: what `fa3` is made of, not for use on its own.
+/// Attention, and quantization for it, over raw device addresses. The package `fa3` is built on this module, which is
+/// not meant to be used directly.
 #[pyo3::pymodule]
 mod _fa3 {
     use pyo3::prelude::*;
@@ -84,14 +84,14 @@ mod _fa3 {
     /// - quantize: codes and scales of x; of channels, where there is mean. Tensors: cos, sin and positions besides.
     /// - combine: o and lse of out_partial and lse_partial, whose first dimension is the splits.
     ///
-    /// allocate(bytes, zeros) makes a workspace while the stream is captured into a graph, or its scratch where the
-    /// stream has none that is kept and as large, as where V is transposed into it. The result is (address, owner): the
-    /// address of `bytes` bytes, a multiple of 256, whose first `zeros` bytes are zeroed where the stream is now; and
-    /// an object that is dropped after the launch. On the CPU, and where the call is only checked, allocate is not
-    /// called.
+    /// allocate(bytes, zeros) makes a workspace while the stream is captured into a graph. Otherwise it makes scratch
+    /// memory if the stream's cached workspace is missing or too small, for example if V is transposed into it. The
+    /// result is (address, owner). The address, a multiple of 256, has `bytes` bytes. Their first `zeros` bytes are
+    /// zeroed at the current point of the stream. The owner is dropped after the launch. On the CPU, and if the call is
+    /// only checked, allocate is not called.
     ///
-    /// Addresses are trusted: each must belong to such a tensor on the device, in use by no other code until the
-    /// work is done.
+    /// Addresses are trusted: each must be the address of such a tensor on the device, which no other code uses until
+    /// the work is done.
     #[pyfunction]
     fn run(
         operation: &Operation,

@@ -1,6 +1,6 @@
-//! Where a call is computed.
+//! The place where a call is computed.
 
-/// A place, as Python names it: by a device, -1 being the CPU, and by a stream or none.
+/// A place, as Python names it: a device, where -1 is the CPU, and a stream or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// On a stream of a GPU.

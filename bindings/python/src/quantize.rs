@@ -13,23 +13,23 @@ use crate::cpu;
 use crate::error::Error;
 use pyo3::PyResult;
 
-/// [`Scaling`] that calls can be compared by.
+/// [`Scaling`] in a form that can be compared, so that calls can be keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scales {
-    /// A scale for each block of this many rows of a head.
+    /// A scale for each block of `usize` rows of a head.
     Blocks(usize),
-    /// A scale for each group of this many successive heads of a sequence.
+    /// A scale for each group of `usize` successive heads of a sequence.
     Heads(usize),
     /// A scale for the tensor.
     Tensor,
-    /// This one. The bits of f32: NaN, which no problem can have, is equal to itself.
+    /// A given scale, as the bits of f32: NaN, which no problem can have, is then equal to itself.
     Given(u32),
     /// A scale and a mean for each channel.
     Channels,
 }
 
 impl Scales {
-    /// This one.
+    /// The given scale `scale`.
     pub(crate) fn given(scale: f64) -> Scales {
         Scales::Given((scale as f32).to_bits())
     }
@@ -54,9 +54,9 @@ pub(crate) struct Quantization {
     pub(crate) rotary: Option<Rotary>,
     /// The seed of the Hadamard transform's signs; no transform if `None`.
     pub(crate) hadamard_seed: Option<u64>,
-    /// The scales' origin.
+    /// The source of the scales.
     pub(crate) scales: Scales,
-    /// The codes' layout.
+    /// The layout of the codes.
     pub(crate) layout: ValueLayout,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Numbers {
 }
 
 impl Quantization {
-    /// The same call of a contiguous tensor.
+    /// The same call with a contiguous tensor.
     pub(crate) fn contiguous(&self) -> Quantization {
         Quantization { x: TensorDesc::contiguous(self.x.dtype, self.x.shape), ..self.clone() }
     }
@@ -113,7 +113,7 @@ impl Call for Quantization {
         Ok(Quantization { x, rotary, hadamard_seed, scales, layout })
     }
 
-    /// With contiguous codes.
+    /// The codes are contiguous.
     fn problem(&self) -> Result<QuantizeProblem, Error> {
         let mut spec = QuantizeSpec::new(self.x, TensorDesc::contiguous(Dtype::E4m3, self.x.shape));
         (spec.layout, spec.rotary, spec.scaling) = (self.layout, self.rotary, self.scales.scaling());

@@ -1,4 +1,4 @@
-//! A call that writes the table of packed sequences, for forward passes that share it.
+//! A call that writes the table of packed sequences, which forward passes share.
 
 use std::num::NonZeroU32;
 

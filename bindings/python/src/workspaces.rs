@@ -1,5 +1,5 @@
-//! Workspaces: kept for the next launch of the same stream, or allocated by Python for one launch. Of a large one the
-//! counters are kept in any case, so that they need not be zeroed again.
+//! Workspaces: cached for the next launch of the same stream, or allocated by Python for one launch. The counters of a
+//! large workspace are always cached, so that they need not be zeroed again.
 
 use std::sync::LazyLock;
 
@@ -10,39 +10,40 @@ use pyo3::prelude::*;
 
 use crate::error::Error;
 
-/// A workspace of this size is kept for a stream: the room of counters, and scratch for tables of sequences. Plans that
-/// need more are given scratch for each launch.
+/// The size of a stream's cached workspace: room for counters, and scratch memory for tables of sequences. Plans that
+/// need more get scratch memory for each launch.
 const BYTES: usize = 1 << 20;
 
-/// Workspaces by the numbers of their devices and streams, until the process ends.
+/// Workspaces by the numbers of their devices and streams. They live until the process ends.
 ///
-/// It is the stream's number in the driver, not its handle: work of a stream that was destroyed may still run
-/// when the driver gives its handle to a new one. The number is never given again. A stream costs the driver far
-/// more than these bytes, and torch has but a few, which it never destroys, so none is ever freed: freeing would
-/// wait for the whole device.
+/// A key has the stream's number in the driver, not its handle: when the driver gives the handle of a destroyed stream
+/// to a new stream, work of the old stream may still run. The number is never given again. A stream takes far more of
+/// the driver's memory than a workspace, and torch has only a few streams, which it never destroys. So no workspace is
+/// ever freed, which would wait for the whole device.
 ///
-/// They are not torch tensors: a tensor would lie in the memory pool that torch uses at the time. The pool of a
-/// compiled function's first run (`torch.compile(mode="reduce-overhead")`) must be empty after it, and is reused.
+/// Workspaces are not torch tensors: a tensor would lie in the memory pool that torch uses at the time. After a
+/// compiled function's first run (`torch.compile(mode="reduce-overhead")`), its pool must be empty, because torch uses
+/// the pool again.
 static WORKSPACES: LazyLock<KeyedMutex<(u32, u64), Workspace>> = LazyLock::new(KeyedMutex::default);
 
-/// A function of Python, (bytes, zeros) -> (address, owner): it allocates `bytes` bytes and zeroes the first `zeros` of
-/// them, from the first on, where the stream is now. They may be used until the owner is dropped, and then by later
-/// work of the stream.
+/// A function of Python, (bytes, zeros) -> (address, owner). It allocates `bytes` bytes and zeroes the first `zeros`
+/// bytes at the current point of the stream. They may be used until the owner is dropped. After that, later work of the
+/// stream may use them.
 pub(crate) type Allocate = Py<PyAny>;
 
-/// The workspace of one call: the one that is kept for the stream, or memory that Python allocated, or counters of the
-/// one and scratch of the other.
+/// The workspace of one call: the stream's cached workspace; memory that Python allocated; or counters of the former
+/// and scratch memory of the latter.
 pub(crate) struct Lent {
     kept: Option<Lease<Workspace>>,
     allocated: Option<(u64, Py<PyAny>)>,
 }
 
 impl Lent {
-    /// The workspace for the next launch of an operation on `stream`, of the device with this number: as far as it goes
-    /// the one that is kept for the stream, and else what `allocate` makes. The caller is outside of Python.
+    /// The workspace for the next launch of an operation on `stream`, of the device `ordinal`: the stream's cached
+    /// workspace if it is large enough, otherwise memory from `allocate`. Must be called without the GIL.
     ///
     /// # Errors
-    /// The driver's, or the exception that `allocate` raises.
+    /// Errors of the driver, or the exception that `allocate` raises.
     pub(crate) fn of<P: Operation>(
         compiled: &Compiled<P>,
         ordinal: u32,
@@ -60,13 +61,13 @@ impl Lent {
             Some(_) => (scratch, 0),
             None => (bytes, counters),
         };
-        // Not while the kept one is held: Python may run anything meanwhile, another call on this stream, too.
+        // The cached workspace is not held here: Python may run any code meanwhile, even another call on this stream.
         let allocated = Python::attach(|py| allocate.call1(py, (bytes, zeros))?.extract(py))?;
         Ok(Lent { kept, allocated: Some(allocated) })
     }
 
-    /// Calls `launch` with the addresses of its counters and its scratch. Until it returns, other threads that launch
-    /// over the same kept workspace wait: the stream orders kernels, and a call may be several.
+    /// Calls `launch` with the addresses of its counters and its scratch memory. Until `launch` returns, other threads
+    /// that launch over the same cached workspace wait: the stream orders kernels, but a call may be several kernels.
     pub(crate) fn with<R>(&self, launch: impl FnOnce([u64; 2]) -> R) -> R {
         let allocated = self.allocated.as_ref().map(|(address, _)| *address);
         match &self.kept {
@@ -79,17 +80,17 @@ impl Lent {
     }
 }
 
-/// The workspace that is kept for launches on `stream`. There is none
+/// The cached workspace for launches on `stream`. There is none
 ///
-/// - while the stream is captured: the graph may run beside the stream and other graphs, so it needs its
-///   own, as long as it lives;
+/// - while the stream is captured: the graph may run beside the stream and other graphs, so it needs its own workspace,
+///   which lives as long as the graph;
 /// - if torch holds all memory of the device.
 ///
-/// Calls of one stream are launched one after the other and leave its counters zeroed, so that they share it.
+/// The calls of a stream are launched one after the other and leave the counters at zero, so they share the workspace.
 ///
 /// # Errors
-/// The driver's. The legacy stream has no answer while a stream that blocks it is captured. It cannot be used then, and
-/// a launch that tried would break that capture.
+/// Errors of the driver. While a stream that blocks the legacy stream is captured, the legacy stream has no number. It
+/// cannot be used then: a launch on it would break that capture.
 fn find(ordinal: u32, device: &Device, stream: &Stream) -> Result<Option<Lease<Workspace>>, HostError> {
     let Some(id) = stream.id()? else { return Ok(None) };
     match WORKSPACES.find((ordinal, id), || Workspace::new(device, stream, BYTES)) {

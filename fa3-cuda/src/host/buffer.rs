@@ -8,8 +8,9 @@ use cudarc::driver::sys::{self, CUresult};
 use super::context::{Context, Current};
 use super::{CudaError, Device, HostError, Memory, Stream};
 
-/// Device memory. A buffer of [`Device::alloc`] is freed with this value, which waits for all work of the device; while
-/// this thread captures a stream it cannot be freed, and is lost. [`DeviceBuffer::from_raw`] takes the caller's memory.
+/// Device memory. Dropping a buffer of [`Device::alloc`] frees it, after waiting for all work of the device. While this
+/// thread captures a stream, the buffer cannot be freed, and is leaked. [`DeviceBuffer::from_raw`] takes the caller's
+/// memory.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     context: Arc<Context>,
@@ -31,13 +32,13 @@ impl DeviceBuffer {
         Ok(DeviceBuffer { context, address, bytes, owned: true })
     }
 
-    /// The caller's memory, given by its address, as other CUDA libraries show it (PyTorch's `tensor.data_ptr()`), and
-    /// its size in bytes. It is not freed with this value.
+    /// Takes the caller's memory by its address, as other CUDA libraries give it (PyTorch's `tensor.data_ptr()`), and
+    /// its size in bytes. Dropping this value does not free it.
     ///
     /// # Safety
-    /// It must be `bytes` bytes of memory that the device may touch in this device's primary context. It must outlive
-    /// this value and all work put on a stream with it. Until then nothing else may write there, and nothing else may
-    /// read where this value or that work writes: the rules that the borrow checker enforces for memory of
+    /// It must be `bytes` bytes of memory that the device may access in this device's primary context. It must outlive
+    /// this value and all work put on a stream with it. Until then nothing else may write to it, and nothing else may
+    /// read what this value or that work writes: the rules that the borrow checker enforces for memory of
     /// [`Device::alloc`].
     pub unsafe fn from_raw(device: &Device, address: u64, bytes: usize) -> DeviceBuffer {
         DeviceBuffer { context: Arc::clone(device.context()), address, bytes, owned: false }
@@ -78,7 +79,7 @@ impl DeviceBuffer {
     /// [`HostError::OtherDevice`] if the stream belongs to another device, or an error of the driver.
     pub fn fill(&mut self, stream: &Stream, byte: u8) -> Result<(), HostError> {
         let current = self.enter(stream)?;
-        // SAFETY: the memory has `bytes` bytes, and is freed only when the device has done with it.
+        // SAFETY: the memory has `bytes` bytes, and is freed only after the device has finished with it.
         let result = unsafe { sys::cuMemsetD8Async(self.address, byte, self.bytes, stream.raw().0) };
         current.check("cuMemsetD8Async", result)
     }
@@ -107,8 +108,8 @@ impl DeviceBuffer {
             return Err(HostError::BufferSize { given, bytes });
         }
         let current = self.enter(stream)?;
-        // SAFETY: the source has `given` bytes, and so has the destination from `from` on, unless it is empty; the
-        // source is borrowed until the copy is done.
+        // SAFETY: the source has `given` bytes, and the destination has `given` bytes from `from` on, unless it is
+        // empty; the source is borrowed until the copy is done.
         let result = unsafe {
             let to = self.address.wrapping_add(from as u64);
             sys::cuMemcpyHtoDAsync_v2(to, data.as_ptr().cast(), given, stream.raw().0)
@@ -117,11 +118,11 @@ impl DeviceBuffer {
         stream.synchronize()
     }
 
-    /// The contents, after all work that is on the stream now.
+    /// Returns the contents after all work that is on the stream now.
     ///
     /// # Errors
-    /// [`HostError::BufferSize`] if the size is no multiple of an element's, [`HostError::OtherDevice`] if the stream
-    /// belongs to another device, or an error of the driver.
+    /// [`HostError::BufferSize`] if the size is not a multiple of an element's size, [`HostError::OtherDevice`] if the
+    /// stream belongs to another device, or an error of the driver.
     pub fn download<T: Pod>(&self, stream: &Stream) -> Result<Vec<T>, HostError> {
         let count = self.bytes.checked_div(size_of::<T>()).unwrap_or(0);
         let mut data = vec![T::zeroed(); count];
@@ -130,8 +131,8 @@ impl DeviceBuffer {
             return Err(HostError::BufferSize { given, bytes: self.bytes });
         }
         let current = self.enter(stream)?;
-        // SAFETY: source and destination have `given` bytes, any of which make valid elements; the destination
-        // lives until the copy is done.
+        // SAFETY: source and destination have `given` bytes, any bytes are valid elements, and the destination lives
+        // until the copy is done.
         let result = unsafe {
             sys::cuMemcpyDtoHAsync_v2(data.as_mut_ptr().cast(), self.address, given, stream.raw().0)
         };
@@ -181,7 +182,8 @@ mod tests {
         assert_eq!(refused(7, CudaError::new(other), lost), why(other));
     }
 
-    /// Contexts that no driver knows: nothing may be called in them, and nothing of them dropped.
+    /// These contexts are unknown to the driver: no driver function may be called in them, and no object of them may be
+    /// dropped.
     #[test]
     fn streams_of_other_devices_are_refused_before_the_driver_is_asked() {
         let [here, there] = [0x10, 0x20].map(|raw| Arc::new(Context::unknown(raw)));
@@ -193,7 +195,7 @@ mod tests {
         assert_eq!(buffer.download::<u32>(&stream), Err(HostError::OtherDevice));
     }
 
-    /// On a machine with a Hopper GPU.
+    /// Needs a machine with a Hopper GPU.
     #[test]
     fn memory_of_the_caller_is_used_and_not_freed() {
         let Ok(device) = Device::open(0) else {
@@ -201,7 +203,7 @@ mod tests {
             return;
         };
         let (stream, own) = (device.stream().unwrap(), device.alloc(8).unwrap());
-        // SAFETY: the second half of `own`, which outlives the value made of it and is not touched meanwhile.
+        // SAFETY: this is the second half of `own`, which outlives `half` and is not accessed meanwhile.
         let mut half = unsafe { DeviceBuffer::from_raw(&device, own.address() + 4, 4) };
         half.upload(&stream, &[7_u32]).unwrap();
         drop(half);

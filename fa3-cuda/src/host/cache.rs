@@ -8,8 +8,8 @@ use fa3_ir::{Kernel, ptx};
 use super::{Device, Function, HostError};
 use crate::kernels::Spec;
 
-/// Compiled kernels by their specs. A problem whose kernel is in the cache costs no building and no PTX text. Kernels
-/// live as long as the device.
+/// Compiled kernels by their specs. If a problem's kernel is in the cache, it is not built again, and no PTX text is
+/// made. Kernels live as long as the device.
 #[derive(Debug, Default)]
 pub(super) struct Cache(Mutex<HashMap<Spec, Arc<Function>>>);
 
@@ -20,7 +20,7 @@ impl Cache {
 }
 
 impl Device {
-    /// The kernel of `spec`, compiled now or before.
+    /// The kernel of `spec`, which is compiled at the first call.
     ///
     /// # Errors
     /// Errors of the driver's compiler.

@@ -13,13 +13,13 @@ use crate::kernels::Spec;
 pub trait Operation: Sized {
     /// A valid call.
     type Problem;
-    /// Decisions of the plan that a caller may override.
+    /// The decisions of the plan that a caller may override.
     type Options: Default;
 
     /// Plans a call for a device with these limits.
     ///
     /// # Errors
-    /// An error if no kernel computes the problem, or none with these options.
+    /// An error if no kernel computes the problem, or no kernel computes it with these options.
     fn plan(
         problem: &Self::Problem,
         limits: &DeviceLimits,
@@ -34,18 +34,17 @@ pub trait Operation: Sized {
     /// The plan's launches, and the tensors that they read and write.
     fn program(&self) -> Program<Spec>;
 
-    /// SMs that launches use, if they leave others to other work.
+    /// Number of SMs that launches use, if they leave other SMs to other work.
     fn sms(_options: &Self::Options) -> Option<NonZeroU32> {
         None
     }
 }
 
-/// An operation, planned and compiled for one device: made once, run any number of times, from any thread.
+/// An operation, planned and compiled for one device. It is made once and run any number of times, from any thread.
 ///
 /// Making it compiles its kernels, unless the device already has them from another problem. Running it allocates no
-/// device memory, waits for nothing, and works while the stream is captured into a graph. The last eight tensor maps of
-/// each tensor are kept.
-/// eight are kept.
+/// device memory, never waits, and works while the stream is captured into a graph. For each tensor, the last eight
+/// tensor maps are kept.
 #[derive(Debug)]
 pub struct Compiled<P> {
     device: Device,
@@ -63,10 +62,10 @@ impl<P: Operation> Compiled<P> {
         Compiled::with(device, problem, &P::options())
     }
 
-    /// Plans with some of the decisions overridden by `options`, and compiles.
+    /// Plans with the given options, and compiles. The plan makes the decisions that `options` leave open.
     ///
     /// # Errors
-    /// As for [`Compiled::new`].
+    /// The errors of [`Compiled::new`].
     pub fn with(
         device: &Device,
         problem: &P::Problem,
@@ -99,18 +98,18 @@ impl<P> Compiled<P> {
         self.planned.interface().tensors().map(|(_, place)| (place.tensor, place.bytes))
     }
 
-    /// Bytes of the [`Workspace`] that a launch needs.
+    /// Size in bytes of the [`Workspace`] that a launch needs.
     pub fn workspace_bytes(&self) -> usize {
         self.planned.workspace_bytes()
     }
 
-    /// Leading bytes of the workspace that must be 0 before the first launch: counters, at most
+    /// Number of leading bytes of the workspace that must be 0 before the first launch: counters, at most
     /// [`Workspace::COUNTERS`].
     pub fn counter_bytes(&self) -> usize {
         self.planned.counter_bytes()
     }
 
-    /// Bytes of the workspace behind [`Workspace::COUNTERS`], which need no initialisation.
+    /// Number of bytes of the workspace behind [`Workspace::COUNTERS`], which need no initialisation.
     pub fn scratch_bytes(&self) -> usize {
         self.workspace_bytes().saturating_sub(Workspace::COUNTERS)
     }
@@ -120,13 +119,14 @@ impl<P> Compiled<P> {
     ///
     /// # Safety
     /// - The stream must belong to this device.
-    /// - `at` must have the addresses of the problem's tensors, in memory that the device may touch.
-    /// - `counters` must be the address of [`Compiled::counter_bytes`] bytes, and `scratch` of
-    ///   [`Compiled::scratch_bytes`], both multiples of 256; any number if these are 0. The counters must be 0, or have
-    ///   been used as counters only by earlier launches on the same stream, or in the same branch of a graph.
+    /// - `at` must have the addresses of the problem's tensors, in memory that the device may access.
+    /// - `counters` must be the address of [`Compiled::counter_bytes`] bytes, and `scratch` the address of
+    ///   [`Compiled::scratch_bytes`] bytes. Both must be multiples of 256. If a number of bytes is 0, the address may
+    ///   be any number. The counters must be 0 before their first use. After it, only launches on the same stream, or
+    ///   in the same branch of a graph, may have used them.
     /// - Calls with the same counters or scratch must not be made at the same time: an operation has several launches,
     ///   and the stream orders launches, not operations. Host threads that share them need a lock around the call.
-    /// - All of that memory must live until the work is done. So must this value or a clone of its [`Device`], which
+    /// - All of this memory must live until the work is done. So must this value, or a clone of its [`Device`], which
     ///   keeps everything that the GPU needs.
     /// - Until the work is done, nothing else may use the outputs, counters or scratch, or change the inputs. A graph
     ///   that captured the launch holds its addresses.
@@ -141,7 +141,7 @@ impl<P> Compiled<P> {
         [counters, scratch]: [u64; 2],
     ) -> Result<(), OperationError> {
         let addresses = self.planned.interface().place(at.iter().copied())?;
-        // SAFETY: the caller vouches for tensors, counters and scratch.
+        // SAFETY: the caller guarantees the tensors, the counters and the scratch memory.
         Ok(unsafe { self.planned.launch(stream, addresses, [counters, scratch]) }?)
     }
 
@@ -149,11 +149,12 @@ impl<P> Compiled<P> {
     /// other on the GPU: on one stream, or on streams that wait for each other. Otherwise their results are wrong. The
     /// host orders their launches by itself, because a run borrows the workspace mutably.
     ///
-    /// Dropping a buffer or a workspace before the work is done waits for the device. Memory lent by
-    /// [`DeviceBuffer::from_raw`](super::DeviceBuffer::from_raw) does not wait: its caller has promised that it lives.
+    /// Dropping a buffer or a workspace before the work is done waits for the device. Memory of
+    /// [`DeviceBuffer::from_raw`](super::DeviceBuffer::from_raw) is not freed and does not wait: its caller has
+    /// promised that it lives long enough.
     ///
     /// # Errors
-    /// The errors of [`Compiled::launch`]; a buffer or a workspace that is too small or belongs to another device, or
+    /// The errors of [`Compiled::launch`]; a buffer or a workspace that is too small or belongs to another device; or
     /// an output in a buffer that was given as an input.
     pub fn run(
         &self,
@@ -175,8 +176,8 @@ impl<P> Compiled<P> {
         }
         tensors.check(own, interface)?;
         let addresses = interface.place(tensors.addresses())?;
-        // SAFETY: every tensor lies within its buffer, and outputs do not overlap other tensors. Dropping one of our
-        // buffers or a kernel waits for the work under way; the caller's memory outlives it, as the caller has
+        // SAFETY: every tensor lies within its buffer, and outputs do not overlap other tensors. Dropping a buffer or a
+        // kernel of ours waits for the work under way. The caller's memory outlives the work, as the caller has
         // promised.
         Ok(unsafe { self.planned.launch(stream, addresses, Workspace::parts(workspace.address())) }?)
     }

@@ -13,7 +13,7 @@ use super::{CudaError, HostError, LaunchInfo, Poison};
 /// Number of launches that are remembered as suspects.
 const REMEMBERED: usize = 8;
 
-/// A retained primary context. Every object in it holds an `Arc` of it.
+/// A retained primary context. Every object in the context holds an `Arc` of this value.
 #[derive(Debug)]
 pub(super) struct Context {
     device: CUdevice,
@@ -44,7 +44,7 @@ impl Context {
         }
     }
 
-    /// A context for tests, with a handle that no driver gave. It must not be dropped.
+    /// A context for tests, with a handle that the driver did not give. It must not be dropped.
     #[cfg(test)]
     pub(super) fn unknown(raw: usize) -> Context {
         let raw = Handle(ptr::without_provenance_mut(raw));
@@ -62,7 +62,8 @@ impl Context {
         self.raw.0 == raw
     }
 
-    /// Makes the context current on this thread while the guard lives; every call in the context goes through it.
+    /// Makes the context current on this thread while the guard lives. Every call in the context goes through this
+    /// function.
     ///
     /// # Errors
     /// The errors of [`Context::usable`].
@@ -94,7 +95,7 @@ impl Context {
         pending.iter().filter(|(other, _)| other.0 == stream.0).map(|(_, launch)| launch.clone()).collect()
     }
 
-    /// Forgets the launches on the streams that `ended` selects: they have ended well.
+    /// Forgets the launches on the streams that `ended` selects: they have ended without an error.
     pub(super) fn synchronised(&self, ended: impl Fn(Handle<CUstream_st>) -> bool) {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).retain(|(stream, _)| !ended(*stream));
     }
@@ -115,7 +116,7 @@ impl Drop for Context {
     }
 }
 
-/// Lets this thread allocate while any thread captures streams, while the value lives.
+/// While this value lives, this thread may allocate even if another thread captures streams.
 #[derive(Debug)]
 pub(super) struct RelaxedCapture {
     before: CUstreamCaptureMode,
@@ -140,7 +141,7 @@ impl Drop for RelaxedCapture {
     }
 }
 
-/// A guard while a context is current on this thread.
+/// The guard that keeps a context current on this thread.
 #[derive(Debug)]
 pub(super) struct Current<'c> {
     context: &'c Context,
@@ -165,7 +166,7 @@ impl Current<'_> {
         self.check_or(call, result, |error| HostError::Kernel { kernel: kernel.to_owned(), call, error })
     }
 
-    /// The result of a query: whether the work is done. Unfinished work is no error.
+    /// The result of a query whether work is done. Unfinished work is not an error.
     pub(super) fn check_ready(&self, call: &'static str, result: CUresult) -> Result<bool, HostError> {
         if result == CUresult::CUDA_ERROR_NOT_READY {
             return Ok(false);
@@ -173,8 +174,8 @@ impl Current<'_> {
         self.check(call, result).map(|()| true)
     }
 
-    /// The result of a call that puts `launches` on a stream. They are remembered unless the driver refused them: under
-    /// CUDA_LAUNCH_BLOCKING=1 the call also reports errors of its own kernels.
+    /// The result of a call that puts `launches` on a stream. The launches are remembered unless the driver refused
+    /// them. Under CUDA_LAUNCH_BLOCKING=1 the call also reports errors of its own kernels.
     pub(super) fn check_launch(
         &self,
         call: &'static str,
@@ -190,7 +191,7 @@ impl Current<'_> {
         self.check_or(call, result, say)
     }
 
-    /// The result of a call, where `say` converts an error that is not sticky.
+    /// The result of a call. `say` converts an error that is not sticky.
     pub(super) fn check_or(
         &self,
         call: &'static str,
@@ -207,7 +208,7 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = ptr::null_mut();
-            // SAFETY: the context that `enter` pushed on this thread; the guard has not left it.
+            // SAFETY: `enter` pushed this context on this thread, and the guard has not left the thread.
             let _ = unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) };
         }
     }

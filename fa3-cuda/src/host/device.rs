@@ -44,10 +44,10 @@ pub struct Memory {
 }
 
 impl Device {
-    /// Number of GPUs that the driver has, of any kind.
+    /// Number of GPUs of any kind that the driver has.
     ///
     /// # Errors
-    /// An error if there is no driver, or one older than CUDA 12.0, or an error of the driver.
+    /// An error if there is no driver, if it is older than CUDA 12.0, or if the driver reports an error.
     pub fn count() -> Result<u32, HostError> {
         match driver::init() {
             Err(HostError::Driver { error, .. })
@@ -63,7 +63,8 @@ impl Device {
     /// The GPU with this number, in the driver's order.
     ///
     /// # Errors
-    /// An error if there is no driver, or one older than CUDA 12.0, no such device, or one that is not a Hopper.
+    /// An error if there is no driver, if it is older than CUDA 12.0, if there is no such device, or if it is not a
+    /// Hopper GPU.
     pub fn open(ordinal: u32) -> Result<Device, HostError> {
         let driver_version = match driver::init() {
             Err(HostError::Driver { error, .. })
@@ -125,9 +126,9 @@ impl Device {
         DeviceLimits::h100_sxm().sms(sms).smem_bytes(self.smem_bytes())
     }
 
-    /// Whether launches of a plan for `sms` SMs, or for all, may overlap with preceding work (programmatic dependent
-    /// launch). SMs that are left to other work must not fill with waiting CTAs. Drivers before 12.3 cannot capture
-    /// such launches.
+    /// Whether launches of a plan for `sms` SMs, or for all SMs, may overlap with preceding work (programmatic
+    /// dependent launch). SMs that are left to other work must not fill with waiting CTAs. Drivers before 12.3 cannot
+    /// capture such launches.
     pub(super) fn may_overlap(&self, sms: Option<NonZeroU32>) -> bool {
         sms.is_none_or(|sms| sms.get() >= self.sm_count()) && self.driver_version() >= (12, 3)
     }
@@ -139,12 +140,12 @@ impl Device {
     pub fn memory(&self) -> Result<Memory, HostError> {
         let current = self.context.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both are valid for the results.
+        // SAFETY: both pointers are valid for the results.
         current.check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
         Ok(Memory { free, total })
     }
 
-    /// Compiles a kernel. [`Device::kernel`] does it once for each kernel of this library.
+    /// Compiles a kernel. [`Device::kernel`] compiles each kernel of this library once.
     ///
     /// # Errors
     /// Errors of the driver's compiler, or a kernel that takes too much shared memory.

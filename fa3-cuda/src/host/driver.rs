@@ -13,14 +13,15 @@ const NAMES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
 
 /// Whether libcuda can be loaded. No function of the driver may be called otherwise.
 ///
-/// cudarc tells it only if it loads libcuda itself. This also works if another crate of the program links it, which
-/// cudarc's feature `dynamic-linking` causes for all.
+/// cudarc reports it only if cudarc loads libcuda itself. This function also works if another crate of the program
+/// enables cudarc's feature `dynamic-linking`, which links libcuda for all crates.
 pub fn is_driver_present() -> bool {
     // SAFETY: this loads libcuda, whose initialisers have no preconditions, and does nothing else.
     NAMES.into_iter().any(|name| unsafe { Library::new(name) }.is_ok())
 }
 
-/// Loads and initialises the driver, any number of times, and returns the CUDA version that it supports.
+/// Loads and initialises the driver, and returns the CUDA version that it supports. It may be called any number of
+/// times.
 ///
 /// # Errors
 /// An error if there is no driver, if it is too old, or if it cannot start.

@@ -80,8 +80,8 @@ impl CudaError {
         self.0 as u32
     }
 
-    /// Whether the context is lost, so that every later call in it fails. For these errors the driver API says that the
-    /// process must be restarted to use CUDA again.
+    /// Whether the context is lost, so that every later call in it fails. For these errors the documentation of the
+    /// driver API says that the process must be restarted before it can use CUDA again.
     pub fn is_sticky(self) -> bool {
         [
             CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
@@ -119,8 +119,8 @@ pub struct Poison {
     pub error: CudaError,
     /// The call that found it, some time after the kernel that caused it.
     pub call: &'static str,
-    /// The launches that may have caused it, oldest first: the last 8 at most, and only launches not yet known to have
-    /// ended well by a synchronisation of their stream. Empty if none of this device's launches caused it.
+    /// The launches that may have caused it, oldest first: at most the last 8, without those launches that a
+    /// synchronisation of their stream has shown to be correct. Empty if none of this device's launches caused it.
     pub suspects: Vec<LaunchInfo>,
 }
 
@@ -144,7 +144,7 @@ mod tests {
         LaunchInfo { kernel: kernel.into(), grid: [grid, 1, 1], threads: 384, smem_bytes: 1024, cluster: 2 }
     }
 
-    /// A context survives bad arguments and full memories, but no error of a running kernel.
+    /// A context survives bad arguments and full memory, but no error of a running kernel.
     #[test]
     fn errors_of_running_kernels_are_sticky() {
         let sticky = |code| CudaError::new(code).is_sticky();

@@ -27,7 +27,7 @@ impl Event {
         Ok(Event { context: Arc::clone(context), raw: Handle(raw), owned: true })
     }
 
-    /// The caller's event, given as the number that other CUDA libraries show. It is not destroyed with this value.
+    /// Takes the caller's event, as the number that other CUDA libraries give. Dropping this value does not destroy it.
     ///
     /// # Safety
     /// It must be an event of this device's primary context, and outlive this value.
@@ -55,7 +55,7 @@ impl Event {
         current.check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw.0) })
     }
 
-    /// Whether the preceding work is done. Does not wait.
+    /// Whether the preceding work is done. It does not wait.
     ///
     /// # Errors
     /// Errors of that work.
@@ -65,7 +65,7 @@ impl Event {
         current.check_ready("cuEventQuery", unsafe { sys::cuEventQuery(self.raw.0) })
     }
 
-    /// Milliseconds from `start` to this event, to about half a microsecond. Waits for both.
+    /// Milliseconds from `start` to this event, to about half a microsecond. It waits for both events.
     ///
     /// # Errors
     /// Errors of the preceding work; an error of the driver if one of the events has no time.

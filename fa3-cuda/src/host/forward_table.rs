@@ -12,8 +12,8 @@ use crate::kernels::{self, Spec};
 /// Its tensors are the problem's lists of lengths, i32: `cu_seqlens_q` and `cu_seqlens_k` (sequences + 1), `seqused_q`
 /// and `seqused_k` (sequences); and `table`, 32-bit words, of which it writes the used part.
 ///
-/// A forward pass with a table of other lengths, or of any other contents, gives wrong numbers. It reads and writes
-/// nothing outside of its tensors. The table must not change while a forward pass reads it.
+/// With a table for other lengths, or with any other contents, a forward pass gives wrong numbers, but accesses no
+/// memory outside of its tensors. The table must not change while a forward pass reads it.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, Forward, ForwardTable, OperationError, Tensors, Workspace};

@@ -12,7 +12,7 @@ use super::module::Module;
 use super::{Device, HostError};
 use crate::report::JitReport;
 
-/// The largest cluster that every GPU with clusters can launch; a kernel must opt in to larger ones.
+/// The largest cluster that every GPU with clusters can launch; a kernel must opt in to larger clusters.
 const PORTABLE_CLUSTER: u32 = 8;
 
 /// A kernel, compiled for a device and loaded onto it.
@@ -81,7 +81,7 @@ impl Function {
         &self.ptx
     }
 
-    /// Registers of a thread at entry.
+    /// Registers of a thread at kernel entry.
     pub fn registers(&self) -> u32 {
         self.registers
     }

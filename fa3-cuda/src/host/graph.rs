@@ -14,7 +14,7 @@ impl Stream {
     /// Meanwhile this thread can neither wait for the stream nor allocate or free device memory.
     ///
     /// # Errors
-    /// Errors of the driver; the default stream, for one, cannot be captured.
+    /// Errors of the driver: for example, the default stream cannot be captured.
     pub fn begin_capture(&self) -> Result<(), HostError> {
         let current = self.context().enter()?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -25,7 +25,7 @@ impl Stream {
     /// Ends the capture and makes a graph of the recorded work.
     ///
     /// # Errors
-    /// Errors of the driver, if there is no capture or if something that cannot be captured broke it.
+    /// Errors of the driver: there is no capture, or work that cannot be captured has ended it.
     pub fn end_capture(&self) -> Result<Graph, HostError> {
         let current = self.context().enter()?;
         let mut captured: *mut CUgraph_st = ptr::null_mut();
@@ -43,8 +43,8 @@ impl Stream {
     }
 }
 
-/// Work that was captured from a stream, ready to be launched. Launches of one graph run one after the other on any
-/// streams.
+/// Work that was captured from a stream, ready to be launched. Launches of one graph run one after the other, even on
+/// different streams.
 #[derive(Debug)]
 pub struct Graph {
     context: Arc<Context>,
@@ -57,7 +57,7 @@ impl Graph {
     /// Launches all of the work on `stream`. Returns at once.
     ///
     /// # Safety
-    /// The memory that the work uses must live until it is done, and so must the [`super::Device`] that keeps the
+    /// The memory that the work uses must live until the work is done, and so must the [`super::Device`] that keeps the
     /// kernels. Nothing else may use the memory meanwhile.
     ///
     /// # Errors

@@ -38,7 +38,7 @@ pub struct HostBuffer {
     context: Arc<Context>,
     memory: NonNull<u8>,
     bytes: usize,
-    /// An event behind the last copy, which waits for all earlier copies.
+    /// An event after the last copy. Waiting for it waits for all earlier copies.
     copied: Event,
 }
 
@@ -57,7 +57,7 @@ impl HostBuffer {
         current.check("cuMemHostAlloc", result)?;
         drop(current);
         let memory = NonNull::new(memory.cast::<u8>()).expect("the driver gives memory, or an error");
-        // SAFETY: the driver gave `bytes` bytes. Rust must not read uninitialised ones.
+        // SAFETY: the driver gave `bytes` bytes. They are written because Rust must not read uninitialised bytes.
         unsafe { memory.write_bytes(0, bytes) };
         Ok(HostBuffer { context, memory, bytes, copied })
     }
@@ -67,10 +67,11 @@ impl HostBuffer {
         self.bytes
     }
 
-    /// The contents. Waits for the last copy. They are 0 at first.
+    /// Returns the contents, which are 0 at first. Waits for the last copy.
     ///
     /// # Errors
-    /// [`HostError::BufferSize`] if the size is no multiple of an element's, or errors of the work before the copy.
+    /// [`HostError::BufferSize`] if the size is not a multiple of an element's size, or errors of the work before the
+    /// copy.
     pub fn read<T: Pod>(&self) -> Result<&[T], HostError> {
         self.copied.synchronize()?;
         // SAFETY: the memory has `bytes` bytes, all of which were written. No copy is under way, and none begins while
@@ -91,12 +92,12 @@ impl HostBuffer {
         bytemuck::try_cast_slice_mut(bytes).map_err(|_| error)
     }
 
-    /// The error for a size that is no multiple of an element's. (Pages are aligned to every element.)
+    /// The error for a size that is not a multiple of an element's size. (Pages are aligned to every element.)
     fn not_whole<T>(&self) -> HostError {
         HostError::BufferSize { given: self.bytes.next_multiple_of(size_of::<T>().max(1)), bytes: self.bytes }
     }
 
-    /// Puts a copy of this memory on a stream, behind all others.
+    /// Puts a copy of this memory on a stream. The copy comes after all earlier copies.
     ///
     /// # Errors
     /// [`HostError::BufferSize`] if the sizes differ, [`HostError::OtherDevice`], or an error of the driver.
@@ -111,7 +112,7 @@ impl HostBuffer {
         }
         stream.check_context(&self.context)?;
         if stream.is_captured()? {
-            // The copy runs when the graph is launched; the caller of that launch guarantees the memory.
+            // The copy runs when the graph is launched. The caller of that launch guarantees the memory.
             return copy(self.memory);
         }
         stream.wait(&self.copied)?;
@@ -134,8 +135,8 @@ impl DeviceBuffer {
     pub fn upload_from(&mut self, stream: &Stream, from: &mut HostBuffer) -> Result<(), HostError> {
         let current = self.enter(stream)?;
         from.copy(stream, self, |memory| {
-            // SAFETY: both have that many bytes. Freeing or changing the host's memory waits for the copy, and so does
-            // the driver before it frees the device's.
+            // SAFETY: both memories have that number of bytes. Freeing or changing host memory waits for the copy, and
+            // so does the driver before it frees device memory.
             let result = unsafe {
                 sys::cuMemcpyHtoDAsync_v2(
                     self.address(),

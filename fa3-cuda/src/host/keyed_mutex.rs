@@ -1,7 +1,7 @@
 //! Values that threads look up by key and use one at a time.
 //!
-//! A stream's cached workspace is such a value. The stream runs kernels in the order in which they were put on it, but
-//! a call may be several kernels that pass data in the workspace. Calls of two threads must not interleave their
+//! A stream's cached workspace is such a value. The stream runs kernels in the order in which they were put on it. But
+//! a call may be several kernels that pass data in the workspace, so calls of two threads must not interleave their
 //! kernels on the stream.
 
 use std::collections::HashMap;
@@ -13,14 +13,14 @@ use shuttle::sync::{Arc, Mutex, MutexGuard};
 #[cfg(not(test))]
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// A value that is made once, and a lock that is held while it is made or used.
+/// A slot for a value that is made once. Its lock is held while the value is made or used.
 type Slot<V> = Arc<Mutex<Option<V>>>;
 
 /// Values by keys. Each is made at its first use, and used by one thread at a time.
 #[derive(Debug)]
 pub struct KeyedMutex<K, V>(Mutex<HashMap<K, Slot<V>>>);
 
-/// A value of [`KeyedMutex`], which other threads may hold, too.
+/// A value of [`KeyedMutex`], which other threads may hold as well.
 #[derive(Debug)]
 pub struct Lease<V>(Slot<V>);
 
@@ -31,7 +31,7 @@ impl<K, V> Default for KeyedMutex<K, V> {
 }
 
 impl<K: Eq + Hash, V> KeyedMutex<K, V> {
-    /// The value of `key`. If it does not exist yet, `make` makes it, while threads with other keys go on.
+    /// The value of `key`. If it does not exist yet, `make` makes it. Threads with other keys do not wait for it.
     ///
     /// # Errors
     /// The error of `make`. The next call with this key makes the value again.
@@ -47,15 +47,15 @@ impl<K: Eq + Hash, V> KeyedMutex<K, V> {
 }
 
 impl<V> Lease<V> {
-    /// Calls `work` with the value. Until it returns, other threads that ask for the value wait, so it must not wait
-    /// for one of them, nor ask for the value again.
+    /// Calls `work` with the value. Until it returns, other threads that ask for the value wait. So `work` must not
+    /// wait for such a thread, nor ask for the value again.
     #[allow(clippy::missing_panics_doc, reason = "it has found a value")]
     pub fn with<R>(&self, work: impl FnOnce(&mut V) -> R) -> R {
         work(lock(&self.0).as_mut().expect("a value that was found is made"))
     }
 }
 
-/// Locks a poisoned mutex, too. After a panic a map still has its values, and a slot its value or none.
+/// Locks a mutex, even if it is poisoned. After a panic a map still has its values, and a slot has its value or none.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -68,10 +68,10 @@ mod tests {
 
     use super::*;
 
-    /// Kernels in the order of a stream: the thread whose call it is, and the kernel's number in the call.
+    /// Kernels in the order of a stream: the thread that made the call, and the kernel's number in the call.
     type Queue = Arc<Mutex<Vec<(usize, usize)>>>;
 
-    /// Calls of two threads, of three kernels each, each put on the stream by `put`.
+    /// Runs calls of two threads. Each call is three kernels, and `put` puts them on the stream.
     fn queue_of_two_threads(put: impl Fn(&Queue, usize) + Clone + Send + 'static) -> Vec<(usize, usize)> {
         let queue = Queue::default();
         let threads = [0, 1].map(|caller| {

@@ -47,23 +47,23 @@ impl Function {
     /// On a stream that is captured into a graph, the launch becomes a node of the graph.
     ///
     /// # Safety
-    /// `args` hold plain addresses. The kernel must stay within memory that the GPU may touch, that lives until the
-    /// kernel has ended, and that nothing else uses meanwhile. And the kernel's text must declare the parameters that
-    /// its [`Ptx`](fa3_ir::Ptx) lists, as the text of [`fa3_ir::ptx::emit`] does.
+    /// `args` hold plain addresses. The kernel must stay within memory that the GPU may access, that lives until the
+    /// kernel has ended, and that nothing else uses meanwhile. In addition, the kernel's text must declare the
+    /// parameters that its [`Ptx`](fa3_ir::Ptx) lists, as the text of [`fa3_ir::ptx::emit`] does.
     ///
     /// # Errors
-    /// Arguments or a grid that do not match the kernel's declaration, a stream of another device, or an error of the
-    /// driver.
+    /// The arguments or the grid do not match the kernel's declaration, the stream belongs to another device, or the
+    /// driver reports an error.
     pub unsafe fn launch(&self, stream: &Stream, grid: [u32; 3], args: &[ArgValue]) -> Result<(), HostError> {
         self.launch_after(stream, grid, args, false)
     }
 
     /// Launches the kernel as a programmatic dependent (PDL): it may start before the preceding work on the stream has
-    /// ended. Otherwise it is [`Function::launch`].
+    /// ended. Everything else is as in [`Function::launch`].
     ///
     /// # Safety
-    /// The conditions of [`Function::launch`]; and the kernel must wait (`griddepcontrol.wait`) before it touches
-    /// memory that the preceding kernel writes.
+    /// The conditions of [`Function::launch`]. In addition, the kernel must wait (`griddepcontrol.wait`) before it
+    /// accesses memory that the preceding kernel writes.
     ///
     /// # Errors
     /// The errors of [`Function::launch`].
@@ -99,7 +99,7 @@ impl Function {
     /// Launches the kernel with encoded arguments.
     ///
     /// # Safety
-    /// The conditions of [`Function::launch`] or [`Function::launch_dependent`]; and the images must belong to
+    /// The conditions of [`Function::launch`] or [`Function::launch_dependent`]. In addition, the images must belong to
     /// arguments that fit the kernel's parameters.
     ///
     /// # Errors
@@ -129,8 +129,8 @@ impl Function {
             attrs: attributes.as_mut_ptr(),
             numAttrs: attributes.len() as u32,
         };
-        // SAFETY: function and stream are alive; every pointer leads to an image at least as large as the kernel's
-        // parameter at that index; the driver copies all of it before it returns.
+        // SAFETY: function and stream are alive; every pointer leads to an image that is at least as large as the
+        // kernel's parameter at that index; the driver copies all images before it returns.
         let result = unsafe {
             sys::cuLaunchKernelEx(&raw const config, self.raw().0, pointers.as_mut_ptr(), ptr::null_mut())
         };

@@ -22,8 +22,8 @@ pub(super) struct Module {
 }
 
 impl Module {
-    /// Has the driver compile and load `ptx`, and returns the compiler's log, too. It is empty if the driver found the
-    /// kernel in its cache on disk.
+    /// Has the driver compile and load `ptx`, and returns the compiler's log as well. The log is empty if the driver
+    /// found the kernel in its cache on disk.
     pub(super) fn load(context: &Arc<Context>, ptx: &Ptx) -> Result<(Module, String), HostError> {
         let current = context.enter()?;
         let (text, mut raw) = (format!("{}\0", ptx.text), ptr::null_mut());
@@ -39,8 +39,8 @@ impl Module {
         let size = ptr::without_provenance_mut::<c_void>(LOG_BYTES);
         let verbose = ptr::without_provenance_mut(1);
         let mut values = [size, info.as_mut_ptr().cast(), size, errors.as_mut_ptr().cast(), verbose];
-        // SAFETY: the text ends with a zero; there are as many values as options; both logs have the given size and
-        // live until the call returns.
+        // SAFETY: the text ends with a zero; the numbers of options and of values are equal; both logs have the given
+        // size and live until the call returns.
         let result = unsafe {
             sys::cuModuleLoadDataEx(
                 &raw mut raw,

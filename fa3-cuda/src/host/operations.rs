@@ -21,7 +21,8 @@ use crate::kernels::{self, Spec};
 /// [sinks](Problem::has_sink) `sink`, f32 (heads_q); and for e4m3 `q_descale`, `k_descale` and `v_descale`, f32 of
 /// [`Problem::descale_shapes`], where x = descale · code. Scales of heads are not negative, and default to 1. Scales of
 /// blocks must be given, positive and normal. Scales of channels must be given, not negative, with the means `v_mean`,
-/// f32 of [`Problem::v_mean_shape`]: V = mean + descale · code. All tensors except Q, K, V and O are contiguous.
+/// f32 of [`Problem::v_mean_shape`]: V = mean + descale · code. Only Q, K, V and O may have strides of their own; all
+/// other tensors are contiguous.
 ///
 /// A problem of packed sequences has `cu_seqlens_q` and `cu_seqlens_k`, i32 (sequences + 1). With
 /// [`given_table`](forward::PlanOptions::given_table) it has `table` in their place, as
@@ -89,16 +90,17 @@ impl Operation for forward::Plan {
 /// P = exp(S - LSE)    dP = dO Vᵀ    dS = P ∘ (dP - D + dLSE)    dV = Pᵀ dO    dQ = scale · dS K    dK = scale · dSᵀ Q
 /// ```
 ///
-/// dK and dV are the same bits in every run, and so is dQ if the plan is
-/// [deterministic](fa3_sched::backward::PlanOptions::deterministic) or has no additions. A sequence's gradients do not
-/// depend on the other sequences of the batch.
+/// dK and dV have the same bits in every run. So has dQ if the plan is
+/// [deterministic](fa3_sched::backward::PlanOptions::deterministic), or if tiles do not add to dQ in memory. A
+/// sequence's gradients do not depend on the other sequences of the batch.
 ///
 /// Its tensors are `q`, `k` and `v`; `o` and `lse` as the forward pass wrote them; `dout`, the gradient of O; `dlse`,
 /// the gradient of LSE, which defaults to 0; and the outputs `dq`, `dk` and `dv`. `lse` and `dlse` are f32 and
 /// contiguous. A problem with sinks also has `sink`, and the output `dsink`: f32 (heads_q).
 ///
-/// Its workspace has counters, 8 bytes for each row of a head of Q, and where dQ is added 4 bytes for each element of
-/// its accumulators, whose rows and columns are padded to whole blocks of the plan's tile.
+/// Its workspace has counters and 8 bytes for each row of a head of Q. If tiles add to dQ in memory, it also has 4
+/// bytes for each element of the accumulators of dQ, whose rows and columns are padded to whole blocks of the plan's
+/// tile.
 ///
 /// ```
 /// use fa3_cuda::host::{Backward, Device, OperationError, Tensors, Workspace};
@@ -157,7 +159,7 @@ impl Operation for backward::Plan {
 }
 
 /// Attention of f16 or bf16 tensors in 8 bits: kernels quantize Q, K and V to codes in the workspace, and the forward
-/// pass takes the codes. With signs, Q and K are first multiplied by a Hadamard matrix.
+/// pass reads the codes. With signs, Q and K are first multiplied by a Hadamard matrix.
 ///
 /// Its tensors are `q`, `k`, `v` and `o`; `lse` as for [`Forward`]; if Q and K are rotated, `cos` and `sin`, f32
 /// (table_rows, rotary_dim / 2), and for listed positions `q_positions` and `k_positions`, i32 (batch, seqlen); for
@@ -203,8 +205,8 @@ impl Operation for fp8::Plan {
     }
 }
 
-/// Quantization to e4m3, with rotary embedding and incoherent processing before it: one launch, or three, with a
-/// workspace, if scales take another pass. The workspace needs no initialisation.
+/// Quantization to e4m3, with rotary embedding and incoherent processing before it: one launch, or three launches with
+/// a workspace if scales take another pass. The workspace needs no initialisation.
 ///
 /// ```text
 /// y = x, rotated by its position, times M       M = diag(±1) · Hadamard
@@ -213,7 +215,7 @@ impl Operation for fp8::Plan {
 ///
 /// With [`QuantizeSpec::transposed`](fa3_types::QuantizeSpec::transposed) codes are in the layout that products read.
 /// [`Scaling`](fa3_types::Scaling) lists the other granularities of scales: heads, the tensor, or channels, whose means
-/// are subtracted first. These take another pass over the tensor.
+/// are subtracted first. These granularities take another pass over the tensor.
 ///
 /// Its tensors are `x`, `codes` in the problem's layout, and by the problem: `scales`, f32 of
 /// [`QuantizeProblem::scales_shape`]; `mean`, f32 (batch, heads, head_dim), the means of channels; `cos` and `sin`, f32
@@ -267,8 +269,8 @@ impl Operation for quantize::Plan {
 /// LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
 /// ```
 ///
-/// A part whose LSE is -inf has seen no key, and its O counts for nothing, even NaN. The results are the same bits in
-/// every run. Sums are f32, and divided last: |O_s| may be up to 2¹²⁸ / num_splits.
+/// A part whose LSE is -inf has seen no key, and its O counts for nothing, even NaN. The results have the same bits in
+/// every run. Sums are f32 and are divided at the end, so |O_s| may be up to 2¹²⁸ / num_splits.
 ///
 /// Its tensors are `out_partial`, `lse_partial`, `o` and `lse`, all with the strides of the problem.
 ///
@@ -316,7 +318,7 @@ impl Operation for combine::Plan {
     }
 }
 
-/// An append of new keys and values to a cache, with rotated keys, and rotated queries: one launch, without a
+/// An append of new keys and values to a cache, with rotation of new keys and of queries: one launch, without a
 /// workspace. The host knows no lengths.
 ///
 /// ```text
@@ -325,13 +327,13 @@ impl Operation for combine::Plan {
 /// ```
 ///
 /// Its tensors depend on the problem. For new rows: `k_new`, `v_new`, `k_cache` and `v_cache`, of which only the new
-/// rows are written; `seqused_k` (sequences), the rows of each sequence before, and the output `seqused_after`, the
-/// rows after; `cu_seqlens_k_new` (sequences + 1) if they are packed, `page_table` (sequences, pages) if the cache is
-/// paged, `cache_batch_idx` (sequences) if it selects rows of that table. For queries: `q`, the output `q_rotated`,
-/// contiguous, and `cu_seqlens_q` if they are packed. For the rotation: `rotary_cos` and `rotary_sin` (table_rows,
-/// rotary_dim / 2), `rotary_seqlens` (sequences) if it gives the positions, else `seqused_k`. Lengths and pages are
-/// i32, and may have any values: rows without a place in the cache are dropped. Keys and values of the cache may be
-/// interleaved by rows, heads or sequences.
+/// rows are written; `seqused_k` (sequences), the number of rows of each sequence before the append, and the output
+/// `seqused_after`, the number after it; `cu_seqlens_k_new` (sequences + 1) if the new rows are packed, `page_table`
+/// (sequences, pages) if the cache is paged, `cache_batch_idx` (sequences) if it selects rows of that table. For
+/// queries: `q`, the output `q_rotated`, contiguous, and `cu_seqlens_q` if they are packed. For the rotation:
+/// `rotary_cos` and `rotary_sin` (table_rows, rotary_dim / 2), and `rotary_seqlens` (sequences) if it gives the
+/// positions, otherwise `seqused_k`. Lengths and pages are i32, and may have any values: rows without a place in the
+/// cache are dropped. Keys and values of the cache may be interleaved by rows, heads or sequences.
 ///
 /// ```
 /// use fa3_cuda::host::{Append, Device, OperationError, Tensors, Workspace};
@@ -379,20 +381,21 @@ impl Operation for append::Plan {
     }
 }
 
-/// Attention over a cache with an append first, in which new keys are rotated as Q is: an [`Append`] and a [`Forward`]
-/// with the lengths afterwards, in one call. The host knows no lengths.
+/// Attention over a cache to which new rows are appended first, and new keys are rotated as Q is: an [`Append`], and a
+/// [`Forward`] with the lengths after the append, in one call. The host knows no lengths.
 ///
-/// It has the tensors of [`Forward`], where `k` and `v` are the cache, whose new rows are written, and `q` and
-/// `seqused_k` are the values before the append; and by the problem these tensors of [`Append`]: `k_new` and `v_new`,
-/// `cu_seqlens_k_new`, `rotary_cos` and `rotary_sin`, `rotary_seqlens`. Rotated queries and the new lengths are in the
-/// workspace.
+/// It has the tensors of [`Forward`]. `k` and `v` are the cache, whose new rows are written; `q` is not rotated yet,
+/// and `seqused_k` has the lengths before the append. Depending on the problem, it also has these tensors of
+/// [`Append`]: `k_new` and `v_new`, `cu_seqlens_k_new`, `rotary_cos` and `rotary_sin`, `rotary_seqlens`. Rotated
+/// queries and the new lengths are in the workspace.
 ///
 /// [`Compiled::new`] uses split-KV ([`SplitKeys::Even`](forward::SplitKeys::Even)) if Q has few rows, as in
-/// decoding: the whole GPU then works on one long sequence, and a row's last bits depend on the other sequences of the
+/// decoding. The whole GPU then works on one long sequence, and a row's last bits depend on the other sequences of the
 /// batch. [`Compiled::with`] follows its options, without split-KV by default; with
 /// [`SplitKeys::FixedSize`](forward::SplitKeys::FixedSize) a row has the same bits in any batch.
 ///
-/// Lengths and pages are data: one value serves all steps of a model's decoding, and so does a graph that captured it.
+/// Lengths and pages are data: one value of this type serves all steps of a model's decoding, and so does a graph that
+/// captured it.
 ///
 /// ```
 /// use fa3_cuda::host::{CachedForward, Device, OperationError, Tensors, Workspace};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use fa3_ir::{BufferRole, Program};
 use fa3_types::{Dtype, TensorDesc, are_apart};
 
-/// The errors of the memory that an operation is given.
+/// The errors of the memory that is given to an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
@@ -31,14 +31,14 @@ pub enum PlacementError {
     BufferSize { tensor: &'static str, given: u64, needed: u64 },
     #[error("the workspace has {given} bytes, {needed} are needed")]
     WorkspaceSize { given: usize, needed: usize },
-    /// Elements of another type than the problem's, in memory that has a type (feature `cudarc`).
+    /// Elements of a typed memory (feature `cudarc`) have another type than the problem's.
     #[error("q, k, v and o have elements {given}, the problem has {expected}")]
     Element { given: Dtype, expected: Dtype },
     #[error("{given} belongs to another device than the plan")]
     OtherDevice { given: &'static str },
 }
 
-/// The buffers of a program, by their indices, as far as addresses depend on them.
+/// The buffers of a program, by their indices: the properties on which the validity of addresses depends.
 #[derive(Debug)]
 pub(super) struct Interface {
     places: Vec<BufferDemand>,
@@ -82,7 +82,7 @@ impl Interface {
 
     /// The addresses of all buffers: the given ones by the tensors' names, and 0 for tensors that are left out and for
     /// the workspace. A tensor without elements may have any address. Inputs may overlap each other (Q, K and V are
-    /// often slices of one tensor); outputs have no byte in common with any other tensor. Tensors may be interleaved.
+    /// often slices of one tensor). An output has no byte in common with any other tensor. Tensors may be interleaved.
     ///
     /// # Errors
     /// The first tensor with an invalid address.
@@ -131,7 +131,7 @@ impl BufferDemand {
     /// Checks the address of the tensor alone.
     ///
     /// # Errors
-    /// A null address, a misaligned one, or one that is too high.
+    /// The address is null, misaligned or too high.
     fn check(&self, address: u64) -> Result<(), PlacementError> {
         let &BufferDemand { tensor, bytes, alignment, .. } = self;
         match address {
@@ -158,7 +158,8 @@ mod tests {
 
     type Given = Vec<(&'static str, Option<u64>)>;
 
-    /// 2048 bytes of q, k and o, 64 of lse, which is optional and aligned to 4, and a workspace.
+    /// An interface with q, k and o of 2048 bytes, lse of 64 bytes, which is optional and aligned to 4, and a
+    /// workspace.
     fn interface() -> Interface {
         let mut program = Program::<Spec>::new();
         program.buffer("q", Elem::F16, &[16, 64], BufferRole::Input);
@@ -171,7 +172,7 @@ mod tests {
         Interface::of(&program)
     }
 
-    /// Places tensors, of which one lies elsewhere than usual.
+    /// Places tensors. One of them lies elsewhere than usual.
     fn place(tensor: &'static str, address: Option<u64>) -> Result<Vec<u64>, PlacementError> {
         let mut given: Given = [("q", 0x1000), ("k", 0x2000), ("o", 0x3000), ("lse", 0x4004)]
             .map(|(tensor, address)| (tensor, Some(address)))
@@ -228,7 +229,7 @@ mod tests {
         assert_eq!(place("o", Some(0x1010)).unwrap_err().to_string(), sentence);
     }
 
-    /// Parts of one tensor of 3 rows, (3, 2, 32).
+    /// q, k and o are parts of one tensor of 3 rows, (3, 2, 32).
     #[test]
     fn tensors_may_lie_between_each_others_elements() {
         let shape = Shape { batch: 1, seqlen: 3, heads: 1, head_dim: 32 };

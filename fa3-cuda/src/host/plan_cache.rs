@@ -12,15 +12,15 @@ use super::keyed_mutex::lock;
 #[cfg(test)]
 use shuttle::sync::{Arc, Mutex};
 
-/// Capacity of the cache. A program whose lengths never repeat makes new values all the time, but does not grow.
+/// Capacity of the cache, so that it does not grow without bound if a program's lengths never repeat.
 const MOST: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
-/// An LRU cache of values by keys, for a program that meets its problems one by one: a value is a
-/// [`Compiled`](super::Compiled), and a key everything that its plan depends on, including the device. The lock is held
-/// for a moment only, never while a value is made.
+/// An LRU cache of values by keys, for a program that does not know its problems beforehand. A value is a
+/// [`Compiled`](super::Compiled). Its key is everything that the plan depends on, including the device. The lock is
+/// held for a moment only, never while a value is made.
 ///
-/// Keys should be [canonical](fa3_types::TensorDesc::canonical), with rounded hints of lengths: a plan depends on no
-/// more.
+/// Keys should be [canonical](fa3_types::TensorDesc::canonical), with rounded hints of lengths, because a plan depends
+/// on nothing else.
 #[derive(Debug)]
 pub struct PlanCache<K: Eq + Hash, V>(Mutex<LruCache<K, Arc<V>>>);
 
@@ -31,16 +31,17 @@ impl<K: Eq + Hash, V> Default for PlanCache<K, V> {
 }
 
 impl<K: Clone + Eq + Hash, V> PlanCache<K, V> {
-    /// The value of a key, made before or now. The least recently used value is dropped if there is no room.
+    /// The value of a key, which is made at the first call. If there is no room, the least recently used value is
+    /// dropped.
     ///
     /// # Errors
-    /// Errors of making it.
+    /// Errors of making the value.
     pub fn find<E>(&self, key: &K, make: impl FnOnce(&K) -> Result<V, E>) -> Result<Arc<V>, E> {
         if let Some(value) = lock(&self.0).get(key) {
             return Ok(Arc::clone(value));
         }
         let value = Arc::new(make(key)?);
-        // If another thread made this value meanwhile, either will do.
+        // If another thread made this value meanwhile, either of the two will do.
         lock(&self.0).put(key.clone(), Arc::clone(&value));
         Ok(value)
     }
@@ -71,7 +72,7 @@ mod tests {
                 assert!(is_made(&kept, key));
                 assert!(!is_made(&kept, 0), "after {key} others");
             }
-            // All others went in the order of their use.
+            // All other values were dropped in the order of their use.
             assert!(!is_made(&kept, 2 * MOST.get() + 1));
             assert!(is_made(&kept, 2 * MOST.get()));
         };

@@ -7,7 +7,7 @@ use super::prepared::Prepared;
 use super::{Device, Function, HostError, Stream, Workspace};
 use crate::kernels::Spec;
 
-/// A program with its kernels compiled and its arguments packed. Running it is one launch a step.
+/// A program with its kernels compiled and its arguments packed. Running it is one launch for each step.
 #[derive(Debug)]
 pub(super) struct Planned {
     steps: Vec<Prepared>,
@@ -15,14 +15,14 @@ pub(super) struct Planned {
     interface: Interface,
 }
 
-/// The offsets in the workspace of the buffers that are not the caller's tensors. Operations share a workspace: the
-/// first [`Workspace::COUNTERS`] bytes are for tile counters only, which are 0 before and after every launch, so that
-/// no operation writes other data where another has a counter.
+/// The offsets in the workspace of the buffers that are not the caller's tensors. Operations share a workspace. Its
+/// first [`Workspace::COUNTERS`] bytes are for tile counters only, which are 0 before and after every launch. So no
+/// operation writes other data where another operation has a counter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct WorkspaceLayout {
     /// Buffers with their byte offsets in the workspace.
     parts: Vec<(BufferId, u64)>,
-    /// End of the last counter.
+    /// The end of the last counter.
     tickets: usize,
     bytes: usize,
 }
@@ -35,8 +35,8 @@ impl Planned {
     /// launched with PDL, before the previous grid has ended.
     ///
     /// # Errors
-    /// More counters than fit into [`Workspace::COUNTERS`], a grid or arguments that do not match a kernel's
-    /// declaration, or errors of the driver's compiler.
+    /// More counters than fit into [`Workspace::COUNTERS`]; a grid or arguments that do not match a kernel's
+    /// declaration; or errors of the driver's compiler.
     pub(super) fn new(
         device: &Device,
         program: &Program<Spec>,
@@ -52,12 +52,12 @@ impl Planned {
         Ok(Planned { steps: steps.collect::<Result<_, _>>()?, workspace, interface })
     }
 
-    /// Bytes of the workspace.
+    /// Size of the workspace in bytes.
     pub(super) fn workspace_bytes(&self) -> usize {
         self.workspace.bytes
     }
 
-    /// Leading bytes of the workspace that are counters, which must be 0 before the first launch.
+    /// Number of leading bytes of the workspace that are counters. They must be 0 before the first launch.
     pub(super) fn counter_bytes(&self) -> usize {
         self.workspace.tickets
     }
@@ -78,8 +78,8 @@ impl Planned {
     /// # Safety
     /// The conditions of [`Function::launch_dependent`], for every step. `counters` and `scratch` are the addresses,
     /// multiples of 256, of the workspace's first [`Planned::counter_bytes`] bytes and of the bytes behind
-    /// [`Workspace::COUNTERS`]. The counters are 0, or were the counters of launches that come before on this stream.
-    /// No other work may touch either until the work is done.
+    /// [`Workspace::COUNTERS`]. The counters must be 0, or counters of earlier launches on this stream. Until the work
+    /// is done, no other work may use the counters or the scratch memory.
     ///
     /// # Errors
     /// Errors of the driver.

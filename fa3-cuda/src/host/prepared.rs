@@ -1,4 +1,4 @@
-//! A kernel that is prepared for repeated launches at other addresses.
+//! A kernel that is prepared for repeated launches at different addresses.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,22 +44,22 @@ struct Map {
     recent: Mutex<Recent>,
 }
 
-/// The most recently encoded tensor maps, with their addresses: the layers of a model share a plan, and their tensors
-/// alternate.
+/// The most recently encoded tensor maps, with their addresses. There are several, because the layers of a model share
+/// a plan, and their tensors alternate.
 #[derive(Debug, Default)]
 struct Recent {
     encoded: VecDeque<(u64, ParamImage)>,
 }
 
-/// Tensor maps that are cached for a parameter.
+/// Number of tensor maps that are cached for a parameter.
 const KEPT: usize = 8;
 
 impl Prepared {
-    /// Prepares launches of `function` for `step`, in a program of `buffers` buffers. With `early` they are
+    /// Prepares launches of `function` for `step`, in a program of `buffers` buffers. With `early` the launches are
     /// programmatic dependent launches: the kernel executes `griddepcontrol.wait` itself.
     ///
     /// # Errors
-    /// A grid or arguments that do not match the kernel's declaration.
+    /// The grid or the arguments do not match the kernel's declaration.
     pub(super) fn new<K>(
         function: Arc<Function>,
         step: &Step<K>,
@@ -118,8 +118,8 @@ impl Arguments {
         Ok(Arguments { images, pointers, maps })
     }
 
-    /// The images for buffers at `addresses`. `encode` makes the tensor maps that are not cached; a buffer at address 0
-    /// has no map.
+    /// The images of the arguments for buffers at `addresses`. `encode` makes the tensor maps that are not cached; a
+    /// buffer at address 0 has no map.
     ///
     /// # Errors
     /// Errors of `encode`.
@@ -165,7 +165,7 @@ impl Recent {
         self.encoded.iter().find(|(of, _)| *of == address).map(|(_, image)| *image)
     }
 
-    /// Caches the image in place of the oldest.
+    /// Caches the image in place of the oldest one.
     fn insert(&mut self, address: u64, image: ParamImage) {
         if self.encoded.len() == KEPT {
             self.encoded.pop_front();
@@ -202,12 +202,12 @@ mod tests {
         (params, Step { kernel: (), grid: [1; 3], args })
     }
 
-    /// Stands for the map of a tensor at this address.
+    /// A stand-in for the map of a tensor at this address.
     fn encoded(address: u64) -> ParamImage {
         ParamImage::words([address; 16])
     }
 
-    /// Places the buffers and gives the images, and the addresses for which maps were encoded.
+    /// Places the buffers. Returns the images, and the addresses for which maps were encoded.
     fn place(arguments: &Arguments, addresses: [u64; 3]) -> (Vec<ParamImage>, Vec<u64>) {
         let asked = RefCell::new(Vec::new());
         let encode = |_: &str, _: &BoxShape, view: &TensorView| {

@@ -1,4 +1,4 @@
-//! Runs of a whole program, from bytes to bytes.
+//! Runs a whole program, from bytes to bytes.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use super::{Device, DeviceBuffer, Function, HostError};
 
 impl Device {
     /// Runs a program on buffers with the contents `initial`, waits for it, and returns the bytes of every buffer. It
-    /// allocates, copies and compiles, so it is for tests and trials.
+    /// allocates, copies and compiles, so it is meant for tests and trials.
     ///
     /// # Safety
     /// The kernels get the addresses of the buffers and must stay within them. (The simulator finds accesses outside of
     /// them.)
     ///
     /// # Errors
-    /// A kernel that is not sound, and the errors of [`Device::run_functions`].
+    /// The kernel is not sound; or the errors of [`Device::run_functions`].
     pub unsafe fn run(
         &self,
         program: &Program<Kernel>,
@@ -32,7 +32,7 @@ impl Device {
     /// The conditions of [`Device::run`].
     ///
     /// # Errors
-    /// Buffers that do not match the program's, or errors of the driver.
+    /// The buffers do not match the program's buffers, or the driver reports an error.
     pub unsafe fn run_functions(
         &self,
         program: &Program<Arc<Function>>,

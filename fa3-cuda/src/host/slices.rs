@@ -27,9 +27,9 @@ impl Element for bf16 {
 }
 
 impl Forward {
-    /// Launches the operation on a stream of [`cudarc`](crate::cudarc), over its slices or views of them, which must
-    /// begin with the problem's tensors. Returns at once. The slices' events are waited for and recorded as for every
-    /// other use of them. For slices of 16-bit floats, cudarc needs its feature `f16`.
+    /// Launches the operation on a stream of [`cudarc`](crate::cudarc), over its slices or views of them. Each slice
+    /// must begin with its tensor. Returns at once. The slices' events are waited for and recorded, as in every other
+    /// use of slices. For slices of 16-bit floats, cudarc needs its feature `f16`.
     ///
     /// ```no_run
     /// use fa3_cuda::cudarc::driver::CudaContext;
@@ -53,7 +53,7 @@ impl Forward {
     /// ```
     ///
     /// # Errors
-    /// Slices that are too small, of another element type or of another device, or errors of the driver.
+    /// A slice is too small, of another element type or of another device, or the driver reports an error.
     #[allow(clippy::too_many_arguments, reason = "cudarc's slices are five types")]
     pub fn run_slices<T: Element>(
         &self,
@@ -85,8 +85,9 @@ impl Forward {
         let (o, _o) = o.device_ptr_mut(stream);
         let (lse, _lse) = lse.device_ptr_mut(stream);
         let memory = |address, bytes| {
-            // SAFETY: the slice belongs to this device's context. Its events, which are recorded at the end of this
-            // call, keep it alive and reserved for this work until that is done; the value made here is dropped before.
+            // SAFETY: the slice belongs to this device's context. Its events are recorded at the end of this call. They
+            // keep the slice alive and reserved for this work until the work is done. The value made here is dropped
+            // before.
             unsafe { DeviceBuffer::from_raw(self.device(), address, bytes) }
         };
         let [q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes] = bytes;
@@ -95,7 +96,7 @@ impl Forward {
         // SAFETY: the stream belongs to this device's context, and outlives the value, which is dropped at the end of
         // this call.
         let stream = unsafe { Stream::from_raw(self.device(), stream.cu_stream().expose_provenance()) };
-        // Elements have 16 bits, and no scales.
+        // Elements have 16 bits, so there are no scales.
         let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
         self.run(&stream, tensors, workspace)
     }

@@ -41,8 +41,8 @@ impl Stream {
         Stream { context, raw: Handle(ptr::null_mut()), owned: false }
     }
 
-    /// The caller's stream, given as the number that other CUDA libraries show, such as PyTorch's
-    /// `torch.cuda.current_stream().cuda_stream`. It is not destroyed with this value.
+    /// Takes the caller's stream, as the number that other CUDA libraries give, such as PyTorch's
+    /// `torch.cuda.current_stream().cuda_stream`. Dropping this value does not destroy it.
     ///
     /// # Safety
     /// It must be a stream of this device's primary context (0, 1 and 2 are its default streams), and outlive this
@@ -69,7 +69,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether all work put on it so far is done. Does not wait.
+    /// Whether all work put on it so far is done. It does not wait.
     ///
     /// # Errors
     /// Errors of that work.
@@ -83,7 +83,7 @@ impl Stream {
         Ok(is_done)
     }
 
-    /// Marks this point of the stream, and its time.
+    /// Marks this point of the stream, and records its time.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -91,7 +91,7 @@ impl Stream {
         self.mark(Event::new(&self.context, CUevent_flags::CU_EVENT_DEFAULT)?)
     }
 
-    /// Marks this point of the stream without its time, which costs the GPU less.
+    /// Marks this point of the stream without its time, which takes less work of the GPU.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -111,7 +111,7 @@ impl Stream {
         current.check("cuEventRecord", unsafe { sys::cuEventRecord(event.raw().0, self.raw.0) })
     }
 
-    /// Makes later work on this stream wait for an event of any stream and device. Returns at once. While the stream of
+    /// Makes later work on this stream wait for an event of any stream and device. Returns at once. If the stream of
     /// the event is captured, this stream is captured with it.
     ///
     /// # Errors
@@ -137,7 +137,7 @@ impl Stream {
         Ok(Some(id))
     }
 
-    /// Whether work on the stream is recorded (captured) and not executed.
+    /// Whether the stream is captured: work on it is recorded and not executed.
     pub(super) fn is_captured(&self) -> Result<bool, HostError> {
         let current = self.context.enter()?;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -179,7 +179,7 @@ impl Drop for Stream {
 mod tests {
     use super::*;
 
-    /// On a machine with a Hopper GPU, work on a borrowed stream is work on the stream itself.
+    /// Needs a machine with a Hopper GPU. Work on a borrowed stream is work on the stream itself.
     #[test]
     fn a_stream_of_the_caller_is_used_and_not_destroyed() {
         let Ok(device) = Device::open(0) else {
@@ -187,7 +187,7 @@ mod tests {
             return;
         };
         let own = device.stream().unwrap();
-        // SAFETY: `own` is a stream of the device and outlives the value made of it.
+        // SAFETY: `own` is a stream of the device and outlives `borrowed`.
         let borrowed = unsafe { Stream::from_raw(&device, own.as_raw()) };
         let mut buffer = device.alloc(64).unwrap();
         buffer.fill(&borrowed, 7).unwrap();
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(buffer.download::<u8>(&own).unwrap(), [7; 64]);
     }
 
-    /// On a machine with a Hopper GPU.
+    /// Needs a machine with a Hopper GPU.
     #[test]
     fn a_stream_has_a_number_of_its_own_and_none_while_it_is_captured() {
         let Ok(device) = Device::open(0) else {
@@ -214,7 +214,7 @@ mod tests {
         assert_ne!(device.stream().unwrap().id().unwrap(), id);
     }
 
-    /// On a machine with a Hopper GPU, and with a copy that takes a while.
+    /// Needs a machine with a Hopper GPU, and a copy that takes a while.
     #[test]
     fn streams_wait_for_events_of_others() {
         let Ok(device) = Device::open(0) else {
@@ -234,7 +234,7 @@ mod tests {
         behind.synchronize().unwrap();
         assert!(event.query().unwrap() && one.query().unwrap());
         assert!(behind.millis_since(&event).is_err(), "one of them has no time");
-        // SAFETY: `event` is alive for longer than the value made of it.
+        // SAFETY: `event` lives longer than `borrowed`.
         let borrowed = unsafe { Event::from_raw(&device, event.as_raw()) };
         drop(borrowed);
         event.synchronize().unwrap();

@@ -1,4 +1,4 @@
-//! Tensor maps: from the plain description to the 128 bytes that the copy engine reads.
+//! Tensor maps: turns the plain description into the 128 bytes that the copy engine reads.
 
 use cudarc::driver::sys::{
     self, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
@@ -47,7 +47,7 @@ impl TiledMap {
         say: impl FnOnce(CudaError) -> HostError,
     ) -> Result<ParamImage, HostError> {
         let mut map = CUtensorMap { opaque: [0; 16] };
-        // Traversal strides of 1: no element is skipped.
+        // Traversal strides of 1, which skip no element.
         let steps = [1; 5];
         // SAFETY: `map` is aligned by its type; the arrays have at least the `rank` entries that the driver reads; the
         // address is only stored.
@@ -96,7 +96,7 @@ fn padded<T: Copy, const N: usize>(given: &[T], rest: T) -> [T; N] {
 
 fn data_type(elem: Elem) -> CUtensorMapDataType {
     match elem {
-        // Copies depend on the size alone.
+        // Copies depend only on the size of an element.
         Elem::U8 | Elem::E4m3 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
         Elem::U32 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT32,
         Elem::U64 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT64,
@@ -106,10 +106,10 @@ fn data_type(elem: Elem) -> CUtensorMapDataType {
     }
 }
 
-/// L2 promotion for rows of `row_bytes`: the largest that fetches nothing of the next row. In a KV cache the next row
-/// belongs to another head, and would be evicted before it is that head's turn. On an H100, fetches of 256 bytes took
-/// 145 us for rows of 128 bytes (64 sequences of 2048 keys of e4m3), where these take 106; for rows of 256 bytes,
-/// fetches of 128 take 2 % longer.
+/// L2 promotion for rows of `row_bytes`: the largest promotion that fetches nothing of the next row. In a KV cache the
+/// next row belongs to another head, and would be evicted before a CTA reads that head. On an H100 with rows of 128
+/// bytes (64 sequences of 2048 keys of e4m3), fetches of 256 bytes took 145 us, and fetches of 128 bytes 106. With rows
+/// of 256 bytes, fetches of 128 bytes take 2 % longer than fetches of 256.
 fn fetches(row_bytes: u64) -> CUtensorMapL2promotion {
     match row_bytes {
         256.. => CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(TiledMap::new(&shape, &view), expected);
     }
 
-    /// Nothing is fetched of another head's row, whose 64 elements of 16 bits have 128 bytes.
+    /// A fetch reads nothing of another head's row: 64 elements of 16 bits are 128 bytes.
     #[test]
     fn fetches_stay_in_a_row() {
         let bytes = [8, 96, 128, 192, 256, 1024].map(|bytes| fetches(bytes) as u32);

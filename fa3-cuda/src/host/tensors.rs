@@ -4,8 +4,8 @@ use super::DeviceBuffer;
 use super::context::Context;
 use super::placement::{Interface, PlacementError};
 
-/// Buffers that hold the tensors of a call, by the tensors' names, from their first bytes on by default. Each operation
-/// lists its tensors; an optional tensor is left out, or given as `None`.
+/// The tensors of a call by name, each in a buffer. A tensor begins at the buffer's first byte, unless an offset is
+/// given. Each operation lists its tensors; an optional tensor is left out, or given as `None`.
 ///
 /// ```no_run
 /// use fa3_cuda::host::{DeviceBuffer, Forward, OperationError, Stream, Tensors, Workspace};
@@ -50,7 +50,7 @@ impl<'a> Tensors<'a> {
         self
     }
 
-    /// Adds an input at this byte offset of the buffer: several may be views of one buffer.
+    /// Adds an input at this byte offset of the buffer: several inputs may be views of one buffer.
     #[must_use]
     pub fn input_from(mut self, tensor: &'static str, buffer: &'a DeviceBuffer, from: usize) -> Tensors<'a> {
         self.0.push(Given { tensor, buffer, from, is_writable: false });
@@ -89,7 +89,7 @@ impl<'a> Tensors<'a> {
 
     /// The tensors' addresses.
     pub(super) fn addresses(&self) -> impl Iterator<Item = (&'static str, Option<u64>)> {
-        // The check refuses tensors that begin behind the buffer, unless they have no bytes.
+        // The check refuses tensors that begin behind the end of the buffer, unless they have no bytes.
         self.0
             .iter()
             .map(|given| (given.tensor, Some(given.buffer.address().wrapping_add(given.from as u64))))

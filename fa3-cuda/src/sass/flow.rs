@@ -9,11 +9,11 @@ use super::{Class, Listing, Round};
 struct Flow {
     /// The first instruction of each block, and at the end the number of instructions.
     starts: Vec<usize>,
-    /// The successors of each block: its branch's target first, then its neighbour.
+    /// The successors of each block: first the target of its branch, then the next block.
     next: Vec<Vec<usize>>,
 }
 
-/// A natural loop: the blocks between its head and a branch back to it, which can be entered through the head only.
+/// A natural loop: the blocks between its head and a branch back to the head. It can only be entered through the head.
 struct Natural {
     head: usize,
     blocks: BTreeSet<usize>,
@@ -21,8 +21,8 @@ struct Natural {
 
 /// The innermost loops with products, by address: one iteration each, in the order of control flow.
 ///
-/// The compiler puts the retries of a wait behind the kernel's end, and jumps there and back; they are left out.
-/// Conditional code is included.
+/// The compiler puts the retries of a wait behind the kernel's end, and jumps there and back. These blocks are left
+/// out. Conditional code is included.
 pub fn product_loops(listing: &Listing) -> Vec<Round<'_>> {
     let flow = Flow::of(listing);
     let is_product = |index: usize| listing.instructions[index].class() == Class::Product;
@@ -88,7 +88,7 @@ impl Flow {
             self.next[from].iter().for_each(|&to| before[to].push(from));
         }
         for &head in &reachable {
-            // The head dominates the blocks that the start does not reach without it.
+            // The head dominates all blocks that the start cannot reach without passing the head.
             let without = if head == 0 { BTreeSet::new() } else { reach(&self.next, 0, Some(head)) };
             let back = |&from: &usize| self.next[from].contains(&head) && !without.contains(&from);
             let ends: Vec<usize> = reachable.iter().copied().filter(back).collect();
@@ -104,10 +104,10 @@ impl Flow {
         found
     }
 
-    /// The blocks of a loop in an order in which each follows its predecessors of an iteration, and neighbours stay
-    /// together if possible: reverse postorder.
+    /// The blocks of a loop, each after its predecessors in an iteration, and next to the block that it follows in
+    /// memory if possible: reverse postorder.
     fn order(&self, natural: &Natural) -> Vec<usize> {
-        // A block, and how many of its successors have been visited.
+        // A block, and the number of its successors that have been visited.
         let (mut order, mut seen) = (Vec::new(), BTreeSet::from([natural.head]));
         let mut path = vec![(natural.head, 0)];
         while let Some((block, visited)) = path.last_mut() {
@@ -129,7 +129,7 @@ impl Flow {
     }
 }
 
-/// The blocks that can be reached from a block, itself included, along `edges` and not through `barred`.
+/// The blocks that can be reached from a block along `edges`, itself included, without passing `barred`.
 fn reach(edges: &[Vec<usize>], from: usize, barred: Option<usize>) -> BTreeSet<usize> {
     let (mut found, mut open) = (BTreeSet::from([from]), vec![from]);
     while let Some(block) = open.pop() {
@@ -143,15 +143,15 @@ fn reach(edges: &[Vec<usize>], from: usize, barred: Option<usize>) -> BTreeSet<u
 mod tests {
     use super::*;
 
-    /// Addresses of every loop's round.
+    /// Addresses of the instructions of every loop.
     fn rounds(text: &str) -> Vec<Vec<u32>> {
         let listing = Listing::parse(text).unwrap();
         let rounds = product_loops(&listing);
         rounds.iter().map(|round| round.instructions.iter().map(|i| i.address).collect()).collect()
     }
 
-    /// Two loops in one: each has its wait's retry behind the end, the second one a condition, whose block the compiler
-    /// has put behind the end, too. What jumps back from there does not make larger loops.
+    /// One loop has two inner loops. The retries of both waits are behind the end. The second loop also has a
+    /// condition, whose block the compiler has put behind the end. Jumps back from there do not make larger loops.
     #[test]
     fn retries_and_blocks_out_of_line() {
         let found = rounds(
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(found, [first, second]);
     }
 
-    /// A wait that tries again where it stands is a part of the round.
+    /// A wait with its retry in line is a part of the loop.
     #[test]
     fn a_retry_in_line() {
         let found = rounds(
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(found, [[0, 0x10, 0x20, 0x30]]);
     }
 
-    /// A branch back to where one can also come from elsewhere makes no loop of what lies between.
+    /// A branch back makes no loop if its target can be passed by on the way to the branch.
     #[test]
     fn a_head_must_be_passed() {
         let found = rounds(

@@ -24,7 +24,7 @@ pub struct Listing {
     labels: HashMap<String, usize>,
 }
 
-/// The errors of a text that is no listing of machine code.
+/// The errors of a text that is not a listing of machine code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
@@ -104,7 +104,7 @@ impl Instruction {
     pub(super) fn falls_through(&self) -> bool {
         let leaves = match self.stem() {
             "EXIT" | "RET" | "BRX" | "JMX" => true,
-            // With a predicate among its operands, as in `BRA.U UP0, ...`, it is not always taken.
+            // With a predicate among its operands, as in `BRA.U UP0, ...`, the branch is not always taken.
             "BRA" | "JMP" => self.operands.starts_with("`("),
             _ => false,
         };
@@ -116,7 +116,7 @@ impl Instruction {
 mod tests {
     use super::*;
 
-    /// Lines of nvdisasm 13.5.37, `-c`.
+    /// Lines of the output of nvdisasm 13.5.37, `-c`.
     const TEXT: &str = "\
 	.target	sm_90a
 //--------------------- .text.fwd                 --------------------------

@@ -1,14 +1,15 @@
-//! The order of an iteration's instructions on few lines, as Appendix B.2 of the paper prints it.
+//! The order of an iteration's instructions in a few lines, as Appendix B.2 of the paper prints it.
 
 use std::fmt;
 
 use super::{Class, Instruction, Round};
 
-/// Number of instructions after which a new kind begins a new group.
+/// Number of instructions in a group after which an instruction of a new kind begins a new group.
 const SETTLED: usize = 12;
 
-/// An iteration's instructions in order. Products, waits and barriers are listed one by one; the arithmetic between
-/// them is summarised as groups of kinds with their numbers. Integer instructions, moves and branches are left out.
+/// An iteration's instructions in order. Products, waits and barriers are listed one by one. The arithmetic between
+/// them is summarised in groups: the kinds of instructions with their numbers. Integer instructions, moves and branches
+/// are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
     /// The products, waits, barriers and groups.
@@ -18,10 +19,10 @@ pub struct Order {
 /// Instructions that run together: their short names in order of appearance, with their numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Names and numbers.
+    /// The names, each with its number of instructions.
     pub counts: Vec<(String, usize)>,
     landmark: bool,
-    /// Instructions since the last new name.
+    /// Number of instructions since the last new name.
     settled: usize,
 }
 
@@ -43,7 +44,7 @@ fn is_shown(instruction: &Instruction) -> bool {
     instruction.class() != Class::Other
 }
 
-/// Whether an instruction is listed on its own, since its position matters and not only the number.
+/// Whether an instruction is listed on its own, because its position matters and not only the number of its kind.
 fn is_landmark(instruction: &Instruction) -> bool {
     matches!(instruction.class(), Class::Product | Class::Wait | Class::Barrier | Class::Spill)
 }
@@ -122,7 +123,7 @@ mod tests {
     fn mixtures_end_where_something_new_begins() {
         let mixed = [[MAX; 20].as_slice(), &[FMA, EXP].repeat(15), &[MAX]].concat();
         assert_eq!(order(&mixed), "HGMMA FMNMX×20 FFMA×15+MUFU.EX2×15 FMNMX");
-        // What comes in soon belongs to the mixture; integers belong to none.
+        // A kind that appears soon enough belongs to the group; integer instructions belong to no group.
         let soon = [&[MAX; 3], ["UMOV UR4, UR5"; 3].as_slice(), &[FMA; 2], &[MAX]].concat();
         assert_eq!(order(&soon), "HGMMA FMNMX×4+FFMA×2");
     }
@@ -146,7 +147,7 @@ mod tests {
         assert_eq!((product.n, product.parts, product.fresh, product.interruptions), (128, 4, false, 0));
         let at = |index: usize| round.instructions[index].address;
         assert_eq!((at(product.first), at(product.last), product.wait.map(at)), (0x660, 0x760, Some(0x770)));
-        // All from 0x410 to 0x790, and nothing of the retry at 0x1490.
+        // The loop has all instructions from 0x410 to 0x790, and nothing of the retry at 0x1490.
         assert_eq!((at(0), round.instructions.len()), (0x410, 1 + (0x790 - 0x410) / 16));
     }
 }

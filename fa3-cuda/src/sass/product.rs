@@ -2,7 +2,7 @@
 
 use super::{Class, Instruction, Round};
 
-/// A product: the HGMMAs up to one that closes a group.
+/// A product: the HGMMAs up to the one that closes a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Product {
     /// Columns of the result.
@@ -11,19 +11,19 @@ pub struct Product {
     pub parts: usize,
     /// Whether the product overwrites its accumulators (Q Kᵀ) instead of adding to them (O += P V).
     pub fresh: bool,
-    /// Waits and barriers between its HGMMAs: each may stop the tensor cores.
+    /// Number of waits and barriers between its HGMMAs: each may stop the tensor cores.
     pub interruptions: usize,
     /// The index of its first HGMMA in the iteration.
     pub first: usize,
     /// The index of its last instruction.
     pub last: usize,
-    /// The index of the first wait that completes it; counted on behind the iteration's instructions if a later
-    /// iteration waits. `None` if none does.
+    /// The index of the first wait that completes it. If a later iteration waits, the index counts on from this
+    /// iteration's instructions. `None` if no wait completes it.
     pub wait: Option<usize>,
 }
 
 impl Round<'_> {
-    /// The products, in the order of their begins.
+    /// The products, in the order in which they begin.
     pub fn products(&self) -> Vec<Product> {
         let is_part = |&index: &usize| self.instructions[index].class() == Class::Product;
         let parts: Vec<usize> = (0..self.instructions.len()).filter(is_part).collect();
@@ -47,7 +47,8 @@ impl Round<'_> {
         })
     }
 
-    /// The wait, in this iteration or the next two, for the product that ends at `last`, where products end at `ends`.
+    /// The wait, in this iteration or the next two, for the product that ends at `last`. `ends` are the ends of all
+    /// products.
     fn wait(&self, last: usize, ends: &[usize]) -> Option<usize> {
         let length = self.instructions.len();
         let mut younger = 0;
@@ -58,8 +59,8 @@ impl Round<'_> {
         })
     }
 
-    /// Number of an iteration's instructions of a kind between a product's first HGMMA and its wait, which the tensor
-    /// cores may hide.
+    /// Number of instructions of a kind between a product's first HGMMA and its wait. The tensor cores may hide these
+    /// instructions.
     pub fn under(&self, product: &Product, class: Class) -> usize {
         let length = self.instructions.len();
         let round = product.first + length;
@@ -78,7 +79,7 @@ mod tests {
     use super::super::{Listing, product_loops};
     use super::*;
 
-    /// Two stages, shortened: Q Kᵀ, P V of the block before, softmax, the wait for P V.
+    /// Two stages, shortened: Q Kᵀ, P V of the previous block, softmax, the wait for P V.
     const TWO_STAGES: &str = "
 .L_x_0:
  /*0000*/ SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR22], R10 ;
@@ -115,7 +116,7 @@ mod tests {
         assert_eq!((products, under), (vec![scores, sums], vec![0, 2]));
     }
 
-    /// A product that the next round waits for, after its own first product has begun.
+    /// The next iteration waits for the product, after its own first product has begun.
     #[test]
     fn a_wait_in_the_next_round() {
         let (products, under) = products(
@@ -129,7 +130,7 @@ mod tests {
  /*0050*/ EXIT ;",
         );
         let waits: Vec<Option<usize>> = products.iter().map(|product| product.wait).collect();
-        // The wait at 2 of the next round comes after that round's product at 1: 5 + 2.
+        // The wait, at index 2 of the next iteration, comes after that iteration's product at index 1: 5 + 2.
         assert_eq!((waits, under), (vec![Some(7)], vec![2]));
     }
 

@@ -1,4 +1,4 @@
-//! The shared memory that the planner budgets for tiles, against what kernels declare.
+//! The shared memory that the planner budgets for tiles, compared with the memory that kernels declare.
 
 use fa3_cuda::kernels::KernelSpec;
 use fa3_cuda::kernels::fwd::{FwdSpec, SequenceForm};
@@ -7,8 +7,8 @@ use fa3_sched::forward::{Loads, Precision, SMEM_RESERVE, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::Mask;
 
-/// The budget is enough for every row of the tile table under every scheduler, with either role loading. It exceeds
-/// what a kernel uses by its reserve at most.
+/// The budget is enough for every row of the tile table under every scheduler, with either role loading. It exceeds the
+/// memory that a kernel uses by at most its reserve.
 #[test]
 fn shared_memory_is_what_the_kernels_declare() {
     let schedulers = [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];

@@ -39,11 +39,11 @@ fn run(program: &Program<Spec>, before: &[Vec<u8>]) -> Vec<Vec<u8>> {
     outcome.buffers
 }
 
-/// Buffers that the append writes for the attention, by their names in both programs.
+/// Buffers that the append writes for the attention, by their names in the two programs.
 const PASSED: [(&str, &str); 4] =
     [("q_rotated", "q"), ("seqused_after", "seqused_k"), ("k_cache", "k"), ("v_cache", "v")];
 
-/// The name of a buffer of the append. Cache tensors have the names that the attention gives them.
+/// The name of a buffer of the append in the whole program. Cache tensors have the names that the attention gives them.
 fn name(of_append: &str) -> &str {
     match of_append {
         "k_cache" => "k",
@@ -52,7 +52,8 @@ fn name(of_append: &str) -> &str {
     }
 }
 
-/// Initial bytes of a buffer: small integers in arrays of lengths and page tables, else numbers in [-2, 2) as bf16.
+/// Initial bytes of a buffer: small integers in arrays of lengths and page tables, otherwise numbers in [-2, 2) as
+/// bf16.
 fn given(name: &str, bytes: usize) -> Vec<u8> {
     match name {
         "page_table" => [3_u32, 1, 8, 0, 2, 4, 5, 6].iter().flat_map(|page| page.to_le_bytes()).collect(),
@@ -69,7 +70,7 @@ fn given(name: &str, bytes: usize) -> Vec<u8> {
     }
 }
 
-/// The program does what its two parts do one after the other.
+/// The whole program has the results of its two parts, run one after the other.
 #[test]
 fn both_parts_run_one_after_the_other() {
     for (rotated, options) in [

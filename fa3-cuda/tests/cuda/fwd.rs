@@ -5,7 +5,7 @@ use fa3_sched::DeviceLimits;
 use fa3_sched::forward::Plan;
 use fa3_types::{Dtype, ProblemSpec, Shape, Strides};
 
-/// Two sequences 2^36 elements apart.
+/// The two sequences are 2^36 elements apart.
 #[test]
 fn a_buffer_is_as_large_as_its_tensor_reaches() {
     let shape = Shape { batch: 2, seqlen: 16, heads: 1, head_dim: 64 };

@@ -5,7 +5,7 @@ use fa3_cuda::host::{
     is_driver_present,
 };
 
-/// Opening a device without a driver is an error, and no panic.
+/// Opening a device without a driver returns an error, without a panic.
 #[test]
 fn a_missing_driver_is_an_error() {
     if is_driver_present() {
@@ -28,7 +28,7 @@ fn a_device_that_is_not_there_is_an_error() {
     assert!(matches!(error, Some(HostError::NoDevice { ordinal: 1000, .. })), "{error:?}");
 }
 
-/// Every handle may be used by any thread.
+/// Any thread may use any handle.
 #[test]
 fn handles_are_send_and_sync() {
     fn any_thread<T: Send + Sync>() {}

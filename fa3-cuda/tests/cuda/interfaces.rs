@@ -63,7 +63,7 @@ fn gradients_are_written_and_that_of_lse_may_be_absent() {
 
 #[test]
 fn o_may_be_a_part_of_the_tensor_that_the_inputs_are_parts_of() {
-    // (batch, rows, 4, heads, head_dim), of 4 heads of 128 bytes.
+    // The tensor is (batch, rows, 4, heads, head_dim), with 4 heads of 128 bytes.
     let (part, row) = (4 * 128, 4 * 4 * 128);
     let strides = Strides { batch: 100 * row / 2, seqlen: row / 2, heads: 64, head_dim: 1 };
     let tensor = TensorDesc { dtype: Dtype::Bf16, shape: Q, strides };
@@ -79,7 +79,7 @@ fn o_may_be_a_part_of_the_tensor_that_the_inputs_are_parts_of() {
 
 #[test]
 fn gradients_may_be_parts_of_one_tensor() {
-    // (batch, rows, heads_q + 2 heads_kv, head_dim), of 8 heads of 128 bytes.
+    // The tensor is (batch, rows, heads_q + 2 heads_kv, head_dim), with 8 heads of 128 bytes.
     let (rows, row) = (100, 8 * 128);
     let place = |dk: u64, dv: u64| {
         let mut spec =
@@ -91,7 +91,7 @@ fn gradients_may_be_parts_of_one_tensor() {
         let given = [("dq", 0x1000), ("dk", 0x1000 + dk), ("dv", 0x1000 + dv)];
         are_apart(&kernels::bwd::program(&plan), &given)
     };
-    // Heads of Q, then of K, then of V; another order; and K one row further.
+    // The heads of Q, K and V in this order; in another order; and with K one row further.
     for (dk, dv) in [(4 * 128, 6 * 128), (6 * 128, 4 * 128), (12 * 128, 6 * 128)] {
         assert!(place(dk, dv), "{dk} {dv}");
     }
@@ -161,8 +161,8 @@ fn a_quantization_has_the_tensors_that_its_problem_has() {
     assert_eq!(rotary(Positions::Listed), format!("{rotated}, positions 800 16"));
 }
 
-/// The append of one row each to a cache of 3 entries of 16 rows, 2 heads and 64 columns, whose strides of sequences,
-/// rows and heads are given.
+/// An append of one row for each sequence to a cache of 3 entries of 16 rows, 2 heads and 64 columns. The strides of
+/// sequences, rows and heads are given.
 fn append([batch, seqlen, heads]: [i64; 3]) -> Program<Spec> {
     let shape = Shape { batch: 3, seqlen: 1, heads: 2, head_dim: 64 };
     let new = TensorDesc::contiguous(Dtype::Bf16, shape);

@@ -1,5 +1,5 @@
-//! Varlen kernels in the simulator: each sequence has the bits that a kernel for that sequence alone gives it, whatever
-//! lies around it in memory.
+//! Varlen kernels in the simulator: each sequence has the bits that a kernel for that sequence alone computes, whatever
+//! surrounds the sequence in memory.
 
 use fa3_cuda::kernels::fwd::{buffers, program};
 use fa3_ir::{BufferRole, Kernel, Program};
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 /// A byte whose repetition is NaN in every type.
 const POISON: u8 = 0xFF;
 const HEAD_DIM: usize = 64;
-/// CTAs, fewer than tiles.
+/// Number of CTAs, smaller than the number of tiles.
 const CTAS: u32 = 3;
 
 const TILE: CtaTile = CtaTile {
@@ -31,13 +31,14 @@ const TILE: CtaTile = CtaTile {
 const TWO: CtaTile = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TILE };
 const FP8: CtaTile = CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), tile_n: 32, ..TILE };
 
-/// Rows of a sequence in the tensor of Q, or of K and V.
+/// The rows of a sequence in the tensor of Q, or of K and V.
 #[derive(Clone, Copy, Debug)]
 struct Rows {
     batch: usize,
     first: usize,
-    /// All rows, and the number of first rows that take part in attention.
+    /// Number of all rows.
     count: usize,
+    /// Number of first rows that take part in attention.
     used: usize,
 }
 
@@ -234,7 +235,7 @@ impl Batch {
         *self.problem().o()
     }
 
-    /// Checks that rows behind all sequences have the results of rows without keys.
+    /// Checks that rows behind all sequences have the results of rows that see no key.
     fn check_rows_behind(&self, o: &[u8], lse: &[u8]) {
         if self.q.shape.batch > 1 {
             return;
@@ -277,20 +278,20 @@ impl Batch {
             let outcome = ProgramSimulation::new(&program).run(&initial.collect::<Vec<_>>()).unwrap();
             assert!(outcome.is_clean());
             o.clone_from(&outcome.buffers[buffers::O.0]);
-            // From (heads, rows) to (rows, heads), the order of the results.
+            // Converts from (heads, rows) to (rows, heads), the order of the results.
             let of_lse = &outcome.buffers[buffers::LSE.0].as_chunks::<4>().0;
             lse = each(rows_q.used, self.heads.0)
                 .flat_map(|(row, head)| of_lse[head * rows_q.used + row])
                 .collect();
         }
-        // Padding rows have the results of rows without keys.
+        // Padding rows have the results of rows that see no key.
         let unused = (rows_q.count - rows_q.used) * self.heads.0;
         o.extend(std::iter::repeat_n(0, 2 * unused * HEAD_DIM));
         lse.extend(std::iter::repeat_n(f32::NEG_INFINITY.to_le_bytes(), unused).flatten());
         (o, lse)
     }
 
-    /// Each sequence has the bits that it has alone, even if other sequences hold NaN.
+    /// Each sequence has the bits that it has without the others, even if the other sequences hold NaN.
     fn check(&self) {
         let inputs = self.inputs(|_| true);
         let expected: Results = (0..self.sequences.len()).map(|number| self.alone(number, &inputs)).collect();
@@ -304,7 +305,7 @@ impl Batch {
     }
 }
 
-/// Asserts equal results of the sequences for which `is_there` is true.
+/// Asserts that the results are equal for the sequences for which `is_there` is true.
 fn same(results: &Results, expected: &Results, is_there: impl Fn(usize) -> bool) {
     for (number, (found, expected)) in results.iter().zip(expected).enumerate().filter(|&(i, _)| is_there(i))
     {
@@ -344,7 +345,8 @@ fn dtype(tile: &CtaTile) -> Dtype {
     if tile.precision.is_fp8() { Dtype::E4m3 } else { Dtype::Bf16 }
 }
 
-/// Lengths around the sizes of tiles and blocks; more queries than keys; sequences without queries or keys.
+/// Lengths around the sizes of tiles and blocks; sequences with more queries than keys; and sequences without queries
+/// or keys.
 const LENGTHS: [(usize, usize); 9] =
     [(63, 15), (64, 16), (65, 17), (0, 30), (30, 0), (1, 1), (150, 40), (0, 0), (5, 90)];
 

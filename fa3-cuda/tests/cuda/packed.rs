@@ -8,7 +8,7 @@ use fa3_types::Mask;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// The first `words` words of the table that the kernel writes, from these arrays of lengths.
+/// The first `words` words of the table that the kernel writes from these arrays of lengths.
 fn in_a_kernel(plan: &Plan, arrays: &[&[i32]], words: usize) -> Vec<u32> {
     let program = program(plan, false).map(kernels::Spec::kernel);
     let bytes = |array: &&[i32]| array.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -26,7 +26,7 @@ fn side(is_packed: bool, is_used: bool, rows: usize) -> Side {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
-    /// Arrays of lengths of which most entries are valid.
+    /// Most entries of the arrays of lengths are valid.
     #[test]
     fn kernels_write_the_table_of_the_host(
         entries in vec([(); 4].map(|()| prop_oneof![9 => 0..900, 1 => any::<i32>()]), 0..70),
@@ -39,7 +39,7 @@ proptest! {
         let column = |is_there: bool, index: usize| -> Vec<i32> {
             if is_there { entries.iter().map(|row| row[index]).collect() } else { Vec::new() }
         };
-        // In ascending order, except for invalid entries.
+        // Entries are in ascending order, except for invalid ones.
         let ends = |is_there: bool, index: usize| -> Vec<i32> {
             let mut ends = column(is_there, index);
             ends.extend(is_there.then_some(rows[index / 2] as i32));

@@ -80,8 +80,8 @@ fn problems() -> Vec<KnownProblem> {
     in_full.into_iter().map(|spec| spec.known().unwrap()).chain(others).collect()
 }
 
-/// With float sums, the only difference between O and attention on the same codes is the rounding of P: by 2^-4 of P,
-/// or, if P is subnormal, by 2^-10 of 2^-8 of the row's largest P.
+/// With float sums, O differs from attention on the same codes only by the rounding of P: by 2^-4 of P or, if P is
+/// subnormal, by 2^-10 of 2^-8 of the row's largest P.
 #[test]
 fn with_float_sums_only_the_rounding_of_p_is_left() {
     let blocks = Granularity::Block { rows: 64 };
@@ -109,7 +109,7 @@ fn with_float_sums_only_the_rounding_of_p_is_left() {
 }
 
 /// The tensor core's Q·K: every instruction truncates 33 addends and a result to at most 2^-13 of the largest of them,
-/// which is at most the sum of the products' magnitudes. A score, and so LSE, may move by that much.
+/// which is at most the sum of the products' magnitudes. A score may move by that much, and so may LSE.
 #[test]
 fn the_tensor_core_moves_lse_by_what_it_truncates() {
     for problem in problems() {
@@ -136,7 +136,7 @@ fn the_tensor_core_moves_lse_by_what_it_truncates() {
 
 #[test]
 fn equal_scores_average_v_exactly() {
-    // Small integers times powers of two: no sum needs more than 13 bits, so that no rounding occurs.
+    // Inputs are small integers times powers of two: no sum needs more than 13 bits, so that no rounding occurs.
     let shape = Shape { batch: 1, seqlen: 128, heads: 1, head_dim: 32 };
     let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).known().unwrap();
     let code = |key: usize, d: usize| E4m3::from_f32((key * 5 + d * 3) as f32 % 7.0 - 3.0);

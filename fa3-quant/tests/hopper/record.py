@@ -40,7 +40,7 @@ def decode_table():
 
 
 def codes_near(rng, values):
-    """The codes nearest to the values: good enough to make inputs with."""
+    """The codes nearest to the values: near enough for making inputs."""
     table = decode_table()
     finite = np.array([c for c in range(256) if c & 127 != 127])
     order = finite[np.argsort(table[finite], kind="stable")]
@@ -49,7 +49,7 @@ def codes_near(rng, values):
 
 
 def trials(rng):
-    """(A, B, C) of each trial, with what it is for."""
+    """Yields (A, B, C) of each trial, with a comment on its purpose."""
     finite = np.array([c for c in range(256) if c & 127 != 127], dtype=np.uint8)
     some = lambda pool, *shape: rng.choice(np.array(pool, dtype=np.uint8), shape)
     normal = lambda scale, *shape: codes_near(rng, rng.normal(0, scale, shape))
@@ -57,8 +57,8 @@ def trials(rng):
     wide = lambda *shape: f32(rng.normal(0, 1, shape) * 2.0 ** rng.integers(-40, 40, shape))
     c0 = np.zeros((64, 8), np.float32)
     yield some(finite, 64, 32), some(finite, 8, 32), c0  # any products
-    yield some(finite, 64, 32), some(finite, 8, 32), f32(rng.normal(0, 1e4, (64, 8)))  # and an accumulator
-    yield some(finite, 64, 32), some(finite, 8, 32), wide(64, 8)  # of any size
+    yield some(finite, 64, 32), some(finite, 8, 32), f32(rng.normal(0, 1e4, (64, 8)))  # and any accumulator
+    yield some(finite, 64, 32), some(finite, 8, 32), wide(64, 8)  # an accumulator of any size
     yield normal(1, 64, 32), normal(1, 8, 32), c0  # ordinary numbers
     yield normal(1, 64, 32), normal(1, 8, 32), f32(rng.normal(0, 10, (64, 8)))
     yield codes_near(rng, rng.uniform(0, 256, (64, 32))), normal(1, 8, 32) & 127, f32(rng.uniform(0, 1e6, (64, 8)))  # P V
@@ -70,8 +70,8 @@ def trials(rng):
     b = some(finite, 8, 32)
     b[:, 16:] = b[:, :16]
     yield a, b, wide(64, 8)
-    yield a, b, -c0  # to zero, with a negative zero
-    yield np.zeros((64, 32), np.uint8), some(finite, 8, 32), wide(64, 8)  # nothing but an accumulator
+    yield a, b, -c0  # products that cancel to zero, and a negative zero
+    yield np.zeros((64, 32), np.uint8), some(finite, 8, 32), wide(64, 8)  # zero products and any accumulator
     a = normal(1, 64, 32)
     a[::8, 5], a[1::8, 6] = 0x7F, 0xFF  # NaN
     yield a, normal(1, 8, 32), f32(rng.normal(0, 1, (64, 8)))

@@ -41,11 +41,12 @@ pub fn backward_magnitudes<'a, T: Element + 'a>(
     each_head(inputs, &output.into(), Sum::Magnitudes)
 }
 
-/// The sums of the squares of all terms that are rounded to 16 bits on the way to a gradient: P_ij dO_i in dV; dS_ij
-/// Q_i in dK and dS_ij K_j in dQ, and in these the terms of D_i, which reads O. For dsink, only its terms of D.
+/// The sums of the squares of all terms that are rounded to 16 bits on the way to a gradient. The terms are P_ij dO_i
+/// in dV, dS_ij K_j in dQ, dS_ij Q_i in dK, and in dQ and dK also the terms of D_i, which reads O. For dsink they are
+/// only the terms of D.
 ///
 /// A rounding is off by up to u, relative, for the unit roundoff u, and roundings are independent. So u times the root
-/// of such a sum estimates their total.
+/// of such a sum estimates the total rounding error.
 ///
 /// # Errors
 /// The errors of [`backward`].
@@ -167,7 +168,7 @@ impl Gradient<'_> {
         dot(row(&self.dout, i), self.scores.v(j)) - self.delta[i]
     }
 
-    /// Whether row `i` sees key `j`, with a score other than -inf in the row.
+    /// Whether row `i` sees key `j`, and some score of the row is above -inf.
     fn counts(&self, i: usize, j: usize) -> bool {
         self.scores.allows(i, j) && self.lse[i] != f64::NEG_INFINITY
     }

@@ -17,7 +17,8 @@ pub struct PlanOptions {
     pub dkv: Option<DkvTile>,
     /// The tile of a dQ kernel. The tile of the dK/dV kernel must then not add to dQ.
     pub dq: Option<DqTile>,
-    /// Streaming multiprocessors to use; the others are left to other work. A number above the device's counts as all.
+    /// Number of streaming multiprocessors to use; the others are left to other work. If it is above the device's
+    /// number, all are used.
     pub sms: Option<NonZeroU32>,
 }
 

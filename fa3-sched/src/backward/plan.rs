@@ -15,15 +15,16 @@ use crate::{DeviceLimits, Tiling};
 pub use dense::DensePlan;
 pub use varlen::VarlenPlan;
 
-/// Rows of a head for which a CTA computes statistics.
+/// Number of rows of a head for which a CTA computes statistics.
 pub const STATS_ROWS: u32 = 64;
 
 /// The dK/dV kernel or the dQ kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<T> {
-    /// Its tile.
+    /// The tile of the kernel.
     pub tile: T,
-    /// Cut of each head's attention matrix; for dK and dV, of its transpose, whose rows are keys.
+    /// The cut of each head's attention matrix. For dK and dV it is the cut of the transposed matrix, whose rows are
+    /// keys.
     pub tiling: Tiling<u32>,
 }
 
@@ -139,7 +140,7 @@ impl Plan {
         &self.dq
     }
 
-    /// How its launches find tiles.
+    /// How launches find their tiles.
     pub fn kind(&self) -> &PlanKind {
         &self.kind
     }
@@ -161,12 +162,12 @@ struct Asked<'a> {
     sms: NonZeroU32,
 }
 
-/// Row blocks by which a tile trails the tile after it when they add in order and neither waits: an addition to memory
-/// and its signal take about the time of two blocks.
+/// The number of row blocks by which a tile trails the tile after it when they add in order and neither waits: an
+/// addition to memory and its signal take about as long as two blocks.
 const BLOCKS_BEHIND: u32 = 2;
 
-/// Heads per section when each tile of keys, of `blocks` row blocks, waits for the tile after it: enough heads that the
-/// next tile of a head begins [`BLOCKS_BEHIND`] blocks later.
+/// Number of heads per section if each tile of keys, of `blocks` row blocks, waits for the tile after it: enough heads
+/// that the next tile of a head begins [`BLOCKS_BEHIND`] blocks later.
 fn heads_between(blocks: u32, sms: NonZeroU32) -> u32 {
     (BLOCKS_BEHIND.saturating_mul(sms.get()).saturating_add(blocks / 2) / blocks.max(1)).max(1)
 }
@@ -182,14 +183,14 @@ fn heads_between(blocks: u32, sms: NonZeroU32) -> u32 {
 /// other for longer than these kernels take (docs/performance-backward.md).
 pub const MOST_KEYS_IN_ORDER: usize = 4096;
 
-/// [`MOST_KEYS_IN_ORDER`] under a mask. Rows of a causal mask see half of the keys on average, rows of a window all of
-/// its keys.
+/// [`MOST_KEYS_IN_ORDER`] under a mask. On average, a row of a causal mask sees half of the keys, and a row of a window
+/// sees all keys of the window.
 pub const MOST_KEYS_IN_ORDER_MASKED: usize = 1024;
 
 /// [`MOST_KEYS_IN_ORDER_MASKED`] with GQA, under a mask that is bounded on one side only, such as a causal one. The
 /// lengths of tiles then differ group-size times as much, and in order the longest tiles come last. With groups of 4
-/// and 1024 visible keys, any order was measured to be faster (docs/decisions.md). 512 visible keys were not measured,
-/// and keep the order that they have without groups.
+/// and 1024 visible keys, any order was measured to be faster (docs/decisions.md). With 512 visible keys nothing was
+/// measured, and the order is the order without groups.
 pub const MOST_KEYS_IN_ORDER_GROUPED: usize = 768;
 
 /// The order in which the dK/dV kernel adds to dQ; `None` if it does not add.
@@ -207,7 +208,7 @@ fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> O
         }
     };
     if forward.mask().intervals().is_some() && options.deterministic {
-        // Which tiles add to a row, and in which order, is data.
+        // The tiles that add to a row, and their order, depend on data.
         return None;
     }
     let in_order = forward.mask().intervals().is_none() && (options.deterministic || seen <= most);

@@ -16,7 +16,7 @@ pub enum Division {
 }
 
 /// The tile of a dK/dV kernel: a tile of keys that stays, and a loop over blocks of query rows. Each thread of a
-/// warpgroup holds Sᵀ, dPᵀ and Pᵀ of a block, and its part of dK and dV.
+/// warpgroup holds its part of Sᵀ, dPᵀ and Pᵀ of a block, and of dK and dV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DkvTile {
     /// The largest head dimension of Q and K. Smaller ones are padded with zeros.
@@ -33,9 +33,9 @@ pub struct DkvTile {
     pub kv_stages: u32,
     /// How warpgroups divide the work.
     pub division: Division,
-    /// Whether the kernel adds its contributions to dQ to sums in memory, and in which order. If so, two warpgroups
-    /// divide the keys, and also the rows of dQ: each takes half of a block of 128 rows, or every other block of 64
-    /// rows.
+    /// Whether the kernel adds its contributions to dQ to sums in memory, and in which order. If it does, two
+    /// warpgroups divide the keys, and also the rows of dQ: each takes half of a block of 128 rows, or every other
+    /// block of 64 rows.
     pub adds_dq: Option<AddOrder>,
 }
 
@@ -48,7 +48,7 @@ pub enum AddOrder {
     LastKeysFirst,
 }
 
-/// Rows of dQ that a warpgroup adds to memory at a time: the M of one product.
+/// Number of rows of dQ that a warpgroup adds to memory at a time: the M of one product.
 pub const ADDED_ROWS: u32 = 64;
 
 /// The tile of a dQ kernel: a tile of query rows that stays, and a loop over blocks of keys.
@@ -74,7 +74,7 @@ const SMEM_RESERVE: u32 = 1024;
 /// Registers of a consumer thread in addition to its tiles.
 const REGISTER_RESERVE: u32 = 32;
 
-/// Registers of a consumer thread, with one or two consumer warpgroups and a producer.
+/// Registers of a consumer thread if there are one or two consumer warpgroups and a producer.
 const CONSUMER_REGISTERS: u32 = 240;
 
 /// Registers of a producer thread.
@@ -85,7 +85,7 @@ const HEAD_DIM_STEP: u32 = 32;
 
 const MOST_HEAD_DIM: u32 = 256;
 
-/// The most pipeline stages: more make nothing faster.
+/// Largest number of pipeline stages: more stages make nothing faster.
 const MOST_STAGES: u32 = 3;
 
 impl DkvTile {
@@ -162,8 +162,8 @@ impl DkvTile {
         gradients / 2 + of_dq.max(self.tile_m + p)
     }
 
-    /// Bytes of shared memory: K and V; stages of Q, of dO and of two numbers a row; P in f32 if it is handed over; dS
-    /// and each consumer's dQ if the kernel adds to dQ.
+    /// Bytes of shared memory: K and V; stages of Q, of dO and of two numbers for each row; P in f32 if it is handed
+    /// over; dS, and dQ of each consumer, if the kernel adds to dQ.
     pub fn smem_bytes(&self) -> u32 {
         let dims = self.head_dim + self.head_dim_v;
         let handed_over = match self.division {
@@ -199,7 +199,7 @@ impl DkvTile {
         }
         check_head_dims(self.head_dim, self.head_dim_v)?;
         check_stages(self.stages, 1)?;
-        // Half of dQ of a tile's last block is computed after the next tile has begun.
+        // Half of dQ of a tile's last block is computed after the next tile has begun, which needs K of both tiles.
         check_stages(self.kv_stages, if self.adds_halves() { 2 } else { 1 })?;
         check_budget(self.accumulators(), self.smem_bytes(), limits)
     }
@@ -275,7 +275,7 @@ impl DqTile {
             return Err(TileError::Shape { tile_m: self.tile_m, tile_n: self.tile_n });
         }
         check_head_dims(self.head_dim, self.head_dim_v)?;
-        // A stage of K is released only after the next one has been read.
+        // A stage of K is released only after the next stage has been read.
         check_stages(self.k_stages, 2)?;
         check_stages(self.v_stages, 1)?;
         check_budget(self.accumulators(), self.smem_bytes(), limits)

@@ -6,9 +6,9 @@
 //! parts = ⌈blocks / size⌉                           of a tile of more than 2 · size blocks
 //! ```
 //!
-//! A tile is split if it has more blocks than the average CTA, and a part has half of that average: blocks that need a
-//! mask take longer, and split tiles often have them. Parts are computed like tiles, before the other tiles, and their
-//! results are added up afterwards.
+//! A tile is split if it has more blocks than the average CTA. A part has half of that average, because blocks that
+//! need a mask take longer, and split tiles often have such blocks. Parts are computed like tiles, before the other
+//! tiles, and their results are added up afterwards.
 //!
 //! However blocks are distributed, there are at most 3 · CTAs parts: ⌈blocks / size⌉ ≤ 3/2 · blocks / size where blocks
 //! > 2 · size, and Σ blocks / size ≤ 2 · CTAs.
@@ -18,13 +18,14 @@ use std::num::NonZeroU32;
 use crate::{FastDiv, Int, KvRange};
 
 /// The numbers that determine a split. Blocks are counted in units of `unit` blocks, such that all tiles together have
-/// fewer than 2³¹ units and one tile fewer than 2²⁴. A unit is one block unless sequences have millions of rows.
+/// fewer than 2³¹ units, and one tile has fewer than 2²⁴ units. A unit is one block unless sequences have millions of
+/// rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileSplit<T> {
     /// Twice the number of CTAs.
     shares: FastDiv<T>,
     unit: FastDiv<T>,
-    /// The most units of a tile.
+    /// Largest number of units of a tile.
     longest: T,
 }
 
@@ -43,19 +44,19 @@ impl TileSplit<u32> {
         }
     }
 
-    /// The most tiles that are split.
+    /// Largest number of tiles that are split.
     pub fn most_tiles(&self) -> u32 {
         self.shares.divisor() / 2
     }
 
-    /// The most parts of all split tiles together.
+    /// Largest number of parts of all split tiles together.
     pub fn most_parts(&self) -> u32 {
         self.most_tiles().saturating_mul(3)
     }
 }
 
 impl<T> TileSplit<T> {
-    /// Applies `f` to each of its numbers in a fixed order.
+    /// Applies `f` to each number of this value, by name, in a fixed order.
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> TileSplit<U> {
         TileSplit {
             shares: self.shares.map_named("shares", f),
@@ -71,7 +72,7 @@ impl<T: Int> TileSplit<T> {
         self.unit.div_ceil(blocks.end.sub_sat(blocks.first))
     }
 
-    /// The most units of a part, where all tiles together have `units`.
+    /// Largest number of units of a part, if all tiles together have `units` units.
     pub fn size(self, units: T) -> T {
         self.shares.div_ceil(units).at_most(self.longest).at_least(units.lit(1))
     }
@@ -161,13 +162,13 @@ mod tests {
         }
     }
 
-    /// A window beside an attention sink: 512 tiles, 4 of which have blocks of all rows.
+    /// A window beside an attention sink: all row blocks see 4 of the 512 tiles of keys.
     #[test]
     fn what_all_rows_see_is_split() {
         let splits = TileSplit::new(NonZeroU32::new(132).unwrap(), 512, 256);
         let size = splits.size(508 * 18 + 4 * 256);
         assert_eq!((size, splits.parts(256, size), splits.parts(18, size)), (39, 7, 1));
-        // Lengths whose sums would overflow.
+        // The sums of such lengths would overflow.
         let long = TileSplit::new(NonZeroU32::new(132).unwrap(), 1 << 22, 1 << 25);
         assert_eq!((long.units(range(0, [0, 1 << 25, 0])), long.most_parts()), (1 << 8, 396));
         // With very few CTAs, the blocks of a split still fit in an integer.

@@ -6,12 +6,12 @@ use crate::{Bounds, FastDiv, Int, KvRange};
 /// A number above every block's number.
 const NONE: u32 = 1 << 30;
 
-/// Among some of a head's query blocks, the blocks that see keys of a tile.
+/// The query blocks that see keys of a tile, among some query blocks of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VisibleQBlocks<T> {
-    /// The first block that sees any key of the tile, and one past the last.
+    /// The first block that sees any key of the tile, and one past the last such block.
     pub some: [T; 2],
-    /// The first block whose rows all see all keys of the tile, and one past the last.
+    /// The first block whose rows all see all keys of the tile, and one past the last such block.
     pub every: [T; 2],
     /// Number of blocks whose rows all see all keys.
     pub count: T,
@@ -39,7 +39,7 @@ impl<T: Int> VisibleQBlocks<T> {
         VisibleQBlocks { some: range(some), every: range(every), count: T::select(every, one, zero) }
     }
 
-    /// The blocks of both sets, which are of the same head.
+    /// The union of two sets of blocks of the same head.
     #[must_use]
     pub fn and(self, other: VisibleQBlocks<T>) -> VisibleQBlocks<T> {
         let both = |one: [T; 2], other: [T; 2]| [one[0].at_most(other[0]), one[1].at_least(other[1])];
@@ -50,8 +50,8 @@ impl<T: Int> VisibleQBlocks<T> {
         }
     }
 
-    /// The blocks of two heads, where each set has all blocks of its head: blocks that see some key in either head, and
-    /// blocks that see all keys in both. The latter are known only if each head's are contiguous.
+    /// The union over two heads, if each set has all blocks of its head: the blocks that see some key in either head,
+    /// and the blocks that see all keys in both heads. The latter are known only if they are contiguous in each head.
     #[must_use]
     pub fn beside(self, other: VisibleQBlocks<T>) -> VisibleQBlocks<T> {
         let [[first, end], [other_first, other_end]] = [self.run(), other.run()];
@@ -61,7 +61,7 @@ impl<T: Int> VisibleQBlocks<T> {
         VisibleQBlocks { every, count, ..self.and(other) }
     }
 
-    /// The blocks that see all keys, if they are contiguous; otherwise none.
+    /// The blocks that see all keys, if they are contiguous; otherwise no blocks.
     fn run(self) -> [T; 2] {
         let [first, end] = self.every;
         let is_run = (first + self.count).eq(end);
@@ -69,8 +69,8 @@ impl<T: Int> VisibleQBlocks<T> {
         [T::select(is_run, first, zero), T::select(is_run, end, zero)]
     }
 
-    /// Converts these blocks of `block_rows` rows into the blocks of `tile_m` rows that a kernel loops over: from the
-    /// first that sees a key to the last. The sequence has `rows` rows.
+    /// Converts these blocks of `block_rows` rows into the blocks of `tile_m` rows over which a kernel loops, from the
+    /// first block that sees a key to the last one. The sequence has `rows` rows.
     pub fn range(self, block_rows: u32, rows: T, tile_m: FastDiv<T>) -> KvRange<T> {
         let size = rows.lit(block_rows);
         let [first, end] = self.some;
@@ -92,7 +92,7 @@ mod tests {
     use crate::keys_of_interval;
     use proptest::prelude::*;
 
-    /// Rows of a block whose bounds are already reduced.
+    /// Number of rows of a block whose bounds are already reduced.
     const BLOCK: u32 = 4;
 
     fn range<T: Int>(heads: &[Vec<[[T; 2]; 2]>], keys: T, tile: [T; 2], tile_m: FastDiv<T>) -> KvRange<T> {

@@ -7,8 +7,8 @@ use fa3_types::Problem;
 use super::{CtaTile, Loads, Pipeline, Precision, TileError};
 use crate::DeviceLimits;
 
-/// Registers of one consumer thread that hold tiles, 32 bits each. Each thread of a warpgroup holds
-/// rows · columns / 128 elements of its warpgroup's part.
+/// Registers of one consumer thread that hold tiles, 32 bits each. A tile of a warpgroup takes rows · columns / 128
+/// elements of each thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accumulators {
     /// S in fp32; S of two blocks in a three-stage pipeline.
@@ -17,13 +17,13 @@ pub struct Accumulators {
     pub p: u32,
     /// O in fp32.
     pub o: u32,
-    /// PV of the block in flight with the row sums' columns, in fp32; e4m3 only. In a serial pipeline, only the part of
-    /// it that does not fit the registers of S.
+    /// PV of the block in flight, with the columns of row sums, in fp32; e4m3 only. In a serial pipeline, only the part
+    /// that does not fit the registers of S.
     pub pv: u32,
 }
 
 impl Accumulators {
-    /// The sum of all tiles. They are live at the same time, in a serial pipeline nearly so.
+    /// The sum of all tiles. They are live at the same time, nearly so in a serial pipeline.
     pub fn total(self) -> u32 {
         [self.p, self.o, self.pv].into_iter().fold(self.s, u32::saturating_add)
     }
@@ -38,9 +38,10 @@ pub struct Registers {
     pub producer: Option<u32>,
     /// Registers of a thread that dequantizes K and V, if there are such warps.
     pub converter: Option<u32>,
-    /// Registers of a consumer thread after `setmaxnreg.inc`; without a producer, those at entry.
+    /// Registers of a consumer thread after `setmaxnreg.inc`; without a producer, its registers at entry.
     pub consumer: u32,
-    /// Registers of the second consumer's threads, if it has the rows of the first. It computes no scores.
+    /// Registers of a thread of the second consumer, if both consumers have the same rows. The second one computes no
+    /// scores.
     pub second: Option<u32>,
 }
 
@@ -54,47 +55,47 @@ pub struct Smem {
     /// All stages of V. For e4m3 these are stages of transposed V, and of V as loaded if the kernel transposes it.
     /// Where K and V are dequantized, `k` and `v` have loaded and converted blocks.
     pub v: u32,
-    /// P and two factors per row, if one warpgroup hands P to another.
+    /// P and two factors for each row, if one warpgroup hands P to another.
     pub p: u32,
 }
 
-/// Barriers, and the bytes lost to aligning tiles to 1024, the period of the 128-byte swizzle. No kernel of the table's
-/// tiles uses more (`fa3-cuda/tests/cuda/budget.rs`).
+/// Bytes of barriers, and bytes lost to aligning tiles to 1024, the period of the 128-byte swizzle. No kernel of the
+/// table's tiles uses more (`fa3-cuda/tests/cuda/budget.rs`).
 pub const SMEM_RESERVE: u32 = 1024;
 
 /// Registers of a consumer thread in addition to its tiles: row max and row sum of its two rows, descriptors, barrier
 /// addresses, loop counters, mask bounds, temporaries of the softmax. The table's densest tile, 192 x 128 for head_dim
-/// 64, leaves exactly this many.
+/// 64, leaves exactly this number.
 pub const REGISTER_RESERVE: u32 = 32;
 
-/// [`REGISTER_RESERVE`] for e4m3, whose row sums are a column of PV. 128 x 128 at head_dim 128 leaves exactly this
-/// many.
+/// [`REGISTER_RESERVE`] for e4m3, whose row sums are a column of PV. The tile 128 x 128 at head_dim 128 leaves exactly
+/// this number.
 pub const FP8_REGISTER_RESERVE: u32 = 20;
 
-/// Columns of transposed e4m3 V beyond V's own, as few as a product computes: a column of ones, whose PV is the row
-/// sum, and columns of zeros.
+/// Number of columns of transposed e4m3 V beyond V's own, the fewest that a product computes: a column of ones, whose
+/// PV is the row sum, and columns of zeros.
 pub const ROW_SUM_COLS: u32 = 8;
 
-/// Converted blocks of K, and of V, in shared memory: one is read while the other is written.
+/// Number of dequantized blocks of K, and of V, in shared memory: one is read while the other is written.
 pub const CONVERTED_SLOTS: u32 = 2;
 
 /// Extra registers of a consumer that also issues loads: its positions in three pipelines, the blocks of K and V that
 /// were loaded last, the first block of the tile, its sequence and its head.
 pub const LOADING_RESERVE: u32 = 10;
 
-/// The most registers that an instruction can name.
+/// Largest number of registers that an instruction can name.
 const MOST_REGISTERS: u32 = 255;
 
-/// The most stages: no SM holds more, however small they are.
+/// Largest number of stages: no SM holds more, however small they are.
 const MOST_STAGES: u32 = 16;
 
 /// Depth (K) of an instruction, in elements.
 const DEPTH: u32 = 16;
 
-/// The most columns (N) of an instruction.
+/// Largest number of columns (N) of an instruction.
 const WIDEST: u32 = 256;
 
-/// The most 16-bit columns of a panel of a tile in shared memory.
+/// Largest number of 16-bit columns of a panel of a tile in shared memory.
 const PANEL: u32 = 64;
 
 /// The largest head_dim: no SM holds a wider block.
@@ -129,9 +130,9 @@ impl CtaTile {
         self.consumers.saturating_add(producers).saturating_add(self.converters()).saturating_mul(128)
     }
 
-    /// Warpgroups that dequantize K and V: one for both, or one each beside a lone consumer, so that blocks are
-    /// converted as fast as memory delivers them. A product of more than 192 columns does not compile for the registers
-    /// that 512 threads have at entry.
+    /// Number of warpgroups that dequantize K and V: one warpgroup for both, or one for each beside a single consumer,
+    /// so that blocks are dequantized as fast as memory delivers them. With 512 threads, a product of more than 192
+    /// columns does not compile for the registers at entry.
     pub fn converters(&self) -> u32 {
         match (self.precision, self.consumers) {
             (Precision::Converted { .. }, 1) if self.head_dim_v <= 192 => 2,
@@ -163,33 +164,33 @@ impl CtaTile {
         self.registers_of(1, false)
     }
 
-    /// Registers per thread where an SM holds one or two such CTAs, and where the producer may load keys row by row.
+    /// Registers per thread if an SM holds `ctas` such CTAs (one or two), and if the producer may load keys row by row.
     pub fn registers_of(&self, ctas: u32, gathers: bool) -> Registers {
         let entry = (REGISTER_POOL / ctas.max(1) / self.threads().max(1) / 8 * 8).min(256);
         let converts = self.precision.is_converted();
-        // The warps that transpose V, or that find rows of `qv` tiles, need more.
+        // The warps that transpose V, or that find rows of `qv` tiles, need more registers.
         let busy = self.qv || self.precision.transposes_v();
         let hands_over = self.column_groups() > 1;
         let (producer, consumer) = match (self.loads, self.consumers) {
-            // The sum is that at entry.
+            // The sum of all threads' registers is the sum at entry.
             (Loads::Producer, 1) if ctas > 1 => (Some(56), 200),
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
             (Loads::Producer, 2) if converts => (Some(56), 200),
             (Loads::Producer, 2) if hands_over => (Some(56), 240),
-            // Warps that load row by row need this many to have several copies in flight.
+            // Warps that load row by row need this number of registers to have several copies in flight.
             (Loads::Producer, 2) if gathers => (Some(56), 224),
             (Loads::Producer, 2) if busy => (Some(40), 232),
             (Loads::Producer, 2) => (Some(24), 240),
             (Loads::Producer, _) if gathers && self.accumulators().total() <= 112 => (Some(56), 152),
             (Loads::Producer, _) => (Some(32), 160),
         };
-        // There are at most two converter warpgroups beside one consumer, and one beside two.
+        // Beside one consumer there are at most two converter warpgroups, and beside two consumers at most one.
         let converter = converts.then_some(if self.consumers == 1 { 96 } else { 56 });
         Registers { entry, producer, converter, consumer, second: hands_over.then_some(208) }
     }
 
-    /// Shared memory. O needs none: it goes from registers to global memory.
+    /// Bytes of shared memory. O needs none: it goes from registers to global memory.
     pub fn smem(&self) -> Smem {
         let tile =
             |rows: u32, columns: u32| rows.saturating_mul(columns).saturating_mul(self.precision.bytes());
@@ -197,7 +198,7 @@ impl CtaTile {
         let (loaded, transposed) =
             (tile(keys, self.head_dim_v), tile(keys, self.head_dim_v.saturating_add(ROW_SUM_COLS)));
         if let Precision::Converted { q: is_loaded } = self.precision {
-            // Loaded e4m3 has half the bytes.
+            // e4m3 blocks as loaded have half the bytes.
             let slots = CONVERTED_SLOTS.saturating_mul(self.tile_n);
             let both = |columns| (tile(keys, columns) / 2).saturating_add(tile(slots, columns));
             let q = tile(self.tile_m, self.head_dim);
@@ -248,7 +249,7 @@ impl CtaTile {
     /// - [`TileError::Converted`] and [`TileError::Fp8`] if no main loop has this form in this precision;
     /// - [`TileError::PingPong`] if there is only one warpgroup to take turns.
     ///
-    /// [`TileError::Registers`] and [`TileError::SharedMemory`] if the tile needs more than there is.
+    /// [`TileError::Registers`] and [`TileError::SharedMemory`] if the tile needs more than an SM has.
     pub fn check(&self, limits: &DeviceLimits) -> Result<(), TileError> {
         self.check_instructions()?;
         self.check_warpgroups()?;
@@ -332,8 +333,8 @@ impl CtaTile {
             && self.head_dim_v.is_multiple_of(DEPTH)
     }
 
-    /// Whether warpgroups can share rows in this tile: they need whole panels of V's columns, and synchronise in place
-    /// of ping-pong.
+    /// Whether warpgroups can share rows in this tile: they need whole panels of V's columns, and they synchronise
+    /// instead of taking turns (ping-pong).
     fn can_share_rows(&self) -> bool {
         self.precision == Precision::Half
             && self.loads == Loads::Producer

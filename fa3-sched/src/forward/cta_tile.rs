@@ -1,4 +1,5 @@
-//! The tile of a forward kernel: how a CTA computes. `budget.rs` computes what it takes of an SM.
+//! The tile of a forward kernel: how a CTA computes. `budget.rs` computes the registers and shared memory that it
+//! takes.
 
 use std::fmt;
 
@@ -39,14 +40,14 @@ pub enum Precision {
     /// f16 or bf16.
     Half,
     /// 16-bit products of K and V that are e4m3 in memory (mixed input). Separate warps dequantize each block, so that
-    /// consumers are those of [`Precision::Half`].
+    /// consumers compute as with [`Precision::Half`].
     Converted {
         /// Whether Q is e4m3 in memory, too. Products then have the type of O.
         q: bool,
     },
-    /// e4m3 products. 8-bit products read V along the keys (K-major): producer warps transpose it, unless it is
-    /// transposed in memory. The tensor core keeps about 13 fraction bits of its sums, so that each block's PV is added
-    /// to O in binary32.
+    /// e4m3 products. 8-bit products read V along the keys (K-major): producer warps transpose V, unless it is
+    /// transposed in memory. The tensor core keeps about 13 fraction bits of its sums, so each block's PV is added to O
+    /// in binary32.
     Fp8(Fp8Inputs),
 }
 
@@ -87,19 +88,19 @@ impl Precision {
             block_scales: problem.has_block_scales(),
             v_channels: problem.has_v_channels(),
         });
-        // The three warps that load row by row leave none to transpose V.
+        // If three producer warps load row by row, none is left to transpose V.
         if PageLayout::are_gathered(problem) { precision.converted() } else { precision }
     }
 
-    /// The precision that dequantizes e4m3 with scales per head; any other precision is returned unchanged. It is for
-    /// split-KV kernels, which are memory-bound, since dequantized V need not be transposed.
+    /// The precision that dequantizes e4m3 with scales per head; any other precision is returned unchanged. Split-KV
+    /// kernels use it: they are memory-bound, and dequantized V need not be transposed.
     #[must_use]
     pub(super) fn converted(self) -> Precision {
         if self == Precision::Fp8(Fp8Inputs::HEADS) { Precision::Converted { q: true } } else { self }
     }
 
-    /// Whether a kernel of this precision computes a problem of precision `problem`, perhaps after a kernel has
-    /// transposed V.
+    /// Whether a kernel of this precision computes a problem of precision `problem`. Another kernel may transpose V
+    /// before.
     pub(super) fn takes(self, problem: Precision) -> bool {
         match (self, problem) {
             (Precision::Fp8(takes), Precision::Fp8(has)) => takes == has || takes == has.transposed(),
@@ -122,19 +123,19 @@ impl Precision {
         matches!(self, Precision::Fp8(Fp8Inputs { v_layout: ValueLayout::Rows, .. }))
     }
 
-    /// Granularity of a block's keys: the depth of a product. With block scales it is 64, so that a block's keys divide
-    /// the 128 keys that share a scale.
+    /// The number of keys of a block is a multiple of this: the depth of a product. With block scales it is 64, so that
+    /// a block's keys divide the 128 keys that share a scale.
     pub(super) fn key_multiple(self) -> u32 {
         match self {
             Precision::Half => 16,
-            // Four warps convert a quarter of the keys each, some of them in parts of 16.
+            // Four warps dequantize a quarter of the keys each, some of them in parts of 16 keys.
             Precision::Converted { .. } => 64,
             Precision::Fp8(Fp8Inputs { block_scales: false, .. }) => 32,
             Precision::Fp8(Fp8Inputs { block_scales: true, .. }) => 64,
         }
     }
 
-    /// Bytes of a multiplied element.
+    /// Bytes of an element as it is multiplied.
     pub fn bytes(self) -> u32 {
         match self {
             Precision::Half | Precision::Converted { .. } => 2,
@@ -159,10 +160,11 @@ pub struct CtaTile {
     pub tile_m: u32,
     /// Keys per block, N.
     pub tile_n: u32,
-    /// Pipeline stages of K and V. Where these are dequantized, each has [`CONVERTED_SLOTS`](super::CONVERTED_SLOTS)
-    /// converted blocks more.
+    /// Pipeline stages of K and V. Where K and V are dequantized, each has [`CONVERTED_SLOTS`](super::CONVERTED_SLOTS)
+    /// dequantized blocks as well.
     pub stages: u32,
-    /// Consumer warpgroups: one per 64 rows, or two that share 64 rows and have half of O's columns each.
+    /// Number of consumer warpgroups: one for each 64 rows, or two that share 64 rows and have half of O's columns
+    /// each.
     pub consumers: u32,
     /// Which threads issue the loads.
     pub loads: Loads,
@@ -175,15 +177,15 @@ pub struct CtaTile {
 
 impl CtaTile {
     /// Whether rescaling is lazy: the softmax computes a new row_max only for the first block, and where exponentials
-    /// relative to the old row_max have become large. All other blocks save the comparisons and the rescaling of O. At
-    /// most, P is rounded relative to another power of 2. Without lazy rescaling every block has a new row_max, as in
-    /// the paper.
+    /// relative to the old row_max have become large. For all other blocks it skips the comparisons and the rescaling
+    /// of O. The only effect on P is that it may be rounded relative to another power of 2. Without lazy rescaling
+    /// every block has a new row_max, as in the paper.
     pub fn rescales_lazily(&self) -> bool {
         self.pipeline == Pipeline::Paired && !self.precision.is_fp8()
     }
 
     /// Warpgroups that share 64 rows, each with a part of O's columns: one, or two where O does not fit one warpgroup's
-    /// registers. The first of two computes all scores and hands P to the second.
+    /// registers. If there are two, the first computes all scores and hands P to the second.
     pub fn column_groups(&self) -> u32 {
         self.consumers.saturating_mul(64).checked_div(self.tile_m).unwrap_or(1).max(1)
     }
@@ -194,7 +196,7 @@ impl CtaTile {
     }
 
     /// Whether V is loaded before the next block of K. If K has one stage, the next block waits until this block's
-    /// scores are complete, and a serial pipeline needs V by then. With `qv`, scores need V, too.
+    /// scores are complete, and a serial pipeline needs V by then. With `qv`, scores need V as well.
     pub fn loads_v_first(&self) -> bool {
         self.qv || (self.stages == 1 && self.pipeline == Pipeline::Serial)
     }
@@ -236,8 +238,8 @@ impl CtaTile {
         CtaTile { precision: Precision::Converted { q: true }, stages: (self.stages - 1).max(1), ..self }
     }
 
-    /// This tile for other e4m3 inputs. Where blocks of keys have scales, a block of the tile lies in one, and may have
-    /// fewer keys.
+    /// This tile for other e4m3 inputs. If blocks of keys have scales, a KV block of the tile lies within one such
+    /// block, and may have fewer keys.
     #[must_use]
     pub fn of_inputs(self, inputs: Fp8Inputs) -> CtaTile {
         let precision = Precision::Fp8(inputs);

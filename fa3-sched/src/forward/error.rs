@@ -105,7 +105,7 @@ impl From<quantize::PlanError> for PlanError {
 }
 
 impl PlanError {
-    /// Whether no forward kernel computes the problem, on any device and with any options. The CPU does.
+    /// Whether no forward kernel computes the problem, on any device and with any options. The CPU computes it.
     pub fn is_cpu_only(&self) -> bool {
         match self {
             PlanError::Dtype { .. }

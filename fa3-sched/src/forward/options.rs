@@ -1,4 +1,4 @@
-//! A caller's decisions on a plan.
+//! The choices that a caller makes for a plan.
 
 use std::num::NonZeroU32;
 
@@ -20,19 +20,20 @@ use crate::{Order, Scheduler};
 #[non_exhaustive]
 pub struct PlanOptions {
     /// The tile. It must be large enough for the problem's head dimensions. With a tile for transposed V, a kernel
-    /// transposes V in rows beforehand ([`DensePlan::v_tiles`](super::DensePlan::v_tiles)); with a tile for V in rows,
-    /// none does. The tile decides the order of sums: with a given tile, a row's result does not depend on the lengths
-    /// of the batch's other rows.
+    /// transposes V in rows beforehand ([`DensePlan::v_tiles`](super::DensePlan::v_tiles)). With a tile for V in rows,
+    /// V is not transposed beforehand. The tile decides the order of sums: with a given tile, a row's result does not
+    /// depend on the lengths of the batch's other rows.
     pub tile: Option<CtaTile>,
     /// The order of tiles.
     pub order: Option<Order>,
     /// The tile scheduler.
     pub scheduler: Option<Scheduler>,
-    /// Streaming multiprocessors to use; the others are left to other work. A number above the device's counts as all.
+    /// Number of streaming multiprocessors to use; the others are left to other work. If it is above the device's
+    /// number, all are used.
     pub sms: Option<NonZeroU32>,
     /// Whether CTAs that need the same keys at a time form clusters, see [`Plan::cluster`](super::Plan::cluster).
     pub clusters: Option<bool>,
-    /// How CTAs split the keys of a sequence ([`PlanKind::SplitKv`](super::PlanKind::SplitKv)), if they do.
+    /// How CTAs split the keys of a sequence ([`PlanKind::SplitKv`](super::PlanKind::SplitKv)); `None` for no split.
     pub split_keys: Option<SplitKeys>,
     /// Whether the caller gives the varlen table, which [`Plan::table`](super::Plan::table) describes, instead of a
     /// kernel that writes it first. The calls of a model's layers can share one table. Whatever a given table holds,

@@ -20,7 +20,7 @@ pub use split_kv::{ReductionSource, SplitKvPlan, packed_positions};
 pub use v_tiles::V_TILE_KEYS;
 pub use varlen::VarlenPlan;
 
-/// The most columns of O of one warpgroup; two warpgroups share more.
+/// Largest number of columns of O of one warpgroup; two warpgroups share more columns.
 const MOST_COLUMNS: u32 = 256;
 
 /// How a problem is computed on a device: the kernel's tile and everything that its launch needs. A plan exists only if
@@ -128,8 +128,8 @@ impl Plan {
         Ok(Plan { problem: problem.clone(), tile, why, tiling, kind, pages })
     }
 
-    /// The varlen table through which tiles are found, if there is one: its size, and what it is made of. Plans with
-    /// equal tables can share one, whatever else they differ in.
+    /// The varlen table through which tiles are found, if there is one: its size, and the data from which it is
+    /// written. Plans with equal tables can share one table, even if the plans differ otherwise.
     pub fn table(&self) -> Option<&packed::Plan> {
         match &self.kind {
             PlanKind::Varlen(varlen) => Some(varlen.tiles().table()),
@@ -152,7 +152,7 @@ impl Plan {
         self.tiling
     }
 
-    /// How its launch finds tiles.
+    /// How the launch finds its tiles.
     pub fn kind(&self) -> &PlanKind {
         &self.kind
     }
@@ -165,7 +165,7 @@ impl Plan {
         }
     }
 
-    /// The pages of K and V, if these are paged.
+    /// The pages of K and V, if K and V are paged.
     pub fn pages(&self) -> Option<PageLayout> {
         self.pages
     }
@@ -188,8 +188,8 @@ impl Plan {
         }
     }
 
-    /// CTAs per cluster: one, or two that compute neighbouring tiles of a KV head at a time. Each of two loads half of
-    /// K and V for both.
+    /// CTAs per cluster: one, or two that compute neighbouring tiles of a KV head at the same time. Each of the two
+    /// loads half of K and V for both.
     pub fn cluster(&self) -> u32 {
         self.dense().map_or(1, DensePlan::cluster)
     }

@@ -1,8 +1,8 @@
 //! The tile table: one row for each kind of forward kernel.
 //!
 //! The rows began as FlashAttention-3's (`tile_size.h` of its public source) and changed where measurements on an H100
-//! said so. Each says what it was measured against, with the alternatives run alternately in one process. Three stages
-//! gain up to 2 % where they fit, four no more.
+//! said so. Each row says which alternatives it was measured against; these ran alternately in one process. Three
+//! stages gain up to 2 % where they fit, and four stages gain nothing more.
 
 use super::MaskClass::{Causal, Dense, Window};
 
@@ -50,8 +50,8 @@ const DECODE: TileRow = TileRow {
 const FEW: TileRow =
     TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
 
-/// For O with more columns than fit a warpgroup's registers: two warpgroups share 64 rows. Each half of K and V has a
-/// stage.
+/// For O with more columns than fit a warpgroup's registers: two warpgroups share 64 rows. Each half of a block of K
+/// and V has a stage of its own.
 const HALVES: TileRow = TileRow {
     tile: CtaTile {
         head_dim: 512,
@@ -66,7 +66,7 @@ const HALVES: TileRow = TileRow {
     ..BASE
 };
 
-/// Latent attention: a block of V is multiplied for the scores, and by P.
+/// Latent attention: a block of V is multiplied twice, for the scores and by P.
 const LATENT: TileRow = TileRow {
     tile: CtaTile { head_dim: 64, head_dim_v: 256, qv: true, tile_n: 64, stages: 3, ..BASE.tile },
     why: "as much as fits beside qv (unmeasured)",
@@ -90,7 +90,7 @@ const CONVERTED_DEEP: CtaTile =
 /// e4m3: blocks of 128 keys, whose sums of products have a bias under 0.1 %.
 const FP8: CtaTile = CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), ..BASE.tile };
 
-/// Three consumer warpgroups, which only overlap each other.
+/// Three consumer warpgroups without ping-pong, whose work overlaps.
 const FP8_WIDE: CtaTile =
     CtaTile { tile_m: 192, consumers: 3, pipeline: Pipeline::Serial, ping_pong: false, ..FP8 };
 

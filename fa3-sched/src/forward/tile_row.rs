@@ -26,7 +26,7 @@ impl From<Mask> for MaskClass {
     }
 }
 
-/// One row of the tile table: a tile, and the problems it is for.
+/// One row of the tile table: a tile, and the problems that it serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct TileRow {
@@ -34,9 +34,9 @@ pub struct TileRow {
     pub tile: CtaTile,
     /// The masks it serves.
     pub masks: &'static [MaskClass],
-    /// The most query rows a sequence may have; `None` is any number.
+    /// Largest number of query rows of a sequence; `None` is any number.
     pub max_rows: Option<u32>,
-    /// The fewest keys a sequence should have.
+    /// Smallest number of keys that a sequence should have.
     pub min_seqlen_k: u32,
     /// The reason for this row.
     pub why: &'static str,
@@ -80,8 +80,8 @@ impl TileRow {
         PlanError::HeadDim { head_dim, head_dim_v, precision, most, most_v }
     }
 
-    /// This row for the inputs of a problem. All kinds of e4m3 inputs share the table's e4m3 tiles. Dequantized K and V
-    /// share theirs, whether Q is e4m3 or not.
+    /// This row for the inputs of a problem. All kinds of e4m3 inputs share the table's e4m3 tiles. Problems with
+    /// dequantized K and V share other tiles, whether Q is e4m3 or not.
     fn for_inputs(&self, problem: &Problem) -> TileRow {
         match (self.tile.precision, Precision::of(problem)) {
             (Precision::Fp8(_), Precision::Fp8(inputs)) => {
@@ -110,7 +110,7 @@ mod tests {
     use fa3_types::{Dtype, ProblemSpec, Shape, ValueLayout};
     use std::collections::HashSet;
 
-    /// One head with these head dimensions, and these rows of Q and of K.
+    /// A problem of one head with these head dimensions and these numbers of rows of Q and of K.
     fn spec(dtype: Dtype, dims: (usize, usize), mask: Mask, rows: (usize, usize)) -> ProblemSpec {
         let q = Shape { batch: 1, seqlen: rows.0, heads: 1, head_dim: dims.0 };
         ProblemSpec::dense(dtype, q, Shape { seqlen: rows.1, ..q }).head_dim_v(dims.1).mask(mask)
@@ -174,7 +174,7 @@ mod tests {
         for TileRow { tile, min_seqlen_k, .. } in TileRow::table() {
             let (head_dim, head_dim_v) = (tile.head_dim as usize, tile.head_dim_v as usize);
             for (mask, rows) in MASKS.into_iter().flat_map(|mask| [64, 128, 4096].map(|rows| (mask, rows))) {
-                // More keys than the window, which would otherwise count as causal.
+                // There are more keys than the window, which would otherwise count as causal.
                 let seqlen_k = (*min_seqlen_k).max(512) as usize;
                 let of = |dtype| spec(dtype, (head_dim, head_dim_v), mask, (rows, seqlen_k));
                 let spec = match tile.precision {
@@ -207,8 +207,8 @@ mod tests {
         }
     }
 
-    /// e4m3 problems have the table's e4m3 tiles, at the smallest sufficient width, and other problems have none of
-    /// these.
+    /// e4m3 problems get the table's e4m3 tiles, at the smallest sufficient width, and other problems get none of the
+    /// e4m3 tiles.
     #[test]
     fn rows_have_their_precision() {
         let dims = (16..=256)

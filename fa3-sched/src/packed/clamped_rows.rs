@@ -2,7 +2,7 @@
 
 use crate::Int;
 
-/// Rows of a sequence of Q, or of K and V. They lie within the tensor, whatever the lengths are.
+/// Rows of a sequence of Q, or of K and V. They lie within the tensor for any lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClampedRows<T> {
     /// The first row: in a packed tensor, or 0 in a dense one.
@@ -66,7 +66,7 @@ mod tests {
     }
 
     proptest! {
-        /// The definition in signed 64-bit arithmetic. No 32-bit value overflows.
+        /// The functions equal their definitions in signed 64-bit arithmetic, and no 32-bit value overflows.
         #[test]
         fn rows_are_clamped(
             (begin, end, used) in (entry(), entry(), entry()), total in prop_oneof![0..10, Just(i32::MAX)],

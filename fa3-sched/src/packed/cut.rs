@@ -5,7 +5,7 @@ use fa3_types::Mask;
 use super::CHUNK;
 use crate::{FastDiv, Int, Longest, SeqLens, Tiling};
 
-/// Larger costs count as this: a cost and the place of a sequence in its chunk form one key of 31 bits.
+/// A larger cost counts as this: a cost and the place of a sequence in its chunk form one key of 31 bits.
 const MOST: u32 = (1 << 31) / CHUNK - 1;
 
 /// How sequences are cut into row blocks, and their keys into blocks of keys.
@@ -22,14 +22,14 @@ impl Cut<u32> {
     /// # Panics
     /// If either is 0.
     pub fn new(tile_m: u32, tile_n: u32, mask: Mask) -> Cut<u32> {
-        // All heads of a sequence cost the same.
+        // All heads of a sequence have the same cost.
         let tiling = Tiling::new(tile_m, tile_n, 1, mask);
         Cut { tiling, rows: FastDiv::new(tile_m), longest: Longest::from(mask) }
     }
 }
 
 impl<T> Cut<T> {
-    /// Applies `f` to each of its numbers, by name, in a fixed order.
+    /// Applies `f` to each number of this value, by name, in a fixed order.
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Cut<U> {
         Cut {
             tiling: self.tiling.map_named(f),
@@ -40,17 +40,17 @@ impl<T> Cut<T> {
 }
 
 impl<T: Int> Cut<T> {
-    /// Row blocks of `rows` rows.
+    /// Number of row blocks of `rows` rows.
     pub fn blocks(&self, rows: T) -> T {
         self.rows.div_ceil(rows)
     }
 
-    /// Rows of `blocks` whole row blocks.
+    /// Number of rows of `blocks` whole row blocks.
     pub fn rows(&self, blocks: T) -> T {
         blocks * self.rows.divisor()
     }
 
-    /// KV blocks of a sequence's longest tile, taken from the end of the sequence where tiles are longest. Under a
+    /// Number of KV blocks of a sequence's longest tile, which is the first or the last tile of the sequence. Under a
     /// window that is bounded on both sides, tiles between the ends are longer by a block or two. With chunks it is
     /// about the cost of a whole chunk.
     pub fn cost(&self, len: SeqLens<T>) -> T {
@@ -70,8 +70,8 @@ impl<T: Int> Cut<T> {
     }
 }
 
-/// The sort key, below 2³¹, of the sequence at `place` in its chunk. No two keys are equal. The larger key comes first:
-/// it has the larger cost, or among equal costs the smaller place.
+/// The sort key, below 2³¹, of the sequence at `place` in its chunk. No two keys are equal. The sequence with the
+/// larger key comes first: it has the larger cost, or among equal costs the smaller place.
 pub fn sort_key<T: Int>(cost: T, place: T) -> T {
     cost * place.lit(CHUNK) + place.lit(CHUNK - 1).sub_sat(place)
 }

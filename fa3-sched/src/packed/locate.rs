@@ -33,7 +33,7 @@ impl Sections<u32> {
 }
 
 impl<T> Sections<T> {
-    /// Applies `f` to each of its numbers, by name, in a fixed order.
+    /// Applies `f` to each number of this value, by name, in a fixed order.
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Sections<U> {
         Sections {
             heads: self.heads.map_named("table_heads", f),
@@ -43,8 +43,8 @@ impl<T> Sections<T> {
 }
 
 impl<T: Int> Sections<T> {
-    /// The row block, counted over all sequences, whose record tile `number` looks up. The tile itself may have another
-    /// row block of that sequence.
+    /// The row block, counted over all sequences, whose record the kernel reads for tile `number`. The tile itself may
+    /// be another row block of that sequence.
     pub fn block(&self, number: T) -> T {
         self.heads.quotient(number)
     }
@@ -55,8 +55,8 @@ impl<T: Int> Sections<T> {
     }
 }
 
-/// Tile `number`, in the sequence with this `record`. Tiles of a section of heads go from one end of the sequence to
-/// the other, all heads of a row block after each other; `longest` says from which end.
+/// Tile `number`, in the sequence with this `record`. The tiles of a section of heads go from one end of the sequence
+/// to the other, starting from `longest`. For each row block, they go through all heads of the section.
 pub fn locate<T: Int>(
     number: T,
     record: &SequenceRecord<T>,

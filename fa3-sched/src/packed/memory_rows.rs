@@ -4,7 +4,7 @@ use fa3_types::TensorDesc;
 
 /// The rows of a tensor, numbered through all of its sequences: row r of sequence i is row i · `batch` + r in memory.
 ///
-/// Row r of memory begins r · `stride` elements behind the tensor's first one.
+/// Row r of memory begins r · `stride` elements behind the tensor's first element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRows {
     /// One past the last row.
@@ -15,7 +15,7 @@ pub struct MemoryRows {
     pub stride: u64,
 }
 
-/// Why a tensor's rows cannot be numbered. The messages say what kernels take instead.
+/// The reasons why a tensor's rows cannot be numbered. The messages say what kernels take instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum NotInRows {
@@ -28,7 +28,7 @@ pub enum NotInRows {
 }
 
 impl MemoryRows {
-    /// The most rows of a tensor: a copy counts valid rows down from this number.
+    /// Largest number of rows of a tensor: a copy counts valid rows down from this number.
     pub const LIMIT: u32 = 1 << 30;
 
     /// Rows are less than this many bytes apart, so that [`MemoryRows::LIMIT`] rows have less than 2⁶⁴ bytes.

@@ -4,7 +4,7 @@ use fa3_types::{Problem, TensorName};
 
 use super::MemoryRows;
 
-/// Rows of one copy are a multiple of this, a period of the swizzle.
+/// The number of rows of one copy is a multiple of this, a period of the swizzle.
 const PERIOD: u32 = 8;
 
 /// Rows that are loaded one by one are less than this many bytes apart.
@@ -24,7 +24,7 @@ pub struct PageLayout {
     /// Rows of one copy: a multiple of 8 that divides a tile, such that no copy crosses from one page into the next; or
     /// 1 if rows are loaded one by one.
     pub block_rows: u32,
-    /// Rows of the page table, if an array says which row is each sequence's.
+    /// Rows of the page table, if an array (`cache_batch_idx`) gives each sequence's row.
     pub indexed: Option<u32>,
 }
 
@@ -56,7 +56,7 @@ impl PageLayout {
         let Some((per_sequence, (table_stride, _))) = sequences.pages().zip(sequences.table_entries()) else {
             return Ok(None);
         };
-        // All are below 2³¹ in every problem, but for the first two where there are no rows.
+        // All numbers are below 2³¹ in every problem, except the first two if there are no rows.
         let (per_sequence, rows, table_stride) =
             (per_sequence as u32, shape.seqlen as u32, table_stride as u32);
         let given = shape.batch;

@@ -4,10 +4,11 @@ use fa3_types::{Mask, Problem, Sequences};
 
 use super::{CHUNK, Cut, HEADER, SequenceRecord};
 
-/// The most row blocks of a table. Even if each sequence of a chunk has all of them, they add up to less than 2³².
+/// Largest number of row blocks of a table. Even if each sequence of a chunk had all of them, their sum would be less
+/// than 2³².
 const MOST_BLOCKS: u32 = 1 << 21;
 
-/// The most rows of a tensor, or of a sequence of a dense one.
+/// Largest number of rows of a tensor, or of a sequence of a dense tensor.
 const MOST_ROWS: u32 = i32::MAX as u32;
 
 /// The length arrays that Q, or K and V, have on the device.
@@ -17,9 +18,10 @@ pub struct Arrays {
     /// tensor is dense.
     pub cu_seqlens: bool,
     /// `seqused`, with one entry per sequence: the number of leading rows that take part in attention. Without it all
-    /// do.
+    /// rows do.
     pub seqused: bool,
-    /// `leftpad`, with one entry per sequence: rows of memory before the first one. `seqused` counts them.
+    /// `leftpad`, with one entry per sequence: the number of rows of memory before its first row. `seqused` counts
+    /// them.
     pub leftpad: bool,
 }
 
@@ -79,7 +81,7 @@ pub enum PlanError {
     Blocks { blocks: u128, limit: u32 },
 }
 
-/// The table of some sequences: its size, and the arguments of the kernel that writes it.
+/// The varlen table of some sequences: its size, and the arguments of the kernel that writes it.
 ///
 /// ```
 /// use fa3_sched::packed::{Plan, Side, LengthArrays};
@@ -162,24 +164,24 @@ impl Plan {
         self.cut
     }
 
-    /// The most row blocks of all sequences and of the rows after them:
+    /// The largest number of row blocks of all sequences and of the rows after them:
     ///
     /// ```text
     /// rows / tile_m + count + 1      rows: of the whole tensor, packed or dense
     /// ```
     ///
-    /// Invalid lengths may ask for more. The last blocks are then left out.
+    /// Invalid lengths may ask for more blocks. The last blocks are then left out.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// The most row blocks of one sequence.
+    /// Largest number of row blocks of one sequence.
     pub fn most_blocks(&self) -> u32 {
         // There are at most 2³¹ rows.
         self.cut.blocks(self.q.rows as u32)
     }
 
-    /// 32-bit words of the table.
+    /// Size of the table in 32-bit words.
     pub fn words(&self) -> u32 {
         HEADER + SequenceRecord::<u32>::WORDS * (self.count + 1) + self.capacity
     }

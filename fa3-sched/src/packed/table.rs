@@ -58,7 +58,7 @@ impl Plan {
         Ok(records.iter().map(|record| self.cut().rows(record.first_block)).collect())
     }
 
-    /// The records in the order of the table. The last one is that of the rows after all sequences.
+    /// The records in the order of the table. The last record is for the rows after all sequences.
     fn records(&self, values: &LengthArrays<'_>) -> Vec<SequenceRecord<u32>> {
         let numbers: Vec<u32> = (0..self.count()).collect();
         let chunks = numbers.chunks(CHUNK as usize).flat_map(|chunk| {

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use super::{Plan, Sections};
 use crate::{Longest, Order, TooManyTiles};
 
-/// The most tiles: they are found by a division that is exact below this.
+/// Limit of the number of tiles: they are found by a division that is exact below this limit.
 const TILE_LIMIT: u32 = 1 << 24;
 
 /// The tiles of a kernel that finds them through a table.
@@ -20,7 +20,7 @@ pub struct Tiles {
 
 impl Tiles {
     /// The tiles of the table's row blocks for `heads` heads, in sections of `section` heads. CTAs go through a
-    /// sequence from the end that `longest` says.
+    /// sequence starting from the end `longest`.
     ///
     /// # Errors
     /// [`TooManyTiles`].
@@ -47,7 +47,7 @@ impl Tiles {
         &self.table
     }
 
-    /// The most tiles that there may be.
+    /// Largest number of tiles that there may be.
     pub fn most(&self) -> u32 {
         self.table.capacity() * self.heads
     }
@@ -57,7 +57,7 @@ impl Tiles {
         Sections::new(self.heads, self.section)
     }
 
-    /// The end of a sequence that has its longest tiles. These come first.
+    /// The end of a sequence that has its longest tiles. These tiles come first.
     pub fn longest(&self) -> Longest {
         self.longest
     }
@@ -73,8 +73,8 @@ impl Tiles {
     }
 }
 
-/// The smallest section that has whole groups, divides all heads, and has tiles for half of the SMs, where a head has
-/// `head_tiles` tiles; or all heads. Its size is about that for sequences of one length ([`Order`]).
+/// The smallest section that has whole groups, divides all heads, and has tiles for half of the SMs, if a head has
+/// `head_tiles` tiles; or all heads. Sections of sequences of one length ([`Order`]) have about this size.
 pub fn section(head_tiles: u32, [heads, group]: [u32; 2], sms: NonZeroU32) -> u32 {
     let wanted = sms.get().div_ceil(2).div_ceil(head_tiles.max(1));
     (1..=heads / group)

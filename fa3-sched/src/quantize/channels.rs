@@ -11,8 +11,8 @@ pub const PART_ROWS: u32 = CHANNEL_ROWS as u32;
 /// Groups of a part's rows that are summed separately, by threads that share a column.
 pub const GROUPS: u32 = CHANNEL_GROUPS as u32;
 
-/// How the rows of a tensor's heads are cut into parts. A CTA sums the channels of a part; then a CTA per head adds up
-/// its parts.
+/// How the rows of a tensor's heads are cut into parts. A CTA sums the channels of a part; then one CTA for each head
+/// adds up the parts of the head.
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelPlan {
     counts: TileCounts,
@@ -26,7 +26,7 @@ impl ChannelPlan {
             heads: shape.heads as u32,
             batch: shape.batch as u32,
         };
-        // Heads without rows have channels, too.
+        // A head without rows has channels as well.
         TileCounts { m_blocks: counts.m_blocks.max(1), ..counts }.num_tiles()?;
         Ok(ChannelPlan { counts, head_dim: shape.head_dim as u32 })
     }
@@ -36,12 +36,12 @@ impl ChannelPlan {
         self.counts.m_blocks
     }
 
-    /// CTAs that sum parts, one for each; 0 if there are no rows.
+    /// Number of CTAs that sum parts, one for each part; 0 if there are no rows.
     pub fn parts_grid(&self) -> u32 {
         self.parts() * self.heads_grid()
     }
 
-    /// CTAs that add up parts, one per head.
+    /// Number of CTAs that add up parts, one per head.
     pub fn heads_grid(&self) -> u32 {
         self.counts.heads * self.counts.batch
     }

@@ -8,8 +8,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Extents up to the largest of a tensor, where products of a few do not fit 32 bits. Most tensors of such extents are
-/// valid only because another extent is 0.
+/// Extents up to the largest extent of a tensor. The product of a few such extents does not fit 32 bits. Most tensors
+/// of such extents are valid only because another extent is 0.
 fn extent() -> impl Strategy<Value = usize> {
     let powers = (0u32..31).prop_map(|power| 1 << power);
     prop_oneof![Just(0), Just(1), 1usize..300, powers, Just((1 << 31) - 1), 1usize..1 << 31]
@@ -39,7 +39,7 @@ fn limits() -> impl Strategy<Value = DeviceLimits> {
 }
 
 prop_compose! {
-    /// Attention with several heads of Q per head of K, if the number allows it.
+    /// Attention with several query heads for each KV head, if the number of heads allows it.
     fn attention()(
         q in shape(),
         seqlen_k in extent(),

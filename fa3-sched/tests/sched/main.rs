@@ -1,4 +1,4 @@
-//! Plans and tables tested by their public interface: for any lengths, and for the largest numbers.
+//! Plans and tables, tested through their public interface: for any lengths, and for the largest numbers.
 
 mod extremes;
 mod packed;

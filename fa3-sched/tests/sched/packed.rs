@@ -92,7 +92,7 @@ fn legal_batch() -> impl Strategy<Value = Batch> {
     )
 }
 
-/// Random lengths, and numbers that are nearly valid.
+/// Random lengths, and lengths that are nearly valid.
 fn any_batch() -> impl Strategy<Value = Batch> {
     let entry = || prop_oneof![3 => -5..200, 1 => any::<i32>()];
     (0_usize..30).prop_flat_map(move |count| {
@@ -132,7 +132,8 @@ proptest! {
         prop_assert!(found.iter().all(|&times| times == 1), "{found:?}");
     }
 
-    /// Records are the sequences with their given lengths, in chunks. The record of the rows after them comes last.
+    /// Records are the sequences with their given lengths, in chunks. The last record is for the rows after all
+    /// sequences.
     #[test]
     fn records_are_sequences_ordered_by_their_longest_tile(batch in legal_batch()) {
         let Table { records, .. } = batch.table();
@@ -144,7 +145,7 @@ proptest! {
             let len = SeqLens { q: record.q_len, k: record.k_len };
             let tile = |m_block| tiling.kv_range(m_block, len).blocks();
             match (plan.mask().chunks(), plan.mask().reach()) {
-                // The cost is an estimate for a whole chunk.
+                // With chunks the cost is an estimate, the cost of a whole chunk.
                 (Some(_), _) => plan.cut().cost(len),
                 (None, (Some(_), None)) => tile(0),
                 (None, _) => tile(record.q_len.saturating_sub(1) / TILE[0]),

@@ -9,7 +9,7 @@
 
 use super::float::canonical;
 
-/// `x`, or the zero of its sign if it is subnormal.
+/// `x`, or a zero with the sign of `x` if `x` is subnormal.
 #[inline]
 fn flush(x: f32) -> f32 {
     if x.is_subnormal() { 0.0f32.copysign(x) } else { x }

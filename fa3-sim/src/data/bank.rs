@@ -4,12 +4,12 @@ use smallvec::SmallVec;
 
 const BANKS: u32 = 32;
 
-/// The wavefronts of one access: `addresses` are the byte addresses of the lanes that take part, each of which
-/// moves `bytes` bytes (1 to 16).
+/// The wavefronts of one access. `addresses` are the byte addresses of the lanes that take part, and each lane moves
+/// `bytes` bytes (1 to 16).
 ///
-/// Lanes are served together as long as they move at most 128 bytes: all of a warp with up to 4 bytes each, half
-/// a warp with 8, a quarter with 16. Lanes served together need as many wavefronts as there are different words
-/// in the most loaded bank; one word is sent to any number of lanes at once.
+/// Lanes that move at most 128 bytes together are served together: the whole warp with up to 4 bytes per lane, half a
+/// warp with 8, a quarter with 16. They need as many wavefronts as the most loaded bank has different words. One word
+/// is sent to any number of lanes at once.
 ///
 /// `ldmatrix` and `stmatrix` of n matrices are accesses of 16 bytes by the first 8n lanes.
 pub fn wavefronts(addresses: &[Option<u32>; 32], bytes: u32) -> u32 {
@@ -24,9 +24,10 @@ pub fn ideal_wavefronts(addresses: &[Option<u32>; 32], bytes: u32) -> u32 {
 
 /// Different words, in lists by bank.
 struct Words {
-    /// Each word, and the number of the word before it in its bank. Numbers begin with 1, 0 is none.
+    /// Each word, and the number of the previous word in its bank. Numbers begin with 1, and 0 means that there is no
+    /// word.
     words: SmallVec<[(u32, u8); 4 * 32]>,
-    /// The number of the last word of each bank.
+    /// The number of the last word in each bank.
     last: [u8; BANKS as usize],
     load: [u8; BANKS as usize],
 }
@@ -92,7 +93,7 @@ mod tests {
         assert_eq!(wavefronts(&[None; 32], 4), 0);
     }
 
-    /// One 16-byte chunk in each of 8 rows of 128 bytes: 8 conflicts without swizzle, none with it.
+    /// One 16-byte chunk in each of 8 rows of 128 bytes: 8 conflicts without swizzle, no conflict with it.
     #[test]
     fn swizzle_makes_matrices_free_of_conflicts() {
         for chunk in 0..8 {

@@ -31,21 +31,21 @@ impl Format {
     /// The code nearest to `size`, which is not negative. Beyond the format's range, and for NaN, the code is too
     /// large.
     ///
-    /// Both cases are computed without a branch, so that a loop over it becomes vector code.
+    /// Both cases are computed without a branch, so that a loop over this function becomes vector code.
     #[inline]
     fn nearest(&self, size: f32) -> u32 {
         let bits = size.to_bits();
         let tie_to_even = bits >> self.dropped() & 1;
         let rounded = bits.wrapping_add((1 << (self.dropped() - 1)) - 1 + tie_to_even) >> self.dropped();
         let normal = rounded.wrapping_sub(self.rebias() << self.mantissa);
-        // Added to a number whose last bit is worth the smallest subnormal number, `size` is rounded in exactly this
-        // way.
+        // The last bit of this number is worth the smallest subnormal number, so adding it to `size` rounds `size` in
+        // exactly this way.
         let shift = f32::from_bits((self.rebias() + 1 + self.dropped()) << 23);
         let subnormal = (size + shift).to_bits().wrapping_sub(shift.to_bits());
         if bits >> 23 > self.rebias() { normal } else { subnormal }
     }
 
-    /// The number with this code, which has no sign and is neither infinity nor NaN.
+    /// The number with this code, which has no sign bit and is neither infinity nor NaN.
     #[inline]
     fn value(&self, code: u32) -> f32 {
         let bits = code << self.dropped();
@@ -69,7 +69,7 @@ pub fn f32_of_f16(code: u16) -> f32 {
     if size > 0x7C00 { NAN } else { signed }
 }
 
-/// The number of a bf16 code. NaN keeps its bits, as on hardware: no other conversion gives another NaN than [`NAN`].
+/// The number of a bf16 code. A NaN keeps its bits, as on hardware. Every other conversion gives the NaN [`NAN`].
 #[inline]
 pub fn f32_of_bf16(code: u16) -> f32 {
     f32::from_bits(u32::from(code) << 16)

@@ -5,7 +5,7 @@
 
 use super::convert::{NAN, bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 
-/// `x`, or the one NaN.
+/// `x`, or the canonical NaN if `x` is NaN.
 #[inline]
 pub fn canonical(x: f32) -> f32 {
     if x.is_nan() { NAN } else { x }
@@ -13,21 +13,21 @@ pub fn canonical(x: f32) -> f32 {
 
 /// a · b + c, rounded once.
 ///
-/// The product is exact in f64, and the sum is rounded to odd there. The bits beyond the 24 of the result then only say
-/// on which side of a tie the sum lies (Boldo and Melquiond, IEEE Transactions on Computers 57(4), 2008).
+/// The product is exact in f64, and the sum is rounded to odd there. The bits beyond the 24 bits of the result then say
+/// only on which side of a tie the sum lies (Boldo and Melquiond, IEEE Transactions on Computers 57(4), 2008).
 #[inline]
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     sum_to_odd(f64::from(a) * f64::from(b), f64::from(c)) as f32
 }
 
-/// x + y, rounded to odd: of the two neighbours of an inexact sum, the one whose last bit is one.
+/// x + y, rounded to odd: of the two neighbours of an inexact sum, the neighbour whose last bit is one.
 #[inline]
 fn sum_to_odd(x: f64, y: f64) -> f64 {
     // Knuth's TwoSum: sum + error = x + y.
     let sum = x + y;
     let from_y = sum - x;
     let error = (x - (sum - from_y)) + (y - from_y);
-    // No error is greater than zero where the sum is infinite or NaN.
+    // If the sum is infinite or NaN, the error is not greater than zero.
     let is_inexact = error.abs() > 0.0;
     let bits = sum.to_bits();
     let away_from_zero = (error > 0.0) == (sum > 0.0);
@@ -47,13 +47,13 @@ pub fn max(a: f32, b: f32) -> f32 {
     if a.is_nan() || b > a || (b == a && b.is_sign_positive()) { canonical(b) } else { a }
 }
 
-/// The smaller; NaN if either is.
+/// The smaller; NaN if either is NaN.
 #[inline]
 pub fn min_nan(a: f32, b: f32) -> f32 {
     if a.is_nan() || b.is_nan() { NAN } else { min(a, b) }
 }
 
-/// The larger; NaN if either is.
+/// The larger; NaN if either is NaN.
 #[inline]
 pub fn max_nan(a: f32, b: f32) -> f32 {
     if a.is_nan() || b.is_nan() { NAN } else { max(a, b) }

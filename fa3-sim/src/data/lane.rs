@@ -6,10 +6,10 @@ use super::Lanes;
 use super::float::{Bf16, F16, Half, canonical};
 use super::{approx, convert, float};
 
-/// Computes `op` in all lanes. `src` has as many registers as [`LaneOp::inputs`], `dst` as many as [`LaneOp::outputs`].
+/// Computes `op` in all lanes. `src` has [`LaneOp::inputs`] registers, and `dst` has [`LaneOp::outputs`].
 ///
 /// # Panics
-/// If there are fewer.
+/// If `src` or `dst` has fewer registers.
 #[expect(clippy::too_many_lines, reason = "one line an operation")]
 pub fn eval(op: LaneOp, src: &[&Lanes], dst: &mut [Lanes]) {
     let io = (src, dst);
@@ -147,7 +147,7 @@ pub fn eval(op: LaneOp, src: &[&Lanes], dst: &mut [Lanes]) {
         LaneOp::U16OfU32 => unary(io, |a: u32| a as u16),
         LaneOp::F32OfU32 => unary(io, |a: u32| a as f32),
         LaneOp::F32OfS32 => unary(io, |a: i32| a as f32),
-        // Rust's casts truncate, clamp, and give 0 for NaN too.
+        // Rust's casts truncate, clamp, and give 0 for NaN as well.
         LaneOp::U32OfF32 => unary(io, |a: f32| a as u32),
         LaneOp::S32OfF32 => unary(io, |a: f32| a as i32),
         LaneOp::S32OfF32Nearest => unary(io, |a: f32| a.round_ties_even() as i32),
@@ -240,15 +240,15 @@ fn bit_field(a: u32, pos: u32, len: u32) -> u32 {
     (u64::from(a) >> pos & ones) as u32
 }
 
-/// The `len` bits of `a` from `pos` on, with copies of the field's uppermost bit above; of the sign where the field
-/// reaches beyond `a`.
+/// The `len` bits of `a` from `pos` on. The bits above are copies of the field's uppermost bit, or of the sign of `a`
+/// if the field reaches beyond `a`.
 fn signed_bit_field(a: i32, pos: u32, len: u32) -> i32 {
     let [pos, len] = [pos, len].map(|x| (x & 0xFF).min(32));
     let unused = 64 - len;
     if len == 0 { 0 } else { (i64::from(a) >> pos << unused >> unused) as i32 }
 }
 
-/// Four of the eight bytes of b:a; a selector of 8 or more spreads its byte's sign.
+/// Four of the eight bytes of b:a. A selector of 8 or more replicates the sign of its byte.
 fn permute(a: u32, b: u32, selectors: u32) -> u32 {
     let bytes = (u64::from(a) | u64::from(b) << 32).to_le_bytes();
     u32::from_le_bytes([0, 4, 8, 12].map(|shift| {

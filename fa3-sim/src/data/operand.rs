@@ -32,7 +32,7 @@ pub enum DescriptorError {
         /// Its bits outside all fields.
         bits: u64,
     },
-    /// The pattern would begin at another place than its alignment says.
+    /// The base offset does not match the alignment of the pattern.
     #[error("matrix descriptor {descriptor:#018x} has base offset {base_offset}, not 0")]
     BaseOffset {
         /// The descriptor.
@@ -52,7 +52,7 @@ pub enum DescriptorError {
         /// Bytes of the pattern.
         pattern: u32,
     },
-    /// A pattern begins every 8 rows, but not where the stride leads.
+    /// A pattern begins every 8 rows, but the stride does not lead to its beginning.
     #[error("operand has a stride of {stride} bytes, not a multiple of the swizzle pattern's {pattern}")]
     Stride {
         /// The stride-dimension byte offset.
@@ -74,7 +74,7 @@ impl Operand {
     /// Decodes a descriptor of elements of `elem_bytes` bytes (1 or 2).
     ///
     /// # Errors
-    /// If a field has a value that wgmma does not allow, or one that leads out of the swizzle's pattern.
+    /// If a field has a value that wgmma does not allow, or a value that leads out of the swizzle's pattern.
     pub fn decode(descriptor: u64, major: Major, elem_bytes: u32) -> Result<Operand, DescriptorError> {
         let field = |shift: u32| (descriptor >> shift & 0x3FFF) as u32 * CHUNK;
         let swizzle = match descriptor >> 62 {
@@ -118,8 +118,8 @@ impl Operand {
 
     /// The byte address in shared memory of element (`r`, `k`), r along M or N.
     pub fn address(&self, r: u32, k: u32) -> u32 {
-        // Elements along the contiguous dimension and along the other one, and the distance between 8 elements of the
-        // latter.
+        // Number of elements along the contiguous dimension and along the other dimension, and the distance between 8
+        // elements of the latter.
         let (along, across, eights, spans) = match (self.major, self.swizzle) {
             (Major::K, _) => (k, r, self.stride, self.leading),
             (Major::Mn, Swizzle::None) => (r, k, self.leading, self.stride),

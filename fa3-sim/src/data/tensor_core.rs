@@ -10,11 +10,11 @@
 //! 1. The exponent of a product is the sum of its factors' exponents, so that its significand lies in [1, 4), or below
 //!    1 if a factor is subnormal; the exponent of C is its own, −126 if it is zero or subnormal. Let e be the largest.
 //! 2. Every addend is truncated toward zero to a multiple of q = 2^(e − F): F = 25 for f16 and bf16, 13 for e4m3.
-//! 3. The exact sum of the truncated addends is truncated toward zero to binary32, for e4m3 with only 13 fraction bits.
+//! 3. The exact sum of the truncated addends is truncated toward zero to binary32, or for e4m3 to 13 fraction bits.
 //!
-//! A product with zero has no exponent. A zero sum is +0, whatever was truncated; sums from 2¹²⁸ on are infinite; a NaN
-//! among the addends, or infinities of both signs, give the NaN 0x7FFFFFFF. An H100 does all of this: the tests compare
-//! with its results, bit by bit.
+//! A product with a factor of zero has no exponent. A zero sum is +0, even if bits were truncated. Sums from 2¹²⁸ on
+//! are infinite. A NaN among the addends, or infinities of both signs, give the NaN 0x7FFFFFFF. An H100 does all of
+//! this: the tests compare with its results, bit by bit.
 
 use fa3_ir::WgmmaType;
 use pulp::{Arch, Simd, WithSimd};
@@ -31,7 +31,7 @@ pub enum Arithmetic {
     Fast,
 }
 
-/// One wgmma, over the rows of one warp or any other rows.
+/// One wgmma, over the rows of one warp or over other rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
     /// The element type of A and B.
@@ -48,8 +48,8 @@ pub struct Product {
 
 /// D = ± A · B, plus the old D if the product accumulates.
 ///
-/// `a` has rows of k = [`WgmmaType::k`] codes; `b` has n rows of k codes, each a column of B; `d` has as many rows as
-/// `a`, of n numbers. A code of 8 bits is the lower half of its 16.
+/// `a` has rows of k = [`WgmmaType::k`] codes. `b` has n rows of k codes, each a column of B. `d` has the rows of `a`,
+/// with n numbers each. A code of 8 bits is the lower half of its 16 bits.
 ///
 /// # Panics
 /// If n is no multiple of 8, or a matrix has another size.
@@ -93,7 +93,7 @@ impl WithSimd for Task<'_> {
     }
 }
 
-/// Columns that are computed together, so that the compiler emits vector code.
+/// Number of columns that are computed together, so that the compiler emits vector code.
 const LANES: usize = 8;
 type Columns<T> = [T; LANES];
 
@@ -116,7 +116,7 @@ fn map<X: Copy, Y: Copy + Default>(numbers: &[X], f: impl Fn(X) -> Y) -> Vec<Y> 
     results
 }
 
-/// Columns of `k` numbers, one after the other, as blocks of [`LANES`] columns: `k` rows of each block.
+/// Arranges columns of `k` numbers, which follow each other, as blocks of [`LANES`] columns with `k` rows each.
 #[inline(always)]
 fn blocks(columns: &[f32], k: usize) -> Vec<Columns<f32>> {
     let mut rows = vec![[0.0; LANES]; columns.len() / LANES];
@@ -128,7 +128,7 @@ fn blocks(columns: &[f32], k: usize) -> Vec<Columns<f32>> {
     rows
 }
 
-/// Arithmetic in binary32. Products are exact in it, except the smallest and largest of bf16.
+/// Arithmetic in binary32. Products are exact in it, except the smallest and the largest products of bf16.
 #[inline(always)]
 fn fast(k: usize, a: &[f32], b: &[Columns<f32>], d: &mut [f32]) {
     let n = b.len() / k * LANES;
@@ -143,7 +143,7 @@ fn fast(k: usize, a: &[f32], b: &[Columns<f32>], d: &mut [f32]) {
     }
 }
 
-/// The hardware's arithmetic: every factor as f64, in which products are exact, and with its exponent.
+/// The hardware's arithmetic. Every factor is an f64, in which products are exact, and comes with its exponent.
 #[inline(always)]
 fn exact(ty: WgmmaType, a: &[f32], b: &[Columns<f32>], d: &mut [f32]) {
     let rounding = Rounding::of(ty);
@@ -209,7 +209,7 @@ impl Rounding {
 /// The exponent that stands for a factor of zero: a product with it lies below all others.
 const ZERO: i16 = -10_000;
 
-/// The exponent of a number: that of ±1.m · 2^e, −126 if it is subnormal or zero.
+/// The exponent of a number: e for ±1.m · 2^e, −126 for a subnormal number or zero.
 #[inline(always)]
 fn exponent(x: f32) -> i16 {
     (x.to_bits() >> 23 & 0xFF).max(1) as i16 - 127
@@ -220,7 +220,7 @@ fn exponent(x: f32) -> i16 {
 fn largest_exponents(a: &[i16], b: &[i16], d: &[f32]) -> Vec<i16> {
     let mut largest = map(d, exponent);
     for (&a, b) in a.iter().zip(b.chunks_exact(d.len())) {
-        // Never beyond ±20 000. A check for overflow would prevent vector code.
+        // The sum is never beyond ±20 000. A check for overflow would prevent vector code.
         largest.iter_mut().zip(b).for_each(|(largest, &b)| *largest = (*largest).max(a.wrapping_add(b)));
     }
     largest
@@ -266,7 +266,7 @@ fn power_of_two(e: i16) -> f64 {
     f64::from_bits(((i64::from(e) + 1023) as u64) << 52)
 }
 
-/// The binary32 next to `x` toward zero; from 2¹²⁸ on infinity.
+/// The binary32 next to `x` toward zero; from 2¹²⁸ on, infinity.
 #[inline(always)]
 fn toward_zero_f32(x: f64) -> f32 {
     let nearest = x as f32;

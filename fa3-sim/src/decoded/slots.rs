@@ -1,4 +1,4 @@
-//! Assignment of slots: values whose lifetimes do not overlap share one. This keeps a warp's registers in the cache.
+//! Assignment of slots: values whose lifetimes do not overlap share a slot. This keeps a warp's registers in the cache.
 
 use fa3_ir::{Access, Kernel, Value};
 
@@ -11,7 +11,7 @@ pub(super) struct Lifetimes {
 struct Life {
     first: usize,
     last: usize,
-    /// Whether its slot is its own, as of a variable or of a register of products.
+    /// Whether the value has a slot of its own: a variable, or a register of products.
     alone: bool,
     watched: bool,
 }
@@ -34,7 +34,7 @@ impl Lifetimes {
         }
     }
 
-    /// Notes that a product uses a value: in flight, it lives longer than the steps show.
+    /// Notes that a product uses a value. A product in flight uses it for longer than the steps show.
     pub(super) fn watch(&mut self, value: Value) {
         let life = &mut self.lives[value.0 as usize];
         (life.alone, life.watched) = (true, true);
@@ -44,7 +44,7 @@ impl Lifetimes {
         self.lives[value].watched
     }
 
-    /// Notes that the steps from `start` to `end` repeat: values that are used there and defined before live until the
+    /// Notes that the steps from `start` to `end` repeat: values that are defined before and used there live until the
     /// end.
     pub(super) fn repeat(&mut self, start: usize, end: usize) {
         for life in &mut self.lives {

@@ -1,4 +1,4 @@
-//! Copies from shared to global memory. Each thread has its own groups of them.
+//! Copies from shared to global memory. Each thread has its own bulk groups.
 
 use fa3_ir::{Elem, SharedAddr, Swizzle};
 
@@ -29,7 +29,7 @@ impl Machine<'_> {
         &mut self.warp(at).bulk[index]
     }
 
-    /// Begins a copy of `pieces`, or an addition, of a lane.
+    /// Begins a copy, or an addition, of the `pieces` of a lane.
     pub(super) fn bulk_copy(
         &mut self,
         at: At,
@@ -75,7 +75,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Commits the groups of the lanes of `active`. Lanes without copies have nothing to commit.
+    /// Commits the open groups of the lanes of `active`. Lanes without copies have nothing to commit.
     pub(super) fn bulk_commit(&mut self, at: At, active: u32) {
         let commits = |thread: &BulkThread| active >> thread.lane & 1 == 1;
         let bulk = &mut self.warp(at).bulk;
@@ -194,8 +194,8 @@ impl Machine<'_> {
     }
 }
 
-/// Adds elements in memory. Subnormals are kept, unlike in atomics on global memory: an H100 does so, although the PTX
-/// ISA says that binary32 is flushed.
+/// Adds elements in memory. Subnormals are kept, unlike in atomics on global memory: an H100 keeps them, although the
+/// PTX ISA says that binary32 is flushed.
 fn add_all(elem: Elem, to: &mut [u8], from: &[u8]) {
     let pairs = to.chunks_exact_mut(elem.bytes() as usize).zip(from.chunks_exact(elem.bytes() as usize));
     for (to, from) in pairs {

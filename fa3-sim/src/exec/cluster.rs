@@ -70,8 +70,8 @@ impl Machine<'_> {
         self.warp(at).tick();
     }
 
-    /// Completes a st.async: the number is there, and its mbarrier is signalled. This releases the store, and what its
-    /// thread did before.
+    /// Completes a st.async: stores the number and signals the mbarrier. This releases the store, and the thread's
+    /// events before it.
     pub(super) fn stored(&mut self, cluster: usize, store: RemoteStore) {
         let RemoteStore { bits, target: Target { cta, offset, mbarrier, phase }, released, event } = store;
         self.clusters[cluster].ctas[cta].shared.write(offset, &bits.to_le_bytes());
@@ -94,7 +94,7 @@ impl Machine<'_> {
         let warp = self.warp(at);
         warp.cluster_release = if relaxed { warp.fence_release } else { Some(now) };
         let bundle = if relaxed {
-            // What fences before it released: everything, or the initialisations of mbarriers.
+            // The events that fences before it released: all events, or the initialisations of mbarriers.
             let mut bundle = warp.fenced_on_gpu.clone().unwrap_or_default();
             warp.introduced.drain(..).for_each(|component| bundle.generic.raise(component, 1));
             bundle

@@ -78,7 +78,7 @@ impl Machine<'_> {
             let (upto, component) = (copies.groups.drain(..done).next_back(), copies.component);
             let (Some(upto), Some(component)) = (upto, component) else { continue };
             self.perform_copies(at, lane, upto);
-            // Through the generic proxy: it includes no fence between the proxies.
+            // The copy goes through the generic proxy, so it includes no fence between the proxies.
             self.warp(at).bundle.generic.raise(component, upto);
         }
     }

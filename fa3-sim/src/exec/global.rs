@@ -42,7 +42,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Records an access, and reports an earlier one that it is not ordered after.
+    /// Records an access, and reports an earlier access if the new access is not ordered after it.
     pub(crate) fn access_global(&mut self, at: At, place: GlobalPlace, bytes: u32, access: Access) {
         let id = self.clusters[at.cluster].id;
         let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];

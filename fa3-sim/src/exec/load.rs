@@ -13,7 +13,7 @@ use crate::shared::{WINDOW, map};
 use crate::simulation::Mode;
 
 impl Machine<'_> {
-    /// Begins a copy of `pieces` of a lane.
+    /// Begins a copy of the `pieces` of a lane.
     pub(super) fn load_copy(
         &mut self,
         at: At,
@@ -50,7 +50,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The ranks that a multicast goes to; `None` for the warp's own CTA.
+    /// The ranks of the CTAs that a multicast goes to; `None` for the warp's own CTA.
     fn targets(&mut self, at: At, options: &LoadOptions, lane: usize) -> Vec<Option<u32>> {
         let Some(mask) = options.multicast else { return vec![None] };
         let mask = self.operand(at, mask)[lane];
@@ -61,7 +61,7 @@ impl Machine<'_> {
         (0..size).filter(|rank| mask >> rank & 1 == 1).map(Some).collect()
     }
 
-    /// One CTA's copy, if it can be made.
+    /// The copy to one CTA, if it can be made.
     fn target(
         &mut self,
         at: At,
@@ -85,7 +85,7 @@ impl Machine<'_> {
         if self.mode != Mode::Skeleton {
             shared.bytes[place.offset as usize..(place.offset + bytes) as usize].fill(POISON);
         }
-        // The mistake is a missing wait, not a missing value.
+        // The bytes count as initialised, because the mistake is a missing wait, not a missing value.
         shared.mark(place.offset, bytes, true);
         Some(Target { cta: place.cta, offset: place.offset, mbarrier: signal.offset, phase })
     }
@@ -105,7 +105,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Lets the event at `index` of a cluster happen, or half of it: data first, then the signal.
+    /// Completes the event at `index` of a cluster, or half of it: the data first, then the signal.
     pub(crate) fn happen(&mut self, cluster: usize, index: usize) {
         match self.clusters[cluster].events.swap_remove(index) {
             AsyncEvent::Load(mut load) if !load.landed => {
@@ -165,7 +165,7 @@ pub(super) fn each_chunk(
     while done < piece.bytes {
         let linear = start + piece.shared + done;
         let length = (16 - linear % 16).min(piece.bytes - done);
-        // The permutation applies to the address in the window.
+        // The permutation applies to the address in the shared window.
         let offset = swizzle.apply(WINDOW + linear) - WINDOW;
         part(offset, done as usize..(done + length) as usize);
         done += length;

@@ -150,7 +150,7 @@ impl Machine<'_> {
             self.find_after(Rule::M6, at, Some(event), what);
         }
         if place.cta != at.cta && !by_copy {
-            // The visit is over when its phase is.
+            // The access to the other CTA ends when its phase ends.
             let access = self.generic(at, Kind::Strong);
             self.visit(at, place.cta, access, Epoch { cluster: id, component, value: phase + 1 });
         }
@@ -171,8 +171,8 @@ impl Machine<'_> {
         if place.cta == at.cta {
             mbarrier.collected.join(&bundle);
         } else {
-            // The release has the scope of the arriver's own CTA: it permits copies to overwrite data, but publishes no
-            // data.
+            // The release has the scope of the arriving thread's own CTA: it permits copies to overwrite data, but
+            // publishes no data.
             mbarrier.collected.shared.join(&bundle.shared);
         }
         mbarrier.remember(event);
@@ -180,7 +180,7 @@ impl Machine<'_> {
         self.changed(at.cluster, place, change, event);
     }
 
-    /// Orders everything that a lane has done before anything that lanes of its warp do after a wait for this phase.
+    /// Orders everything that a lane has done before everything that lanes of its warp do after a wait for this phase.
     fn arrive_for_lanes(&mut self, at: At, place: SharedPlace, lane: usize) {
         let event = self.log.len() as u32;
         let Some(mbarrier) = self.clusters[at.cluster].mbarrier(place) else { return };
@@ -310,7 +310,7 @@ impl Machine<'_> {
         true
     }
 
-    /// Lets each lane's cp.async arrive when they are complete.
+    /// Lets the cp.async of each lane arrive when they are complete.
     fn arrive_copied(&mut self, at: At, addr: SharedAddr, active: u32) {
         let addresses = self.shared_addresses(at, addr);
         for lane in each(active) {
@@ -332,7 +332,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Lets the cp.async of a lane, which are complete, arrive.
+    /// Lets the cp.async of a lane arrive, which are complete.
     pub(super) fn copied(&mut self, cluster: usize, arrival: &AsyncEvent) {
         let AsyncEvent::Arrive { cta, warp, lane, upto, offset, event } = *arrival else { return };
         let at = At { cluster, cta, warp };
@@ -341,7 +341,7 @@ impl Machine<'_> {
         let place = SharedPlace { cta, offset };
         let Some(mbarrier) = self.clusters[cluster].ctas[cta].mbarrier(offset) else { return };
         if let Some(component) = component {
-            // Through the generic proxy: it includes no fence between the proxies.
+            // The copy goes through the generic proxy, so it includes no fence between the proxies.
             let mut done = Bundle::default();
             done.generic.raise(component, upto);
             mbarrier.collected.join(&done);

@@ -188,9 +188,9 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Reports lanes of one store that write different values to the same bytes: any of the values may stay. Equal
-    /// values leave nothing to chance. The places of one instruction are aligned to its size, so that two overlap only
-    /// if they are equal.
+    /// Reports lanes of one store that write different values to the same bytes: any of the values may remain. Equal
+    /// values are allowed. The places of one instruction are aligned to its size, so two places overlap only if they
+    /// are equal.
     pub(super) fn same_place(
         &mut self,
         at: At,
@@ -253,7 +253,7 @@ impl<'a> Machine<'a> {
         self.progress += 1;
     }
 
-    /// Releases everything that the warp did so far to all that acquire the flags.
+    /// Releases everything that the warp has done so far to all warps that acquire the flags.
     fn release(&mut self, at: At, addr: GlobalAddr, active: u32) {
         let id = self.clusters[at.cluster].id;
         let bundle = self.released(at);
@@ -263,7 +263,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Replaces each lane's number in memory by `change` of that number and the lane's operand, lane after lane.
+    /// Replaces each lane's number in memory by `change` of the number and the lane's operand, one lane after another.
     fn atomic(
         &mut self,
         at: At,
@@ -297,7 +297,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Lets a relaxed atomic carry what an earlier fence released. A later fence acquires what the atomic sees.
+    /// Lets a relaxed atomic carry what an earlier fence released. A later fence acquires what the atomic has seen.
     fn exchange_knowledge(&mut self, at: At, key: (Option<u32>, usize, u64)) {
         let id = self.clusters[at.cluster].id;
         let warp = &mut self.clusters[at.cluster].ctas[at.cta].warps[at.warp];

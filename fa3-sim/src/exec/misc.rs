@@ -83,7 +83,7 @@ impl Machine<'_> {
         Flow::Next
     }
 
-    /// Ends a warp in the middle.
+    /// Ends a warp at an `exit` instruction.
     fn exit_now(&mut self, at: At) {
         let warp = self.warp(at);
         warp.state = State::Exited;
@@ -93,7 +93,7 @@ impl Machine<'_> {
         self.after_exit(at);
     }
 
-    /// Checks that a warp has done all that it must before it exits.
+    /// Checks that a warp has done everything that it must do before it exits.
     pub(super) fn check_exit(&mut self, at: At) {
         let warp = self.warp(at);
         if warp.flight.open > 0 {

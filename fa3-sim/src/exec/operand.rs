@@ -29,8 +29,8 @@ impl Part {
         32 / self.k
     }
 
-    /// The offsets of its chunks: row by row along K, or depth by depth along the rows. Wrong addresses become offsets
-    /// beyond any shared memory.
+    /// The offsets of the part's chunks: row by row along K, or depth by depth along the rows. A wrong address becomes
+    /// an offset beyond all shared memory.
     pub(super) fn chunks(&self) -> Result<Vec<u32>, DescriptorError> {
         let operand = Operand::decode(self.desc, self.major, self.elem_bytes())?;
         let step = (CHUNK / self.elem_bytes()) as usize;
@@ -84,7 +84,7 @@ impl Part {
     }
 }
 
-/// The codes in a chunk, which has one or two bytes for each.
+/// Decodes the codes of a chunk, each of one or two bytes.
 fn decode(chunk: &[u8], codes: &mut [u16]) {
     if codes.len() == chunk.len() {
         codes.iter_mut().zip(chunk).for_each(|(code, &byte)| *code = byte.into());

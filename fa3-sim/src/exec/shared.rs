@@ -52,7 +52,7 @@ impl Machine<'_> {
         Some(place)
     }
 
-    /// The place of a shared address anywhere in the cluster. Reports an address without one.
+    /// The place of a shared address anywhere in the cluster. Reports an address that has no place.
     pub(crate) fn resolve_in_cluster(
         &mut self,
         at: At,
@@ -91,7 +91,7 @@ impl Machine<'_> {
         Some(SharedPlace { cta, offset })
     }
 
-    /// Records an access, and reports an earlier one that it is not ordered after.
+    /// Records an access, and reports an earlier access if the new access is not ordered after it.
     pub(crate) fn access_shared(&mut self, at: At, place: SharedPlace, bytes: u32, access: Access) {
         let SharedPlace { cta, offset } = place;
         let id = self.clusters[at.cluster].id;
@@ -125,7 +125,7 @@ impl Machine<'_> {
     }
 
     /// Records a product's access to `bytes` bytes from each offset in the shared memory of the warp's CTA. Reports
-    /// bytes that are not initialised, and earlier accesses that it is not ordered after.
+    /// bytes that are not initialised, and earlier accesses that do not happen before it.
     pub(crate) fn access_operand(&mut self, at: At, offsets: &[u32], bytes: u32, access: Access) {
         let id = self.clusters[at.cluster].id;
         let (shared, warp) = self.shared_and_warp(at, at.cta);
@@ -180,8 +180,8 @@ impl Machine<'_> {
         names.join(", ")
     }
 
-    /// A generic access, now, by the lanes that execute the warp's instruction. [`Access::of`] makes it the access of
-    /// one lane.
+    /// A generic access at this moment, by the lanes that execute the warp's instruction. [`Access::of`] makes it the
+    /// access of one lane.
     pub(crate) fn generic(&mut self, at: At, kind: Kind) -> Access {
         let (epoch, event) = (self.epoch(at), self.event(at));
         Access {

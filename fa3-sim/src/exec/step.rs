@@ -13,7 +13,7 @@ use crate::warp::{Frame, State};
 const ZEROS: Lanes = [0; 32];
 
 impl<'a> Machine<'a> {
-    /// Runs the step that a warp is at. Returns whether it can continue at once.
+    /// Runs the current step of a warp. Returns whether the warp can continue at once.
     pub(crate) fn step(&mut self, at: At) -> bool {
         let program = self.program;
         let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
@@ -108,7 +108,7 @@ impl<'a> Machine<'a> {
             Inst::Cluster(inst) => return self.cluster(at, inst, active),
             Inst::Misc(inst) => return self.misc(at, inst, active),
             Inst::Observe(inst) => self.observe(at, inst, active),
-            // Decoded to steps of their own.
+            // These instructions are decoded to steps of their own.
             Inst::Lane(_) | Inst::Set { .. } => {}
         }
         Flow::Next
@@ -183,7 +183,7 @@ impl<'a> Machine<'a> {
         warp.assign(dst, &lanes, active, true);
     }
 
-    /// The lanes of the warp where a condition holds. If they must agree, it is all or none.
+    /// The lanes of the warp where a condition holds. If lanes must agree, these are all lanes or none.
     fn decide(&mut self, at: At, condition: Guard, uniform: bool) -> u32 {
         let mask = self.warp(at).mask;
         self.need(at, condition.slot, mask);

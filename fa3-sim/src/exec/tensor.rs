@@ -69,7 +69,7 @@ impl<'a> Machine<'a> {
         Some((shape, view))
     }
 
-    /// The coordinates of a box. Its rows begin at multiples of 16 bytes; otherwise an H100 stops with an illegal
+    /// The coordinates of a box. Its rows must begin at multiples of 16 bytes; otherwise an H100 stops with an illegal
     /// instruction.
     fn coords(&mut self, at: At, shape: &BoxShape, coords: &[Operand], lane: usize) -> Vec<i64> {
         let coords: Vec<i64> =

@@ -109,7 +109,7 @@ impl Machine<'_> {
     }
 }
 
-/// The lane that lane `own` reads: itself if the other is outside of the warp.
+/// The lane whose register lane `own` reads: `own` itself if the other lane is outside of the warp.
 fn shuffle(mode: ShflMode, own: usize, given: u32) -> usize {
     let given = given as usize & 31;
     match mode {

@@ -21,12 +21,12 @@ use crate::warp::ALL;
 /// Instructions that some warps of a warpgroup have executed, and that its other warps must execute alike.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WarpgroupLog {
-    /// Number of instructions that all four have executed.
+    /// Number of instructions that all four warps have executed, and that are not kept.
     forgotten: usize,
     steps: VecDeque<WarpgroupStep>,
 }
 
-/// A warpgroup instruction as one warp executed it: its step, and the operands that all four must share.
+/// A warpgroup instruction as one warp executed it: its step, and the operands that must be equal in all four warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct WarpgroupStep {
     pc: usize,
@@ -45,7 +45,7 @@ impl<'a> Machine<'a> {
                 self.compute(at, retired);
                 self.retire_groups(at, retired);
             }
-            // Decoded to a step of its own.
+            // A product is decoded to a step of its own.
             WgmmaInst::Mma(_) => {}
         }
     }
@@ -82,7 +82,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Rule W7 at the end: all four warps have executed equally many.
+    /// Rule W7 at the end: all four warps have executed the same number of instructions.
     pub(super) fn check_warpgroup_exit(&mut self, at: At) {
         let cta = self.cta(at);
         let log = &cta.warpgroups[at.warp / 4];
@@ -276,7 +276,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Takes an accumulator's registers from the warp: a read of them gives NaN.
+    /// Takes an accumulator's registers from the warp: reading them gives NaN.
     fn take_off(&mut self, at: At, d: &[u32], accumulate: bool, mut accumulator: Accumulator) {
         d.iter().for_each(|&slot| self.warp(at).define(slot));
         if self.mode != Mode::Skeleton {
@@ -347,7 +347,7 @@ fn part_of_a(at: At, mma: &Mma, desc: u64) -> Option<Part> {
     Some(Part { desc, major, rows: first..first + 16, k: mma.ty.k() })
 }
 
-/// All of B.
+/// The operand B, which each warp reads as a whole.
 fn part_of_b(mma: &Mma, desc: u64) -> Part {
     Part { desc, major: mma.b_major, rows: 0..mma.n, k: mma.ty.k() }
 }

@@ -34,7 +34,7 @@ fn only_overlapping_unordered_conflicts_are_found() {
     assert_eq!(late.unwrap().old.kind, Kind::Read, "a read must be over before its bytes are overwritten");
 }
 
-/// A history counts the cells that share it, whether they reached it alone or after cells with equal accesses.
+/// A history counts the cells that share it, whether the cells changed one by one or together after equal accesses.
 #[test]
 fn histories_count_their_cells() {
     let mut shadow = Shadow::new(16 * 12, 8);

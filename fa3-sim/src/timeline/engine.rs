@@ -21,18 +21,19 @@ impl SpanInfo {
 /// A unit that does one thing at a time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Unit {
-    /// When it can begin its next request.
+    /// The first cycle at which it can begin its next request.
     pub(super) free: u64,
     pub(super) spans: Vec<Span>,
 }
 
 impl Unit {
-    /// Is busy for `cycles` cycles, from `ready` on or as soon as it can. Returns when it is done.
+    /// Makes the unit busy for `cycles` cycles, from `ready` on or as soon as it is free. Returns the cycle at which it
+    /// is done.
     pub(super) fn serve(&mut self, ready: u64, cycles: u64, what: SpanInfo) -> u64 {
         self.serve_late(ready, cycles, 0, what)
     }
 
-    /// Like [`Unit::serve`], with results `latency` later, which is also when the span is drawn.
+    /// Like [`Unit::serve`], but results come `latency` cycles later, and the span is drawn at that time.
     fn serve_late(&mut self, ready: u64, cycles: u64, latency: u64, what: SpanInfo) -> u64 {
         let start = self.free.max(ready);
         self.free = start + cycles;
@@ -46,7 +47,7 @@ impl Unit {
 struct Partition {
     issue: Unit,
     special: Unit,
-    /// When the other units can begin their next instruction.
+    /// The first cycle at which the other units can begin their next instruction.
     float: u64,
     integer: u64,
     convert: u64,
@@ -62,12 +63,12 @@ pub(super) struct Sm {
 }
 
 impl Sm {
-    /// When a warp's partition can issue its next instruction.
+    /// The first cycle at which a warp's partition can issue its next instruction.
     pub(super) fn issue_free(&self, warp: u32) -> u64 {
         self.partitions[warp as usize % 4].issue.free
     }
 
-    /// When a warp's unit can begin its next instruction.
+    /// The first cycle at which a warp's unit can begin its next instruction.
     pub(super) fn pipe_free(&self, warp: u32, pipe: Pipe) -> u64 {
         let partition = &self.partitions[warp as usize % 4];
         match pipe {
@@ -100,17 +101,17 @@ impl Sm {
         }
     }
 
-    /// Moves `wavefronts` wavefronts through the port of shared memory. Returns when it is done.
+    /// Moves `wavefronts` wavefronts through the port of shared memory. Returns the cycle at which this is done.
     pub(super) fn access_shared(&mut self, now: u64, wavefronts: u32, what: SpanInfo) -> u64 {
         self.shared.serve(now, wavefronts.into(), what)
     }
 
-    /// Transfers bytes from L2. Returns when the last one is there.
+    /// Transfers bytes from L2. Returns the cycle at which the last byte has arrived.
     pub(super) fn load(&mut self, now: u64, bytes: u32, latency: u64, costs: &Costs, what: SpanInfo) -> u64 {
         self.loads.serve_late(now, u64::from(bytes).div_ceil(costs.load_bytes.max(1)), latency, what)
     }
 
-    /// Transfers bytes to L2. Returns when the last one has left.
+    /// Transfers bytes to L2. Returns the cycle at which the last byte has left.
     pub(super) fn store(&mut self, now: u64, bytes: u32, costs: &Costs, what: SpanInfo) -> u64 {
         self.stores.serve(now, u64::from(bytes).div_ceil(costs.store_bytes.max(1)), what)
     }

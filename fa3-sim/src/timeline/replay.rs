@@ -21,9 +21,9 @@ enum Key {
 /// The state of a gate.
 #[derive(Default)]
 struct Progress {
-    /// Signals for it that are still to come in the trace.
+    /// Number of signals for the gate that are still to come in the trace.
     missing: u64,
-    /// When waiting warps can go on, as far as the signals so far say.
+    /// The cycle at which waiting warps can go on, according to the signals so far.
     open: u64,
     /// The waiting warps, each with the cause of its wait.
     waiting: Vec<(usize, Cause)>,
@@ -35,8 +35,8 @@ pub(super) struct Replay<'a> {
     sms: Vec<Sm>,
     walkers: Vec<Walker<'a>>,
     gates: HashMap<Key, Progress>,
-    /// Warps that can go on: when, when they last executed an instruction, and their index. Of two warps that can go on
-    /// at the same time, the one goes first whose last instruction is longer ago.
+    /// Warps that can go on: the cycle at which they can, the cycle of their last instruction, and their index. Of two
+    /// warps that can go on at the same time, the warp whose last instruction is older goes first.
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
 }
 
@@ -57,8 +57,8 @@ impl<'a> Replay<'a> {
         self.finish()
     }
 
-    /// Executes a warp's next instruction, if the units that it needs are free. Returns when the warp can go on, unless
-    /// it is done or waits for others.
+    /// Executes a warp's next instruction, if the units that it needs are free. Returns the cycle at which the warp can
+    /// go on, unless it is done or waits for other warps.
     fn step(&mut self, index: usize, now: u64) -> Option<u64> {
         let walker = &mut self.walkers[index];
         let trace = walker.trace;
@@ -91,7 +91,7 @@ impl<'a> Replay<'a> {
         self.execute(index, action, now, what)
     }
 
-    /// Executes the instruction that is issued now. Returns the same as [`Replay::step`].
+    /// Executes the instruction that is issued now. Returns what [`Replay::step`] returns.
     fn execute(&mut self, index: usize, action: &Action, now: u64, what: SpanInfo) -> Option<u64> {
         let (costs, next) = (self.costs, now + 1);
         let walker = &mut self.walkers[index];
@@ -190,7 +190,7 @@ impl<'a> Replay<'a> {
         self.open(key);
     }
 
-    /// Notes that a warp has come to a product, which begins when all warps of its warpgroup have.
+    /// Notes that a warp has reached a product, which begins when all warps of its warpgroup have reached it.
     fn begin_product(&mut self, key: Key, at: u64, cycles: u64, what: SpanInfo) {
         let Key::Product { cta, .. } = key else { return };
         let progress = self.gates.entry(key).or_default();
@@ -262,11 +262,12 @@ fn gates(walkers: &[Walker<'_>]) -> HashMap<Key, Progress> {
     gates
 }
 
-/// Cycles of a product: those of its arithmetic, or those of its operands in shared memory if they are more.
+/// Cycles of a product: the cycles of its arithmetic, or of reading its operands from shared memory, whichever are
+/// more.
 fn product_cycles(costs: &Costs, ty: WgmmaType, n: u32, a_in_registers: bool) -> u64 {
     let rate = costs.tensor_flops * if ty == WgmmaType::E4m3 { 2 } else { 1 };
     let flops = 2 * 64 * u64::from(n * ty.k());
-    // K is 32 bytes deep in every type.
+    // K is 32 bytes for every element type.
     let rows = if a_in_registers { n } else { n + 64 };
     flops.div_ceil(rate.max(1)).max((32 * u64::from(rows)).div_ceil(costs.product_bytes.max(1)))
 }

@@ -7,8 +7,8 @@ use super::{Activity, Engine, EngineTrack, Span, Timeline};
 use crate::Line;
 use crate::trace::Factors;
 
-/// Pixels: the width of the picture, the ends of the time axis, and heights of rows, and of the strip of products above
-/// a row.
+/// Pixels: the width of the picture, the ends of the time axis, and the heights of a row and of the strip of products
+/// above it.
 const WIDTH: u32 = 1240;
 const LEFT: u32 = 176;
 const RIGHT: u32 = 1160;
@@ -17,26 +17,26 @@ const ROW: u32 = 30;
 const STRIP: u32 = 9;
 const GAP: u32 = 8;
 const LEGEND: u32 = 20;
-/// Columns to which spans are rounded. A column of a row shows what took most of its time.
+/// Number of columns to which spans are rounded. A column shows the activity that took most of its time.
 const COLUMNS: u32 = RIGHT - LEFT;
-/// Heights that an engine's bar can have.
+/// Number of heights that an engine's bar can have.
 const LEVELS: u64 = 8;
 
 /// Colours of products: one for each pair of factors, then from the start again (after Okabe and Ito).
 pub(super) const PRODUCTS: [&str; 5] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#882255"];
 
-/// A cell of a row: columns that look the same.
+/// A cell of a row: columns with the same look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cell {
     columns: (u32, u32),
     span: Span,
-    /// How busy it is, of [`LEVELS`].
+    /// How busy it is, as one of [`LEVELS`] levels.
     level: u64,
 }
 
 struct Drawing<'a> {
     timeline: &'a Timeline,
-    /// The products, in order of the source, so that a part of a timeline has the colours of the whole.
+    /// The products in the order of the source, so that a part of a timeline has the colours of the whole.
     products: Vec<Product>,
     /// The other activities.
     activities: Vec<Activity>,
@@ -46,9 +46,9 @@ struct Drawing<'a> {
 /// Products with one colour.
 #[derive(Debug)]
 struct Product {
-    /// Their factors, or the line that begins them.
+    /// The factors of the products, or the line that begins them.
     name: String,
-    /// The first of the lines.
+    /// The first line that begins one of the products.
     line: Line,
     activity: Activity,
 }
@@ -107,7 +107,7 @@ impl<'a> Drawing<'a> {
         self.timeline.cycles.clone()
     }
 
-    /// Draws one row of cells. If `measures`, each is as high as it is busy.
+    /// Draws one row of cells. If `measures`, the height of a cell shows how busy it is.
     fn row(&mut self, spans: &[Span], y: u32, height: u32, measures: bool) {
         let _ = write!(
             self.svg,
@@ -159,7 +159,7 @@ impl<'a> Drawing<'a> {
         self.text(LEFT - 32, y + 16, "end", "cycles");
     }
 
-    /// Draws the legend of colours. Returns where it ends.
+    /// Draws the legend of colours. Returns the position of its end.
     fn legend(&mut self, y: u32) -> u32 {
         let of_product = |(index, product): (usize, &Product)| {
             (PRODUCTS[index % PRODUCTS.len()], format!("{}, {}", product.name, product.activity))
@@ -222,7 +222,8 @@ fn column(cycle: u64, cycles: &Range<u64>) -> u32 {
 
 /// Merges spans into cells: each column shows the activity that took most of its time.
 fn cells(spans: &[Span], cycles: Range<u64>) -> Vec<Cell> {
-    // For each column, its activities and their parts of a cycle; a cycle has COLUMNS parts.
+    // For each column, its activities and their parts of the time. A cycle has COLUMNS parts, so that these are
+    // integers.
     let length = u128::from((cycles.end - cycles.start).max(1));
     let mut cells: Vec<Cell> = Vec::new();
     let mut next = 0;
@@ -278,7 +279,8 @@ mod tests {
         Span { activity, line: Line { file: "kernel.rs", line: 1, column: 1 }, warpgroup: 0, start, end }
     }
 
-    /// Ten thousand pairs of one busy cycle and one idle cycle: at most one cell per column, of half the full height.
+    /// Ten thousand pairs of one busy cycle and one idle cycle become at most one cell per column, of half the full
+    /// height.
     #[test]
     fn what_is_shorter_than_a_pixel_is_summed_up() {
         let spans: Vec<Span> = (0..10_000).map(|i| span(Activity::Special, 2 * i, 2 * i + 1)).collect();

@@ -1,4 +1,4 @@
-//! A warp on its way through its records.
+//! The progress of a warp through its records.
 
 use std::collections::BTreeSet;
 
@@ -9,15 +9,17 @@ use crate::trace::WarpTrace;
 
 pub(super) struct Walker<'a> {
     pub(super) trace: &'a WarpTrace,
-    /// Its next record, and how often that record was executed.
+    /// The warp's next record.
     pub(super) next: usize,
+    /// How often the next record was executed.
     pub(super) done: u32,
-    /// When it last executed an instruction.
+    /// The cycle at which it last executed an instruction.
     pub(super) last: u64,
-    /// When the results of its loads arrive.
+    /// The cycle at which the results of its loads arrive.
     pub(super) results: u64,
-    /// The number of its products so far, and at each commit.
+    /// The number of its products so far.
     pub(super) products: u32,
+    /// The number of its products at each commit.
     pub(super) groups: Vec<u32>,
     pub(super) stores: Copies,
     pub(super) copies: Copies,
@@ -25,7 +27,7 @@ pub(super) struct Walker<'a> {
     spans: Vec<Span>,
 }
 
-/// The copies of a warp: when they have read their sources, and when they are complete.
+/// The copies of a warp: the cycles at which they have read their sources, and at which they are complete.
 #[derive(Default)]
 pub(super) struct Copies {
     all: [u64; 2],
@@ -41,12 +43,12 @@ impl Copies {
         self.groups.push(self.all);
     }
 
-    /// When all copies so far are complete.
+    /// The cycle at which all copies so far are complete.
     pub(super) fn complete(&self) -> u64 {
         self.all[1]
     }
 
-    /// When all groups except the last `pending` have read their sources, and when they are complete.
+    /// The cycles at which all groups except the last `pending` have read their sources, and are complete.
     pub(super) fn wait(&self, pending: u32) -> [u64; 2] {
         let groups = self.groups.len().saturating_sub(pending as usize);
         groups.checked_sub(1).map_or([0; 2], |last| self.groups[last])
@@ -91,7 +93,7 @@ impl<'a> Walker<'a> {
         self.tell(what, until);
     }
 
-    /// The end of its known activities.
+    /// The end of the warp's known activities.
     pub(super) fn end(&self) -> u64 {
         self.spans.last().map_or(0, |span| span.end)
     }
@@ -120,8 +122,8 @@ impl<'a> Walker<'a> {
     }
 }
 
-/// One track for each role and warpgroup: that of the busiest warp. Warps of a producer may do different things: a warp
-/// that begins no products, and executes lines that others do not, has a track of its own.
+/// One track for each role and warpgroup: the track of the busiest warp. The warps of a producer may do different
+/// things: a warp that begins no products, and executes lines that the other warps do not, has a track of its own.
 pub(super) fn tracks(walkers: Vec<Walker<'_>>) -> Vec<RoleTrack> {
     let mut chosen: Vec<Walker<'_>> = Vec::new();
     for walker in walkers {

@@ -1,4 +1,4 @@
-//! How the machine records a trace: an instruction when a warp comes to it, and the rest when its execution shows it.
+//! Records a trace: an instruction when a warp reaches it, and what only its execution shows when it is executed.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashSet};
@@ -20,7 +20,7 @@ pub(crate) struct Recorder {
     trace: Trace,
     /// For each warp, the slots of results that are still to come.
     coming: Vec<HashSet<u32>>,
-    /// Warps of a CTA.
+    /// Number of warps of a CTA.
     warps: usize,
 }
 
@@ -75,7 +75,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Records a step that a warp begins, as far as it is known before the step is executed.
+    /// Records a step that a warp begins, with what is known before the step is executed.
     pub(crate) fn trace_step(&mut self, at: At, active: u32) {
         if self.recorder.is_none() || self.clusters[at.cluster].id != CLUSTER {
             return;
@@ -90,7 +90,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Records a use of pending results, and remembers new pending ones.
+    /// Records a use of pending results, and remembers new pending results.
     fn trace_results(&mut self, at: At, code: &Code<'_>, op: &Op<'_>) {
         let Some(recorder) = &mut self.recorder else { return };
         let coming = &mut recorder.coming[at.cta * recorder.warps + at.warp];
@@ -200,13 +200,13 @@ fn is_late(inst: &Inst) -> bool {
     )
 }
 
-/// The action of a step, if it is known before the step is executed and costs anything.
+/// The action of a step, if it is known before the step is executed, and costs anything.
 fn action(op: &Op<'_>, active: u32) -> Option<Action> {
     const CONTROL: Action = Action::Issue { pipe: Pipe::Control, count: 1 };
     match op {
         Op::Lane(lane) => Pipe::of(lane.op).map(|(pipe, count)| Action::Issue { pipe, count }),
         Op::If { .. } | Op::Break { .. } | Op::Repeat { .. } | Op::Exit => Some(CONTROL),
-        // Assignments to variables are renamings.
+        // An assignment to a variable only renames a register.
         Op::Set { .. } | Op::Else { .. } | Op::EndIf | Op::Loop => None,
         Op::Inst(_) | Op::Mma { .. } if active == 0 => Some(CONTROL),
         Op::Inst(inst) => instruction(inst, active, CONTROL),
@@ -221,12 +221,12 @@ fn action(op: &Op<'_>, active: u32) -> Option<Action> {
 fn instruction(inst: &Inst, active: u32, control: Action) -> Option<Action> {
     match inst {
         Inst::Special { .. } => Some(Action::Issue { pipe: Pipe::Integer, count: 1 }),
-        // Constants.
+        // The results are constants.
         Inst::RegionAddress { .. } => None,
         Inst::Mem(inst) => memory(inst, active),
-        // One word a lane through the crossbar of shared memory.
+        // One word per lane goes through the crossbar of shared memory.
         Inst::Warp(WarpInst::Shfl { .. }) => Some(Action::Shared { wavefronts: 1, loads: true }),
-        // Their wavefronts are counted when they are executed.
+        // The wavefronts are counted when the instruction is executed.
         Inst::Warp(WarpInst::Ldmatrix { .. } | WarpInst::Stmatrix { .. }) => None,
         Inst::Warp(
             WarpInst::Vote { .. } | WarpInst::Ballot { .. } | WarpInst::Elect { .. } | WarpInst::Sync,
@@ -240,13 +240,13 @@ fn instruction(inst: &Inst, active: u32, control: Action) -> Option<Action> {
         | Inst::Misc(MiscInst::GridDependencyWait | MiscInst::LaunchDependents) => Some(control),
         // The machine does not execute these.
         Inst::Observe(_)
-        // Recorded when they are executed: gates, and numbers of bytes.
+        // These are recorded when they are executed: gates, and numbers of bytes.
         | Inst::Barrier(_)
         | Inst::Mbarrier(_)
         | Inst::Tma(_)
         | Inst::Cluster(_)
         | Inst::Misc(MiscInst::SetMaxRegisters { .. } | MiscInst::Trap)
-        // Separate steps.
+        // Products are separate steps.
         | Inst::Wgmma(WgmmaInst::Mma(_))
         | Inst::Lane(_)
         | Inst::Set { .. } => None,
@@ -267,9 +267,9 @@ fn memory(inst: &MemInst, active: u32) -> Option<Action> {
         MemInst::CopyAsync { .. } => Some(Action::CopyAsync { bytes: 16 * active.count_ones() }),
         MemInst::CopyAsyncCommit => Some(Action::CopyAsyncCommit),
         MemInst::CopyAsyncWait { pending } => Some(Action::CopyAsyncWait { pending: *pending }),
-        // Operands of instructions.
+        // These are operands of other instructions.
         MemInst::LoadParam { .. } | MemInst::Prefetch { .. } => None,
-        // Their wavefronts are counted when they are executed.
+        // The wavefronts are counted when the instruction is executed.
         MemInst::Load { .. } | MemInst::Store { .. } | MemInst::Atomic { .. } | MemInst::ReduceAdd { .. } => {
             None
         }

@@ -1,4 +1,4 @@
-//! The features of a problem, which everybody who computes it must know.
+//! The features of a problem, which every implementation must know.
 
 use crate::names::names;
 use crate::{Dtype, Granularity, Mask, Problem, Sequences, ValueLayout};
@@ -47,8 +47,8 @@ names! {
     }
 }
 
-/// The features that a plan, an engine or a reference computes. It lists them one by one, so that a feature that comes
-/// later is refused by all who were written before it.
+/// The features that a plan, an engine or a reference computes. It lists them one by one, so that existing
+/// implementations refuse every new feature.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
     who: &'static str,
@@ -66,7 +66,7 @@ pub struct UnknownFeature {
 }
 
 impl Known {
-    /// The features that `who` computes. No other ones: `Feature::ALL` has no place here.
+    /// The features that `who` computes, listed by name. Do not pass `Feature::ALL`.
     pub const fn new(who: &'static str, features: &'static [Feature]) -> Known {
         Known { who, features }
     }
@@ -74,7 +74,7 @@ impl Known {
     /// Checks that all features of a problem are known.
     ///
     /// # Errors
-    /// [`UnknownFeature`] with the first one that is not.
+    /// [`UnknownFeature`] with the first feature that is unknown.
     ///
     /// ```
     /// use fa3_types::{Dtype, Feature, Known, ProblemSpec, Shape};
@@ -98,7 +98,7 @@ impl Known {
 impl Problem {
     /// The features that the problem has.
     pub fn features(&self) -> impl Iterator<Item = Feature> {
-        // No `..` here: what a problem gets becomes a feature, or is a number or a shape that every problem has.
+        // No `..` here: every new field becomes a feature, or is a number or a shape that every problem has.
         let Problem {
             q,
             k,

@@ -378,7 +378,7 @@ fn qv_has_the_shape_of_o_and_the_type_of_q() {
     backwards.strides.seqlen = -64;
     let negative = ProblemError::NegativeStride { tensor, dim: Seqlen, given: -64 };
     assert_eq!(refused(spec().qv(backwards)), negative);
-    // A row of K and V together may be no longer than the limit of a row of K.
+    // Joined rows of K and V may be no longer than the longest row of K.
     let wide = |shape| Shape { head_dim: 72, ..shape };
     let together = ProblemSpec::dense(Dtype::F16, wide(Q), wide(KV)).head_dim_v(512).qv(qv(Dtype::F16, 512));
     assert_eq!(refused(together), ProblemError::LatentHeadDim { head_dim: 72, head_dim_v: 512, limit: 576 });

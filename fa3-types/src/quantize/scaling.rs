@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::QuantizeProblemError;
 
-/// Given scales lie between its inverse and itself, so that the inverse of a scale is normal.
+/// A given scale lies between 1 / this and this, so that its inverse is a normal number.
 const SCALE_LIMIT: f32 = (1u128 << 64) as f32;
 
 /// The source of the scales.
@@ -15,35 +15,35 @@ pub enum Scaling {
         /// Rows of a block.
         rows: usize,
     },
-    /// amax / 448 of `heads` successive heads of a sequence: 1, or the query heads of a KV head, as attention takes
-    /// scales of heads. It takes another pass over the tensor, before the pass that writes codes.
+    /// amax / 448 of `heads` successive heads of a sequence: 1 head, or the query heads of a KV head, which share a
+    /// scale in attention. The amax takes a pass of its own over the tensor, before the pass that writes codes.
     Heads {
         /// Heads that share a scale; they divide the tensor's heads.
         heads: usize,
     },
-    /// amax / 448 of the whole tensor, in another pass before the pass that writes codes.
+    /// amax / 448 of the whole tensor. The amax takes a pass of its own over the tensor.
     Tensor,
     /// A given scale for the whole tensor. Larger numbers saturate.
     Given(f32),
-    /// A mean and a scale for each channel, which is a column of a head of a sequence: the mean is subtracted, and the
-    /// scale is amax / 448 of the difference. For V, whose products with P are summed over keys: O gets the means back.
-    /// It takes another pass over the tensor, before the pass that writes codes.
+    /// A mean and a scale for each channel, which is a column of a head of a sequence. The mean is subtracted, and the
+    /// scale is amax / 448 of the difference. This is for V: P·V sums over keys, so the means are added to O at the
+    /// end. Means and amax take a pass of their own over the tensor.
     ///
     /// The mean counts infinities and NaN as 0. It is 0 where a number minus the mean would not be finite.
     /// [`CHANNEL_ROWS`] defines its rounding.
     Channel,
 }
 
-/// Rows of a part of a channel's sum, which is computed in binary32 in this order, so that CPU and GPU have the same
-/// mean:
+/// The rows of a part of a channel's sum. The sum is computed in binary32 in this order, so that CPU and GPU get the
+/// same mean:
 ///
 /// 1. Rows are cut into parts of this size.
 /// 2. The rows of a part form [`CHANNEL_GROUPS`] groups, by their index modulo that count. Each group is summed in the
 ///    order of its rows, from 0. Then the groups' sums are added in the order of the groups.
-/// 3. Parts are added as the rows of a part are: in groups by their index modulo [`CHANNEL_GROUPS`].
+/// 3. The sums of parts are added like the rows of a part: in groups by their index modulo [`CHANNEL_GROUPS`].
 pub const CHANNEL_ROWS: usize = 256;
 
-/// Groups of rows of a part: see [`CHANNEL_ROWS`].
+/// The groups into which the rows of a part are divided: see [`CHANNEL_ROWS`].
 pub const CHANNEL_GROUPS: usize = 16;
 
 impl Scaling {

@@ -36,7 +36,7 @@ fn packed_sequences_have_scales_of_blocks() {
     }
     let transposed = ProblemError::TransposedV { dtype: Dtype::E4m3, packed: true };
     assert_eq!(refused(one().transposed().packed(4)), transposed.into());
-    // The length of the longest sequence is data.
+    // The lengths of packed sequences are data, so only the position of a first row is checked.
     let rotary = |first| Rotary { positions: Positions::From(first), ..ROTARY };
     assert!(one().packed(4).rotary(rotary(109)).validate().is_ok());
     let beyond = QuantizeProblemError::Positions { last: 110, rows: 110 };
@@ -117,7 +117,7 @@ fn transposed_codes_are_contiguous_and_whole_rows_of_keys() {
     let mut one = QuantizeSpec::contiguous(Dtype::F16, Shape { batch: 1, ..SHAPE }).transposed();
     one.codes.strides.batch = 16;
     assert!(one.validate().is_ok());
-    // 2^60 bytes as rows; 2^66 bytes transposed, where rows of keys are padded.
+    // The tensor has 2^60 bytes, and transposed 2^66 bytes, because rows of keys are padded.
     let shape = Shape { batch: 1 << 30, seqlen: 1, heads: 1 << 25, head_dim: 16 };
     let large = QuantizeSpec::contiguous(Dtype::F16, shape);
     assert!(large.validate().is_ok());

@@ -13,7 +13,7 @@ use crate::{Error, Scalar};
 
 /// New rows, and their places in a cache, checked.
 pub(super) struct Appending<'n> {
-    /// The rows of the cache before the append, and pages for the new ones.
+    /// The rows of the cache before the append, and pages for the new rows.
     held: Held,
     /// The new rows of each sequence.
     rows: SequenceRows,
@@ -41,7 +41,7 @@ impl<T: Scalar> CacheViewMut<'_, T> {
 }
 
 impl<'n> Appending<'n> {
-    /// New rows of as many sequences as the cache has.
+    /// Places the new rows of each sequence of the cache.
     ///
     /// # Errors
     /// The first invalid list, rows without a place or with the place of another row, positions outside of the tables.
@@ -60,7 +60,7 @@ impl<'n> Appending<'n> {
         Ok(appending)
     }
 
-    /// The rows of the cache with the new ones.
+    /// The rows of the cache, with the new rows.
     pub(super) fn held_after(&self) -> Held {
         let after = |lens: &[usize]| lens.iter().enumerate().map(|(i, len)| len + self.rows.len(i)).collect();
         Held { lens: after(&self.held.lens), used: after(&self.held.used), ..self.held.clone() }
@@ -81,7 +81,7 @@ impl<'n> Appending<'n> {
     /// Adds the new rows to the lengths.
     pub(super) fn count_in<C>(&self, cache: &mut CacheViewMut<'_, C>) {
         for (sequence, used) in cache.cache_seqlens.iter_mut().enumerate() {
-            // At most the capacity, which is below 2^31 in a valid problem.
+            // The sum is at most the capacity, which is below 2^31 in a valid problem.
             *used = (self.held.used[sequence] + self.rows.len(sequence)) as i32;
         }
     }
@@ -171,7 +171,7 @@ impl Rotation<'_> {
     }
 }
 
-/// The rows of all sequences, as pairs of a sequence and a row index in it.
+/// The rows of all sequences, as pairs of a sequence and a row index within the sequence.
 fn numbered(rows: &SequenceRows) -> impl Iterator<Item = (usize, usize)> {
     (0..rows.count()).flat_map(|sequence| (0..rows.len(sequence)).map(move |row| (sequence, row)))
 }

@@ -19,7 +19,7 @@ use crate::scores::{Scores, score_setters};
 use crate::{Device, Error, Output, Scalar, cpu};
 
 /// Attention of queries over a [`KvCache`](crate::KvCache), as FlashAttention-3's `flash_attn_with_kvcache` computes it
-/// at each step of a decoding loop. A builder; [`CachedAttention::forward`] computes it, and
+/// at each step of a decoding loop. It is a builder: [`CachedAttention::forward`] computes it, and
 /// [`CachedAttention::append_forward`] first appends new rows to the cache. There is no backward pass.
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim). Masks are aligned at the bottom right: the last row of a sequence of Q
@@ -27,9 +27,9 @@ use crate::{Device, Error, Output, Scalar, cpu};
 /// [`Attention`](crate::Attention) and [`NewRows`] take. The cache has Q's dtype, or it is e4m3 with Q of f16 or bf16,
 /// with [scales](CachedAttention::k_descale).
 ///
-/// On a GPU, the whole cache is copied to the device at each call, and back if rows were appended: for a cache that
-/// stays there, use `cuda::CachedForward`. If Q has few rows, a GPU uses split-KV over all sequences, and the last bits
-/// of a row depend on the batch's other sequences.
+/// On a GPU, the whole cache is copied to the device at each call, and back if rows were appended. For a cache that
+/// stays on the GPU, use `cuda::CachedForward`. If Q has few rows, a GPU uses split-KV over all sequences, and the last
+/// bits of a row depend on the batch's other sequences.
 ///
 /// ```
 /// use fa3::half::bf16;
@@ -140,7 +140,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         Ok(Output::new(o, lse))
     }
 
-    /// Computes O and LSE into existing arrays, of the shapes that [`Output`] gives and of any strides. All of their
+    /// Computes O and LSE into existing arrays, which have the shapes of [`Output`] and any strides. All of their
     /// elements are written, unless there is an error.
     ///
     /// # Errors
@@ -158,7 +158,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self.compute(device, &cache, &call, (o, lse))
     }
 
-    /// Appends new rows, which are then in use, and computes O and LSE. The cache is unchanged if there is an error.
+    /// Appends new rows, which then count as in use, and computes O and LSE. The cache is unchanged if there is an
+    /// error.
     ///
     /// # Errors
     /// [`Error`] with the first violation.
@@ -327,7 +328,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         Ok(())
     }
 
-    /// The attention over a cache, of contiguous tensors. `longest` estimates the longest sequence, if known.
+    /// The problem of attention over a cache, with contiguous tensors. `longest` estimates the longest sequence, if
+    /// known.
     fn spec<C: Scalar>(
         &self,
         cache: &CacheView<'_, C>,
@@ -342,7 +344,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self.scores.given_to(spec, [Some(self.seqused_q.is_some()), None])
     }
 
-    /// The problem with an append first.
+    /// The problem of attention over a cache with an append first.
     fn cached_problem<C: Scalar>(
         &self,
         cache: &CacheView<'_, C>,

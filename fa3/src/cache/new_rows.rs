@@ -8,11 +8,11 @@ use super::check_count;
 use crate::{Error, RopeTable, Scalar};
 
 /// New keys and values, which [`CachedAttention::append_forward`] appends to the rows in use of each sequence of a
-/// cache. A builder.
+/// cache. It is a builder.
 ///
 /// K is (batch, seqlen_new, heads_kv, head_dim), V (batch, seqlen_new, heads_kv, head_dim_v), of f16, bf16 or e4m3, or
 /// on the CPU of f32. Rows are multiples of 16 bytes. Any strides are allowed. Rows of e4m3 are not rotated. The cache
-/// has their type, or is e4m3 with rows of f16 and bf16.
+/// has the type of the new rows, or it is e4m3 and the rows are f16 or bf16.
 ///
 /// [`CachedAttention::append_forward`]: crate::CachedAttention::append_forward
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ impl<'a, T: Scalar> NewRows<'a, T> {
         cu_seqlens_k_new(cu_seqlens: &'a [i32]) { cu_seqlens: Some(cu_seqlens) }
     }
 
-    /// `cu_seqlens_k_new`, if they are packed.
+    /// `cu_seqlens_k_new`, if the new rows are packed.
     #[cfg(feature = "cuda")]
     pub(crate) fn packed(&self) -> Option<&'a [i32]> {
         self.cu_seqlens
@@ -92,10 +92,10 @@ impl<'a, T: Scalar> NewRows<'a, T> {
         }
     }
 
-    /// The rotation for a problem.
+    /// The rotation, as a problem has it.
     ///
     /// # Errors
-    /// Positions without a rotation.
+    /// Positions were given without a rotation.
     pub(super) fn rotary_spec(&self) -> Result<Option<AppendRotary>, Error> {
         let base = match (self.rotary_seqlens, self.table) {
             (Some(_), None) => return Err(Error::PositionsWithoutRotary),
@@ -111,7 +111,7 @@ impl<'a, T: Scalar> NewRows<'a, T> {
         }))
     }
 
-    /// The rotation of sequences that have `used` rows before.
+    /// The rotation of sequences that have `used` rows before the append.
     ///
     /// # Errors
     /// An invalid list.

@@ -6,13 +6,14 @@ use ndarray::{Array4, ArrayView2, ArrayView4, ArrayViewMut4, Axis};
 use super::{CacheError, KvCache};
 use crate::{Error, Scalar};
 
-/// A [`KvCache`] with borrowed arrays: a part of an engine's pool, lists of a scheduler. It has [`KvCache`]'s fields.
+/// A [`KvCache`] with borrowed arrays, for example a part of an engine's pool and the lists of a scheduler. It has
+/// [`KvCache`]'s fields.
 ///
 /// ```
 /// use fa3::ndarray::{Array4, s};
 /// use fa3::{CacheView, CachedAttention, Device};
 ///
-/// // Keys and values of all layers lie in one pool; the second layer has those of entry 1.
+/// // Keys and values of all layers lie in one pool; the second layer has entry 1.
 /// let pool = Array4::<f32>::ones((2, 512, 4, 64));
 /// let cache = CacheView {
 ///     k: pool.slice(s![1..2, .., ..2, ..]),
@@ -76,8 +77,8 @@ impl<'a, T> From<&'a mut KvCache<T>> for CacheViewMut<'a, T> {
 }
 
 impl<T: Scalar> CacheView<'_, T> {
-    /// Copies of the keys and values in use, and the rows of each sequence in the copies: one after the other if
-    /// `is_packed`, else padded with zeros to the longest.
+    /// Copies of the keys and values in use, and the rows of each sequence in the copies. If `is_packed`, sequences lie
+    /// one after the other, otherwise they are padded with zeros to the longest sequence.
     ///
     /// # Errors
     /// [`Error::Cache`] with the first invalid list, or if memory is insufficient.
@@ -103,7 +104,7 @@ impl<T: Scalar> CacheView<'_, T> {
     }
 }
 
-/// An array of zeros, if memory suffices.
+/// An array of zeros, if there is enough memory.
 fn zeros<T: Scalar>(shape: Shape) -> Result<Array4<T>, CacheError> {
     let elements = shape.dims().into_iter().try_fold(1_usize, usize::checked_mul);
     let mut zeros = Vec::new();
@@ -151,13 +152,13 @@ impl<'a, T> CacheView<'a, T> {
         }
     }
 
-    /// Pages of each sequence; one if sequences are not paged.
+    /// Number of pages of each sequence; one if sequences are not paged.
     pub(super) fn pages(&self) -> usize {
         self.page_table.map_or(1, |table| table.ncols())
     }
 
-    /// The page table, if sequence i is not simply entry i: another order of entries is a table with one page a
-    /// sequence. The second value selects each sequence's row, if that is not row i.
+    /// The page table, or `None` if sequence i is simply entry i. Entries in another order become a table with one page
+    /// for each sequence. The second value selects each sequence's row of the table, if this is not row i.
     pub(crate) fn table(&self) -> (Option<ArrayView2<'a, i32>>, Option<&'a [i32]>) {
         match (self.page_table, self.cache_batch_idx) {
             (None, Some(entries)) => (ArrayView2::from_shape((entries.len(), 1), entries).ok(), None),
@@ -165,7 +166,7 @@ impl<'a, T> CacheView<'a, T> {
         }
     }
 
-    /// The sequences for planning, with about `longest` rows in the longest.
+    /// The sequences for planning. The longest one has about `longest` rows.
     pub(super) fn sequences(&self, longest: usize) -> Sequences {
         let sequences = match self.table() {
             (Some(table), Some(_)) => Sequences::indexed(self.count(), [table.nrows(), table.ncols()]),

@@ -1,8 +1,8 @@
 //! The backward pass on the CPU: Algorithm 3 of the paper (Appendix B.1) in f32.
 //!
-//! A job is one query head of a sequence. It visits the blocks of keys, and for each of them the tiles of query rows
-//! that see it. dK and dV are added over a group's heads in the order of the heads, so gradients are the same bits in
-//! every run, on any number of threads.
+//! A job is one query head of a sequence. It visits the blocks of keys, and for each block the tiles of query rows that
+//! see it. dK and dV are added over a group's heads in the order of the heads, so gradients have the same bits in every
+//! run, on any number of threads.
 
 mod head;
 mod sink;
@@ -19,9 +19,9 @@ use super::rows::{Rows, write};
 use crate::{Gradients, Output, OutputGradients, Scalar};
 use head::{HeadGradients, QueryHead};
 
-/// Query rows a tile.
+/// Number of query rows of a tile.
 const TILE_M: usize = 96;
-/// Keys a block: half of the forward pass's, as there are dK and dV beside K and V.
+/// Number of keys of a block: half of the forward pass's number, as there are dK and dV beside K and V.
 const TILE_N: usize = 128;
 
 /// The features whose gradients are computed.
@@ -63,11 +63,11 @@ pub(crate) fn backward<T: Scalar>(
     };
     gradients.dsink = sink.map(|sink| sink::gradient(&call, sink));
     if qkv.iter().any(|x| x.is_empty()) {
-        // No row sees a key. Empty sequences, or heads of them, may be too many to visit.
+        // No row sees a key. There may be too many empty sequences, or heads of them, to visit.
         return Ok(gradients);
     }
     let mut groups = groups(problem, &mut gradients);
-    // The longest come first, so that no long group is left for one thread at the end.
+    // The longest groups come first, so that no long group is left for one thread at the end.
     groups.sort_by_key(|group| Reverse(group.dq.len_of(Axis(0)) * group.dk.len_of(Axis(0))));
     groups.into_par_iter().with_max_len(1).for_each(|group| call.group(group));
     Ok(gradients)
@@ -125,7 +125,7 @@ impl<T: Scalar> Call<'_, T> {
             .into_par_iter()
             .map(|head| self.query(index, head).gradients(k, v))
             .collect();
-        // The softmax scale is applied at the end: one multiplication an element.
+        // The softmax scale is applied at the end: one multiplication for each element.
         let scale = problem.softmax_scale().natural() as f32;
         for (dq, head) in dq.axis_iter_mut(Axis(1)).zip(&heads) {
             put(dq, &head.dq, scale);
@@ -156,7 +156,7 @@ impl<T: Scalar> Call<'_, T> {
     }
 }
 
-/// Writes `scale` times the rows `from`.
+/// Writes `scale` times the rows `from` to `to`.
 fn put<T: Scalar>(mut to: ArrayViewMut2<'_, T>, from: &[f32], scale: f32) {
     let columns = to.ncols();
     for (to, from) in to.rows_mut().into_iter().zip(from.chunks_exact(columns)) {

@@ -24,7 +24,7 @@ pub(super) fn sequences<'a, T>(
     cut
 }
 
-/// Pieces of `size` along an axis, the last of which may be shorter.
+/// Pieces of `size` along an axis. The last piece may be shorter.
 pub(super) fn pieces<T>(tensor: ArrayViewMut3<'_, T>, axis: Axis, size: usize) -> Vec<ArrayViewMut3<'_, T>> {
     let mut rest = tensor;
     let mut pieces = vec![];

@@ -14,7 +14,7 @@ pub struct Keys<'a> {
     v: &'a dyn KeyTensor,
     /// Factors on the elements of K and of V (sequences, heads_kv).
     pub(crate) scales: [Option<ArrayView2<'a, f32>>; 2],
-    /// The pages of rows, if the problem's tensors are not contiguous sequences.
+    /// The pages of rows, if K and V are not contiguous sequences.
     pub(crate) pages: Option<&'a Pages>,
 }
 
@@ -52,16 +52,16 @@ impl<'a> Keys<'a> {
 /// The pages of each sequence of K and V: row r is row (first + r) of its pages, one after the other.
 #[derive(Clone, Debug)]
 pub(crate) struct Pages {
-    /// Entries of the tensor's batch: the pages of all sequences, in order.
+    /// The pages of all sequences, in order: entries of the tensor's batch.
     pub(crate) entries: Vec<usize>,
-    /// Index of each sequence's first entry, and the number of all entries.
+    /// Index of each sequence's first page in `entries`, and the number of all entries.
     pub(crate) starts: Vec<usize>,
-    /// Rows of the first page before each sequence's first row.
+    /// Number of rows of the first page before each sequence's first row.
     pub(crate) first: Vec<usize>,
 }
 
 impl Pages {
-    /// The pages of a sequence, and the rows before its first one.
+    /// The pages of a sequence, and the number of rows before its first row.
     pub(crate) fn of(&self, sequence: usize) -> (&[usize], usize) {
         (&self.entries[self.starts[sequence]..self.starts[sequence + 1]], self.first[sequence])
     }
@@ -72,11 +72,11 @@ pub(crate) trait KeyTensor: Sync {
     /// The number of columns.
     fn columns(&self) -> usize;
 
-    /// A function that reads a row of a head, counted from row `first` of these pages.
+    /// A function that reads a row of a head. Rows are counted from row `first` of these pages.
     fn reader<'b>(&'b self, place: (&'b [usize], usize), head: usize) -> Reader<'b>;
 }
 
-/// Writes a row, by its index, to a slice.
+/// A function that writes a row, by its index, to a slice.
 type Reader<'a> = Box<dyn Fn(usize, &mut [f32]) + 'a>;
 
 impl<T: Scalar> KeyTensor for ArrayView4<'_, T> {

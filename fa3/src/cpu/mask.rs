@@ -5,7 +5,7 @@ use std::ops::Range;
 use fa3_sched::{SeqLens, Tiling, VisibleKeys};
 use fa3_types::KnownProblem;
 
-/// The keys that a row sees: `all` except `gap`, which lies within.
+/// The keys that a row sees: `all` except `gap`, which lies within `all`.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     pub(super) all: Range<usize>,
@@ -24,8 +24,8 @@ pub(super) fn keys_of_row(problem: &KnownProblem, at @ [sequence, _, row]: [usiz
     }
 }
 
-/// The range from the first key that some of these rows sees to the last: all rows of a sequence from `first` to `end`,
-/// of these heads. There is at least one row.
+/// The range from the first key that some of these rows sees to the last one. The rows are rows `first` to `end` of a
+/// sequence, in these heads. There is at least one row.
 pub(super) fn keys_of_rows(
     problem: &KnownProblem,
     sequence: usize,
@@ -52,7 +52,7 @@ fn visible_keys(problem: &KnownProblem, [sequence, first]: [usize; 2], end: usiz
     start as usize..end as usize
 }
 
-/// The part of `keys` that is in `block`, counted from the block's first.
+/// The part of `keys` that is in `block`, counted from the block's first key.
 pub(super) fn within(keys: &Range<usize>, block: &Range<usize>) -> Range<usize> {
     let inside = |key: usize| key.clamp(block.start, block.end) - block.start;
     let start = inside(keys.start);

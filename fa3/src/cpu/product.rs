@@ -1,18 +1,18 @@
-//! Matrix products in f32, of tiles whose right factor is packed once for many left factors.
+//! Matrix products of tiles in f32. The right factor is packed once for many left factors.
 //!
-//! An element of the result is one sum in the order of the depth, for any vector width of the machine: vectors hold
-//! columns.
+//! An element of the result is one sum in the order of the depth, for any vector width of the machine, because a vector
+//! holds elements of different columns.
 
 use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd, bytemuck};
 
-/// Vectors in a row of a panel.
+/// Number of vectors in a row of a panel.
 const VECTORS: usize = 2;
 
-/// The right factor (depth, columns), as panels of some columns each. A panel lies in memory row by row.
+/// The right factor (depth, columns), in panels of some columns each. A panel lies in memory row by row.
 pub(super) struct Panels {
-    /// Columns a panel.
+    /// Number of columns of a panel.
     width: usize,
     depth: usize,
     columns: usize,
@@ -27,7 +27,7 @@ impl Panels {
         Panels { width: Arch::new().dispatch(Width), depth: 0, columns: 0, data: vec![], row: vec![] }
     }
 
-    /// Packs the matrix whose row `i` `read(i, row)` writes to `row`.
+    /// Packs a matrix. `read(i, row)` writes its row `i` to `row`.
     pub(super) fn pack(&mut self, [depth, columns]: [usize; 2], read: impl Fn(usize, &mut [f32])) {
         self.resize(depth, columns, columns);
         for i in 0..depth {
@@ -39,7 +39,7 @@ impl Panels {
         }
     }
 
-    /// Packs the transpose of the matrix whose row `j` `read(j, row)` writes to `row`.
+    /// Packs the transpose of a matrix. `read(j, row)` writes row `j` of the matrix to `row`.
     pub(super) fn pack_transposed(&mut self, [columns, depth]: [usize; 2], read: impl Fn(usize, &mut [f32])) {
         self.resize(depth, columns, depth);
         let width = self.width;
@@ -52,14 +52,14 @@ impl Panels {
         }
     }
 
-    /// Resizes the panels. Old elements may remain in the padding columns of the last panel, which no result has.
+    /// Resizes the panels. Old elements may remain in the padding columns of the last panel, which no result includes.
     fn resize(&mut self, depth: usize, columns: usize, row: usize) {
         (self.depth, self.columns) = (depth, columns);
         self.data.resize(columns.next_multiple_of(self.width) * depth, 0.0);
         self.row.resize(row, 0.0);
     }
 
-    /// The first column of the panel that has `column`.
+    /// The first column of the panel that contains `column`.
     pub(super) fn panel_start(&self, column: usize) -> usize {
         column / self.width * self.width
     }
@@ -92,7 +92,7 @@ pub(super) struct Product<'a> {
     pub(super) rows: usize,
     pub(super) left: Left<'a>,
     pub(super) right: &'a Panels,
-    /// The part of the right factor's depth that is multiplied. It is the whole depth of the left factor.
+    /// The part of the right factor's depth that is multiplied. The left factor has exactly this depth.
     pub(super) depth: Range<usize>,
     /// The columns of the right factor that are multiplied, from the start of a panel.
     pub(super) columns: Range<usize>,
@@ -105,7 +105,7 @@ pub(super) struct Product<'a> {
 }
 
 impl<'a> Product<'a> {
-    /// The product with all of the right factor.
+    /// The product with the whole right factor.
     pub(super) fn new(rows: usize, left: Left<'a>, right: &'a Panels, to: &'a mut [f32]) -> Product<'a> {
         let (depth, columns) = (0..right.depth, 0..right.columns);
         Product { rows, left, right, depth, columns, to, stride: right.columns, add: false }
@@ -181,7 +181,7 @@ impl WithSimd for Product<'_> {
 }
 
 /// Adds a column of the left factor, whose elements `left` gives, times a row of a panel. It does not use `map` on
-/// arrays: the compiler does not inline `map` in a development build, and its closure has no vector instructions.
+/// arrays, which the compiler does not inline in a development build: the closure would have no vector instructions.
 #[inline(always)]
 fn step<S: Simd, const ROWS: usize>(
     simd: S,
@@ -214,8 +214,8 @@ mod tests {
     }
 
     /// The inner loop keeps vectors in registers, also in a development build, where one function that is not inlined
-    /// costs a factor of five. With AVX2 a product takes a twentieth of the scalar time, and a twelfth on a busy
-    /// machine. With such a function it takes a fourth, so that the bound lies in between.
+    /// costs a factor of five. With AVX2 a product takes a twentieth of the scalar time, or a twelfth on a busy
+    /// machine. With a function that is not inlined it takes a fourth, so the bound lies in between.
     #[test]
     fn vectors_are_multiplied_in_registers() {
         const SIZE: usize = 192;

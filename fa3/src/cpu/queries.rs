@@ -20,12 +20,13 @@ impl<T> Queries<'_, T> {
         Queries { q: self.q.view(), qv, sink: self.sink.as_ref().map(|sink| sink.view()) }
     }
 
-    /// Columns of the products that are scores: the columns of `qv`, then of Q. A key has the columns of V, then of K.
+    /// Number of columns of the products that are scores: the columns of `qv`, then of Q. A key has the columns of V,
+    /// then of K.
     pub(super) fn score_columns(&self) -> usize {
         self.latent_columns() + self.q.len_of(Axis(3))
     }
 
-    /// Columns of `qv`; 0 without it.
+    /// Number of columns of `qv`; 0 without it.
     pub(super) fn latent_columns(&self) -> usize {
         self.qv.map_or(0, |qv| qv.len_of(Axis(3)))
     }

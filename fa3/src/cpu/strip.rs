@@ -16,9 +16,9 @@ use super::unit::ScoreUnit;
 use super::{TILE_M, TILE_N};
 use crate::Scalar;
 
-/// Keys a split, unless that makes more than [`PARTS`] splits.
+/// Number of keys of a split, unless that makes more than [`PARTS`] splits.
 const PART: usize = 16 * TILE_N;
-/// The most splits of a sequence of keys: each has its own O while a strip is computed.
+/// Largest number of splits of a sequence of keys: each split has its own O while a strip is computed.
 const PARTS: usize = 16;
 
 /// The inputs of a call.
@@ -76,7 +76,7 @@ impl<T: Scalar> Strip<'_, T> {
         }
     }
 
-    /// The keys `keys`, from the start of a block, as splits that are computed separately.
+    /// Divides the keys `keys`, which begin at the start of a block, into splits that are computed separately.
     fn parts(&self, keys: Range<usize>) -> Vec<Range<usize>> {
         let start = keys.start / TILE_N * TILE_N;
         let part = PART.max((keys.end - start).div_ceil(PARTS).next_multiple_of(TILE_N));
@@ -119,7 +119,7 @@ impl<T: Scalar> Strip<'_, T> {
             .collect()
     }
 
-    /// The range from the first key that some of these positions sees to the last.
+    /// The range from the first key that some of these positions sees to the last one.
     fn keys(&self, positions: Range<usize>) -> Range<usize> {
         let heads = self.first_head..self.first_head + self.o.len_of(Axis(1));
         keys_of_rows(self.call.problem, self.index, heads, positions)

@@ -26,7 +26,7 @@ pub(super) struct Tile {
     pub(super) first: usize,
     /// Q (rows, head_dim).
     pub(super) q: Vec<f32>,
-    /// The range from the first key that some row sees to the last.
+    /// The range from the first key that some row sees to the last one.
     pub(super) keys: Range<usize>,
     /// The keys that each row sees.
     pub(super) visible: Vec<Keys>,
@@ -68,7 +68,7 @@ impl Seen {
         Seen { o: vec![0.0; rows * head_dim_v], m, l } // A1:13
     }
 
-    /// Adds the results of these rows over other keys.
+    /// Adds the results of the same rows over other keys.
     pub(super) fn merge(&mut self, other: Seen, unit: ScoreUnit) {
         let columns = self.o.len() / self.m.len();
         let os = self.o.chunks_exact_mut(columns).zip(other.o.chunks_exact(columns));
@@ -93,7 +93,7 @@ impl Seen {
                 return sink;
             }
             let (m, sink) = (f64::from(m) * f64::from(unit.log2) * LN_2, f64::from(sink));
-            // The sum is relative to the larger of both.
+            // The sum is relative to the larger of row maximum and sink.
             let largest = m.max(sink);
             let shrink = (m - largest).exp();
             let sum = shrink * f64::from(l) + (sink - largest).exp();
@@ -151,7 +151,8 @@ impl WithSimd for Softmax<'_> {
     }
 }
 
-/// The visible scores, with -inf up to a whole number of loop iterations. The other `columns` are 0, like P there.
+/// The visible scores of a row, padded with -inf to a whole number of loop iterations. The other `columns` become 0,
+/// because P is 0 there.
 #[inline(always)]
 fn hide<'a>(row: &'a mut [f32], columns: &Range<usize>, visible: Range<usize>) -> &'a mut [[f32; LANES]] {
     let (start, end) = (visible.start / LANES * LANES, visible.end.next_multiple_of(LANES));

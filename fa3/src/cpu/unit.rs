@@ -8,7 +8,7 @@ use fa3_types::{Problem, softcap};
 /// product / cap).
 #[derive(Clone, Copy)]
 pub(super) struct ScoreUnit {
-    /// Weight of 1 in a score, in the exponent of 2.
+    /// The factor that turns a score into an exponent of 2.
     pub(super) log2: f32,
     /// softmax_scale / cap, if there is a cap.
     into_cap: Option<f32>,

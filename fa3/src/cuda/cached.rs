@@ -20,7 +20,7 @@ pub(crate) fn forward<T: Scalar, C: Scalar>(
     (o_to, lse_to): Outputs<'_, T>,
 ) -> Result<(), OperationError> {
     let padded = problem.padded();
-    // Split-KV, if Q has few rows.
+    // It uses split-KV if Q has few rows.
     let options = ForwardOptions::default().split_keys(SplitKeys::Even);
     let forward = Forward::with(device, &padded, &options)?;
     let mut inputs = DeviceInputs::new(device)?;

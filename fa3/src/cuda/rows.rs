@@ -1,10 +1,10 @@
-//! Padding of rows to multiples of 16 bytes, which kernels take.
+//! Padding of rows to multiples of 16 bytes, which kernels require.
 
 use ndarray::{Array4, ArrayView4, Axis, CowArray, Ix4, Slice};
 
 use crate::Scalar;
 
-/// The tensor with its rows padded with zeros to a multiple of 16 bytes. Nothing is copied if no row needs it.
+/// The tensor with its rows padded with zeros to a multiple of 16 bytes. It is copied only if its rows need padding.
 pub(super) fn pad<T: Scalar>(x: ArrayView4<'_, T>) -> CowArray<'_, T, Ix4> {
     let (batch, seqlen, heads, head_dim) = x.dim();
     let padded = head_dim.next_multiple_of(T::DTYPE.row_multiple());
@@ -16,7 +16,7 @@ pub(super) fn pad<T: Scalar>(x: ArrayView4<'_, T>) -> CowArray<'_, T, Ix4> {
     rows.into()
 }
 
-/// The first `head_dim` columns. Nothing is copied if there are no others.
+/// The first `head_dim` columns. The tensor is copied only if it has more columns.
 pub(super) fn unpad<T: Scalar>(x: Array4<T>, head_dim: usize) -> Array4<T> {
     if x.len_of(Axis(3)) == head_dim {
         return x;

@@ -1,19 +1,19 @@
 //! Rounded hints of lengths ([`Sequences::longest`](super::Sequences::longest)), for caches of plans.
 //!
-//! A plan gets only the leading bits of a hint, so that calls with similar longest sequences share one. Tiles are
-//! chosen for up to some number of rows of Q, or from some number of keys on. So rows of Q are rounded up and keys
-//! down, and neither passes such a threshold, if the threshold is rounded itself.
+//! A plan gets only the leading bits of a hint, so that calls with similar longest sequences share a plan. The planner
+//! chooses tiles by limits: up to a number of rows of Q, or from a number of keys on. So rows of Q are rounded up and
+//! keys are rounded down, and neither passes a limit that is itself a rounded number.
 
-/// Leading bits that are kept.
+/// Number of leading bits that are kept.
 const BITS: u32 = 3;
 
-/// Rounds up to a number whose bits below the leading ones are 0.
+/// Rounds up to a number in which all bits after the leading ones are 0.
 pub fn rounded_up(rows: usize) -> usize {
     let step = step(rows);
     rows.checked_next_multiple_of(step).unwrap_or(rows)
 }
 
-/// Rounds down to a number whose bits below the leading ones are 0.
+/// Rounds down to a number in which all bits after the leading ones are 0.
 pub fn rounded_down(rows: usize) -> usize {
     rows - rows % step(rows)
 }

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use fa3_cuda::JitReport;
 use fa3_cuda::sass::Listing;
 
-/// The ptxas that `$PTXAS` names, or else the one on the path.
+/// The ptxas that `$PTXAS` names, otherwise the one on the path.
 #[derive(Clone, Debug)]
 pub struct Ptxas {
     path: OsString,
@@ -17,13 +17,13 @@ pub struct Ptxas {
     pub version: String,
 }
 
-/// The nvdisasm that `$NVDISASM` names, or else the one on the path.
+/// The nvdisasm that `$NVDISASM` names, otherwise the one on the path.
 #[derive(Clone, Debug)]
 pub struct Nvdisasm {
     path: OsString,
 }
 
-/// The absence of a tool.
+/// The error that a tool is not installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no {0}")]
 pub struct NoTool(&'static str);

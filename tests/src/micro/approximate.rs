@@ -10,10 +10,10 @@ use super::{Micro, Rule};
 pub(super) const APPROXIMATIONS: [LaneOp; 6] =
     [LaneOp::Ex2, LaneOp::Lg2, LaneOp::Rcp, LaneOp::Rsqrt, LaneOp::Sqrt, LaneOp::Tanh];
 
-/// Samples of each operation.
+/// Number of samples for each operation.
 const CASES: u64 = 4096;
 
-/// Each function in its most frequent range, with the largest distance of the model from the hardware.
+/// Tests each function in its most frequent range, with the largest allowed distance of the model from the hardware.
 pub(super) fn tests() -> Vec<Micro> {
     let small = f32::MIN_POSITIVE;
     [
@@ -28,7 +28,7 @@ pub(super) fn tests() -> Vec<Micro> {
     .into()
 }
 
-/// Samples: half are any numbers, special values first; the others are spread over the range and [−1, 1].
+/// Samples: half of them are any numbers, special values first; the others are spread over the range and [−1, 1].
 fn sample(op: LaneOp, (low, high): (f64, f64)) -> Vec<u64> {
     let stream = Stream::new(&recorded_name(op));
     let any = |case: u64| FLOATS.get(case as usize).copied().unwrap_or(stream.bits(case) & 0xFFFF_FFFF);

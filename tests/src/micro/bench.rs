@@ -41,7 +41,7 @@ pub(super) fn micro(name: &str, launch: Launch, rule: Rule, build: impl FnOnce(&
 }
 
 impl<'k> Bench<'k> {
-    /// Sets the number of CTAs, if it is not one cluster.
+    /// Sets the number of CTAs. The default is one cluster.
     pub(super) fn grid(&mut self, grid: u32) {
         self.bound.grid = grid;
     }
@@ -51,7 +51,7 @@ impl<'k> Bench<'k> {
         self.b.launch().threads
     }
 
-    /// Adds a buffer. Returns the name of its parameter, too.
+    /// Adds a buffer. Returns its index, and the name of its parameter.
     fn buffer(&mut self, elem: Elem, contents: Vec<u8>, role: BufferRole) -> (BufferId, &'static str) {
         const NAMES: [&str; 8] = ["a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7"];
         let name = NAMES[self.bound.program.buffers.len()];

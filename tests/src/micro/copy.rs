@@ -1,4 +1,4 @@
-//! TMA copies: source and destination of every byte of a box.
+//! TMA copies: each test finds the source and the destination of every byte of a box.
 
 use fa3_ir::lang::Coords;
 use fa3_ir::{BoxShape, Elem, FenceInst, Launch, LoadOptions, Operand, Region, Swizzle};
@@ -29,7 +29,7 @@ struct Copy {
     at: Vec<i32>,
 }
 
-/// Coordinates as a list.
+/// Prints coordinates as a list.
 struct List<'a>(&'a [i32]);
 
 impl Coords for List<'_> {
@@ -84,7 +84,7 @@ impl Copy {
         Stream::new(self.name).bytes(elements as usize * self.shape.elem.bytes() as usize)
     }
 
-    /// Loads the box, and stores all of it as it lies in shared memory.
+    /// Loads the box, and stores the whole box in the layout that it has in shared memory.
     fn load(&self) -> Micro {
         micro(&format!("load {}", self.name), Launch::threads(32), Rule::Bits, |bench| {
             let map = bench.input_tensor(self.shape, &self.dims, self.tensor());
@@ -137,7 +137,7 @@ impl Bench<'_> {
     }
 }
 
-/// Copies to shared memory and back, between other bytes.
+/// Copies to shared memory and back. Other bytes lie around the copy.
 fn bulk(bytes: u32) -> Micro {
     micro(&format!("bulk {bytes}"), Launch::threads(32), Rule::Bits, |bench| {
         let region = bench.b.region("flat", bytes, 16);

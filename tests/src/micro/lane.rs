@@ -59,7 +59,7 @@ impl Domain {
         }
     }
 
-    /// All inputs, for a conversion with one operand of 16 bits or with two independent ones.
+    /// All possible inputs, for a conversion with one operand of 16 bits or with two independent operands.
     fn every_code(self, op: LaneOp) -> Option<Vec<Vec<u64>>> {
         match (self, op.inputs().len()) {
             (Domain::F16 | Domain::Bf16 | Domain::E4m3, 1) => Some(vec![(0..1 << 16).collect()]),
@@ -70,7 +70,7 @@ impl Domain {
         }
     }
 
-    /// One case of an operand. With two operands, the first cases are all pairs of special values that fit.
+    /// One case of an operand. If there are two operands, the first cases are all pairs of special values that fit.
     fn case(self, op: LaneOp, operand: usize, case: u64, stream: Stream) -> u64 {
         let ty = op.inputs()[operand];
         let special: &[u64] = match (self, ty) {
@@ -117,7 +117,7 @@ fn ty_mask(ty: Ty) -> u64 {
     }
 }
 
-/// The name under which results are recorded, which also seeds the inputs: `add_u32` for `AddU32`.
+/// The name under which results are recorded, such as `add_u32` for `AddU32`. It also seeds the inputs.
 pub(super) fn recorded_name(op: LaneOp) -> String {
     let mut name = String::new();
     for letter in op.name().chars() {
@@ -145,7 +145,7 @@ pub(super) fn kernel(op: LaneOp, operands: &[Vec<u64>], rule: Rule) -> Micro {
             places.from.push(Place::new(array, ty, index));
         }
         for &ty in op.outputs() {
-            // A predicate takes one bit, so that each warp stores a word.
+            // A predicate takes one bit, so each warp stores a word.
             let (count, by) = if ty == Ty::Pred { (cases / 32, warp) } else { (cases, index) };
             let array = bench.output(count * stored(ty).bytes());
             places.to.push(Place::new(array, ty, by));
@@ -155,7 +155,7 @@ pub(super) fn kernel(op: LaneOp, operands: &[Vec<u64>], rule: Rule) -> Micro {
     micro
 }
 
-/// The class that represents a class in memory.
+/// The class in which a value of this class is stored in memory.
 fn stored(ty: Ty) -> Ty {
     if ty == Ty::Pred { Ty::B32 } else { ty }
 }
@@ -182,7 +182,7 @@ impl Place {
     }
 }
 
-/// Untyped access to the builder: its methods are typed, and here the types are data.
+/// Untyped access to the builder, whose methods are typed. Here the types are data.
 struct Body<'k> {
     kernel: &'k mut Kernel,
 }

@@ -52,7 +52,7 @@ fn red<'k>(
     x
 }
 
-/// Initial contents of memory and addends, one per thread: special values and random ones.
+/// Initial contents of memory and addends, one per thread: special values and random values.
 fn operands(name: &str, special: &[u64]) -> [Vec<u8>; 2] {
     ["memory", "operand"].map(|which| {
         let stream = Stream::new(&format!("{name} {which}"));
@@ -113,13 +113,13 @@ fn contended() -> Micro {
         let thread = b.cta_x().mad(THREADS, bench.tid);
         b.atomic_add_u32(memory, thread);
         b.atomic_max_u32(memory.at(4), thread);
-        // 1024 threads: the counter wraps to 0 once, after 1001 of them.
+        // There are 1024 threads: the counter wraps to 0 once, after 1001 increments.
         b.atomic_inc_u32(memory.at(8), 1000);
         b.reduce_add_u32(memory.at(12), 3);
     })
 }
 
-/// Loads from global memory, stores to shared memory, and the reverse.
+/// Loads from global memory with stores to shared memory, and the reverse.
 fn vectors<T: Stored, const N: usize>(name: &str) -> Micro {
     let bytes = T::TY.bytes() * N as u32;
     micro(&format!("vectors {name}"), Launch::threads(32), Rule::Bits, |bench| {

@@ -1,6 +1,6 @@
 //! Distances between binary32 numbers.
 
-/// Compares arrays of binary32.
+/// Compares arrays of binary32 numbers.
 pub(super) fn compare(model: &[u8], hardware: &[u8], ulp: u32, floor: f32) -> Result<(), String> {
     let numbers = |bytes: &[u8]| -> Vec<f32> {
         bytes.as_chunks().0.iter().map(|&chunk| f32::from_le_bytes(chunk)).collect()

@@ -1,4 +1,4 @@
-//! mbarriers, named barriers, clusters, the register pool.
+//! Tests of mbarriers, named barriers, clusters and the register pool.
 
 use fa3_ir::lang::{B32, V};
 use fa3_ir::{FenceInst, Launch, LoadOptions, Role};
@@ -11,7 +11,7 @@ pub(super) fn tests() -> Vec<Micro> {
     vec![parity(), bytes_before_arrivals(), remote_arrive(), named_barriers(), registers(), specials()]
 }
 
-/// Tests both parities after each step of an mbarrier's life, which has two phases of two arrivals.
+/// Tests both parities after each step of an mbarrier's life: two phases of two arrivals each.
 fn parity() -> Micro {
     micro("parity", Launch::threads(32), Rule::Bits, |bench| {
         let b = bench.b;
@@ -43,7 +43,7 @@ fn bytes_before_arrivals() -> Micro {
             b.mbarrier_init(other, 1);
             b.fence(FenceInst::MbarrierInit);
             b.bulk_load(tile, from, 1024, mbar, LoadOptions::default());
-            // When another copy is complete, this one probably is, too.
+            // When the other copy is complete, this copy is probably complete, too.
             b.mbarrier_arrive_expect(other, 16);
             b.bulk_load(small, from, 16, other, LoadOptions::default());
             b.mbarrier_wait(other, 0);
@@ -62,7 +62,7 @@ fn bytes_before_arrivals() -> Micro {
     })
 }
 
-/// Every CTA of a cluster waits for an arrival from the next one.
+/// Every CTA of a cluster waits for an arrival from the next CTA.
 fn remote_arrive() -> Micro {
     micro("remote arrive", Launch::threads(32).cluster(4), Rule::Bits, |bench| {
         let b = bench.b;
@@ -118,7 +118,7 @@ fn named_barriers() -> Micro {
     })
 }
 
-/// Three warpgroups: one releases registers, and two take as many as that permits and use them.
+/// Three warpgroups: one releases registers, and the others take as many as that permits and use them.
 fn registers() -> Micro {
     micro("registers", Launch::threads(384), Rule::Bits, |bench| {
         let (b, tid) = (bench.b, bench.tid);

@@ -24,7 +24,7 @@ impl Stream {
         (self.bits(index) % end as u64) as usize
     }
 
-    /// One of `of`.
+    /// One element of `of`.
     pub(super) fn pick<T: Copy>(self, index: u64, of: &[T]) -> T {
         of[self.below(index, of.len())]
     }
@@ -96,8 +96,8 @@ pub(super) const LONG_INTEGERS: [u64; 12] = [
     0xFFFF_FFFF_FFFF_FFFF,
 ];
 
-/// Special binary32 numbers, as bits: zeros, ones, subnormals and their neighbours, the largest, infinities, NaNs of
-/// either sign and kind, numbers near the limits of the integers, of f16 and of e4m3.
+/// Special binary32 numbers, as bits: zeros, ones, subnormals and their neighbours, the largest number, infinities,
+/// NaNs of either sign and kind, and numbers near the limits of the integers, of f16 and of e4m3.
 pub(super) const FLOATS: [u64; 30] = [
     0,
     0x8000_0000,

@@ -1,4 +1,4 @@
-//! Exchange between the lanes of a warp: shuffles, votes, elect, ldmatrix, stmatrix.
+//! Tests of exchanges between the lanes of a warp: shuffles, votes, elect, ldmatrix, stmatrix.
 
 use fa3_ir::lang::{Arg, B32, V};
 use fa3_ir::{Launch, Region};
@@ -37,7 +37,7 @@ impl<'k> Bench<'k> {
     }
 }
 
-/// All shuffle modes of `x`, each with all of these lane operands.
+/// All shuffle modes of `x`, each with every one of these lane operands.
 fn shuffles<'k, L: Arg<Ty = B32>>(x: V<'k, B32>, lanes: &[L]) -> Vec<V<'k, B32>> {
     let shuffles = [V::shfl_idx, V::shfl_bfly, V::shfl_up, V::shfl_down];
     shuffles.iter().flat_map(|shuffle| lanes.iter().map(move |&lane| shuffle(x, lane))).collect()
@@ -75,7 +75,7 @@ fn votes() -> Micro {
     })
 }
 
-/// Number of elected lanes, and whether a second election gives the same lane. The choice of the lane is unspecified.
+/// Number of elected lanes, and whether a second election elects the same lane. The choice of the lane is unspecified.
 fn elect() -> Micro {
     one_warp("elect", |bench| {
         let elected = [(); 3].map(|()| bench.b.elect());

@@ -1,4 +1,4 @@
-//! Matrix products: one wgmma a kernel, of every element type, operand form, width, sign, and kind of number.
+//! Matrix products: kernels with one wgmma each, of every element type, operand form, width, sign, and kind of number.
 
 mod numbers;
 mod operand;
@@ -30,7 +30,7 @@ struct Case {
     negate_b: bool,
 }
 
-/// Use of the old value of D, as a predicate that is known at run time only.
+/// Whether the old value of D is added, as a predicate that is known only at run time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Scale {
     Overwrite,
@@ -51,7 +51,7 @@ pub(super) fn tests() -> Vec<Micro> {
 }
 
 impl Case {
-    /// A product with both operands K-major with 128-byte swizzle, which overwrites D.
+    /// A product that overwrites D. Both operands are K-major with 128-byte swizzle.
     fn new(ty: WgmmaType, n: u32) -> Case {
         let k_major = Stored { major: Major::K, swizzle: Swizzle::B128, step: 0 };
         let (negate_a, negate_b) = (false, false);
@@ -128,7 +128,7 @@ impl Case {
 
     fn test(self) -> Micro {
         let name = self.name();
-        // Of wide results, a digest of each row is stored.
+        // If results are wide, a digest of each row is stored.
         let rule = if self.n <= 24 { Rule::Bits } else { Rule::Digests(4 * self.n as usize) };
         micro(&name, Launch::threads(128), rule, |bench| self.build(bench, &name))
     }

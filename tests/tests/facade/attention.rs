@@ -27,7 +27,7 @@ fn tensors_without_elements_are_legal() {
 
 #[test]
 fn tensors_without_elements_may_have_huge_extents() {
-    // Empty arrays, since another extent is 0, with this many heads or this many sequences.
+    // These arrays have a huge number of heads or of sequences. They are empty, because another extent is 0.
     for dims in [(1, 0, (1 << 31) - 1, 4), (1 << 30, 0, 1, 4)] {
         let x = Array4::<f32>::zeros(dims);
         let output = Attention::new(x.view(), x.view(), x.view()).forward(&Device::Cpu).unwrap();
@@ -57,7 +57,7 @@ fn every_query_head_has_a_sink() {
     assert_eq!(error.to_string(), "sink has shape [3], expected [4]");
 }
 
-/// `qv` and Q, and V and K, act like concatenated columns. Here they do lie side by side in memory.
+/// `qv` and Q act like concatenated columns, and so do V and K. In this test their columns are parts of one array.
 #[test]
 fn latent_attention_has_the_bits_of_joined_columns() {
     let (joined_q, joined_k) = (wave::<f32>((2, 150, 6, 56), 0.3), wave::<f32>((2, 300, 2, 56), 0.5));
@@ -183,7 +183,7 @@ fn results_go_into_arrays_of_the_callers() {
     assert_eq!(error.to_string(), "the array for o has shape [2, 3, 5, 8], expected [2, 5, 3, 8]");
 }
 
-/// Intervals equivalent to another mask, for 2 sequences of 40 rows and 50 keys.
+/// The intervals that are equivalent to another mask, for 2 sequences of 40 rows and 50 keys.
 fn as_intervals(mask: Mask) -> Array4<i32> {
     let [q, k] = [40, 50].map(|seqlen| Shape { batch: 1, seqlen, heads: 1, head_dim: 8 });
     let problem = ProblemSpec::dense(Dtype::F32, q, k).mask(mask).known().unwrap();
@@ -203,7 +203,7 @@ fn intervals_have_the_bits_of_the_mask_that_they_say() {
     let chunk = Mask::chunk(NonZeroU32::new(12).unwrap());
     for mask in [Mask::None, Mask::Causal, Mask::window(Some(9), Some(3)), chunk] {
         let one = as_intervals(mask);
-        // The intervals shared by all heads, and split in two parts. In odd rows the second part comes first.
+        // All heads share the intervals, each of which is split in two parts. In odd rows the second part comes first.
         let two = Array4::from_shape_fn((2, 4, 40, 4), |(_, _, row, bound)| {
             let [start, end] = [0, 1].map(|bound| one[[0, 0, row, bound]]);
             let middle = (start + end) / 2;

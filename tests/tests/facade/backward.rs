@@ -34,7 +34,7 @@ impl<T: Scalar<Output = T>> Given<T> {
     }
 }
 
-/// LSE of a fully masked row equals the sink, so that dLSE is a gradient of the sink.
+/// LSE of a fully masked row equals the sink, so dLSE of the row is part of the sink's gradient.
 #[test]
 fn sinks_of_rows_without_keys() {
     let given = Given::<f32>::new(2, [3, 0], [8, 4]);
@@ -64,7 +64,7 @@ fn a_sink_of_minus_infinity_is_none() {
     assert_eq!(gradients, expected);
 }
 
-/// φ = Σ dO ∘ O + Σ dLSE ∘ LSE, by central differences of the forward pass.
+/// Compares gradients with central differences of φ = Σ dO ∘ O + Σ dLSE ∘ LSE, computed by the forward pass.
 #[test]
 fn gradients_are_the_slopes_of_the_forward_pass() {
     let mut given = Given::<f32>::new(1, [5, 6], [4, 8]);
@@ -132,7 +132,7 @@ fn tensors_without_elements_are_legal() {
         let zeros = given.qkv.each_ref().map(|x| Array4::zeros(x.dim()));
         assert_eq!([gradients.dq, gradients.dk, gradients.dv], zeros);
     }
-    // Empty arrays, since another extent is 0, with this many heads or this many sequences.
+    // These arrays have a huge number of heads or of sequences. They are empty, because another extent is 0.
     for dims in [(1, 0, (1 << 31) - 1, 4), (1 << 30, 0, 1, 4)] {
         let x = Array4::<f32>::zeros(dims);
         let attention = Attention::new(x.view(), x.view(), x.view());
@@ -141,7 +141,7 @@ fn tensors_without_elements_are_legal() {
     }
 }
 
-/// Rows 0 and 1 of 5 see no key and contribute to no gradient.
+/// Rows 0 and 1 of 5 rows see no key and contribute to no gradient.
 #[test]
 fn rows_without_keys_have_no_part() {
     let mut given = Given::<f32>::new(1, [5, 3], [8, 4]);
@@ -198,7 +198,7 @@ fn arrays_of_another_shape_are_named() {
     assert_eq!(error, "soft cap 0 is outside 1e-18 to 1e18");
 }
 
-/// (batch, seqlen, heads, head_dim), zero-padded along head_dim to a size that kernels support.
+/// An array (batch, seqlen, heads, head_dim), padded with zeros along head_dim to a size that kernels support.
 fn with_zeros(x: &Array4<f32>) -> Array4<f32> {
     let (batch, seqlen, heads, head_dim) = x.dim();
     let mut wide =
@@ -207,7 +207,7 @@ fn with_zeros(x: &Array4<f32>) -> Array4<f32> {
     wide
 }
 
-/// Calls on a GPU are zero-padded. The padded problem has the same results, and zeros in the padding.
+/// Calls on a GPU are padded with zeros. The padded problem has the same results, and zeros in the padding.
 #[test]
 fn a_padded_call_has_the_same_results() {
     for (head_dim, head_dim_v) in [(1, 1), (7, 3), (33, 64), (64, 33), (100, 255)] {

@@ -64,7 +64,7 @@ fn entries<T>(cache: &KvCache<T>) -> Array2<i32> {
     }
 }
 
-/// Contiguous K and V for the reference, gathered from a cache.
+/// Contiguous K and V, gathered from a cache, for the reference.
 fn gathered<T: Scalar + Copy>(cache: &KvCache<T>) -> ([Array4<T>; 2], SequenceRows) {
     let table = entries(cache);
     let page_table = table.view().into();
@@ -242,7 +242,7 @@ fn caches_of_e4m3_beside_other_rows() {
     let scales = [array![[0.5, 3.0], [1.0, 1.0], [0.01, 2.0]], array![[2.0, 0.1], [1.0, 1.0], [0.3, 1.0]]];
     let table = Rope::new(RopeStyle::HalfSplit, 16, 100.0).unwrap().table(60);
     for (index, mut cache) in caches::<E4m3>().into_iter().enumerate() {
-        // Rows of a multiple of 16 bytes.
+        // Rows of V have a multiple of 16 bytes, as e4m3 requires.
         cache.v = wave((cache.v.dim().0, cache.v.dim().1, 2, 16), 0.7);
         let scaled = index % 3 > 0;
         let [of_k, of_v] = scales.each_ref().map(|scales| scales.as_slice().filter(|_| scaled));
@@ -273,12 +273,12 @@ fn caches_of_e4m3_beside_other_rows() {
     }
 }
 
-/// Only page table entries of valid rows are read: a table as wide as a server's takes neither time nor memory.
+/// Only page table entries of valid rows are read: a table as wide as a server's takes no more time or memory.
 #[test]
 fn wide_tables_take_nothing() {
     let (k, v) = (wave::<f16>((4, 16, 1, 16), 0.5), wave((4, 16, 1, 16), 0.7));
     let q = wave((64, 1, 1, 16), 0.3);
-    // A million pages of 16 rows per sequence, all of them the same page, by strides of 0.
+    // Each sequence has a million pages of 16 rows. By strides of 0 they are all the same page.
     let column = array![[3]];
     let view = CacheView {
         k: k.view(),
@@ -329,7 +329,7 @@ fn rows_in_use_can_be_gathered() {
     assert_eq!(error.to_string(), sentence);
 }
 
-/// Results go into the caller's arrays, whose padding rows stay unchanged.
+/// Results go into the caller's arrays. Their padding rows stay unchanged.
 #[test]
 fn results_go_into_given_arrays() {
     let q = wave::<f16>((3, 4, 4, 16), 0.3);

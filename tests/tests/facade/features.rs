@@ -1,5 +1,5 @@
-//! Each plan and each reference computes a feature of a problem, or refuses it by its name. This is the table of
-//! docs/what-works-where.md.
+//! Each plan and each reference computes a feature of a problem, or refuses it by its name. The test compares the
+//! answers with the table of docs/what-works-where.md.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ use ndarray::{Array1, Array4, ArrayView4};
 
 const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
-/// Shape of K and V. Q has fewer rows where split-KV applies.
+/// Shape of K and V. If split-KV applies, Q has fewer rows.
 const KV: Shape = Shape { batch: 1, seqlen: 512, heads: 2, head_dim: 64 };
 
 /// Answer to a problem with a feature.
@@ -30,7 +30,7 @@ enum Answer {
     OfOthers,
 }
 
-/// Asks for a plan or a result. A refusal must name a feature of the problem.
+/// Requests a plan or a result. A refusal must name a feature of the problem.
 type Ask = fn(ProblemSpec) -> Answer;
 
 fn dense() -> ProblemSpec {
@@ -45,7 +45,7 @@ fn decoding() -> ProblemSpec {
     ProblemSpec::dense(Dtype::F16, Shape { seqlen: 4, ..KV }, KV)
 }
 
-/// A column of the table: its title, the problem that gets a feature, and the function that asks.
+/// A column of the table: its title, the problem to which features are added, and the request.
 type Column = (&'static str, fn() -> ProblemSpec, Ask);
 
 /// The columns of the table.
@@ -63,7 +63,7 @@ const ALL: [Column; 8] = [
     ("reference", dense, referred),
 ];
 
-/// Adds a feature to the problem. An error if they are incompatible.
+/// Adds a feature to the problem. Returns an error if they are incompatible.
 fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::ProblemError> {
     let e4m3 = |spec: &ProblemSpec| {
         let codes = |x: &TensorDesc| TensorDesc::contiguous(Dtype::E4m3, x.shape);
@@ -168,7 +168,7 @@ fn known(problem: &Problem) -> Option<KnownProblem> {
 
 fn emulated(spec: ProblemSpec) -> Answer {
     let Some(problem) = known(&spec.validate().unwrap()) else { return Answer::OfOthers };
-    // Mismatched shapes, because features are checked first.
+    // The shapes do not match, but features are checked first.
     let zeros = Array4::<f32>::zeros((1, 8, 1, 32));
     let codes =
         Preparation::new(Granularity::Tensor).quantize(zeros.view(), &SequenceRows::dense(1, 8)).unwrap();

@@ -29,7 +29,8 @@ fn eight_bits_are_near_sixteen() {
     assert_ne!(mixed, attention.fp8().hadamard(4).forward(&Device::Cpu).unwrap());
 }
 
-/// V around 4: a block scale leaves 2 bits for the differences, while a channel has a scale around its mean of 4.
+/// V is around 4. A block scale leaves 2 bits for the differences, while a channel's scale covers only the differences
+/// from its mean of 4.
 #[test]
 fn channels_of_v_keep_what_it_has_in_common() {
     let (q, k) = (wave((2, 300, 4, 64), 3), wave((2, 260, 2, 64), 5));
@@ -45,7 +46,7 @@ fn channels_of_v_keep_what_it_has_in_common() {
     assert!(channels < blocks / 2.0, "{channels} {blocks}");
 }
 
-/// A packed sequence has the same bits as in a problem of its own, whatever the rows around it hold.
+/// A packed sequence has the same bits as in a problem of its own, whatever the rows around it contain.
 #[test]
 fn packed_sequences_are_computed_alone() {
     let ends: [[i32; 4]; 2] = [[0, 130, 130, 160], [0, 140, 150, 300]];
@@ -68,7 +69,7 @@ fn packed_sequences_are_computed_alone() {
     assert!(pack.o.slice_axis(Axis(1), Slice::from(160..)).iter().all(|o| o.to_f32() == 0.0));
 }
 
-/// Scores do not change if all positions shift, and O changes if only the positions of K shift.
+/// Scores do not change if all positions shift by the same number. O changes if only the positions of K shift.
 #[test]
 fn rows_are_rotated_by_their_positions() {
     let (q, kv) = (wave((1, 100, 2, 64), 3), wave((1, 120, 2, 64), 5));
@@ -85,7 +86,8 @@ fn rows_are_rotated_by_their_positions() {
     assert_eq!(error, Error::PositionsWithoutRotary);
 }
 
-/// Listed positions equal consecutive ones. Exactly the rows with a position outside of the table are NaN.
+/// Listed positions give the results of equal consecutive positions. Exactly the rows with a position outside of the
+/// table are NaN.
 #[test]
 fn rows_are_rotated_by_listed_positions() {
     let (q, kv) = (wave((2, 30, 2, 64), 3), wave((2, 40, 1, 64), 5));

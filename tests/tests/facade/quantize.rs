@@ -74,7 +74,7 @@ fn codes_and_scales_are_those_of_fa3_quant() {
     is_as_fa3_quant_s::<bf16>();
 }
 
-/// Heads of a group share the largest of their scales, and their codes use it.
+/// The heads of a group share the largest of their scales, and their codes use it.
 #[test]
 fn heads_share_the_largest_scale() {
     let x = Array4::from_shape_fn([2, 150, 6, 48], |(b, s, h, d)| {
@@ -85,7 +85,7 @@ fn heads_share_the_largest_scale() {
     let shared = quantize.clone().scaling(Scaling::Heads { heads: 3 }).run(&Device::Cpu).unwrap();
     assert_eq!((single.scales.dim(), shared.scales.dim()), ((2, 6, 1), (2, 2, 1)));
     for ((batch, group, _), &scale) in shared.scales.indexed_iter() {
-        // A head of zeros has scale 1 by itself. In a group its zeros do not matter.
+        // A head of zeros has scale 1 on its own. In a group its zeros do not affect the scale.
         let heads = (3 * group..3 * group + 3).filter(|&head| head != 3);
         let largest = heads.map(|head| single.scales[[batch, head, 0]]).fold(0.0, f32::max);
         assert_eq!(scale, largest);
@@ -140,7 +140,7 @@ fn dequantized_numbers_are_near() {
         for ((at, &near), x) in quantized.dequantize().indexed_iter().zip(&x) {
             let (batch, _, head, column) = at;
             let mean = quantized.mean.as_ref().map_or(0.0, |mean| mean[[batch, head, column]]);
-            // Half a step of 3 fraction bits, or of the smallest numbers.
+            // The bound is half a step of 3 fraction bits, or half a step of the smallest numbers.
             let bound = (x.to_f32() - mean).abs() / 16.0 + 1e-4;
             assert!((near - x.to_f32()).abs() <= bound, "{at:?}: {near} {x}");
         }
@@ -202,7 +202,7 @@ fn bad_requests_are_refused() {
     for quantize in [quantize.clone().first_position(0), quantize.clone().positions(&[0; 300])] {
         assert_eq!(refused(&quantize).to_string(), "positions were given without a rotation");
     }
-    // The setters in either order, with and without a rotation.
+    // The setters are called in either order, with and without a rotation.
     for quantize in [rotated.clone(), quantize.clone()] {
         let first = quantize.clone().first_position(0).positions(&[0; 300]);
         let last = quantize.positions(&[0; 300]).first_position(0);
@@ -220,7 +220,7 @@ fn bad_requests_are_refused() {
     assert_eq!(error.to_string(), "x is f32, expected f16 or bf16");
 }
 
-/// The refusal comes before signs are drawn.
+/// The call is refused before signs are drawn.
 #[test]
 fn a_head_dimension_that_is_too_large_is_refused_at_once() {
     let one = Array4::from_elem([1, 1, 1, 1], f16::ZERO);

@@ -1,4 +1,4 @@
-//! No setter undoes another, in any order of two setters.
+//! Any two setters can be called in either order, and neither undoes the other.
 
 use std::fmt::Debug;
 use std::num::NonZeroU32;
@@ -16,8 +16,8 @@ const SHAPE: Shape = Shape { batch: 1, seqlen: 4, heads: 1, head_dim: 16 };
 /// A setter with arguments.
 type Set<'s, B> = &'s dyn Fn(B) -> B;
 
-/// Any two setters give the same builder in either order, which differs from the builder with only one of them. The
-/// `Debug` output shows all fields.
+/// Any two setters give the same builder in either order, and this builder differs from the builder with only one of
+/// the setters. The `Debug` output shows all fields.
 fn nothing_is_lost<B: Clone + Debug>(new: &B, setters: &[Set<'_, B>]) {
     let text =
         |calls: &[Set<'_, B>]| format!("{:?}", calls.iter().fold(new.clone(), |builder, call| call(builder)));

@@ -1,4 +1,4 @@
-//! The forward kernels judged by the error law on real sizes, while the simulator's tests have small ones.
+//! The forward kernels on real sizes, judged by the error law. The simulator's tests have only small sizes.
 
 mod fp8;
 mod groups;
@@ -19,7 +19,7 @@ use crate::{Check, Fallible, random};
 use judge::judge;
 use trial::{Bench, Inputs, Trial};
 
-/// Most failures of a group that are printed.
+/// Largest number of failures that are printed for a group.
 const PRINTED: usize = 10;
 
 pub(crate) const CHECKS: [(&str, Check); 19] = [

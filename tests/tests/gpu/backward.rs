@@ -16,11 +16,11 @@ use fa3_types::{BackwardProblem, BackwardSpec, Dtype, KnownProblem, Problem, Pro
 use crate::bench::{Bench, Call, noise, workspace_of_nan};
 use crate::{Check, Fallible, ensure, random};
 
-/// The short checks.
+/// The checks that take seconds.
 pub(crate) const SHORT: [(&str, Check); 2] =
     [("backward::nothing_to_compute", nothing), ("backward::refused_problems", refusals::problems)];
 
-/// The long checks.
+/// The checks that take minutes.
 pub(crate) const CHECKS: [(&str, Check); 5] = [
     ("backward::random_problems", |device| random::problems(device, BwdCase::random)),
     ("backward::random_packed_problems", |device| random::problems(device, BwdCase::random_packed)),

@@ -51,7 +51,7 @@ impl Memory {
         call.tensors.iter().map(alloc).collect::<Result<_, _>>().map(Memory)
     }
 
-    /// Copies inputs to the memory. Optional inputs that `give` does not provide are absent in calls.
+    /// Copies inputs to the memory. An optional input that `give` does not provide is left out of calls.
     pub(crate) fn give<'a>(
         &mut self,
         stream: &Stream,
@@ -106,7 +106,7 @@ impl Memory {
         self.outputs().try_for_each(|memory| memory.fill(stream, 0xFF))
     }
 
-    /// Runs a call on the present tensors.
+    /// Runs a call on the tensors in this memory.
     pub(crate) fn run(
         &mut self,
         call: &Call,
@@ -150,7 +150,7 @@ impl Bench {
         self.memory.run(&self.call, &self.stream, &mut self.workspace)
     }
 
-    /// The results of `runs` consecutive runs, with outputs that hold NaN before.
+    /// The results of `runs` consecutive runs. The outputs hold NaN before.
     pub(crate) fn runs(&mut self, runs: usize) -> Result<Bits, OperationError> {
         self.memory.poison(&self.stream)?;
         (0..runs).try_for_each(|_| self.run())?;
@@ -174,7 +174,7 @@ impl Bench {
     /// Replays a graph on `stream`.
     #[allow(unsafe_code, reason = "the launch of a graph is unsafe")]
     pub(crate) fn replay(&self, graph: &Graph, stream: &Stream) -> Result<(), HostError> {
-        // SAFETY: the graph captured runs of this bench, which lives until their results are there.
+        // SAFETY: the graph captured runs of this bench, which lives until their results have arrived.
         unsafe { graph.launch(stream) }
     }
 }
@@ -192,7 +192,7 @@ pub(crate) fn noise(size: f32) -> impl FnMut(&Buffer) -> Option<Cow<'static, [u8
     }
 }
 
-/// A workspace of zeroed counters, with NaN everywhere else.
+/// A workspace whose counters are zero. All other bytes are NaN.
 #[allow(unsafe_code, reason = "a workspace that is made of a buffer has counters that are 0")]
 pub(crate) fn workspace_of_nan(
     device: &Device,
@@ -211,6 +211,7 @@ pub(crate) fn workspace_of_nan(
 #[allow(unsafe_code, reason = "the part is the buffer's memory")]
 pub(crate) fn part(device: &Device, whole: &DeviceBuffer, first: usize, bytes: usize) -> DeviceBuffer {
     assert!(first + bytes <= whole.bytes(), "{bytes} bytes from {first} on, of {}", whole.bytes());
-    // SAFETY: the part lies within the buffer, which the callers keep longer, and do not use otherwise meanwhile.
+    // SAFETY: the part lies within the buffer. The callers keep the buffer longer, and do not use it otherwise
+    // meanwhile.
     unsafe { DeviceBuffer::from_raw(device, whole.address() + first as u64, bytes) }
 }

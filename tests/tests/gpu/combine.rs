@@ -8,7 +8,8 @@ use crate::{Check, Fallible};
 
 pub(crate) const CHECKS: [(&str, Check); 1] = [("combine::speed_beside_a_copy", speed)];
 
-/// Times of large reductions and of copies of as many bytes, and of small reductions, whose partial results are in L2.
+/// Times of large reductions and of copies with the same number of bytes; and of small reductions, whose partial
+/// results are in L2.
 fn speed(device: &Device) -> Fallible<String> {
     let large = Shape { batch: 4, seqlen: 4096, heads: 32, head_dim: 128 };
     let mut said = String::from("parts x rows x head_dim: us, ratio to a copy of all bytes");
@@ -38,7 +39,7 @@ fn speed(device: &Device) -> Fallible<String> {
     if least > 0.8 { Ok(said) } else { Err(format!("{said}\n{least:.3} at least").into()) }
 }
 
-/// Microseconds of a reduction to bf16, and of a copy of as many bytes.
+/// Microseconds of a reduction to bf16, and of a copy with the same number of bytes.
 fn race(device: &Device, dtype: Dtype, splits: usize, shape: Shape) -> Fallible<[f64; 2]> {
     let problem = CombineSpec::contiguous(dtype, Dtype::Bf16, splits, shape).validate()?;
     let combine = Combine::new(device, &problem)?;

@@ -38,10 +38,12 @@ pub(crate) const CHECKS: [(&str, Check); 17] = [
     ("facade::latent_cache_in_small_pages", |_| cache::latent::<f16>(1)),
 ];
 
-/// Checks the chosen calls, their gradients, and calls under intervals against the error law. `FA3_CASE` selects one.
+/// Checks the chosen calls, their gradients, and calls under intervals against the error law. `FA3_CASE` selects one
+/// call.
 fn calls() -> Fallible<String> {
     let device = &Device::gpu()?;
-    // Kernels support 16 bits, and gradients up to head dimension 256. With few rows the law's bound depends on chance.
+    // Kernels support 16-bit types, and gradients up to head dimension 256. With few rows the law's bound depends on
+    // chance.
     let is_taken = |Case { problem, .. }: &Case| {
         let narrow = problem.head_dim().max(problem.head_dim_v()) <= 256 || problem.qv().is_some();
         problem.dtype() != Dtype::F32 && narrow && problem.q().shape.seqlen >= 64
@@ -97,7 +99,7 @@ fn fp8<T: Scalar<Output = T>>(sizes: Sizes) -> Fallible<String> {
     Ok(said.join("; "))
 }
 
-/// Rows with listed positions have the bits of rows at the same positions given by the first one.
+/// Rows with listed positions have the same bits as rows whose first position is given, if the positions are equal.
 fn fp8_positions() -> Fallible<String> {
     let device = &Device::gpu()?;
     let [q, k, v] = inputs::<bf16>((2, (200, 300), (4, 2), (64, 64)));
@@ -138,7 +140,7 @@ fn transposed() -> Fallible<String> {
     if given == copied { Ok("the same bits".to_owned()) } else { Err("another result".into()) }
 }
 
-/// Attention over all keys equals the combined results over parts of the keys.
+/// Attention over all keys equals the reduction of results over parts of the keys.
 fn combined() -> Fallible<String> {
     let device = &Device::gpu()?;
     let number = |(_, s, h, d)| f16::from_f32(((s * 7 + h * 5 + d * 3) as f32).sin());

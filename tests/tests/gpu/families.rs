@@ -1,5 +1,5 @@
-//! Every family's trials, judged on a GPU. If the bits of the results depend on the inputs alone, they must equal the
-//! simulator's.
+//! Every family's trials, judged on a GPU. If the bits of the results depend only on the inputs, they must equal the
+//! simulator's bits.
 
 use fa3_cuda::host::Device;
 use fa3_sim::{Mode, Policy};

@@ -1,4 +1,4 @@
-//! The host layer: compiler, memory, launches, and refusals.
+//! Checks of the host layer: compiler, memory, launches, and refusals.
 
 pub(crate) mod kernels;
 mod refusals;
@@ -92,7 +92,8 @@ fn row_softmax(device: &Device) -> Fallible<String> {
         let errors = exp.iter().zip(given).map(|(exp, given)| (f64::from(*given) * sum / exp - 1.0).abs());
         worst = errors.fold(worst, f64::max);
     }
-    // ex2 is accurate to 2 ulp, and its argument of up to 30 to half an ulp of 16: 30 · 2⁻²⁴ · ln 2 and a margin.
+    // ex2 is accurate to 2 ulp. Its argument, at most 30, is accurate to half an ulp of 16: 30 · 2⁻²⁴ · ln 2 and a
+    // margin.
     ensure(worst < 4e-6, "too far from the definition")?;
     Ok(format!("relative error {worst:.1e}, {}", described(&softmax)))
 }
@@ -114,7 +115,8 @@ fn product_beyond_the_tensor(device: &Device) -> Fallible<String> {
     Ok("3 of 64 rows of b are zeros".to_owned())
 }
 
-/// Number of wrong elements of A · Bᵀ, where B has `rows` rows, and zeros up to `n`. All elements are small integers.
+/// Number of wrong elements of A · Bᵀ. B has `rows` rows, followed by zeros up to row `n`. All elements are small
+/// integers.
 fn product(device: &Device, n: u32, rows: u32) -> Result<(Function, usize), HostError> {
     let stream = device.stream()?;
     let integers = |count: u32, step: u32| (0..count).map(move |i| ((i * step + 5) % 17) as f32 - 8.0);
@@ -146,7 +148,7 @@ fn two_roles(device: &Device) -> Fallible<String> {
     Ok(described(&roles))
 }
 
-/// 16 CTAs exceed the portable cluster size.
+/// A cluster of 16 CTAs exceeds the portable cluster size.
 fn clusters(device: &Device) -> Fallible<String> {
     let stream = device.stream()?;
     for size in [1, 2, 4, 8, 16] {
@@ -180,7 +182,7 @@ fn cache(device: &Device) -> Fallible<String> {
     ensure(Arc::ptr_eq(&first, &second), "compiled twice")?;
     let other = device.kernel(&ladder::Spec::Gemm(Elem::F16).into())?;
     ensure(!Arc::ptr_eq(&first, &other), "two kernels are one")?;
-    // A newly opened device has no cached kernels, while the driver may have some.
+    // A newly opened device has no cached kernels, although the driver may have some.
     let again = Device::open(0)?.kernel(&spec)?;
     ensure(!Arc::ptr_eq(&first, &again) && again.registers() == first.registers(), "not compiled anew")?;
     let report = again.report().map_or("no report".to_owned(), ToString::to_string);
@@ -211,7 +213,7 @@ fn events(device: &Device) -> Fallible<String> {
     ))
 }
 
-/// Host time of a launch, with pointers only and with two tensor maps to encode.
+/// Host time of a launch, with pointers only, and with two tensor maps to encode.
 fn cost_of_a_launch(device: &Device) -> Fallible<String> {
     let (stream, buffer) = (device.stream()?, device.alloc(1 << 16)?);
     let view = ArgValue::Tensor(TensorView::contiguous(buffer.address(), &[64, 64], Elem::Bf16));
@@ -245,7 +247,7 @@ fn advice(device: &Device) -> Fallible<String> {
     Ok(report.to_string())
 }
 
-/// A thread that never saw the context, and objects that outlive the device handle.
+/// Uses the device from a thread that never saw the context, and uses objects that outlive the device handle.
 fn other_threads(device: &Device) -> Fallible<String> {
     let device = device.clone();
     std::thread::spawn(move || -> Result<(), HostError> {

@@ -1,5 +1,5 @@
-//! Plans of both passes, launched in every way. Results must be equal bit by bit for every way; other checks show that
-//! they are right.
+//! Plans of both passes, launched in every way. Results must be equal bit by bit for every way. Other checks show that
+//! the results are right.
 
 use std::mem::replace;
 use std::sync::Arc;
@@ -53,8 +53,8 @@ impl Pass {
         Pass::DETERMINISTIC.into_iter().chain(others)
     }
 
-    /// A causal problem with 144 row tiles of uneven cost, or 54 KV tiles, which may have to wait for each other. Three
-    /// query heads share a KV head.
+    /// A causal problem with 144 row tiles of uneven cost, or with 54 KV tiles, which may have to wait for each other.
+    /// Three query heads share a KV head.
     fn problem(self, batch: usize) -> ProblemSpec {
         let (Pass::Forward(head_dim) | Pass::Backward(head_dim, _)) = self;
         dense(Dtype::Bf16, batch, (1000, 1111), (6, 2), head_dim).causal()
@@ -92,7 +92,7 @@ impl Pass {
     }
 }
 
-/// Runs in sequence, with and without a pause.
+/// Runs one after the other, with and without a pause.
 fn again(device: &Device) -> Fallible<String> {
     for pass in Pass::all() {
         let mut bench = pass.bench(device)?;
@@ -105,7 +105,7 @@ fn again(device: &Device) -> Fallible<String> {
     Ok("50 times one to four runs of each pass, equal".to_owned())
 }
 
-/// A graph replayed on another stream than the captured one.
+/// A graph is replayed on another stream than the captured stream.
 fn graph(device: &Device) -> Fallible<String> {
     for pass in Pass::DETERMINISTIC {
         let mut bench = pass.bench(device)?;
@@ -122,7 +122,7 @@ fn graph(device: &Device) -> Fallible<String> {
     Ok("10 replays of 2 runs of each pass, equal".to_owned())
 }
 
-/// A graph on one stream while the captured stream runs the same plan on other memory.
+/// A graph runs on one stream while the captured stream runs the same plan on other memory.
 fn graph_beside_its_stream(device: &Device) -> Fallible<String> {
     for pass in Pass::DETERMINISTIC {
         let (mut captured, mut beside) = (pass.bench(device)?, pass.bench(device)?);
@@ -174,7 +174,7 @@ fn two_threads(device: &Device) -> Fallible<String> {
     Ok("100 runs on each, equal".to_owned())
 }
 
-/// One workspace for all problems in turn, and for the forward pass: no call reads data that another call left there.
+/// All problems, and the forward pass, use one workspace in turn: no call reads data that another call left there.
 fn used_workspace(device: &Device) -> Fallible<String> {
     let others = [
         dense(Dtype::Bf16, 1, (300, 2000), (4, 4), 64),
@@ -205,7 +205,7 @@ fn used_workspace(device: &Device) -> Fallible<String> {
     Ok(format!("after each of {} others and the forward pass, equal", others.len()))
 }
 
-/// A sequence's results do not depend on the others in the batch.
+/// A sequence's results do not depend on the other sequences of the batch.
 fn sequences_alone(device: &Device) -> Fallible<String> {
     for pass in Pass::all() {
         let mut all = pass.bench(device)?;
@@ -223,7 +223,7 @@ fn sequences_alone(device: &Device) -> Fallible<String> {
     Ok(format!("each of {BATCH} sequences as alone"))
 }
 
-/// Launches allocate no device memory, as far as the driver's free memory shows. Capturing shows it, too, because an
+/// Launches allocate no device memory, according to the driver's free memory. Capturing shows it, too, because an
 /// allocation would invalidate the capture.
 fn no_allocations(device: &Device) -> Fallible<String> {
     for pass in Pass::all() {
@@ -240,8 +240,8 @@ fn no_allocations(device: &Device) -> Fallible<String> {
     Ok("as much memory is free after 400 runs of each pass as before".to_owned())
 }
 
-/// Memory that is too small, misaligned, or another tensor's is refused. Nothing is launched, and the next run is
-/// correct.
+/// Memory that is too small, misaligned, or used for another tensor is refused. Nothing is launched, and the next run
+/// is correct.
 fn refused_memories(device: &Device) -> Fallible<String> {
     let mut said = Vec::new();
     for pass in Pass::DETERMINISTIC {

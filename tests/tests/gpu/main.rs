@@ -1,5 +1,5 @@
-//! Tests that need a GPU, with the names, filters and options of other tests: `cargo test --release -p fa3-tests --test
-//! gpu`.
+//! Tests that need a GPU. They have the names, filters and options of other tests: `cargo test --release -p fa3-tests
+//! --test gpu`.
 //!
 //! Prints `skipped` and the reason if there is no Hopper GPU. `--ignored` runs the tests that take minutes, and
 //! `--include-ignored` runs all tests. `cargo test --release -p fa3-tests --test gpu --no-run` builds one executable
@@ -31,7 +31,7 @@ type Check = fn(&Device) -> Fallible<String>;
 
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
-    // Times are measured, and the last check breaks the context of all others.
+    // Tests run one by one, because times are measured and the last check breaks the context of all others.
     args.test_threads = Some(1);
     let device = match Device::open(0) {
         Ok(device) => Some(device),
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
 /// All tests, in order.
 fn tests(device: Option<&Device>) -> Vec<Trial> {
     let short = |(name, check): (&str, Check)| test(name, device, check);
-    // The times of making plans come first, before anything is compiled.
+    // The times of making plans come first, before any kernel is compiled.
     let mut tests: Vec<Trial> = plans::CHECKS.into_iter().chain(host::CHECKS).map(short).collect();
     tests.extend(launches::CHECKS.into_iter().chain(backward::SHORT).chain(facade::CHECKS).map(short));
     tests.extend(families::checks().map(|(name, check)| test(&name, device, check).with_ignored_flag(true)));

@@ -1,6 +1,6 @@
-//! Compiled plans of the forward pass. Results must be equal bit by bit for all plans, and equal to the exact result
-//! where it is known; `attention` judges other results. The times of the first plan are times on a new machine with
-//! `CUDA_CACHE_DISABLE=1`, and times in a new process without it.
+//! Compiled plans of the forward pass. Results must be equal bit by bit for all plans, and equal to the exact result if
+//! it is known; `attention` judges other results. The times of the first plan are the times on a new machine if
+//! `CUDA_CACHE_DISABLE=1` is set, and the times in a new process otherwise.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::bench::{Bench, Bits, noise};
 use crate::host::kernels;
 use crate::{Check, Fallible, ensure};
 
-/// The times of making plans come first, before anything is compiled.
+/// The times of making plans come first, before any kernel is compiled.
 pub(crate) const CHECKS: [(&str, Check); 9] = [
     ("plans::making_one", time_of_making),
     ("plans::mean_of_ones", mean_of_ones),
@@ -125,9 +125,9 @@ fn clusters(device: &Device) -> Fallible<String> {
     Ok("equal to CTAs alone, also from a graph".to_owned())
 }
 
-/// Launches share a workspace, and each waits only for the previous grid. The previous grid may be another library's
-/// kernel that was itself launched early (PDL) and does not wait, so that it ends while the launch before it still
-/// runs. NVIDIA does not document what the next wait covers in this case.
+/// Launches share a workspace, and each launch waits only for the previous grid. The previous grid may be another
+/// library's kernel that was itself launched early (PDL) and does not wait. Then it ends while the launch before it
+/// still runs. NVIDIA does not document what the next wait covers in this case.
 #[allow(unsafe_code, reason = "a launch is unsafe")]
 fn strangers_between(device: &Device) -> Fallible<String> {
     let shape = Shape { batch: 2, seqlen: 4096, heads: 8, head_dim: 128 };
@@ -205,7 +205,7 @@ fn refusals(device: &Device) -> Fallible<String> {
     Ok("said what is wrong, and went on".to_owned())
 }
 
-/// Host time per launch while the GPU keeps up, so that no launch waits for room in its queue.
+/// Host time per launch, if the GPU keeps up so that no launch waits for room in the queue.
 fn time_of_launching(device: &Device) -> Fallible<String> {
     let shape = Shape { batch: 1, seqlen: 512, heads: 8, head_dim: 128 };
     let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate()?;
@@ -230,7 +230,7 @@ fn time_of_launching(device: &Device) -> Fallible<String> {
 
 #[allow(unsafe_code, reason = "a launch over addresses is unsafe")]
 fn launch(forward: &Forward, case: &Bench, at: &[(&'static str, Option<u64>)]) -> Result<(), OperationError> {
-    // SAFETY: the callers place this case's tensors, and the case lives until its stream is synchronized.
+    // SAFETY: the callers pass this case's tensors, and the case lives until its stream is synchronized.
     unsafe { forward.launch(&case.stream, at, Workspace::parts(case.workspace.address())) }
 }
 

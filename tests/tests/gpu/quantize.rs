@@ -17,7 +17,7 @@ pub(crate) const CHECKS: [(&str, Check); 2] = [
     ("quantize::speed_beside_a_copy", speed),
 ];
 
-/// Bytes of memory to cycle through, so that no reused buffer is in L2.
+/// Bytes of memory that the buffers cycle through, so that no reused buffer is in L2.
 const COLD: usize = 400 << 20;
 
 /// The steps of a quantization other than rounding.
@@ -34,7 +34,7 @@ fn reads_twice(scales: Scaling) -> bool {
     matches!(scales, Scaling::Channel | Scaling::Heads { .. } | Scaling::Tensor)
 }
 
-/// Times with 2048 columns, and times of copies of as many bytes.
+/// Times with 2048 columns, and times of copies with the same number of bytes.
 fn speed(device: &Device) -> Fallible<String> {
     let layout = ValueLayout::Rows;
     let all = |rows| Parts { rotates: true, transforms: true, scales: Scaling::Block { rows }, layout };
@@ -96,7 +96,7 @@ fn speed(device: &Device) -> Fallible<String> {
 /// Times in microseconds.
 struct Race {
     ours: f64,
-    /// Times of copies that read and write as many bytes as the tensor and its codes have, and as all buffers have.
+    /// Times of two copies: of the bytes of the tensor and its codes, and of the bytes of all buffers.
     copies: [f64; 2],
 }
 
@@ -116,7 +116,7 @@ fn race(device: &Device, shape: Shape, parts: Parts) -> Fallible<Race> {
     let quantize = Quantize::new(device, &problem)?;
     let (raw, stream) = streams(device)?;
 
-    // Elements of x and of the codes in either layout: the lengths above need no padding.
+    // Number of elements of x and of the codes in either layout: the lengths above need no padding.
     let elements = problem.codes_bytes().0 as usize;
     let bits: Vec<u16> =
         (0..elements as u32).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 16) as u16 & 0x83FF | 0x3C00).collect();

@@ -1,4 +1,4 @@
-//! Hundreds and thousands of random problems.
+//! Checks hundreds and thousands of random problems.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::{Fallible, no_faults};
 const PROBLEMS: u64 = 3000;
 const KERNELS: u64 = 100;
 
-/// The seeds of random problems: all of them, or the range in `FA3_PROBLEMS`, such as `0..500`, which saves time.
+/// The seeds of random problems: all seeds, or the range in `FA3_PROBLEMS`, such as `0..500`, which saves time.
 fn seeds() -> Fallible<Range<u64>> {
     let Ok(said) = std::env::var("FA3_PROBLEMS") else { return Ok(0..PROBLEMS) };
     let number = |word: &str| word.parse().ok();

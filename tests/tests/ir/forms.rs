@@ -1,4 +1,4 @@
-//! Every form of every instruction: its exact PTX, and its acceptance by ptxas.
+//! Every form of every instruction: its exact PTX, and the test that ptxas accepts it.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -18,7 +18,7 @@ struct Given<'k> {
     bar: Barrier,
 }
 
-/// A kernel that `build` builds from the given operands: 128 threads, clusters of `cluster` CTAs.
+/// A kernel that `build` builds from the given operands, with 128 threads and clusters of `cluster` CTAs.
 fn kernel(cluster: u32, build: impl FnOnce(&Given)) -> Kernel {
     Kernel::build("form", Launch::threads(128).cluster(cluster), |b| {
         let (mbar, bytes) = (b.mbarriers("mbar", 2, 3), b.region("bytes", 4096, 1024));

@@ -1,4 +1,4 @@
-//! Whole kernels: assembled without spills, and printed as in the snapshot.
+//! Whole kernels are assembled without spills, and their text equals the snapshot.
 
 use fa3_cuda::kernels::ladder::vector_add;
 use fa3_ir::lang::*;

@@ -1,4 +1,5 @@
-//! The kernel language from outside: every instruction form in ptxas, every rule of the verifier, whole kernels.
+//! Tests of the kernel language through its public interface: every instruction form in ptxas, every rule of the
+//! verifier, whole kernels.
 
 mod forms;
 mod kernels;

@@ -5,7 +5,7 @@ use fa3_ir::ptx;
 
 use crate::ptxas::assemble;
 
-/// y[i] = 2 x[i], a shuffle, and a product, with or without observations of every kind in between.
+/// A kernel with y[i] = 2 x[i], a shuffle, and a product. If `observed`, observations of every kind come in between.
 fn kernel(observed: bool) -> Kernel {
     Kernel::build("observed", Launch::threads(128), |b| {
         let [x, y] = ["x", "y"].map(|name| b.param_pointer(name, Elem::F32));
@@ -56,7 +56,7 @@ fn ptx_is_the_same_without_observations() {
     assemble(&kernel(true));
 }
 
-/// Removing observations removes only values that nothing else reads. Values without any reader stay, too.
+/// Removing observations removes only values that nothing else reads. Values that nothing reads stay.
 #[test]
 fn what_others_read_stays() {
     let text = |observed: bool| {

@@ -1,4 +1,4 @@
-//! The operator or method of every row of the table of lane operations.
+//! Each row of the table of lane operations has an operator or a method.
 
 use fa3_ir::LaneOp::*;
 use fa3_ir::lang::*;
@@ -14,7 +14,7 @@ struct Given<'k> {
     p: [V<'k, Pred>; 2],
 }
 
-/// A function that computes a row's operation on as many operands of each class as the row takes, in order.
+/// A function that computes a row's operation. It takes its operands of each class in order.
 type Expression = fn(&Given);
 
 const EXPRESSIONS: &[(LaneOp, Expression)] = &[
@@ -218,7 +218,7 @@ fn every_row_has_its_expression() {
     }
 }
 
-/// Operators accept variables, which stand for their values, and constants, which remain constants.
+/// Operators accept variables, which stand for their values, and constants, which stay constants.
 #[test]
 fn operators_take_variables_and_constants() {
     let kernel = Kernel::build("k", Launch::threads(32), |b| {
@@ -246,7 +246,7 @@ fn operators_take_variables_and_constants() {
     }
 }
 
-/// An operation on a thread's two rows is two scalar operations, the upper row's first.
+/// An operation on a thread's two rows is two scalar operations, first of the upper row.
 #[test]
 fn rows_are_computed_in_pairs() {
     type Build = fn(Rows, Rows, Rows);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::rules::faults_in;
 
-/// Integer additions of two earlier values each, by indices modulo the number of values.
+/// A kernel of integer additions. Each adds two earlier values, by indices modulo the number of values.
 fn program(operands: &[(usize, usize)]) -> Kernel {
     Kernel::build("program", Launch::threads(32), |b| {
         let mut values = vec![b.tid()];
@@ -29,7 +29,7 @@ fn reads(stmt: &Stmt) -> Vec<Value> {
 }
 
 proptest! {
-    /// A kernel from typed handles is sound. With one statement removed, the verifier reports exactly the reads of its
+    /// A kernel from typed handles is sound. If one statement is removed, the verifier reports exactly the reads of its
     /// result.
     #[test]
     fn a_missing_definition_is_found(
@@ -45,7 +45,7 @@ proptest! {
         prop_assert_eq!(faults_in(&kernel), vec![Fault::NotVisible { value }; expected]);
     }
 
-    /// Two builds print the same text, with one line per statement.
+    /// Two builds print the same text, with one line for each statement.
     #[test]
     fn text_is_a_function_of_the_kernel(
         operands in proptest::collection::vec((0usize..64, 0usize..64), 0..64),

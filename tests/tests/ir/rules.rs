@@ -1,4 +1,4 @@
-//! Every rule of the verifier, violated once.
+//! Violates every rule of the verifier once.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -27,7 +27,7 @@ fn faults_of(threads: u32, build: impl FnOnce(&Builder), damage: impl FnOnce(&mu
     judged(&kernel)
 }
 
-/// The faults of a kernel that has `place` under a condition that differs between lanes.
+/// The faults of a kernel that calls `place` under a condition that differs between lanes.
 fn under(place: fn(&Builder, V<Pred>)) -> Vec<Fault> {
     faults(|b| place(b, b.tid().eq(0)))
 }
@@ -328,7 +328,7 @@ fn v15_every_change_counts() {
     assert_eq!(nested, [Fault::SetMaxRegistersNested]);
 }
 
-/// 24 + 2 · 240 registers equal 3 · 168. 24 + 3 · 240 hang an H100 whose four warpgroups have 128 each.
+/// 24 + 2 · 240 registers equal 3 · 168. An H100 with four warpgroups of 128 registers each hangs with 24 + 3 · 240.
 #[test]
 fn v16_the_register_pool() {
     assert_eq!(registers(&[(false, 32), (true, 160), (true, 160), (true, 160)]), []);

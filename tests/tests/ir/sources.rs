@@ -45,13 +45,13 @@ fn expressions_have_the_lines_of_their_operations() {
         _ = b // A comment keeps a line from joining the next.
             .tid() // 1
             .mad(
-                4,           // 2, behind its operands
+                4,           // 2, after its operands
                 b.lane_id(), // 4
             )
             .named("at")
             .lt(7) // 7
             .select(
-                b.value(1.0) // 8, behind its operands
+                b.value(1.0) // 8, after its operands
                     .fma(2.0, 3.0), // 10
                 0.0,
             );
@@ -59,8 +59,8 @@ fn expressions_have_the_lines_of_their_operations() {
     assert_eq!(lines(&methods), [1, 4, 2, 7, 10, 8].map(|line| first + line), "{methods}");
     let first = line!() + 2;
     let operators = kernel(|b| {
-        let sum = b.tid() // 0, and both additions behind what they add
-            + (b.lane_id() // 1, and the conjunction
+        let sum = b.tid() // 0, and both additions come after their operands
+            + (b.lane_id() // 1, and the `&`
                 & 31)
             + 1;
         _ = -sum; // 4
@@ -68,8 +68,8 @@ fn expressions_have_the_lines_of_their_operations() {
     assert_eq!(lines(&operators), [0, 1, 0, 4].map(|line| first + line), "{operators}");
 }
 
-/// Instructions that the upper layer of the language builds have the line of its caller, even if it uses operators
-/// itself. Instructions from a closure of the kernel have their own lines.
+/// An instruction that the upper layer of the language builds has the line of the layer's caller, even if the layer
+/// uses operators itself. An instruction in a closure of the kernel has its own line.
 #[test]
 fn floors_serve_their_callers() {
     let shape = TileShape::new(Elem::Bf16, 64, 64);
@@ -105,7 +105,8 @@ fn floors_serve_their_callers() {
         staged.store(&map, (0, 0)); // 27
     });
     let mut found = lines(&kernel);
-    // For each of a thread's 32 elements: a copy, two row operations, the difference, its exponential, an assignment.
+    // Each of a thread's 32 elements has a copy, two row operations, the difference, its exponential, and an
+    // assignment.
     let element = [19, 21, 20, 22].map(|line| first + line);
     let map = found.iter().position(|&line| line == element[0]).unwrap();
     let elements = found.splice(map..map + 4 * 32 + 1, []).collect::<Vec<u32>>();

@@ -45,7 +45,8 @@ fn stores_are_fenced_before_a_slot_is_full() {
     assert!(assemble(&kernel).is_none_or(|report| report.is_clean()));
 }
 
-/// A stage's full mbarrier expects an arrival of each storing warp, and its empty mbarrier one of each reading warp.
+/// A stage's full mbarrier expects one arrival of each warp that stores, and its empty mbarrier one arrival of each
+/// warp that reads.
 #[test]
 fn a_slot_counts_warps() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {

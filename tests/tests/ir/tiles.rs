@@ -1,4 +1,4 @@
-//! Tiles, pipelines and fragments: derived instructions, and faults that the builder finds.
+//! Tiles, pipelines and fragments: the instructions that they derive, and the faults that the builder finds.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -21,7 +21,7 @@ fn tiles_take_the_widest_swizzle_that_fits() {
     assert_eq!((tile.panels(), tile.panel_cols(), tile.panel_bytes(), tile.bytes()), (2, 128, 12800, 25600));
 }
 
-/// V-25: a stage that is not released, or released in another block.
+/// V-25: a stage that is not released, or that is released in another block.
 #[test]
 fn v25_slots() {
     let due = |what: &str| what.to_owned();
@@ -144,7 +144,7 @@ fn v27_shapes() {
     assert_eq!(what(store), ["a fragment and its tile"]);
 }
 
-/// V-25: an operation that a branch may skip or a loop may repeat, on which no later operation may rely.
+/// V-25: a branch may skip an operation, or a loop may repeat it, so no later operation may rely on it.
 #[test]
 fn v25_products_and_loads_keep_their_block() {
     let elsewhere = |what: &str| Fault::DoneElsewhere { what: what.to_owned() };
@@ -273,7 +273,8 @@ fn v28_roles_are_not_nested() {
     assert!(nested.contains(&Fault::RoleInside { role: "two".to_owned() }));
 }
 
-/// Two products in flight: the first wait leaves the second pending, and each operand has one fence and one group.
+/// Two products are in flight: the first wait leaves the second one pending, and each operand has one fence and one
+/// group.
 #[test]
 fn waits_are_derived() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {
@@ -325,7 +326,8 @@ fn add_columns(b: &Builder, first: u32, cols: u32) {
     Frag::zeros(b, 32).scale_rows_and_add(first, rows, &Frag::zeros(b, cols));
 }
 
-/// One instruction per element: the columns from `first` on, the upper row by one number and the lower row by another.
+/// One instruction per element: it scales a column from `first` on, in the upper row by one number and in the lower row
+/// by another, and adds.
 #[test]
 fn rows_are_scaled_and_added_to() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {

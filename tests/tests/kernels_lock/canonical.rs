@@ -95,7 +95,7 @@ fn code_counts() {
     }
 }
 
-/// Two instructions in another order make another kernel.
+/// If two instructions change places, it is another kernel.
 #[test]
 fn order_counts() {
     let lines: Vec<&str> = KERNEL.lines().collect();

@@ -1,26 +1,26 @@
-//! Checks of a forward kernel's main loops in machine code: the instruction order that gives the paper's overlap
-//! (§3.2). A compiler or a change could lose it without a wrong result.
+//! Checks of a forward kernel's main loops in machine code: instructions have the order that gives the paper's overlap
+//! (§3.2). A new compiler or a change could lose the overlap without a wrong result.
 
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::sass::{Class, Listing, Product, Round, product_loops};
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Pipeline, Precision, ROW_SUM_COLS};
 
-/// Percentage of exponentials required between the start of PV and the wait for it, in the loop without a mask, if the
-/// softmax overlaps PV. It is far below 100: PTX does not tie exponentials to the wait, and ptxas 13.5 moves the wait
-/// ahead of most of them.
+/// Percentage of exponentials that must lie between the start of PV and the wait for it, in the loop without a mask, if
+/// the softmax overlaps PV. It is far below 100: PTX does not tie exponentials to the wait, and ptxas 13.5 moves the
+/// wait ahead of most of them.
 const UNDER_PV: usize = 12;
 
-/// Limit of moves to uniform registers per iteration. Today there are at most two. A serialized loop may have two for
-/// every HGMMA, since it needs the addresses there.
+/// Largest number of moves to uniform registers in an iteration. Today there are at most two. A serialized loop may
+/// have two for every HGMMA, because it needs the addresses there.
 const TO_UNIFORM: usize = 4;
 
 /// Columns of a 16-bit panel.
 const PANEL: u32 = 64;
 
-/// Additional moves with block scales: the addresses of two scales, and their values.
+/// Number of additional moves with block scales: the addresses of two scales, and their values.
 const SCALES_TO_UNIFORM: usize = 5;
 
-/// Additional moves if halves of V have stages of their own.
+/// Number of additional moves if halves of V have stages of their own.
 const HALVES_TO_UNIFORM: usize = 2;
 
 /// A fault of a main loop.
@@ -131,7 +131,8 @@ fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<
     let parts = if has_two { vec![columns - half, half] } else { vec![columns] };
     let is_second = products.len() == parts.len();
     let (sums, scores) = products.split_at(if is_second { parts.len() } else { products.len().min(1) });
-    // The first warpgroup waits for PV, for the last panel, for the product before it, and for the first columns of K.
+    // The first warpgroup waits for PV, for the last panel, for the product before that panel, and for the first
+    // columns of K.
     let (of_v, depths, expected) = match (is_second, qv) {
         (true, _) => (parts, vec![], sums.len()),
         (false, false) => (vec![columns], vec![of_k, head_dim - of_k - PANEL, PANEL], 4),

@@ -2,8 +2,8 @@
 //! spills no more registers than the lock states and serializes no product; the main loops of forward kernels have the
 //! order that gives overlap.
 //!
-//! Kernels are built once for all tests of this file. Kernels that stand for others are assembled if ptxas is
-//! installed.
+//! Kernels are built once for all tests of this file. If ptxas is installed, kernels that stand for others are
+//! assembled.
 
 mod canonical;
 mod loops;
@@ -91,7 +91,7 @@ fn kernels_are_as_the_lock_says() {
     );
 }
 
-/// Documents state the lock's number of spills.
+/// Documents state the number of kernels that spill, as the lock has it.
 #[test]
 fn documents_count_the_spills() {
     type IsMeant = fn(&str) -> bool;
@@ -121,8 +121,8 @@ fn ptxas_has_nothing_to_say() {
 }
 
 /// Whether a kernel's main loops must overlap. Kernels of 16 bits without ping-pong or without a producer are exempt,
-/// because the ablation study measures them, unless their warpgroups share rows. A loop with PV in several parts has
-/// more than two products.
+/// because the ablation study measures them. They are not exempt if their warpgroups share rows. A loop with PV in
+/// several parts has more than two products.
 fn overlaps(spec: &FwdSpec) -> bool {
     let tile = &spec.tile;
     match tile.precision {
@@ -153,8 +153,8 @@ fn loops_overlap() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Serialized loops are found: a wait after every instruction, for lack of a fence (C7519) or of registers (C7512). A
-/// loop that waits for both products at once is found, too, which ptxas does not report.
+/// Serialized loops are found: loops with a wait after every instruction, because a fence (C7519) or registers (C7512)
+/// are missing. A loop that waits for both products at once, which ptxas does not report, is found as well.
 #[test]
 fn serialised_loops_are_found() {
     let (Ok(ptxas), Ok(nvdisasm)) = (PTXAS.as_ref(), Nvdisasm::find()) else {

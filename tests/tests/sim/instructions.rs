@@ -28,7 +28,8 @@ fn branches_and_loops_run_lane_by_lane() {
     assert_eq!(results(&kernel, Policy::Random(5), &[], 32), expected);
 }
 
-/// Accesses and bank conflicts of each line: a column of a 32 x 32 tile takes 32 wavefronts, a padded column 1.
+/// Accesses and bank conflicts of each line: a column of a 32 x 32 tile takes 32 wavefronts, a column of a padded tile
+/// 1.
 #[test]
 fn bank_conflicts_are_counted() {
     for (pitch, conflicts) in [(128, 32), (132, 1)] {

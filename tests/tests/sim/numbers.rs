@@ -1,4 +1,4 @@
-//! A generic function over numbers: one closure runs on the host in f64 and in f32, and in a kernel.
+//! One generic function over numbers runs on the host in f64 and in f32, and in a kernel.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -8,7 +8,7 @@ use fa3_types::{Int, Real};
 use crate::rules::own_word;
 use crate::runs::{assert_clean, bytes_of, floats};
 
-/// A score that falls with the distance, with softcap, exponentiated where a mask and a threshold permit.
+/// An exponential of a score that falls with the distance, with softcap, if a mask and a threshold permit; otherwise 0.
 fn weight<R: Real>(score: R, slope: R, query: R::Int, key: R::Int) -> R {
     let distance = R::of_int(query.sub_sat(key));
     let capped = slope.fma(-distance, score).tanh() * score.lit(2.0);
@@ -56,7 +56,7 @@ fn one_function_runs_everywhere() {
         kept += u32::from(got > 0.0);
         small += u32::from(score.abs() < 0.1);
     }
-    // Masked and unmasked keys, and both branches of the tangent.
+    // The cases contain masked and unmasked keys, and both branches of the tangent.
     assert!((100..400).contains(&kept) && small > 10, "{kept} {small}");
 }
 

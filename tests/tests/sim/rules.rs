@@ -1,5 +1,5 @@
-//! For each rule, a kernel that keeps it, and the same kernel with one wrong line, which breaks this rule and no other
-//! under every schedule.
+//! For each rule there is a kernel that keeps it, and the same kernel with one wrong line. The wrong line breaks this
+//! rule and no other rule under every schedule.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -30,8 +30,8 @@ pub(crate) struct Case {
 
 /// `build` makes the correct kernel if its argument is false, and a kernel that breaks `rule` if it is true.
 ///
-/// Names of parameters (pointers and tensor maps) begin with the letter of their memory: x has 64 KiB of zeros, y has
-/// 64 KiB that are unwritten, z has 64 KiB that the previous grid writes, and s is one word of zero.
+/// The first letter of a parameter's name (pointer or tensor map) names its memory: x has 64 KiB of zeros, y has 64 KiB
+/// that are unwritten, z has 64 KiB that the previous grid writes, and s is one word of zero.
 const fn case(name: &'static str, rule: Rule, threads: u32, build: fn(&Builder, bool)) -> Case {
     Case { name, rule, other: rule, threads, cluster: 1, grid: 1, build }
 }
@@ -194,7 +194,7 @@ fn the_page_has_every_rule() {
     assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "{ids:?}");
 }
 
-/// Threads read bytes that others may not have written: the race comes first, and the unwritten bytes are its
+/// Threads read bytes that other threads may not have written: the race comes first, and the unwritten bytes are its
 /// consequence.
 #[test]
 fn causes_stand_before_consequences() {

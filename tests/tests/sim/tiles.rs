@@ -29,13 +29,13 @@ fn write_out(b: &Builder, tile: Tile) {
     });
 }
 
-/// 64 x 32 numbers, 64 row + column, stored as a fragment and read back element by element.
+/// 64 x 32 numbers, 64 row + column, are stored as a fragment and read back element by element.
 #[test]
 fn fragments_are_stored_element_by_element() {
     for (elem, swizzle) in swizzled([Elem::F32, Elem::Bf16]) {
         let shape = TileShape::new(elem, 64, 32).swizzled(swizzle);
         if shape.panels() == 0 {
-            continue; // A row of 64 bytes has no panel of 128.
+            continue; // A row of 64 bytes cannot have panels of 128 bytes.
         }
         let kernel = Kernel::build("store", Launch::threads(128), |b| {
             let tile = b.tile("tile", shape);
@@ -64,7 +64,7 @@ fn rows_of_an_operand_are_multiplied() {
             let mut frag = Frag::zeros(b, 32);
             frag.map_in_place(|_, at| (col + (at.col + 1)).to_f32());
             let mut operand = frag.to_a(ty);
-            // 2^-i, where i from 0 to 7 is the index of four rows.
+            // The factor is 2^-i; i, from 0 to 7, is the index of four rows.
             operand.scale_rows(Rows([row, row + 8].map(|row| ((row & 28).to_f32() * -0.25).ex2())));
             operand.store(tile);
             write_out(b, tile);
@@ -130,7 +130,8 @@ fn numbered_blocks_of_columns() {
     }
 }
 
-/// The maximum of bits is the maximum of the numbers: of either sign, of both signs, of zeros, and of masked numbers.
+/// The maximum of bits is the maximum of the numbers: for numbers of either sign, of both signs, for zeros, and for
+/// masked numbers.
 #[test]
 fn maxima_of_bits_are_maxima() {
     const COLS: u32 = 24;
@@ -144,7 +145,7 @@ fn maxima_of_bits_are_maxima() {
             b.store(tid.mad(4, index as u32).mad_wide(4, y), max);
         }
     });
-    // The rows of a warp mix all kinds in one run, and have one kind in another.
+    // In one run the rows of a warp mix all kinds; in the other runs they have one kind.
     for kinds in 1..=6 {
         let number = |index: usize| {
             let (thread, place) = (index / 12, index % 12);

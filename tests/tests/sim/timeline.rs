@@ -1,4 +1,5 @@
-//! The cycle model: published numbers of attention from hand-made traces, invariants, and traces of the simulator.
+//! The cycle model, compared with published numbers of attention on hand-made traces, with invariants, and with traces
+//! of the simulator.
 
 use std::collections::BTreeMap;
 
@@ -41,12 +42,12 @@ fn wait(line: u32, pending: u32) -> TraceRecord {
     record(line, Action::Wait { pending })
 }
 
-/// Softmax of 64 x 128 scores, 64 per thread: 64 exponentials and about 300 other operations.
+/// The softmax of 64 x 128 scores, 64 per thread: 64 exponentials and about 300 other operations.
 fn softmax() -> Vec<TraceRecord> {
     vec![issue(2, Pipe::Float, 300), issue(3, Pipe::Special, 64)]
 }
 
-/// Blocks of 128 keys, d = 128, without overlap: S = Q Kᵀ, softmax, O += P V.
+/// Blocks of 128 keys at d = 128, without overlap: S = Q Kᵀ, softmax, O += P V.
 fn serial(ty: WgmmaType, blocks: usize) -> Vec<TraceRecord> {
     let block =
         [product(1, ty, 128, 128), vec![wait(1, 0)], softmax(), product(4, ty, 128, 128), vec![wait(4, 0)]];
@@ -57,9 +58,9 @@ fn utilisation(warpgroups: &[Vec<TraceRecord>], engine: Engine) -> f64 {
     Timeline::new(&trace(warpgroups), HOPPER).utilisation(0, engine)
 }
 
-/// 512 cycles each for S = Q Kᵀ, for exponentials and for O += P V, and 300 for the rest: the tensor core is busy in
-/// 1024 of 1836. The paper's ablation without overlap reaches 570 of 989 TFLOP/s (FlashAttention-3, arXiv 2407.08608,
-/// table 2).
+/// S = Q Kᵀ, the exponentials, and O += P V take 512 cycles each, and the rest takes 300: the tensor core is busy in
+/// 1024 of 1836 cycles. The paper's ablation without overlap reaches 570 of 989 TFLOP/s (FlashAttention-3, arXiv
+/// 2407.08608, table 2).
 #[test]
 fn one_warpgroup_in_turn_uses_little_more_than_half_of_the_tensor_core() {
     let blocks = 32;
@@ -80,7 +81,7 @@ fn two_warpgroups_hide_softmax_behind_each_others_products() {
     assert!(busy > 0.95, "{busy}");
 }
 
-/// Section 3.2: S of the next block begins before the softmax of this one.
+/// Section 3.2: S of the next block begins before the softmax of this block.
 #[test]
 fn one_warpgroup_hides_softmax_behind_its_own_products() {
     let ty = WgmmaType::F16;
@@ -93,7 +94,7 @@ fn one_warpgroup_hides_softmax_behind_its_own_products() {
     assert!(busy > 1.3 * in_turn, "{busy} against {in_turn}");
 }
 
-/// e4m3 products are twice as fast, exponentials are not: both take equally long.
+/// e4m3 products are twice as fast, and exponentials are not: both take the same time.
 #[test]
 fn exponentials_limit_fp8_as_much_as_products() {
     let two = || [serial(WgmmaType::E4m3, 32), serial(WgmmaType::E4m3, 32)];
@@ -140,7 +141,7 @@ fn a_partition_issues_one_instruction_a_cycle() {
     }
 }
 
-/// A pipeline between a producer and a consumer: `steps` loads of `bytes`, and a product each.
+/// A pipeline between a producer and a consumer: `steps` loads of `bytes`, each followed by a product.
 fn pipeline(steps: u32, stages: u32, bytes: u32) -> Trace {
     let gate = |side: u32, step: u32| Gate::Mbarrier { cta: 0, offset: 8 * side, phase: step };
     let (full, empty) = (|step| gate(0, step), |step| gate(1, step));
@@ -180,8 +181,8 @@ fn a_deep_pipeline_takes_the_slower_of_loads_and_products() {
     }
 }
 
-/// Some producer warps load, some store twice, and some do only the common prologue: the first two kinds have a track
-/// each.
+/// Some producer warps load, some store twice, and some execute only the common prologue. The first two kinds of warps
+/// have a track each.
 #[test]
 fn warps_of_a_producer_that_do_different_things_have_tracks() {
     let warp = |warp: u32, lines: &[u32]| WarpTrace {
@@ -218,7 +219,7 @@ proptest! {
         prop_assert!(fast <= later && fast <= slower, "{} {} {}", fast, later, slower);
     }
 
-    /// An engine does one thing at a time, for as long as the trace states. A warp works or waits at any time.
+    /// An engine does one thing at a time, for the time that the trace states. A warp works or waits at any time.
     #[test]
     fn nothing_is_lost(steps in 1u32..20, stages in 1u32..5, bytes in 16u32..65536, blocks in 1usize..4) {
         let mut all = pipeline(steps, stages, bytes);
@@ -243,7 +244,7 @@ proptest! {
     }
 }
 
-/// Two warps that wait for each other do so until the end of the other warps.
+/// Two warps that wait for each other do so until the other warps end.
 #[test]
 fn a_run_that_hangs_has_a_timeline() {
     let gate = |id| Gate::Barrier { cta: 0, id, generation: 0 };

@@ -22,7 +22,7 @@ fn every_engine_obeys_the_error_law() {
     println!("{ledger}");
     ledger.close();
     if cases.len() > 1 {
-        // These engines have no backward pass. One that gets it must be removed from the list.
+        // These engines have no backward pass. An engine that gets one must be removed from the list.
         let forward_only = ["fp8 emulator 128", "fp8 emulator 64", "kernel, simulated"];
         assert_eq!(ledger.idle(), forward_only, "these engines skipped everything");
     }

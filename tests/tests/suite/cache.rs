@@ -1,11 +1,11 @@
-//! Attention over a KV cache in the simulator: properties that do not depend on the cache's layout.
+//! Attention over a KV cache in the simulator: properties that hold for every layout of the cache.
 
 use fa3_sched::forward::SplitKeys;
 use fa3_sim::{Mode, Policy};
 use fa3_tests::cache::{Case, Keys, Pages, Queries, paged};
 use fa3_tests::fwd::Layout;
 
-/// Sequences with these keys, and `rows` queries each.
+/// Sequences with these keys, and with `rows` queries each.
 fn case(keys: Keys, split_keys: Option<SplitKeys>, rows: usize) -> Case {
     let (lengths, queries, layout) = (vec![150, 3, 64, 0], Queries::Dense(rows), Layout::HeadsFirst);
     Case { lengths, keys, queries, sink: false, layout, split_keys, seed: 11, ..paged((64, 64)) }
@@ -27,7 +27,7 @@ fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
     }
 }
 
-/// No lengths, page table or index lead to an access outside of the tensors.
+/// No lengths, page table or index cause an access outside of the tensors.
 #[test]
 fn invalid_numbers_lead_nowhere() {
     let pages =

@@ -16,8 +16,8 @@ fn chosen_calls_obey_the_error_law() {
     assert!(faults.is_empty(), "{} faults of {}\n\n{}", faults.len(), cases.len(), faults.join("\n\n"));
 }
 
-/// Two intervals per row, with a gap that begins and ends within blocks. Query heads that share a KV head have
-/// intervals of their own.
+/// Each row has two intervals, with a gap that begins and ends within blocks. Query heads that share a KV head have
+/// different intervals.
 #[test]
 fn calls_under_intervals_obey_the_error_law() {
     let spec = dense(Dtype::F16, 1, (300, 1700), (2, 1), 16);

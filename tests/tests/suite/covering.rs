@@ -1,4 +1,4 @@
-//! Covering arrays have the combinations that they promise.
+//! Covering arrays contain the combinations that they promise.
 
 use std::collections::BTreeSet;
 

@@ -13,7 +13,7 @@ fn wanted() -> Vec<Family> {
     families
 }
 
-/// Runs a trial under the first policy and judges it. Under the other policies its bytes must not change.
+/// Runs a trial under the first policy and judges the results. The bytes must be the same under the other policies.
 fn run(trial: &Trial, policies: &[Policy], mode: Mode) -> Result<(), String> {
     let program = trial.program.map(Loaded::new);
     let mut first = None;
@@ -41,7 +41,7 @@ fn run_all(trials: &[Trial], check: impl Fn(usize, &Trial) -> Result<(), String>
     assert!(faults.is_empty(), "{} faults of {}\n\n{}", faults.len(), trials.len(), faults.join("\n\n"));
 }
 
-/// Every kind of kernel on every class of shapes. The schedules alternate.
+/// Every kind of kernel on every class of shapes. The trials take different schedules in turn.
 #[test]
 fn every_trial_is_solved() {
     for family in wanted() {

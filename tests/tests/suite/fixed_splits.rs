@@ -11,8 +11,8 @@ fn case() -> Case {
     Case { split_keys: Some(SplitKeys::FixedSize { keys: 128 }), ..paged((64, 64)) }
 }
 
-/// Lengths at ends of splits and of blocks; a sequence of many splits beside sequences of one key, no key, and several
-/// tiles of rows.
+/// Lengths at ends of splits and of blocks; and a sequence of many splits beside sequences of one key, no key, and
+/// several tiles of rows.
 fn cases() -> [Case; 6] {
     let window = Mask::Window { left: Some(150), right: Some(3) };
     [
@@ -50,10 +50,10 @@ fn sequences_have_the_bits_that_they_have_alone() {
     });
 }
 
-/// With equal shares for all CTAs the bits do differ, and the check notices it.
+/// If all CTAs get equal shares, the bits do differ, and the check notices it.
 #[test]
 fn other_bits_are_found() {
-    // Lengths too long for units without splits, which would have the same bits.
+    // The sequences are long enough that work units are split. Otherwise they would have the same bits.
     let case = Case { lengths: vec![2000, 700], split_keys: Some(SplitKeys::Even), ..cases()[0].clone() };
     let checked = case.check_alone(3, |program, before| {
         let outcome = ProgramSimulation::new(program).mode(Mode::Fast).run(before);

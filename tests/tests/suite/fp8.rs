@@ -1,4 +1,4 @@
-//! FP8 attention of 16-bit tensors as one program in the simulator: it gives the bits of its steps run separately.
+//! FP8 attention of 16-bit tensors as one program in the simulator: it has the same bits as its steps, run separately.
 
 use fa3::{Device, Quantize, Quantized, Scaling};
 use fa3_cuda::kernels::{Spec, fp8, fwd};
@@ -76,7 +76,7 @@ impl Rotated<'_> {
     }
 }
 
-/// Codes, scales and means computed on the CPU, as inputs of the forward pass alone.
+/// Codes, scales and means, computed on the CPU, as inputs of the forward pass alone.
 fn parts(
     problem: &Fp8Problem,
     [q, k, v]: [ArrayView4<'_, bf16>; 3],

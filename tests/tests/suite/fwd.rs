@@ -1,4 +1,4 @@
-//! Properties that only the forward kernels have, in the simulator: extreme numbers, and the reach of NaN. `families`
+//! Properties in the simulator that only the forward kernels have: extreme numbers, and the reach of NaN. `families`
 //! tests the properties of every family.
 
 mod converted;

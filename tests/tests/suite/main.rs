@@ -1,4 +1,4 @@
-//! Tests that concern several crates, in one binary, so that they share the machine's cores. A module's name chooses
+//! Tests that concern several crates, in one binary, so that they share the machine's cores. A module's name selects
 //! its tests: `cargo test -p fa3-tests --test suite fwd::`.
 #![forbid(unsafe_code)]
 
@@ -22,7 +22,7 @@ mod mutants;
 mod quantize;
 mod timeline;
 
-// What trials are made from.
+// The parts of trials.
 mod covering;
 mod values;
 
@@ -41,7 +41,7 @@ fn obey(random: fn(u64, u64) -> Trial) {
     obey_of(12, random);
 }
 
-/// Checks this many random problems against the error law, unless `FA3_CASES` sets another number.
+/// Checks `cases` random problems against the error law, unless `FA3_CASES` sets another number.
 fn obey_of(cases: u64, random: fn(u64, u64) -> Trial) {
     let cases = std::env::var("FA3_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(cases);
     let faults: Vec<String> = (0..cases)

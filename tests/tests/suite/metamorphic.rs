@@ -1,5 +1,5 @@
-//! Relations between two calls that hold for any correct result. Equality is bit for bit, and holds if both calls use
-//! the same tile.
+//! Relations between two calls that hold for any correct result. If both calls use the same tile, results are equal bit
+//! for bit.
 
 use fa3_ref::Forward;
 use fa3_tests::reshape::{alone, dense_like, rows};
@@ -54,7 +54,7 @@ fn repeat_heads(problem: &KnownProblem, x: &Array4<f32>) -> Array4<f32> {
     x.select(Axis(2), &kv_heads)
 }
 
-/// Each query head of each sequence, where the problem has any.
+/// Each query head of each sequence, if the problem has any.
 fn heads(problem: &KnownProblem) -> impl Iterator<Item = (usize, usize)> {
     let heads = problem.heads().q();
     (0..problem.batch()).flat_map(move |index| (0..heads).map(move |head| (index, head)))
@@ -84,8 +84,8 @@ fn merge(a: &Forward<f32>, b: &Forward<f32>) -> Forward<f32> {
 proptest! {
     #![proptest_config(config(60))]
 
-    /// Packed or dense, with or without seqused, grouped or not, with NaN in padding rows: every head of every sequence
-    /// has the same bits as in a problem of its own. So no row depends on another sequence or head.
+    /// The problems are packed or dense, with or without seqused, grouped or not, with NaN in padding rows. Every head
+    /// of every sequence has the same bits as in a problem of its own, so no row depends on another sequence or head.
     #[test]
     fn each_head_is_the_same_alone(case in strategies::case(strategies::problem())) {
         let (problem, values) = (&case.problem, case.values());
@@ -216,8 +216,8 @@ proptest! {
         }
     }
 
-    /// A vector c added to every key adds softmax_scale · q · c to every score of a row: O stays, and LSE moves by this
-    /// term.
+    /// If a vector c is added to every key, softmax_scale · q · c is added to every score of a row: O stays, and LSE
+    /// moves by this term.
     #[test]
     fn a_vector_added_to_every_key_moves_lse_only(problem in strategies::problem(), seed in any::<u64>()) {
         prop_assume!(problem.dtype() == Dtype::F32 && problem.softcap().is_none());
@@ -243,7 +243,7 @@ proptest! {
 }
 
 /// Some engines skip cases with a NaN in a masked row of V, because it may reach more rows than it should. It must
-/// still reach every row that sees it in O, and no row in LSE.
+/// still reach O of every row that sees it, and LSE of no row.
 #[test]
 fn a_nan_in_v_reaches_every_row_that_sees_it() {
     let case =

@@ -1,5 +1,5 @@
-//! The operators of [`fa3_tests::mutate`] on every family's kernels. The module `families` shows that the unmodified
-//! kernels are clean under many schedules.
+//! Applies the operators of [`fa3_tests::mutate`] to every family's kernels. The module `families` shows that the
+//! unmodified kernels break no rule under many schedules.
 
 use std::collections::BTreeSet;
 

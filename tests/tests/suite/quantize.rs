@@ -24,7 +24,7 @@ fn without_rows_nothing_is_launched() {
     }
 }
 
-/// Without rows, each channel, and the tensor, still has a scale.
+/// If there are no rows, each channel still has a scale, and so has the tensor.
 #[test]
 fn without_rows_scales_are_1() {
     let shape = Shape { batch: 3, seqlen: 0, heads: 2, head_dim: 64 };
@@ -53,7 +53,7 @@ fn without_rows_scales_are_1() {
 /// Simultaneous accesses to the tile of codes hit different banks, for any number of threads per row.
 #[test]
 fn codes_are_transposed_without_bank_conflicts() {
-    // 1, 2, 4 and 8 threads per row; a panel of 64 columns, a panel of 128, and two panels.
+    // There are 1, 2, 4 and 8 threads per row; a panel of 64 columns, a panel of 128, and two panels.
     for (head_dim, rows) in
         [(32, 64), (32, 128), (64, 128), (80, 64), (128, 64), (128, 128), (256, 64), (256, 128)]
     {
@@ -71,7 +71,7 @@ fn codes_are_transposed_without_bank_conflicts() {
         let lines = outcome.steps.iter().flat_map(|step| &step.counters.shared);
         let is_of_codes = |file: &str| file.ends_with("store.rs") || file.ends_with("key_rows.rs");
         let of_codes: Vec<_> = lines.filter(|(line, _)| is_of_codes(line.file)).collect();
-        // One group of stores and one of loads.
+        // There is one group of stores and one of loads.
         assert_eq!(of_codes.len(), 2, "{of_codes:?}");
         for (line, wavefronts) in of_codes {
             assert_eq!(wavefronts.actual, wavefronts.ideal, "{line}, head_dim {head_dim}, {rows} rows");

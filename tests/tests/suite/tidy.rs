@@ -1,4 +1,4 @@
-//! The architecture's invariants, as far as a text can be checked for them.
+//! The architecture's invariants that can be checked in the text of the repository.
 
 mod contents;
 mod openings;
@@ -9,7 +9,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-/// Which crates of ours a crate may depend on. A new crate must be given a line here and a place in ARCHITECTURE.md.
+/// Our crates on which each crate may depend. A new crate must be given a line here and a place in ARCHITECTURE.md.
 const EDGES: [(&str, &[&str]); 12] = [
     ("fa3-types", &[]),
     ("fa3-ref", &["fa3-types"]),
@@ -25,13 +25,13 @@ const EDGES: [(&str, &[&str]); 12] = [
     ("fa3-python", &["fa3", "fa3-cuda", "fa3-quant", "fa3-sched", "fa3-types"]),
 ];
 
-/// The crates that the command and trials may depend on, on which none of them depends; the tests on trials, too.
+/// The crates on which command, trials and tests may depend, and none of which depends on them. Tests may use trials.
 const OPEN: [&str; 8] =
     ["fa3", "fa3-cuda", "fa3-ir", "fa3-quant", "fa3-ref", "fa3-sched", "fa3-sim", "fa3-types"];
 const ALL: [&str; 9] =
     ["fa3", "fa3-cuda", "fa3-ir", "fa3-quant", "fa3-ref", "fa3-sched", "fa3-sim", "fa3-trials", "fa3-types"];
 
-/// Where a driver is called, the command gets its memory, and the suite launches its own kernels.
+/// The files with unsafe code, and their crates: the host layer, the command's allocator, and tests on a GPU.
 const UNSAFE: [(&str, &str); 6] = [
     ("fa3", "fa3/examples/decode_on_device.rs"),
     ("fa3-cli", "fa3-cli/src/memory.rs"),
@@ -41,10 +41,10 @@ const UNSAFE: [(&str, &str); 6] = [
     ("tests", "tests/tests/gpu"),
 ];
 
-/// A file can be read in one go.
+/// Limit of lines of a file, so that it can be read in one go.
 const LINES: usize = 500;
 
-/// Comments, docstrings and Markdown can be read beside other windows.
+/// Limit of columns of comments, docstrings and Markdown, so that they can be read beside other windows.
 const COLUMNS: usize = 120;
 
 /// Extensions of the files that have prose.
@@ -56,12 +56,12 @@ const HIDDEN: [&str; 2] = [".cargo/config.toml", ".ci/run"];
 /// Beginning and end of a docstring.
 const QUOTES: &str = "\"\"\"";
 
-/// Lines of one of the paper's algorithms that the files below a path are about.
+/// The lines of one of the paper's algorithms that the files below a path implement.
 struct Cited {
     files: &'static str,
     algorithm: usize,
     lines: RangeInclusive<usize>,
-    /// Lines among them that no code stands for, and what they do.
+    /// The lines among them that no code implements, each with its purpose.
     unused: &'static [(usize, &'static str)],
 }
 
@@ -186,7 +186,7 @@ fn members() -> Vec<String> {
     members.iter().map(|member| member.as_str().expect("members are paths").to_owned()).collect()
 }
 
-/// Every file of the repository with this extension, by its path from the root; nothing hidden, nothing built.
+/// Every file of the repository with this extension, by its path from the root, except hidden files and build results.
 fn files(extension: &str) -> BTreeMap<String, String> {
     fn walk(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).expect("a folder of the repository can be read") {
@@ -213,7 +213,7 @@ fn sources() -> BTreeMap<String, String> {
     files("rs").into_iter().filter(|(name, _)| ours(name)).collect()
 }
 
-/// Every allowed edge must be there as well: a list of what might be needed says nothing.
+/// Every allowed edge must exist as well: a list of edges that might be needed would say nothing.
 #[test]
 fn crates_depend_on_each_other_as_allowed() {
     let ours: BTreeMap<&str, &[&str]> = EDGES.into();
@@ -228,7 +228,7 @@ fn crates_depend_on_each_other_as_allowed() {
     }
 }
 
-/// Who copies an example has the crate that it is about, and not what that crate is made of.
+/// A copy of an example depends on the example's crate alone, but not on the dependencies of that crate.
 #[test]
 fn examples_take_other_crates_from_where_they_are_re_exported() {
     let re_exporting = ["fa3/", "fa3-ref/", "fa3-quant/"];
@@ -246,7 +246,7 @@ fn examples_take_other_crates_from_where_they_are_re_exported() {
     }
 }
 
-/// Unsafe code is where a driver is called, in the tests of that, in the command's allocator, and nowhere else.
+/// Unsafe code is in the host layer, in its tests and in the command's allocator, and nowhere else.
 #[test]
 fn unsafe_code_stays_where_the_gpu_is() {
     let workspace = manifest(&root().join("Cargo.toml"));
@@ -271,7 +271,7 @@ fn unsafe_code_stays_where_the_gpu_is() {
     }
 }
 
-/// A package has all that registries want besides its code, and includes nothing from outside.
+/// A package has everything that registries require besides its code, and includes no file from outside.
 #[test]
 fn crates_can_be_published() {
     for member in members() {
@@ -299,7 +299,7 @@ fn crates_can_be_published() {
     }
 }
 
-/// Relative links and pictures of the Markdown files lead somewhere.
+/// Relative links and pictures in Markdown files have targets that exist.
 #[test]
 fn links_lead_somewhere() {
     let mut links = 0;
@@ -313,7 +313,7 @@ fn links_lead_somewhere() {
             let page = root().join(&name);
             let target = if target.is_empty() { page } else { page.with_file_name(target) };
             assert!(target.exists(), "{name} links to {link}");
-            // Every other part between fences is code.
+            // Every second part, between two fences, is code.
             let is_heading = |text: &str| text.lines().any(|line| anchor(line) == heading);
             let is_there = heading.is_empty() || read(&target).split("```").step_by(2).any(is_heading);
             assert!(is_there, "{name} links to {link}, a heading that is not there");
@@ -322,7 +322,7 @@ fn links_lead_somewhere() {
     assert!(links >= 5, "{links} links: are they looked for?");
 }
 
-/// The name by which a link finds a line that is a heading, as Markdown's readers make it; of other lines nothing.
+/// The anchor that Markdown renderers give a line that is a heading; an empty string for other lines.
 fn anchor(line: &str) -> String {
     let heading = line.trim_start_matches('#').strip_prefix(' ').filter(|_| line.starts_with('#'));
     let named = |c: char| match c {
@@ -333,7 +333,7 @@ fn anchor(line: &str) -> String {
     heading.unwrap_or_default().to_lowercase().chars().filter_map(named).collect()
 }
 
-/// Code that the documentation quotes is what the file has: a fence below `<!-- quote: FILE -->`.
+/// Code that the documentation quotes equals the file: it is a fence below `<!-- quote: FILE -->`.
 #[test]
 fn quotations_are_true() {
     let mut quotations = 0;
@@ -350,8 +350,8 @@ fn quotations_are_true() {
     assert!(quotations >= 5, "{quotations} quotations: are they looked for?");
 }
 
-/// The numbers of the lines of prose that are too long: of Markdown, or of the comments and docstrings of another file.
-/// Tables and fenced code may be longer, and so may a line with a word that has no room on a line, such as a link.
+/// The line numbers of prose that is too long: in Markdown, or in the comments and docstrings of another file. Tables
+/// and fenced code may be longer, and so may a line with a word that does not fit on a line, such as a link.
 fn long_lines(name: &str, text: &str) -> Vec<usize> {
     let of_python = name.ends_with(".py") || name.ends_with(".pyi");
     let marker = match name.rsplit('.').next() {
@@ -363,7 +363,7 @@ fn long_lines(name: &str, text: &str) -> Vec<usize> {
     for (line, number) in text.lines().zip(1..) {
         let trimmed = line.trim_start();
         if !string {
-            // What begins elsewhere in a line is code.
+            // A quote that begins elsewhere in a line belongs to code.
             docstring = of_python && trimmed.starts_with(QUOTES);
         }
         string ^= trimmed.matches(QUOTES).count() % 2 == 1;
@@ -459,11 +459,11 @@ fn citations_are_read() {
     assert_eq!(citations("About A, and A1"), []);
 }
 
-/// The (file, algorithm, line) triples that comments beside code cite, below `files`.
+/// The (file, algorithm, line) triples that comments beside code cite, in the files below `files`.
 fn cited(files: &str) -> BTreeSet<(String, usize, usize)> {
     let sources = sources().into_iter().filter(|(name, _)| name.starts_with(files));
     let triples = sources.flat_map(|(name, text)| {
-        // Not the module's text about the algorithms.
+        // The module's own text about the algorithms does not count.
         let comments = text.lines().filter_map(|line| line.split_once("// ")).map(|(_, comment)| comment);
         let pairs: Vec<(usize, usize)> = comments.flat_map(citations).collect();
         pairs.into_iter().map(move |(algorithm, line)| (name.clone(), algorithm, line))
@@ -487,7 +487,7 @@ fn every_line_of_the_paper_that_computes_is_cited() {
     }
 }
 
-/// A citation of another role's line, or of an algorithm that the file is not about, is wrong.
+/// A citation is wrong if its line belongs to another role, or if the file does not implement its algorithm.
 #[test]
 fn no_other_line_of_the_paper_is_cited() {
     for (file, algorithm, line) in cited("") {

@@ -33,8 +33,8 @@ fn busy_in(trace: &Trace) -> f64 {
     timeline.utilisation(0, Engine::TensorCore)
 }
 
-/// Tiles of 128 x 256 by a producer and two consumers, alone and in clusters of two; tiles of 64 x 128 by one
-/// warpgroup, with and without prefetching.
+/// Kernels with tiles of 128 x 256, a producer and two consumers, alone and in clusters of two; and with tiles of 64 x
+/// 128 and one warpgroup, with and without prefetching.
 #[test]
 fn specialised_warps_keep_the_tensor_core_busy() {
     let size = |m, n| GemmSize { m, n, k: 4096 };
@@ -47,7 +47,7 @@ fn specialised_warps_keep_the_tensor_core_busy() {
     assert!(in_turn < ahead && ahead < specialised, "{in_turn} {ahead} {specialised}");
 }
 
-/// Signals and computations are the same in every run of a kernel without a dynamic scheduler.
+/// All runs of a kernel without a dynamic scheduler have the same signals and computations.
 #[test]
 fn traces_do_not_depend_on_the_schedule() {
     for rung in small_rungs(1) {
@@ -61,7 +61,7 @@ fn traces_do_not_depend_on_the_schedule() {
     }
 }
 
-/// Trace of the dK/dV kernel with dQ additions in any order, on the first KV tile, with `seqlen` rows.
+/// Trace of the dK/dV kernel with dQ additions in any order, on the first KV tile of a problem with `seqlen` rows.
 fn adding(head_dim: usize, seqlen: usize) -> Trace {
     let limits = DeviceLimits::h100_sxm();
     let q = Shape { batch: 1, seqlen, heads: 1, head_dim };
@@ -72,7 +72,7 @@ fn adding(head_dim: usize, seqlen: usize) -> Trace {
     trace_of(&bwd::program(&plan).map(Spec::kernel), 1, Policy::Eager)
 }
 
-/// The trace without ping-pong. Named barriers have no other use there.
+/// The trace without ping-pong. In this kernel, named barriers have no other use.
 fn without_turns(mut trace: Trace) -> Trace {
     for warp in &mut trace.warps {
         warp.records.retain(|record| {
@@ -84,7 +84,7 @@ fn without_turns(mut trace: Trace) -> Trace {
 }
 
 /// While one consumer of the dK/dV kernel computes P and dS, the other multiplies. According to the model, two
-/// consumers without ping-pong do so as well at head_dim 128.
+/// consumers without ping-pong do this as well at head_dim 128.
 #[test]
 fn turns_keep_the_tensor_core_busy_in_the_backward_pass() {
     let [narrow, wide] = [64, 128].map(|head_dim| {

@@ -112,9 +112,9 @@ pub enum Base {
 pub struct Rotation {
     /// How entries are paired.
     pub style: RopeStyle,
-    /// Whether every entry that can be rotated is, rather than only 16.
+    /// Whether all entries that can be rotated are rotated; otherwise only 16.
     pub whole: bool,
-    /// Whether the tables are f32 rather than of the tensors' type.
+    /// Whether the tables are f32; otherwise they have the tensors' type.
     pub f32: bool,
     /// Positions of the sequences' first rows.
     pub base: Base,
@@ -123,11 +123,11 @@ pub struct Rotation {
 /// Queries that the kernel rotates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queries {
-    /// Rows per sequence if dense; the most rows per sequence if packed.
+    /// Rows per sequence if dense; the largest number of rows of a sequence if packed.
     pub rows: usize,
-    /// Whether they are packed.
+    /// Whether the queries are packed.
     pub packed: bool,
-    /// How positions of a sequence's queries follow each other.
+    /// The positions of a sequence's queries after the first one.
     pub positions: QueryPositions,
 }
 
@@ -191,8 +191,8 @@ impl Case {
         })
     }
 
-    /// Removes unsupported combinations: e4m3 is not rotated, queries need a rotation, and e4m3 rows are a multiple of
-    /// 16 elements.
+    /// Replaces unsupported combinations: e4m3 is not rotated, queries need a rotation, and the number of elements in a
+    /// row of e4m3 is a multiple of 16.
     #[must_use]
     pub fn allowed(self) -> Case {
         let rotation = self.rotation.filter(|_| self.dtype != Dtype::E4m3);
@@ -299,7 +299,7 @@ impl Case {
         })
     }
 
-    /// Expected bytes of the outputs. `None` where any byte is allowed.
+    /// Expected bytes of the outputs. `None` means that any byte is allowed.
     fn expected(&self, inputs: &Inputs) -> Vec<(&'static str, Vec<Option<u8>>)> {
         let mut expected = Vec::new();
         let known = |bytes: Vec<u8>| bytes.into_iter().map(Some).collect::<Vec<_>>();
@@ -381,7 +381,7 @@ impl Case {
         }
     }
 
-    /// Valid rows after the append where entries of cu_seqlens are clamped one by one.
+    /// Valid rows after the append. Invalid entries of cu_seqlens are clamped one by one.
     fn garbage_after(&self, inputs: &Inputs) -> Vec<i32> {
         let total = inputs.desc("k_new").shape.seqlen as i32;
         let [rows, pages] = self.cache.rows();

@@ -9,10 +9,10 @@ use super::case::{CacheLayout, Case, Lengths, New, TABLE_ROWS};
 use crate::memory::{encode, rounded};
 use crate::values::Rng;
 
-/// Rows of a packed tensor after the last sequence.
+/// Number of rows of a packed tensor after the last sequence.
 const BEHIND: usize = 3;
 
-/// Pages that belong to no sequence.
+/// Number of pages that belong to no sequence.
 const SPARE: usize = 3;
 
 /// The inputs of a case.
@@ -79,8 +79,8 @@ impl Case {
         }
         self.add_tensors(&mut inputs, &mut rng);
         if self.quantizes() {
-            // Most scales have inexact quotients. A scale of 0 turns zeros into NaN and other numbers into the largest
-            // one.
+            // Most quotients by these scales are inexact. A scale of 0 turns zeros into NaN and other numbers into the
+            // largest one.
             let scale =
                 |rng: &mut Rng| if rng.below(8) == 0 { 0.0 } else { 0.01 * (1.0 + rng.below(300) as f32) };
             let count = self.count * self.heads[1];
@@ -95,7 +95,7 @@ impl Case {
         SequenceRows::packed_lengths(&lengths)
     }
 
-    /// Valid rows of a sequence before it gets `new` rows.
+    /// Number of valid rows of a sequence before it gets `new` rows.
     fn used(&self, new: usize, rng: &mut Rng) -> i32 {
         let [rows, pages] = self.cache.rows();
         let capacity = rows * pages;
@@ -117,7 +117,7 @@ impl Case {
             Cache::Pages { .. } | Cache::Indexed { .. } => (self.entries(), true),
             Cache::Missing { .. } => (self.entries(), false),
         };
-        // Sequences share no page: its rows would be written twice.
+        // Sequences share no page, because rows of a shared page would be written twice.
         let mut order: Vec<i32> = (0..entries as i32).collect();
         (1..entries).for_each(|i| order.swap(i, rng.below(i as u64 + 1)));
         let nowhere = [-1, entries as i32, i32::MIN, i32::MAX];
@@ -187,7 +187,7 @@ impl Case {
         }
     }
 
-    /// Mostly normal numbers where the kernel rotates them; any bits where it only copies them.
+    /// Numbers that are mostly normal if the kernel rotates them, and any bits if it only copies them.
     fn numbers(&self, desc: &TensorDesc, rng: &mut Rng) -> Array4<u16> {
         let mut x = any_bits(desc, rng);
         let rotated = self.rotation.map_or(0, |rotation| self.rotary_dim(rotation));

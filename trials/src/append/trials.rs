@@ -7,7 +7,8 @@ use crate::fwd::Layout;
 use crate::mutate::{Equivalent, Target};
 use crate::{Levels, Trial, covering_cases};
 
-/// Head dimensions: full and partial chunks, with and without a power of two threads per row, and one row of two warps.
+/// Head dimensions: with full and partial chunks, with a number of threads per row that is and is not a power of two,
+/// and with a row of two warps.
 const HEAD_DIMS: [[usize; 2]; 8] =
     [[128, 128], [64, 64], [96, 80], [16, 24], [72, 40], [256, 256], [192, 128], [576, 512]];
 const LENGTHS: [Lengths; 5] = [Lengths::Any, Lengths::Zero, Lengths::Full, Lengths::Beyond, Lengths::Garbage];
@@ -63,7 +64,7 @@ fn of_features(levels: &mut Levels) -> Case {
         (Dtype::F16, true),
         (Dtype::E4m3, true),
     ]);
-    // One sequence; a few; more than a warp reads at once.
+    // One sequence; a few; and more sequences than a warp reads at once.
     let (count, head_dims) = (levels.pick(&[1, 3, 33, 40]), levels.pick(&HEAD_DIMS));
     let heads = levels.pick(&[[8, 2], [3, 3], [5, 1]]);
     let new = levels.pick(&[
@@ -137,7 +138,7 @@ pub(crate) fn small() -> Vec<Trial> {
     [SMALL, dense, many, to_e4m3].map(Case::trial).into()
 }
 
-/// In the simulator a step sees all writes of the step before, by any proxy. On a GPU the fences order the new rows
+/// In the simulator a step sees all writes of the previous step, by any proxy. On a GPU the fences order the new rows
 /// before the copies of an attention kernel that was launched early (PDL).
 const FENCES: &[Equivalent] = &[(
     "fence.proxy.async: deleted",
@@ -145,8 +146,8 @@ const FENCES: &[Equivalent] = &[(
     "the next step reads what these fence, and begins when all of this one is done",
 )];
 
-/// A kernel that searches for sequences and pages, and a kernel that does neither, with all kinds of lengths. Bounds
-/// that are off by one are not among their mutants, because the trials compare every byte with plain loops.
+/// A kernel that searches for sequences and pages, and a kernel that does not, with all kinds of lengths. Off-by-one
+/// bounds are not among their mutants, because the trials compare every byte with plain loops.
 pub(crate) fn targets() -> Vec<Target> {
     let dense = Case { new: Some(New::Dense(2)), cache: Cache::Dense(20), queries: None, ..SMALL };
     let missing = Case { cache: Cache::Missing { rows: 16, pages: 2 }, new: Some(New::Garbage(4)), ..SMALL };

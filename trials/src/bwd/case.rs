@@ -23,7 +23,7 @@ pub struct BwdCase {
     pub layout: Layout,
     /// Whether LSE has a gradient.
     pub dlse: bool,
-    /// Factor on the error that the error law allows. 1, unless a case needs more by chance.
+    /// Factor on the error that the error law allows: 1, unless the error of the baseline is too small by chance.
     pub slack: f64,
 }
 
@@ -120,8 +120,8 @@ impl BwdCase {
         given
     }
 
-    /// Checks gradients against the error law, and gradients that must be 0 for 0. Returns the largest ratio of an
-    /// error to its bound.
+    /// Checks gradients against the error law, and checks that gradients without contributions are 0. Returns the
+    /// largest ratio of an error to its bound.
     fn judge(&self, values: &Values, given: &Given, after: Memory<'_>) -> Result<f64, String> {
         let forward = &self.case.problem;
         let [dq, dk, dv] = ["dq", "dk", "dv"].map(|name| after.tensor(name));

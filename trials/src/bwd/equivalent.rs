@@ -114,7 +114,7 @@ pub(super) const HALVES: &[Equivalent] = &[
     ),
 ];
 
-/// Further equivalent mutants of the latter if every tile of keys is seen by some rows.
+/// Further equivalent mutants of consumers that compute half of dQ, if some rows see each tile of keys.
 pub(super) const BUSY_HALVES: &[Equivalent] = &[
     ("wgmma.fence", 7, FENCES),
     (
@@ -136,7 +136,7 @@ pub(super) const BUSY_HALVES: &[Equivalent] = &[
     ),
 ];
 
-/// Further equivalent mutants if some tiles of keys are seen by no row.
+/// Further equivalent mutants of consumers that compute half of dQ, if no row sees some tiles of keys.
 pub(super) const IDLE_HALVES: &[Equivalent] = &[
     ("wgmma.fence", 8, FENCES),
     (

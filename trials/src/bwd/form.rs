@@ -17,7 +17,7 @@ pub enum Form {
 impl Form {
     /// Every form.
     pub const ALL: [Form; 3] = [Form::AnyOrder, Form::OrderOfKeys, Form::DqKernel];
-    /// Deterministic forms: they give the same bits in every run.
+    /// The deterministic forms, which give the same bits in every run.
     pub const DETERMINISTIC: [Form; 2] = [Form::OrderOfKeys, Form::DqKernel];
 
     /// The form of a plan.
@@ -29,8 +29,8 @@ impl Form {
         }
     }
 
-    /// Plan options that select this form for these head dimensions. `None` for wide heads, which have no registers
-    /// left for dQ additions.
+    /// Plan options that select this form for these head dimensions. `None` for dQ additions in wide heads, which have
+    /// no registers left for them.
     pub fn options(self, [head_dim, head_dim_v]: [u32; 2], limits: &DeviceLimits) -> Option<PlanOptions> {
         let options = PlanOptions::default();
         let adding = |order| {

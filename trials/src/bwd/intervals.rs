@@ -11,7 +11,7 @@ use crate::intervals::Kind;
 use crate::mutate::Target;
 use crate::{Case, Levels, Trial, covering_cases};
 
-/// Divisions of the work among consumers, as for other masks, but without additions in order.
+/// Divisions of the work among consumers: the same as for other masks, but without additions in order.
 const DIVISIONS: [Divided; 5] = [
     (64, Division::Keys, None),
     (128, Division::Keys, None),
@@ -48,8 +48,9 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     BwdCase { case, layout, dlse: dtype == DTYPES[0], slack: 1.0 }.trial(&device(sms), &options)
 }
 
-/// The kernels that find blocks of rows, split tiles, and reduce the splits: tiles with and without splits, where the
-/// last tile is partial. The kernel with the matrix products is the one used for other masks.
+/// The kernels that find blocks of rows, split tiles, and reduce the splits, for tiles with and without splits, of
+/// which the last one is partial. The kernel with the matrix products is also used for other masks, and is tested
+/// there.
 ///
 /// # Panics
 /// If a kernel cannot be built.
@@ -68,7 +69,7 @@ pub(crate) fn targets() -> Vec<Target> {
     ]
 }
 
-/// Kernels with and without dQ additions, with several tiles per CTA, some of which no row sees.
+/// Kernels with and without dQ additions, with several tiles per CTA. No row sees some of the tiles.
 pub(crate) fn small() -> Vec<Trial> {
     let trials = [(DIVISIONS[1], Kind::Documents), (DIVISIONS[4], Kind::Holes)].map(|(division, kind)| {
         let (case, options) = tiny(division, [2, 2, 1], fa3_types::Mask::None, (200, 300), (2, 1));

@@ -9,7 +9,7 @@ use crate::fwd::listed::{GIVEN, Given, LAYOUTS, LENGTHS, problem};
 use crate::fwd::{Layout, device};
 use crate::{Case, Levels, Poison, Trial, covering_cases};
 
-/// Pipeline stages: of Q and dO in the dK/dV kernel, and of K and V in the dQ kernel.
+/// Pipeline stages of Q and dO in the dK/dV kernel, and of K and V in the dQ kernel.
 const STAGES: [(u32, [u32; 2]); 2] = [(1, [2, 1]), (2, [2, 2])];
 /// Rows of a dQ tile, and keys of its blocks.
 const DQ_TILES: [(u32, u32); 2] = [(64, 16), (128, 32)];
@@ -27,7 +27,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     // head_dim and head_dim_v.
     let (head_dim, head_dim_v) = levels.pick(&[(64, 64), (64, 32)]);
     let (stages, dq) = (levels.pick(&STAGES), levels.pick(&DQ_TILES));
-    // Rows of a block of the dK/dV kernel beside a dQ kernel. They divide the rows of a dQ tile.
+    // Rows of a block of the dK/dV kernel if there is a dQ kernel. They divide the rows of a dQ tile.
     let (rows, sink) = (levels.pick(&[16, 32]), levels.pick(&SINKS));
     let options = tiles(division, stages, dq, rows, [head_dim, head_dim_v]);
     let of_gradients = if layout == Layout::Interleaved { Layout::HeadsFirst } else { Layout::Contiguous };
@@ -74,7 +74,7 @@ pub(super) fn tiny(division: Divided, mask: Mask, lengths: &[(usize, usize)], sm
     BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(sms), &options)
 }
 
-/// Two heads with sinks in this many packed sequences. The dsink kernel is the fifth step, after the kernels that write
+/// Two heads with sinks in `count` packed sequences. The dsink kernel is the fifth step, after the kernels that write
 /// two tables.
 pub(super) fn with_sinks((count, lengths): (usize, (usize, usize))) -> Trial {
     let division = (128, Division::Keys, Some((ADDED_ROWS, AddOrder::LastKeysFirst)));

@@ -15,8 +15,8 @@ use crate::{Case, Dist, Poison, chunks};
 /// standard attention: with fewer rows, that error varies too much by chance.
 const ROWS: (usize, u64) = (32, 400);
 
-/// Factor on the bound of the error law. In 3,000 problems standard attention happens to round one outlier well: the
-/// bound on its dQ is 0.290 and the error is 0.297.
+/// Factor on the bound of the error law. In one of 3,000 problems standard attention happens to round one outlier well:
+/// the bound on its dQ is 0.290 and the error is 0.297.
 const SLACK: f64 = 1.125;
 
 /// The properties of a random problem that select its kernels.
@@ -78,7 +78,7 @@ impl BwdCase {
         random_case(seed, &mut rng, problem, of_gradients, Poison::None, &of_kernels)
     }
 
-    /// A random varlen problem: packed sequences, or dense ones with seqused. The seed is used as in `random`.
+    /// A random varlen problem: packed sequences, or dense sequences with seqused. The seed is used as in `random`.
     ///
     /// # Panics
     /// If the planner refuses the problem.
@@ -118,7 +118,7 @@ fn length(rng: &mut Rng) -> usize {
     fewest + rng.below(more as u64)
 }
 
-/// Plan options for one way to compute dQ: the planner's choice, a separate kernel, or additions in either order.
+/// Plan options for one way to compute dQ: the planner's choice, a separate kernel, or additions in one of both orders.
 fn options(dims: [u32; 2], way: usize) -> PlanOptions {
     let forms = [None, Some(Form::DqKernel), Some(Form::AnyOrder), Some(Form::OrderOfKeys)];
     let options = forms[way].and_then(|form| form.options(dims, &DeviceLimits::h100_sxm()));

@@ -17,8 +17,8 @@ use crate::Trial;
 use crate::fwd::{dense, device};
 use crate::mutate::Target;
 
-/// The preprocess kernel (with and without clearing dQ), the kernel that rounds dQ, the dQ kernel, the dsink kernel and
-/// the dK/dV kernel.
+/// The mutation targets: the preprocess kernel (with and without clearing dQ), the kernel that rounds dQ, the dQ
+/// kernel, the dsink kernel and the dK/dV kernel.
 ///
 /// # Panics
 /// If a kernel cannot be built.
@@ -44,9 +44,8 @@ pub(crate) fn targets() -> Vec<Target> {
     ]
 }
 
-/// Packed sequences, some without rows or without keys, with a separate dQ kernel. Bounds that are off by one are not
-/// among their mutants: the trials check gradients of valid rows, of rows beyond seqused, and of rows outside every
-/// sequence.
+/// Packed sequences, some without rows or without keys, with a separate dQ kernel. Off-by-one bounds are not among
+/// their mutants: the trials check gradients of valid rows, of rows beyond seqused, and of rows outside every sequence.
 fn listed() -> Vec<Trial> {
     let division = (128, Division::Keys, None);
     let lengths: [&[(usize, usize)]; 2] =
@@ -54,8 +53,8 @@ fn listed() -> Vec<Trial> {
     lengths.map(|lengths| listed::tiny(division, Mask::None, lengths, 1)).into()
 }
 
-/// Number of sequences, with the rows and keys of each: more blocks than a CTA has warps; a partial block after a full
-/// one.
+/// Number of sequences, with the rows and keys of each. In one problem a CTA has more blocks than warps, in the other a
+/// partial block follows a full one.
 const SINKS: [(usize, (usize, usize)); 2] = [(34, (3, 5)), (1, (70, 5))];
 
 fn keys() -> Target {
@@ -100,12 +99,12 @@ fn halves_in_order() -> Target {
     };
     let problems = [
         ((130, 100), 98, 1, 1),
-        // No row sees the last tile. The CTA of the first tile, which adds to dQ, may get it next: the schedule
-        // decides.
+        // No row sees the last tile. The CTA of the first tile, which adds to dQ, may get the last tile next: the
+        // schedule decides.
         ((100, 384), 40, 1, 2),
         ((100, 384), 40, 2, 2),
         ((100, 384), 40, 3, 2),
-        // Tiles of two more heads follow the unseen tile.
+        // Tiles of two more heads follow the tile that no row sees.
         ((130, 384), 126, 3, 1),
         // Tiles add to dQ of some rows and store dQ of others, and CTAs wait for each other.
         ((400, 300), 50, 1, 2),
@@ -134,8 +133,8 @@ fn trial(division: Divided, mask: Mask, lengths: (usize, usize), heads: (usize, 
     case.trial(&device(sms), &options)
 }
 
-/// Problems for kernels that iterate over rows. The last row falls on each of a thread's four rows and on both halves
-/// of a fragment. The number of rows is odd, so that the last pair is incomplete. Without dLSE it is even.
+/// Problems for kernels that iterate over rows. The last row falls on each of a thread's four rows, and on both halves
+/// of a fragment. The number of rows is odd, so that the last pair is incomplete; without dLSE it is even.
 fn stats(order: AddOrder) -> Vec<Trial> {
     let trial = |lengths| {
         let (mut tiny, options) = tiny(adds(ADDED_ROWS, order), [2, 2, 1], Mask::Causal, lengths, (2, 1));

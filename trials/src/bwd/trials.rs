@@ -8,8 +8,8 @@ use super::{BwdCase, listed};
 use crate::fwd::{Layout, dense, device};
 use crate::{Case, Dist, Levels, Poison, Trial, chunks, covering_cases};
 
-/// Keys of a dK/dV tile, what its warpgroups split, and, for tiles that add to dQ, rows of a block and order of
-/// additions.
+/// The keys of a dK/dV tile, what its warpgroups split and, for tiles that add to dQ, the rows of a block and the order
+/// of additions.
 pub(super) type Divided = (u32, Division, Option<(u32, AddOrder)>);
 
 pub(super) const DIVISIONS: [Divided; 7] = [
@@ -21,12 +21,12 @@ pub(super) const DIVISIONS: [Divided; 7] = [
     (128, Division::Keys, Some((ADDED_ROWS, AddOrder::LastKeysFirst))),
     (128, Division::Keys, Some((2 * ADDED_ROWS, AddOrder::LastKeysFirst))),
 ];
-/// Pipeline stages: of Q and dO in the dK/dV kernel, and of K and V in the dQ kernel. The dK/dV kernel has as many KV
-/// tiles in flight as the dQ kernel has V blocks.
+/// Pipeline stages: of Q and dO in the dK/dV kernel, and of K and V in the dQ kernel. The dK/dV kernel has the same
+/// number of KV tiles in flight as the dQ kernel has V blocks.
 const STAGES: [(u32, [u32; 2]); 3] = [(1, [2, 1]), (2, [2, 2]), (3, [3, 2])];
-/// Columns by which the problem's head dimension is smaller than the tile's.
+/// Number of columns by which the problem's head dimension is smaller than the tile's.
 pub(super) const PADDING: [u32; 3] = [0, 8, 24];
-/// Masks that bound each side, near and far.
+/// Masks that bound the left side, the right side, or both, by small and by large numbers.
 pub(super) const MASKS: [Mask; 6] = [
     Mask::None,
     Mask::Causal,
@@ -76,7 +76,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let lengths = levels.pick(&[(1, 1), (1, 150), (147, 9), (137, 200), (180, 60), (60, 190)]);
     let (dist, padding) = (levels.pick(&DISTS), levels.pick(&PADDING));
     let dlse = levels.pick(&[false, true]);
-    // Fewer SMs than tiles, and more.
+    // Fewer and more SMs than tiles.
     let (sms, sink) = (levels.pick(&[2, 100]), levels.pick(&SINKS));
     // With a wider head dQ does not fit in registers beside dK and dV, and shared memory is full.
     let (stages, most) = match added {
@@ -94,7 +94,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     BwdCase { case, layout, dlse, slack: 1.0 }.trial(&device(sms), &options)
 }
 
-/// A problem with several of the tiles that the planner chooses for these head dimensions.
+/// A problem with several tiles of the size that the planner chooses for these head dimensions.
 fn of_choice((head_dim, head_dim_v): (usize, usize), options: &PlanOptions, seed: u64) -> Trial {
     let spec = dense(Dtype::Bf16, 1, (150, 140), (2, 1), head_dim).head_dim_v(head_dim_v).causal();
     let problem = spec.known().expect("the head dimensions are valid");
@@ -102,7 +102,7 @@ fn of_choice((head_dim, head_dim_v): (usize, usize), options: &PlanOptions, seed
     BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(2), options)
 }
 
-/// Tiles with few rows and keys, of every division, with several blocks and several tiles per CTA.
+/// Tiles with few rows and keys, of every division. There are several blocks, and several tiles per CTA.
 pub(crate) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let trial = |(index, division): (usize, Divided)| {
@@ -116,7 +116,7 @@ pub(crate) fn small() -> Vec<Trial> {
         let (case, options) = tiny(division, [stages, k_stages, v_stages], masks[index % 3], lengths, (2, 1));
         case.trial(&device(2), &options)
     };
-    // Sections of one or two heads whose last KV tiles are seen by no row.
+    // Sections of one or two heads, whose last KV tiles no row sees.
     let idle = |division: &Divided| {
         let mask = Mask::Window { left: Some(40), right: None };
         let (case, options) = tiny(*division, [2, 2, 1], mask, (100, 400), (4, 4));
@@ -128,7 +128,7 @@ pub(crate) fn small() -> Vec<Trial> {
     equal.chain(sinks).chain(listed::small()).collect()
 }
 
-/// Two heads with sinks in this many sequences. The dsink kernel is the third step.
+/// Two heads with sinks in `batch` sequences. The dsink kernel is the third step.
 pub(super) fn with_sinks((batch, lengths): (usize, (usize, usize))) -> Trial {
     let division = (128, Division::Keys, Some((ADDED_ROWS, AddOrder::LastKeysFirst)));
     let (mut tiny, options) = tiny(division, [2, 2, 1], Mask::Causal, lengths, (2, 1));
@@ -151,8 +151,8 @@ pub(super) fn tiny(
     (BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }, options)
 }
 
-/// Plan options with these tiles. The rows of a dQ tile apply unless the dK/dV tile adds to dQ, because then there is
-/// no dQ kernel.
+/// Plan options with these tiles. The rows of a dQ tile are used only if the dK/dV tile does not add to dQ, because
+/// otherwise there is no dQ kernel.
 pub(super) fn tiles(
     (tile_n, division, added): Divided,
     (stages, [k_stages, v_stages]): (u32, [u32; 2]),

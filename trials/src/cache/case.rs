@@ -22,9 +22,9 @@ pub enum Keys {
     Dense,
     /// Dense entries with left padding.
     Padded,
-    /// Dense entries in permuted order (cache_batch_idx).
+    /// Dense entries in another order (cache_batch_idx).
     Indexed,
-    /// Permuted dense entries with left padding.
+    /// Dense entries in another order, with left padding.
     IndexedPadded,
     /// Paged.
     Pages(Pages),
@@ -44,7 +44,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Pages of this many rows, without padding, index or slice.
+    /// Pages of `rows` rows, without padding, index or slice.
     pub const fn of(rows: usize) -> Pages {
         Pages { rows, padded: false, indexed: false, sliced: false }
     }
@@ -55,13 +55,13 @@ impl Pages {
         Pages { padded: true, ..self }
     }
 
-    /// These pages with an index of the page table's rows.
+    /// The same pages with an index of the page table's rows.
     #[must_use]
     pub const fn indexed(self) -> Pages {
         Pages { indexed: true, ..self }
     }
 
-    /// These pages with a page table that is a slice of a wider table.
+    /// The same pages with a page table that is a slice of a wider table.
     #[must_use]
     pub const fn sliced(self) -> Pages {
         Pages { sliced: true, ..self }
@@ -71,7 +71,7 @@ impl Pages {
 /// Form of the queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queries {
-    /// This many rows for each sequence.
+    /// Dense, with this number of rows for each sequence.
     Dense(usize),
     /// Dense, with `seqused_q` smaller for some sequences.
     InPart(usize),
@@ -104,7 +104,7 @@ pub struct Case {
     pub softcap: Option<f64>,
     /// Whether heads have sinks.
     pub sink: bool,
-    /// Memory layout. With `qv` and a contiguous layout, the rows of K and V are parts of one row.
+    /// Memory layout. With `qv` and a contiguous layout, a row of K and a row of V are parts of one row in memory.
     pub layout: Layout,
     /// Distribution of the inputs.
     pub dist: Dist,
@@ -116,25 +116,27 @@ pub struct Case {
     pub seed: u64,
 }
 
-/// A case with its cache laid out.
+/// A case whose cache is laid out in memory.
 struct Laid {
     cache: Cache,
     rows_q: SequenceRows,
     /// The problem over the cache.
     problem: Problem,
-    /// The problem of the contiguous sequences, and its inputs.
+    /// The problem of the contiguous sequences.
     sequences: crate::Case,
+    /// The inputs of this problem.
     values: Values,
 }
 
 /// The layout of a cache.
 struct Cache {
-    /// Number of entries, and rows of each.
+    /// Number of entries.
     entries: usize,
+    /// Number of rows of each entry.
     rows: usize,
     /// Pages of each sequence.
     table: Vec<Vec<i32>>,
-    /// Each sequence's row of the page table, if there is an index, and the number of rows.
+    /// Each sequence's row of the page table, and the number of rows, if there is an index.
     index: Option<(Vec<usize>, usize)>,
     leftpad: Vec<usize>,
     /// Entries between the end of a row of the page table and the next row.
@@ -243,7 +245,7 @@ impl Case {
             }
             Queries::Packed(_) => SequenceRows::packed_lengths(&[rows]),
         };
-        // Rows after it, which hold the next sequence.
+        // The rows after the sequence, which hold the next sequence.
         let behind = case.shape_q(&rows_q).seqlen - rows;
         let of_q = |x: &Array4<f32>| {
             let x = x.slice_axis(Axis(0), (batch..=batch).into());
@@ -320,7 +322,7 @@ impl Case {
         match self.queries {
             Queries::Dense(rows) => SequenceRows::dense(count, rows),
             Queries::InPart(rows) => {
-                // Some sequence keeps fewer rows, so that seqused matters.
+                // Some sequence has fewer rows in use, so that seqused matters.
                 let used: Vec<i32> =
                     (0..count).map(|i| if i == 0 { rows / 2 } else { any(rng, rows) } as i32).collect();
                 SequenceRows::dense(count, rows).with_used(&used).expect("no more rows than there are")
@@ -371,7 +373,8 @@ impl Case {
     /// The problem of the contiguous sequences.
     fn sequences(&self, rows_q: SequenceRows) -> KnownProblem {
         let count = self.lengths.len();
-        // The capacity does not depend on the cache's, so that the values do not, either.
+        // The capacity is the longest sequence, whatever the form of the cache. So the values do not depend on the form
+        // of the cache.
         let capacity = self.lengths.iter().copied().max().unwrap_or(0);
         let used: Vec<i32> = self.lengths.iter().map(|&len| len as i32).collect();
         let rows_k = SequenceRows::dense(count, capacity).with_used(&used).expect("a cache has all rows");

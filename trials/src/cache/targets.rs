@@ -19,7 +19,7 @@ const PARTS: &[&str] = &["sched/src/shares.rs", "parts/shares.rs", "fwd/epilogue
 /// Equivalent mutants of attention kernels, with the reasons.
 const ATTENTION: &[Equivalent] = &[("wgmma.fence", 1, QK_FENCE), ("comparison: the opposite", 2, SAME_LSE)];
 
-/// Further equivalent mutants of the kernel that copies boxes.
+/// Further equivalent mutants of the kernel that copies pages in boxes.
 const COPIED: &[Equivalent] = &[
     (
         "bound: one more",
@@ -48,17 +48,17 @@ const MERGED: &[Equivalent] = &[("comparison: the opposite", 1, SAME_LSE)];
 const SAME_LSE: &str = "the threads of a row have the same LSE, and store the same numbers";
 const MASKED: &str = "scores of keys behind a sequence's end are masked, whatever K has there";
 
-/// No data race shows a missing wait for V, because the wait for K of the next block follows. Only the mbarrier rules
-/// notice.
+/// No data race shows a missing wait for V, because a wait for K of the next block follows. Only the mbarrier rules
+/// notice it.
 const UNSEEN: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::M3, Rule::M4])];
 
-/// Lengths of three and five blocks of 128 keys, and of one. With four stages, one wrap of the pipeline ends at the
-/// first K of a work unit, another at the last V of one.
+/// Lengths of three and five blocks of 128 keys, and of one block. With four stages, one wrap of the pipeline ends at
+/// the first K of a work unit, another at the last V of a work unit.
 const ROUND: &[usize] = &[300, 600, 20];
 
-/// Pages that are copied in boxes; pages that are copied row by row, with fixed-size splits; e4m3 that warps
-/// dequantize. In each target a CTA has more KV blocks than pipeline stages, one work unit has several splits, and
-/// another has one.
+/// Kernels over pages that are copied in boxes; over pages that are copied row by row, with fixed-size splits; and over
+/// e4m3 pages that warps dequantize. In each target a CTA has more KV blocks than pipeline stages, one work unit has
+/// several splits, and another work unit has one.
 ///
 /// The arithmetic by which a CTA finds its share of the blocks is not mutated: the host runs the same code, and a
 /// property test covers all of it.
@@ -66,7 +66,7 @@ const ROUND: &[usize] = &[300, 600, 20];
 /// # Panics
 /// If a kernel cannot be built.
 pub(crate) fn targets() -> Vec<Target> {
-    // A CTA's share ends beyond the last unit, and the table ends before the last tile.
+    // A CTA's share ends beyond the last work unit, and the table ends before the last tile.
     let boxes = trials(&case(), &[(1, ROUND), (2, &[20, 0, 828])]);
     let e4m3 = trials(&Case { e4m3_keys: true, ..case() }, &[(1, ROUND), (2, &[20, 1, 700])]);
     let pieces = Some(SplitKeys::FixedSize { keys: 512 });
@@ -88,7 +88,7 @@ pub(crate) fn targets() -> Vec<Target> {
     ]
 }
 
-/// No mask: other targets test masked blocks.
+/// There is no mask, because other targets test masked blocks.
 fn case() -> Case {
     Case { heads: (2, 1), sink: false, mask: Mask::None, ..SMALL }
 }
@@ -102,8 +102,7 @@ fn trials(case: &Case, problems: &[(u32, &[usize])]) -> Vec<Trial> {
     problems.iter().map(trial).collect()
 }
 
-/// The trial with invalid indices in place of some pages of the last sequence, and with an unused page after its last
-/// page.
+/// The trial with invalid indices for some pages of the last sequence, and with an unused page after its last page.
 fn with_missing_pages(trial: Trial) -> Trial {
     let pages = trial.program.buffers[buffer(&trial, "k")].shape[0] as u32;
     let of_each = pages_of_each(&trial);

@@ -13,12 +13,12 @@ const KEYS: [Keys; 12] = [
     Keys::Padded,
     Keys::Indexed,
     Keys::IndexedPadded,
-    // Copied in boxes.
+    // These pages are copied in boxes.
     Keys::Pages(Pages::of(8)),
     Keys::Pages(Pages::of(16).indexed()),
     Keys::Pages(Pages::of(24).sliced()),
     Keys::Pages(Pages::of(128)),
-    // Copied row by row.
+    // These pages are copied row by row.
     Keys::Pages(Pages::of(1)),
     Keys::Pages(Pages::of(4).indexed().sliced()),
     Keys::Pages(Pages::of(12).padded()),
@@ -79,7 +79,8 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     cases.map(|case| Case { seed, ..case }.trial()).collect()
 }
 
-/// The cases, alternating between devices where a CTA has many work units and devices where a unit has many splits.
+/// The cases on two kinds of devices in turn: on the one a CTA has many work units, on the other a work unit has many
+/// splits.
 fn on_devices(cases: Vec<Case>) -> impl Iterator<Item = Case> {
     [2, 5, 17].into_iter().cycle().zip(cases).map(|(sms, case)| Case { sms, ..case })
 }
@@ -141,7 +142,7 @@ fn of_features(levels: &mut Levels) -> Case {
         || vec![333, 5, 0, 64],
         || (0..37).map(|i| if i == 20 { 400 } else { [i % 7 * 5, 0, 0][i % 3] }).collect(),
     ])();
-    // Batches of many sequences need not have many rows.
+    // If there are many sequences, they have few rows.
     let has_many = matches!(queries, Queries::Dense(70) | Queries::Packed(20));
     let queries = if has_many && lengths.len() > 10 { Queries::Dense(2) } else { queries };
     let (split_keys, mask) = (levels.pick(&SPLITS), levels.pick(&MASKS));
@@ -213,16 +214,16 @@ pub(crate) fn small() -> Vec<Trial> {
     cases.into_iter().map(Case::trial).collect()
 }
 
-/// A random problem with fixed-size splits, where each sequence has the same bits as in a batch of its own
-/// ([`Case::check_alone`]). Seeds that are equal modulo `kernels` share their kernels, except for sizes of pages and
-/// groups.
+/// A random problem with fixed-size splits, in which each sequence has the same bits as in a batch of its own
+/// ([`Case::check_alone`]). Seeds that are equal modulo `kernels` share their kernels, unless sizes of pages or groups
+/// differ.
 pub fn in_pieces(seed: u64, kernels: u64) -> Case {
     let keys = 128 * (1 + Rng::new(seed ^ 0x51ece).below(8)) as u64;
-    // e4m3 scales are indexed by batch entry, and the index changes if the sequence is alone.
+    // e4m3 scales are indexed by batch entry, and the index changes if the sequence is a batch of its own.
     Case { split_keys: Some(SplitKeys::FixedSize { keys }), e4m3_keys: false, ..any(seed, kernels) }
 }
 
-/// A random problem. Seeds that are equal modulo `kernels` share their kernels, except for sizes of pages and groups.
+/// A random problem. Seeds that are equal modulo `kernels` share their kernels, unless sizes of pages or groups differ.
 ///
 /// # Panics
 /// If the planner refuses the problem.
@@ -230,8 +231,8 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
     any(seed, kernels).trial()
 }
 
-/// A random problem of wide heads or of latent attention, as in [`random`], with more query heads, and few enough rows
-/// and keys for the oracle.
+/// A random problem of wide heads or of latent attention, like [`random`], but with more query heads, and with few
+/// enough rows and keys for the oracle.
 ///
 /// # Panics
 /// If the planner refuses the problem.

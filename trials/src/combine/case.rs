@@ -16,11 +16,11 @@ use crate::{Bits, Trial};
 pub enum Spread {
     /// Normal: every split contributes.
     Normal,
-    /// Normal, around 10,000 and around -10,000.
+    /// Normal around 10,000 for some rows, and around -10,000 for others.
     Shifted,
     /// So far apart that one split dominates, and exp(LSE) of most splits overflows or underflows.
     Far,
-    /// As large as f32 allows, of either sign.
+    /// Magnitudes as large as f32 allows, of either sign.
     Huge,
     /// Equal for all splits.
     Same,
@@ -72,7 +72,7 @@ impl Case {
         spec.validate().unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 
-    /// Describes the partial results from the layout that the first split would have by itself.
+    /// Describes the partial results, given the layout of the first split.
     fn partials(&self, mut first: TensorDesc) -> Partials {
         if self.parts_inside {
             let strides = &mut first.strides;
@@ -169,7 +169,7 @@ fn judge(
     Combined { o, magnitude, lse }: &Combined,
     after: Memory<'_>,
 ) -> Result<(), String> {
-    // Exponentials are off by a few ulp, and each addition by one more.
+    // Exponentials are off by a few ulp, and each addition by one more ulp.
     let error = f64::powi(2.0, -19) + splits as f64 * f64::powi(2.0, -23);
     let (unit, smallest) = match output {
         Dtype::F32 => (f64::powi(2.0, -24), 1e-37),
@@ -188,7 +188,7 @@ fn judge(
     Ok(())
 }
 
-/// Whether a number is close to the expected one. NaN must match NaN, and an infinity itself.
+/// Whether a number is close to the expected number. NaN must match NaN, and an infinity must match itself.
 fn close(given: f64, expected: f64, error: f64) -> Result<(), String> {
     let same = given == expected || given.is_nan() && expected.is_nan();
     if same || (given - expected).abs() <= error {

@@ -14,7 +14,7 @@ const CLOSE: usize = 3;
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let cases = covering_cases(CLOSE, of_features).into_iter();
     let cases = (seed..).zip(cases).map(|(seed, case)| Case { seed, ..case });
-    // Rows of f32 may be 4 elements longer; more than 256 splits.
+    // Rows of f32 whose length is a multiple of 4 only; and more than 256 splits.
     let of_f32 = [Dtype::F32; 2];
     let narrow = Case { dtypes: of_f32, shape: Shape { head_dim: 12, ..SMALL.shape }, ..SMALL };
     let many = Case { splits: 300, seed, ..SMALL };
@@ -23,9 +23,10 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
 }
 
 fn of_features(levels: &mut Levels) -> Case {
-    // Few splits for one warp; more than some warps load at once; more than all warps load at once.
+    // Numbers of splits: few, for one warp; more than some warps load at once; more than all warps load at once.
     let splits = levels.pick(&[1, 2, 3, 5, 12, 31, 33, 132]);
-    // A row of part of a warp; half a warp; all lanes; several chunks a lane, the last one partial.
+    // A row for a part of a warp; for half a warp; for all lanes; and with several chunks per lane, the last one
+    // partial.
     let head_dim = levels.pick(&[8, 64, 96, 128, 136, 192, 256, 512]);
     let input = levels.pick(&[Dtype::F32, Dtype::F16, Dtype::Bf16]);
     let output = levels.pick(&[Dtype::Bf16, Dtype::F32, Dtype::F16]);
@@ -56,8 +57,8 @@ pub(crate) fn small() -> Vec<Trial> {
     cases.map(Case::trial).into()
 }
 
-/// Kernels whose warps synchronize: one team per CTA, and two. Bounds that are off by one are not among their mutants:
-/// the trials compare every number.
+/// Kernels whose warps synchronize: one team per CTA, and two. Off-by-one bounds are not among their mutants: the
+/// trials compare every number.
 pub(crate) fn targets() -> Vec<Target> {
     let target = |name, splits| Target::of_trial(name, &Case { splits, ..SMALL }.trial(), &[]);
     vec![target("combine", 70), target("combine: two rows", 12)]

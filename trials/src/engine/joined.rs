@@ -1,4 +1,4 @@
-//! Engines without `qv` on cases that have it.
+//! Runs engines without `qv` on cases that have it.
 
 use fa3_ref::{Forward, Gradients};
 

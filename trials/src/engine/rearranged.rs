@@ -1,4 +1,4 @@
-//! The oracle on the case with sequences and heads in reverse order. It shows that the oracle and the harness locate
+//! The oracle on the case with sequences and heads in reverse order. It shows that the oracle and the harness find
 //! every head's rows by the layout.
 
 use fa3_ref::{Forward, Gradients, oracle};

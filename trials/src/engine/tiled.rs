@@ -1,4 +1,4 @@
-//! The paper's algorithms from `fa3_ref::tiled`. Algorithm 3 follows each of the forward ones.
+//! The paper's algorithms from `fa3_ref::tiled`. Algorithm 3 follows each of the forward algorithms.
 
 use fa3_ref::tiled::{self, Algorithm, Tiles};
 use fa3_ref::{Forward, Gradients, Precision};

@@ -22,7 +22,7 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
 }
 
 /// A trial with these levels, or with the nearest levels that a tile supports. The factors that select the kernel's
-/// code come first.
+/// code are picked first.
 fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let (consumers, ping_pong) = levels.pick(&CONSUMERS);
     let pipeline = levels.pick(&[Pipeline::Paired, Pipeline::Serial]);
@@ -45,10 +45,10 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
         Dist::Denormals,
         Dist::SignedZeros,
     ]);
-    // Columns by which the problem's head dimension is smaller than the tile's.
+    // Number of columns by which the problem's head dimension is smaller than the tile's.
     let padding: u32 = levels.pick(&[0, 16, 48]);
-    // Whether a separate kernel transposes V for tiles that need transposed V. Otherwise the caller passes V
-    // transposed.
+    // Whether a separate kernel transposes V, for tiles that need transposed V. Otherwise the caller passes transposed
+    // V.
     let (before, sink) = (levels.pick(&[false, true]), levels.pick(&SINKS));
     let tile_m = 64 * consumers;
     let shape =
@@ -72,15 +72,15 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     trial(Case { name, problem, dist, poison: Poison::None, seed }, 3, &options)
 }
 
-/// The tile with these inputs, with the smallest key block that they allow.
+/// The tile for these inputs, with the smallest key block that the inputs allow.
 fn of_inputs(shape: CtaTile, inputs: Fp8Inputs) -> CtaTile {
     let keys = KEYS.into_iter().map(|tile_n| CtaTile { tile_n, ..shape }.of_inputs(inputs));
     let mut wide = keys.filter(|wider| wider.tile_n >= shape.tile_n);
     wide.next().expect("128 keys have a scale")
 }
 
-/// The tile, or if it exceeds the resources, a similar one: with fewer keys, two warpgroups, or without intra-warpgroup
-/// pipelining.
+/// The tile, or if it exceeds the resources, a similar tile: with fewer keys, with two warpgroups, or without
+/// intra-warpgroup pipelining.
 fn nearest(shape: CtaTile) -> CtaTile {
     let two = CtaTile { tile_m: 128, consumers: 2, ..shape };
     let forms = [shape, two, CtaTile { pipeline: Pipeline::Serial, ..two }].into_iter();
@@ -92,7 +92,7 @@ fn nearest(shape: CtaTile) -> CtaTile {
     fitting.next().expect("32 keys fit two warpgroups without pipeline")
 }
 
-/// Tiles with and without ping-pong and pipelining, and one with a single stage.
+/// Tiles with and without ping-pong and pipelining, and a tile with a single stage.
 pub(super) fn small() -> Vec<Trial> {
     let two = CtaTile { tile_m: 128, consumers: 2, ..TINY_FP8 };
     let shapes = [

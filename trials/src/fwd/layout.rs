@@ -1,4 +1,4 @@
-//! Strides.
+//! Memory layouts of tensors.
 
 use fa3_types::{Dtype, ProblemSpec, Shape, Strides, TensorDesc, ValueLayout};
 
@@ -9,7 +9,7 @@ pub enum Layout {
     Contiguous,
     /// (batch, heads, seqlen, head_dim), contiguous.
     HeadsFirst,
-    /// Other data between heads, between rows and between sequences.
+    /// Other data lies between heads, between rows and between sequences.
     Gaps,
     /// (seqlen, batch, heads, head_dim), with Q, K and V of a row interleaved.
     Interleaved,

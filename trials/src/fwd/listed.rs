@@ -12,8 +12,8 @@ use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 /// Lengths of the sequences of Q and of K, for a tile of m x n.
 pub(crate) type Lengths = fn(usize, usize) -> Vec<(usize, usize)>;
 
-/// One sequence and none; lengths of 0 and around the tile sizes; many short sequences, half of them without queries,
-/// beside a long one; more rows than keys.
+/// One sequence and no sequence; lengths of 0 and around the tile sizes; many short sequences, half of them without
+/// queries, beside a long one; more rows than keys.
 pub(crate) const LENGTHS: [Lengths; 5] = [
     |m, n| vec![(m + 9, 3 * n + 7)],
     |_, _| vec![],
@@ -43,7 +43,7 @@ pub(crate) enum Given {
 }
 
 impl Given {
-    /// The layout, or a layout that varlen supports: rows of interleaved sequences have no common stride.
+    /// `layout`, or a layout that varlen supports: rows of interleaved sequences have no common stride.
     pub(crate) fn layout(self, layout: Layout) -> Layout {
         let is_dense = matches!(self, Given::InPart | Given::KeysInPart | Given::PackedOverDense);
         if is_dense && layout == Layout::Interleaved { Layout::Contiguous } else { layout }
@@ -66,7 +66,7 @@ const DISTS: [Dist; 2] = [Dist::Normal, Dist::Increasing];
 fn tiles() -> Vec<CtaTile> {
     let wide = CtaTile { head_dim: 128, head_dim_v: 64, ..TINY };
     let of_16_bits = others().into_iter().filter(|tile| tile.loads == Loads::Producer);
-    // Tiles with block scales of Q for blocks of 64 rows, and of 128.
+    // Tiles whose block scales of Q belong to 64 rows, and to 128 rows.
     let blocks = CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]);
     let two = CtaTile { consumers: 2, tile_m: 128, ..blocks };
     of_16_bits.step_by(3).chain([wide, TINY_FP8, blocks, two]).collect()
@@ -86,7 +86,7 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     let of_16_bits = levels.pick(&[Dtype::F16, Dtype::Bf16]);
     let (dist, sink) = (levels.pick(&DISTS), levels.pick(&SINKS));
     let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { of_16_bits };
-    // e4m3 rows outside of every sequence are refused if there is no sequence.
+    // A problem without sequences that has rows of e4m3 is refused.
     let is_refused = dtype == Dtype::E4m3 && lengths.is_empty();
     let given = if is_refused && given == Given::Behind { Given::Packed } else { given };
     let layout = given.layout(layout);
@@ -111,7 +111,7 @@ pub fn random_packed(seed: u64, kernels: u64) -> Trial {
     let (mut of_kernel, mut rng) = (Rng::new((seed % kernels) ^ 0xf3d), Rng::new(seed ^ 0xf3d << 32));
     let dims: [(usize, usize); 7] =
         [(64, 64), (128, 128), (256, 256), (192, 128), (96, 96), (40, 72), (128, 64)];
-    // Head dimensions of 16-bit problems only. The last two have `qv`.
+    // These head dimensions are for 16-bit problems only. The last two have `qv`.
     let wide = [(512, 512), (320, 384), (64, 512), (40, 256)];
     let (dim, dtype) = (of_kernel.below(11), [Dtype::F16, Dtype::Bf16, Dtype::E4m3][of_kernel.below(3)]);
     let (mut head_dim, mut head_dim_v) = dims[dim % 7];
@@ -139,15 +139,15 @@ pub fn random_packed(seed: u64, kernels: u64) -> Trial {
         spec
     };
     let problem = problem(given, dtype, (heads_kv * group, heads_kv), head_dim, &lengths, change);
-    // With a new row maximum in every block, one e4m3 problem in 200 exceeds the error law's bound by a tenth.
+    // If every block has a new row maximum, one e4m3 problem in 200 exceeds the error law's bound by a tenth.
     let dist = if dtype == Dtype::E4m3 { Dist::Normal } else { DISTS[rng.below(2)] };
     let case =
         Case { name: format!("random {seed}, {dist:?}"), problem, dist, poison: Poison::BeyondEnd, seed };
     trial(case, 132, &PlanOptions::default())
 }
 
-/// Rows of Q and of K of up to nine sequences, some of them short or empty. One more sequence at a random index has the
-/// lengths that `one` gives.
+/// Rows of Q and of K of up to nine sequences, some of them short or empty. Another sequence, at a random index, has
+/// the lengths that `one` gives.
 pub(crate) fn random_lengths(rng: &mut Rng, one: impl Fn(&mut Rng) -> usize) -> Vec<(usize, usize)> {
     const MOST: u64 = 250;
     let any = |rng: &mut Rng| {

@@ -1,4 +1,4 @@
-//! Distributions of scores like a trained model's, and others that make the running row maximum change.
+//! Distributions of scores: like a trained model's, and others that make the running row maximum change.
 
 use fa3_types::Problem;
 use ndarray::Axis;

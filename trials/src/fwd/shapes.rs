@@ -41,8 +41,8 @@ pub const INPUTS: [Fp8Inputs; 6] = [
 const HEADS: Fp8Inputs = Fp8Inputs::HEADS;
 
 /// Every tile of the planner's table without `qv`, in every form, with and without ping-pong. Forms that need more
-/// registers or shared memory get fewer keys. In addition, the tile for head dimension 128 without a producer, as in
-/// the ablation study, and tiles outside of the table.
+/// registers or shared memory get fewer keys. It adds the tile for head dimension 128 without a producer, as in the
+/// ablation study, and tiles outside of the table.
 ///
 /// # Panics
 /// If the table has no tile for head dimension 128.
@@ -65,13 +65,14 @@ pub fn all() -> Vec<CtaTile> {
     shapes
 }
 
-/// The tile with as many keys as fit.
+/// The tile with the largest number of keys that fits.
 fn widest(shape: CtaTile) -> Option<CtaTile> {
     let narrower = (1..=shape.tile_n / 16).rev().map(|steps| CtaTile { tile_n: 16 * steps, ..shape });
     narrower.into_iter().find(|shape| shape.check(&DeviceLimits::h100_sxm()).is_ok())
 }
 
-/// Tiles outside of the planner's table: one stage and four, narrow blocks, further head dimensions, no producer.
+/// Tiles outside of the planner's table: one stage and four stages, narrow blocks, further head dimensions, no
+/// producer.
 ///
 /// # Panics
 /// If a tile does not fit an H100.
@@ -131,7 +132,7 @@ pub fn laid_out(shape: &CtaTile, mut spec: ProblemSpec) -> ProblemSpec {
     if v_channels { spec.v_channels() } else { spec }
 }
 
-/// The scheduler for a tile. A tile without a producer cannot run the dynamic scheduler, and gets the static one.
+/// The scheduler for a tile. A tile without a producer cannot run the dynamic scheduler, and gets the static scheduler.
 pub fn dealt(shape: &CtaTile, scheduler: Scheduler) -> Scheduler {
     match (shape.loads, scheduler) {
         (Loads::Consumers, Scheduler::DynamicPersistent) => Scheduler::StaticPersistent,

@@ -12,7 +12,7 @@ use super::{Launch, Layout, dense, device, initial, judged, outputs, with_tile};
 use super::{fp8, listed};
 use crate::{Bits, Case, Dist, Levels, Poison, Trial, Values, chunks, covering_cases};
 
-/// (consumer warpgroups, whether they run ping-pong).
+/// Number of consumer warpgroups, and whether they run ping-pong.
 pub(super) const CONSUMERS: [(u32, bool); 5] = [(1, false), (2, false), (2, true), (3, false), (3, true)];
 pub(super) const MASKS: [Mask; 6] = [
     Mask::None,
@@ -48,8 +48,8 @@ pub(super) const LENGTHS: [Lengths; 5] = [
     |m, _| (m + 30, 29),
 ];
 
-/// Number of leading factors, which are features of the kernel's code. Their levels are covered in triples, other
-/// factors in pairs.
+/// Number of leading factors, which are features of the kernel's code. Triples of their levels are covered; of other
+/// factors, pairs.
 const FEATURES: usize = 10;
 
 /// Levels of the factors that cluster kernels restrict.
@@ -74,7 +74,7 @@ const ALL: Choices<'_> = Choices {
 };
 
 /// Levels for kernels in clusters of two, on two SMs: no mask, static persistent CTAs, a producer, linear tile order,
-/// and an even number of tiles per head, which the last two lengths give.
+/// and an even number of tiles per head, which both lengths give.
 const PAIRED: Choices<'_> = Choices {
     masks: MASKS.split_at(1).0,
     schedulers: &[Scheduler::StaticPersistent],
@@ -109,19 +109,19 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     trials
 }
 
-/// The trial, checked to run in clusters of two.
+/// The trial, after a check that it runs in clusters of two.
 fn in_pairs(trial: Trial) -> Trial {
     assert_eq!(trial.program.steps[0].kernel.launch.cluster, 2, "{} runs in clusters", trial.name);
     trial
 }
 
-/// A trial of a tile and a problem. The factors that select the kernel's code come first.
+/// A trial of a tile and a problem. The factors that select the kernel's code are picked first.
 fn of_features(levels: &mut Levels, choices: &Choices<'_>, seed: u64) -> Trial {
     let (pipeline, (consumers, ping_pong)) = (levels.pick(&PIPELINES), levels.pick(&CONSUMERS));
     let mask = levels.pick(choices.masks);
-    // head_dim and head_dim_v: one panel of 64 columns, one and a half, several in either.
+    // head_dim and head_dim_v: one panel of 64 columns, one and a half panels, and several panels of either.
     let (head_dim, head_dim_v) = levels.pick(&[(64, 64), (96, 96), (192, 64), (64, 128)]);
-    // Pipeline stages of K and V: one, as many as are in flight, one more.
+    // Pipeline stages of K and V: one; as many as are in flight; and one more.
     let stages = levels.pick(&[1, 2, 3]);
     // Keys per block: one step of PV, two steps, three steps.
     let tile_n = levels.pick(&[16, 32, 48]);
@@ -130,7 +130,7 @@ fn of_features(levels: &mut Levels, choices: &Choices<'_>, seed: u64) -> Trial {
     let ((batch, heads_q, heads_kv), layout) = (levels.pick(choices.heads), levels.pick(&Layout::ALL));
     let (order, lengths) = (levels.pick(choices.orders), levels.pick(choices.lengths));
     let dist = levels.pick(&[Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::OneHot]);
-    // Columns by which the problem's head dimension is smaller than the tile's.
+    // Number of columns by which the problem's head dimension is smaller than the tile's.
     let (padding, sink) = (levels.pick(&[0, 8, 24]), levels.pick(&SINKS));
     let tile_m = 64 * consumers;
     let shape = CtaTile {
@@ -177,7 +177,7 @@ fn of_scores(scores: Scores, spec: ProblemSpec, seed: u64) -> Trial {
     trial_of(case, values, 3, &PlanOptions::default())
 }
 
-/// Tiles of every kind, with several blocks and several tiles of rows. Some of them run in clusters, too.
+/// Tiles of every kind, with several blocks and several tiles of rows. Some of them also run in clusters.
 pub(crate) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let small = others().into_iter().enumerate().map(|(index, shape)| {
@@ -189,14 +189,14 @@ pub(crate) fn small() -> Vec<Trial> {
     let pairs = others().into_iter().filter(loads_ahead).step_by(5).map(|shape| {
         let options =
             with_tile(shape).scheduler(Scheduler::StaticPersistent).order(Order::Linear).clusters(true);
-        // Three tiles per head: a cluster pairs the odd one with a tile of the other head.
+        // There are three tiles per head: a cluster pairs the third tile with a tile of the other head.
         let rows = 2 * shape.tile_m as usize + 5;
         in_pairs(of_two_heads(&shape, rows, Mask::None, 2, &options))
     });
     small.chain(pairs).chain(fp8::small()).chain(listed::small()).collect()
 }
 
-/// Two query heads with this many rows, which share one KV head with several blocks.
+/// Two query heads with `rows` rows, which share one KV head with several blocks.
 pub(super) fn of_two_heads(
     shape: &CtaTile,
     rows: usize,
@@ -211,7 +211,7 @@ pub(super) fn of_two_heads(
     trial(case, sms, options)
 }
 
-/// Builds the trial of the case for a device of this many SMs.
+/// Builds the trial of the case for a device of `sms` SMs.
 ///
 /// # Panics
 /// If the planner refuses the case.
@@ -220,7 +220,7 @@ pub fn trial(case: Case, sms: u32, options: &PlanOptions) -> Trial {
     trial_of(case, values, sms, options)
 }
 
-/// Builds the trial of the case with these values, for a device of this many SMs.
+/// Builds the trial of the case with these values, for a device of `sms` SMs.
 fn trial_of(case: Case, values: Values, sms: u32, options: &PlanOptions) -> Trial {
     let launch = Launch::new(&case.problem, &device(sms), options);
     let Launch { plan, program, .. } = launch.unwrap_or_else(|fault| panic!("{}: {fault}", case.problem));

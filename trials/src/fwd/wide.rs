@@ -1,5 +1,5 @@
-//! Kernels for wide heads, where two warpgroups share the rows and each computes half of O's columns, and latent
-//! attention. This small family tests also what it shares with the other forward kernels.
+//! Kernels for latent attention, and for wide heads, where two warpgroups share the rows and each computes half of O's
+//! columns. This small family also tests the code that these kernels share with the other forward kernels.
 
 use fa3_sched::forward::{CtaTile, SplitKeys};
 use fa3_types::{Dtype, Mask, ProblemSpec};
@@ -14,7 +14,7 @@ use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 /// The smallest tile: each warpgroup has one panel of V.
 pub(crate) const HALVES: CtaTile = CtaTile { head_dim_v: 128, consumers: 2, stages: 1, ..TINY };
 
-/// One and several stages of K and of halves of V; more than one panel of V per warpgroup.
+/// Tiles with one and several stages of K and of halves of V, and with more than one panel of V per warpgroup.
 const TILES: [CtaTile; 4] = [
     HALVES,
     CtaTile { head_dim_v: 256, tile_n: 32, stages: 2, ..HALVES },
@@ -22,7 +22,8 @@ const TILES: [CtaTile; 4] = [
     CtaTile { head_dim: 192, tile_n: 48, ..HALVES },
 ];
 
-/// Latent tiles: one warpgroup; two with rows of their own; two with the same rows; two blocks of V, and three.
+/// Latent tiles: with one warpgroup; with two that have rows of their own; with two that have the same rows; and with
+/// two and three blocks of V.
 const LATENT: [CtaTile; 5] = [
     CtaTile { qv: true, stages: 2, ..HALVES },
     CtaTile { qv: true, stages: 3, head_dim_v: 256, tile_n: 32, ..HALVES },
@@ -40,8 +41,8 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
 
 fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     let tile = levels.pick(tiles);
-    // Columns by which the problem is narrower than the tile, in Q and K, and in V: none; some; all but 8 of the second
-    // warpgroup's; all of the second's and some of the first's.
+    // Number of columns by which the problem is narrower than the tile, in Q and K, and in V: none; some; all but 8
+    // columns of the second warpgroup; all columns of the second and some of the first.
     let (less, less_v) = levels.pick(&[(0, 0), (8, 8), (24, 56), (0, 72)]);
     let less_v = less_v.min(tile.head_dim_v - 24);
     let [head_dim, head_dim_v] =
@@ -144,7 +145,7 @@ fn caches(seed: u64) -> Vec<cache::Case> {
     ];
     let latent = cache::Case { columns: (64, 512), heads: (20, 1), qv: true, ..CACHE };
     let latent = [
-        // Two tiles of two positions each.
+        // There are two tiles of two positions each.
         cache::Case { lengths: vec![150, 20], queries: Queries::Dense(4), ..latent.clone() },
         cache::Case {
             lengths: vec![130],

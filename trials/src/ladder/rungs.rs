@@ -39,7 +39,7 @@ pub fn rungs(seed: u64) -> Vec<Trial> {
     rungs
 }
 
-/// Every kernel once, on a problem small enough to run thousands of times. Where the kernel permits, it has several
+/// Every kernel once, on a problem small enough to run thousands of times. If the kernel permits, there are several
 /// tiles per CTA and more tiles than pipeline stages.
 pub fn small_rungs(seed: u64) -> Vec<Trial> {
     let size = GemmSize { m: 136, n: 264, k: 392 };

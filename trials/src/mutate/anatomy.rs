@@ -112,7 +112,7 @@ impl<'k> Anatomy<'k> {
         self.lines[number].around.iter().rev().find(is_branch).copied()
     }
 
-    /// Instructions within a statement that `wanted` accepts.
+    /// Number of instructions within a statement that `wanted` accepts.
     pub(super) fn within(&self, number: usize, wanted: impl Fn(&Inst) -> bool) -> Vec<usize> {
         self.find_in(number, self.lines[number].end, wanted)
     }
@@ -137,7 +137,7 @@ impl<'k> Anatomy<'k> {
         Value(self.kernel.values.len() as u32)
     }
 
-    /// Whether all warps have one role.
+    /// Whether all warps have the same role.
     pub(super) fn has_one_role(&self) -> bool {
         self.kernel.roles.is_empty()
     }
@@ -204,8 +204,8 @@ impl<'k> Anatomy<'k> {
         self.region_address(*addr)
     }
 
-    /// Whether mbarriers of a region signal full stages rather than empty ones: their arrivals expect bytes (possibly
-    /// zero), or the region is named so, where warps store the data.
+    /// Whether mbarriers of a region signal full stages rather than empty stages: their arrivals expect bytes (possibly
+    /// zero), or, if warps store the data, the name of the region says so.
     pub(super) fn is_full(&self, region: Region) -> bool {
         if self.kernel.smem.regions[region.0 as usize].name.ends_with(" full") {
             return true;

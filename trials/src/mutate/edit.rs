@@ -7,7 +7,7 @@ use fa3_ir::{
 
 use super::anatomy::Anatomy;
 
-/// An edit. Statements have the numbers of [`Anatomy`].
+/// An edit of a kernel. Statements have the numbers of [`Anatomy`].
 pub(super) enum Edit {
     /// Deletes a statement.
     Delete(usize),

@@ -33,7 +33,7 @@ const TWO_STAGE: &[Equivalent] = &[
 /// The warp that fetches work tiles waits for requests rather than for data.
 const UNASKED: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::Deadlock, Rule::M3, Rule::M4])];
 
-/// Equivalent mutants of that warp.
+/// Equivalent mutants of the warp that fetches work tiles.
 const ASKED: &[Equivalent] = &[(
     "bar.warp.sync: after the arrival",
     1,
@@ -145,8 +145,8 @@ const IN_TURNS_FP8: &[Equivalent] = &[
     ("named barrier: the first warpgroup's", 1, LAST_TURN),
 ];
 
-/// A ping-pong turn follows products whose operands are not overwritten afterwards: another warpgroup waits for the
-/// turn or for its end.
+/// A ping-pong turn follows products whose operands are not overwritten afterwards, because another warpgroup waits for
+/// the turn or for its end.
 const MISSING_TURNS: &[(&str, &[Rule])] = &[
     ("barrier after products: deleted", &[Rule::B2, Rule::Deadlock]),
     ("barrier after products: before their wait", &[Rule::Deadlock]),
@@ -187,9 +187,9 @@ const fn window(left: u32, right: u32) -> Mask {
 const TWO: CtaTile = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
 const TWO_FP8: CtaTile = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY_FP8 };
 
-/// Forward kernels of every form, each on small problems: several tiles per CTA, more blocks than pipeline stages,
-/// masked and unmasked blocks, partial tiles. Bounds that are off by one are not among the mutants: the tests of the
-/// forward kernels compare the rows and keys of each tile with the plan, problem by problem.
+/// Forward kernels of every form, each on small problems with several tiles per CTA, more blocks than pipeline stages,
+/// masked and unmasked blocks, and partial tiles. Off-by-one bounds are not among the mutants: the tests of the forward
+/// kernels compare the rows and keys of each tile with the plan, problem by problem.
 ///
 /// # Panics
 /// If a kernel cannot be built.
@@ -246,7 +246,8 @@ pub(crate) fn wide_targets() -> Vec<Target> {
     ]
 }
 
-/// A kernel under an interval mask with several tiles per CTA. One tile visits no block, and others skip some.
+/// A kernel under an interval mask with several tiles per CTA. One tile visits no block, and other tiles skip some
+/// blocks.
 ///
 /// # Panics
 /// If the kernel cannot be built.
@@ -265,7 +266,8 @@ pub(crate) fn interval_targets() -> Vec<Target> {
     vec![target.also_noticed(UNASKED).also_equivalent(ASKED)]
 }
 
-/// The kernel that transposes V before attention: heads of several tiles, the last one partial, and heads of one tile.
+/// The kernel that transposes V before attention, on heads of several tiles, the last one partial, and on heads of one
+/// tile.
 fn transposing() -> Target {
     let options = with_tile(TINY_FP8.of_inputs(INPUTS[1]));
     let programs = [(2, 300), (1, 128)].map(|(heads, keys)| {

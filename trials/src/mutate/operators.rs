@@ -42,7 +42,7 @@ fn unless(sites: Vec<Site>, reason: impl Fn(usize) -> Option<&'static str>) -> V
     sites.into_iter().map(|site| Site { equivalent: reason(site.line), ..site }).collect()
 }
 
-/// Each of `lines` deleted.
+/// Deletes each of `lines`.
 fn deleted(lines: Vec<usize>) -> Vec<Site> {
     lines.into_iter().map(Site::deleted).collect()
 }
@@ -60,12 +60,12 @@ fn constant(bits: u32) -> Operand {
     Operand::Imm(Imm::B32(bits))
 }
 
-/// Each of `lines` moved to after the statement that `to` gives, where it gives one.
+/// Moves each of `lines` to after the statement that `to` gives, if it gives one.
 fn later(kernel: &Anatomy<'_>, lines: Vec<usize>, to: impl Fn(usize) -> Option<usize>) -> Vec<Site> {
     sites(lines, |line| Some(Site::after(kernel, line, to(line)?)))
 }
 
-/// Each of `lines` moved to before the statement that `to` gives, where it gives one.
+/// Moves each of `lines` to before the statement that `to` gives, if it gives one.
 fn earlier(kernel: &Anatomy<'_>, lines: Vec<usize>, to: impl Fn(usize) -> Option<usize>) -> Vec<Site> {
     sites(lines, |line| Some(Site::before(kernel, line, to(line)?)))
 }

@@ -10,7 +10,7 @@ use super::{Fate, Mutant, Operator, Target};
 pub struct Score {
     kernels: Vec<String>,
     rows: Vec<Row>,
-    /// Mutants without their expected fate, one a line.
+    /// Mutants without their expected fate, one per line.
     pub failures: Vec<String>,
     /// Reasons of equivalent mutants, with the number of mutants for each.
     pub equivalent: BTreeMap<(&'static str, &'static str), usize>,
@@ -28,7 +28,7 @@ struct Cell {
     killed: usize,
     total: usize,
     equivalent: usize,
-    /// Number of these that the target lists as equivalent.
+    /// Number of equivalent mutants that the target lists.
     said: usize,
 }
 

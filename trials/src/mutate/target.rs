@@ -11,10 +11,10 @@ use super::edges::edges;
 use super::{Mutant, Operator};
 use crate::Trial;
 
-/// Random schedules of a mutant, if no rule notices it earlier.
+/// Number of random schedules of a mutant, if no rule notices it earlier.
 const SEEDS: u64 = 6;
 
-/// Limit of a mutant's steps, in multiples of the kernel's instructions. A longer run counts as endless.
+/// Limit of a mutant's steps, as a multiple of the kernel's instructions. A longer run counts as endless.
 const SLOWER: u64 = 8;
 
 /// A kernel to mutate, and the problems to run it on.
@@ -24,7 +24,7 @@ pub struct Target {
     problems: Vec<Problem>,
     /// Equivalent mutants of this kernel.
     equivalent: Vec<&'static Equivalent>,
-    /// Rules that may kill an operator's mutants of this kernel, in addition to the operator's own.
+    /// Rules that may kill an operator's mutants of this kernel, in addition to the operator's own rules.
     also: Vec<&'static (&'static str, &'static [Rule])>,
     /// The operators of [`ON_DEMAND`] that are tried, each with suffixes of the files whose lines it may break.
     tried: Vec<(&'static str, &'static [&'static str])>,
@@ -52,14 +52,14 @@ struct Problem {
     initial: Vec<Vec<u8>>,
     /// Bytes of its arrays after the unmodified kernel, with fast arithmetic. Other tests check that they are right.
     results: Vec<Vec<u8>>,
-    /// Limit of a mutant's steps, far above the kernel's.
+    /// Limit of a mutant's steps, far above the kernel's number of steps.
     most_steps: u64,
 }
 
 /// Outcome of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// A rule of its operator, or the comparison of results, noticed it: the id of the rule, or `result`.
+    /// A rule of its operator, or the comparison of results, noticed it. The string is the id of the rule, or `result`.
     Killed(String),
     /// It is equivalent to the kernel, for this reason.
     Equivalent(&'static str),
@@ -106,7 +106,7 @@ impl Target {
         Target::of_step(name, std::slice::from_ref(trial), 0, equivalent)
     }
 
-    /// The kernel of one step of these trials on their problems. The other steps run unmodified.
+    /// A target whose mutants replace the kernel of step `step` of each trial. The trials' other steps run unmodified.
     ///
     /// # Panics
     /// If there are no trials, the kernel differs between them, or the simulator rejects one.
@@ -179,8 +179,8 @@ impl Target {
     }
 
     /// Schedules and problems for a mutant: the extreme schedules on all problems, then random schedules on the
-    /// problems in turn. A result depends on the schedule only if a rule is broken, so that without rules one schedule
-    /// is enough. The problems with the fewest steps come first, since any problem kills most mutants.
+    /// problems in turn. A result depends on the schedule only if a rule is broken, so for mutants that break no rule
+    /// one schedule is enough. The problems with the fewest steps come first, since any problem kills most mutants.
     fn runs(&self, rules: &[Rule]) -> Vec<(Policy, &Problem)> {
         let mut problems: Vec<&Problem> = self.problems.iter().collect();
         problems.sort_by_key(|problem| problem.most_steps);
@@ -214,7 +214,7 @@ impl Target {
         all.find(is_it).map(|(.., reason)| *reason)
     }
 
-    /// The kernel.
+    /// The kernel to mutate.
     pub fn kernel(&self) -> &Kernel {
         &self.problems[0].program.steps[0].kernel
     }
@@ -262,7 +262,7 @@ fn alone(
         let simulated = ProgramSimulation::new(&program).mode(Mode::Fast).run(&initial);
         initial = simulated.expect("the steps before can be simulated").buffers;
     }
-    // The step's inputs depend on earlier steps, and later steps' buffers must stay unchanged.
+    // The step's inputs depend on earlier steps, and the buffers of later steps must stay unchanged.
     let others = program.steps.iter().chain(&after);
     let taken: Vec<BufferId> =
         others.flat_map(|step| &step.args).filter_map(|(_, arg)| arg.buffer()).collect();

@@ -8,7 +8,7 @@ use crate::memory::{UNWRITTEN, before, words};
 use crate::values::Rng;
 use crate::{Bits, Trial};
 
-/// Rows of Q and K after the last sequence, if there are any. They are more than a tile.
+/// Number of rows of Q and K after the last sequence, if there are any. It is larger than a tile.
 const BEHIND: i32 = 200;
 
 /// Lengths of a batch.
@@ -41,7 +41,7 @@ pub struct Case {
     pub tile: [u32; 2],
     /// The mask.
     pub mask: Mask,
-    /// Whether each sequence's first index is written, too.
+    /// Whether the first index of each sequence is written as well.
     pub firsts: bool,
     /// Seed of the lengths.
     pub seed: u64,
@@ -115,7 +115,7 @@ impl Case {
         }
         let mut leftpad = Vec::new();
         if arrays.leftpad {
-            // Some paddings exceed their sequences.
+            // Some paddings are longer than their sequences.
             leftpad.extend(rows.iter().map(|&rows| rng.below(rows as u64 + 3) as i32));
             if self.lengths == Lengths::Garbage {
                 leftpad.iter_mut().for_each(|entry| *entry = garbage(*entry, &mut rng));
@@ -153,7 +153,7 @@ fn garbage(entry: i32, rng: &mut Rng) -> i32 {
     }
 }
 
-/// Compares the device's words with the host's, after which nothing may be written.
+/// Compares the device's words with the host's words. The memory after them must not be written.
 fn judge(name: &str, expected: &[u32], given: &[u8]) -> Result<(), String> {
     let unwritten = u32::from_le_bytes([UNWRITTEN; 4]);
     let given = given.as_chunks().0.iter().copied().map(u32::from_le_bytes);

@@ -28,8 +28,8 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
 }
 
 fn of_features(levels: &mut Levels) -> Case {
-    // No sequence; one; a full warp or CTA, one less, and one more; more than one sort step takes, and more than twice
-    // as many.
+    // Numbers of sequences: none; one; the threads of a warp or a CTA, one less, and one more; more than one sort step
+    // takes, and more than twice that number.
     let count = levels.pick(&[0, 1, 2, 31, 32, 33, 65, 127, 129, 300, 1024, 1025, 2100]);
     let (lengths, arrays) = (levels.pick(&LENGTHS), [levels.pick(&ARRAYS), levels.pick(&ARRAYS_OF_K)]);
     let mask = levels.pick(&[
@@ -56,13 +56,13 @@ const SMALL: Case = Case {
     seed: 1,
 };
 
-/// A CTA that ranks keys within warps, one that merges runs, one that merges them twice, and two chunks.
+/// CTAs that rank keys within warps, that merge runs, and that merge runs twice; and two chunks.
 pub(crate) fn small() -> Vec<Trial> {
     let counts = [40, 120, 300, 1030];
     counts.map(|count| Case { count, ..SMALL }.trial()).into()
 }
 
-/// A kernel of two warps, and one that merges runs twice, with all kinds of lengths. Bounds that are off by one are not
+/// A kernel of two warps, and a kernel that merges runs twice, with all kinds of lengths. Off-by-one bounds are not
 /// among their mutants: the trials compare every word of the table with the host's.
 pub(crate) fn targets() -> Vec<Target> {
     let target = |name, count| {

@@ -146,8 +146,8 @@ impl Case {
         .allowed()
     }
 
-    /// The case, or the nearest supported one. Per-channel scales exclude rotation and transform, the size of head
-    /// groups divides the heads, and packed sequences have codes in rows with block scales.
+    /// The case, or the nearest supported one. With per-channel scales there is no rotation and no transform. The size
+    /// of head groups divides the number of heads. Packed sequences have codes in rows with block scales.
     #[must_use]
     pub fn allowed(self) -> Case {
         let Shape { heads, .. } = self.shape;
@@ -348,10 +348,10 @@ impl Case {
         self.hadamard.then(|| Incoherent::new(self.shape.head_dim, self.seed))
     }
 
-    /// Rows of the table: the positions in use, and some more.
+    /// Number of rows of the table: the positions in use, and some more.
     fn table_rows(&self) -> usize {
         match self.rotation {
-            // Lengths of packed sequences are data: the table may end before the longest one.
+            // Lengths of packed sequences are data: the table may end before the longest sequence does.
             Some((_, _, Rows::From(first))) if self.packed.is_some() => first + 90,
             Some((_, _, Rows::From(first))) => first + self.shape.seqlen,
             _ => 50,

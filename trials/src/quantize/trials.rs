@@ -16,12 +16,12 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     (seed..).zip(cases).map(|(seed, (case, sms))| Case { seed, ..case }.trial(sms)).collect()
 }
 
-/// A case and the number of SMs. Every triple of levels of the first [`CLOSE`] factors occurs, of other factors every
-/// pair.
+/// A case and the number of SMs. Every triple of levels of the first [`CLOSE`] factors occurs, and every pair of levels
+/// of the other factors.
 fn of_features(levels: &mut Levels) -> (Case, u32) {
-    // One chunk per thread; one panel, and one and a half; powers of two and others; partial panels.
+    // head_dim: one chunk per thread; one panel, and one and a half; powers of two and other numbers; partial panels.
     let head_dim = levels.pick(&[16, 64, 80, 96, 128, 176, 192, 256]);
-    // The pairing style, and whether whole rows or half of each row rotates.
+    // The pairing style, and whether a whole row or half of it rotates.
     let rotation = levels.pick(&[
         None,
         Some((RopeStyle::Interleaved, true)),
@@ -39,18 +39,18 @@ fn of_features(levels: &mut Levels) -> (Case, u32) {
         Scaling::Tensor,
     ]);
     let value_layout = levels.pick(&[ValueLayout::Rows, ValueLayout::Transposed]);
-    // Lengths of packed sequences: none; one; several, some of them empty; many short ones.
+    // Lengths of packed sequences: not packed; one; several, some of them empty; many short ones.
     let packed: Option<&[usize]> =
         levels.pick(&[None, Some(&[]), Some(&[300]), Some(&[64, 0, 100, 129, 0, 1, 70]), Some(&[3; 40])]);
     let dtype = levels.pick(&[Dtype::F16, Dtype::Bf16]);
     let rows = levels.pick(&[Rows::From(0), Rows::From(7), Rows::Listed]);
     let spread = levels.pick(&Spread::ALL);
-    // One row; less than a block; more than one block; several blocks. The number of 64-row blocks is odd in some and
-    // even in others.
+    // One row; less than a block; more than one block; several blocks. Some have an odd number of 64-row blocks, others
+    // an even number.
     let seqlen = levels.pick(&[1, 50, 100, 129, 300]);
     let (batch, heads) = levels.pick(&[(1, 1), (2, 3), (1, 5)]);
     let layouts = [(); 2].map(|()| levels.pick(&Layout::ALL));
-    // Fewer SMs than tiles, and more.
+    // Fewer and more SMs than tiles.
     let sms = levels.pick(&[2, 100]);
     let rotary_dim = |whole: bool| if whole { head_dim } else { (head_dim / 32 * 16).max(16) };
     let case = Case {
@@ -81,7 +81,7 @@ const SMALL: Case = Case {
     seed: 1,
 };
 
-/// More tiles per CTA than pipeline stages.
+/// Problems with more tiles per CTA than pipeline stages.
 pub(crate) fn small() -> Vec<Trial> {
     let case = SMALL;
     let narrow = Case {
@@ -90,7 +90,7 @@ pub(crate) fn small() -> Vec<Trial> {
         ..case
     };
     let given = Case { scaling: Scaling::Given(0.01), rotation: None, spread: Spread::Outliers, ..case };
-    // Blocks that two CTAs of a cluster share half and half. The last block has rows in its first half only.
+    // Each of the two CTAs of a cluster has half of a block. The last block has rows in its first half only.
     let clusters = Case {
         shape: Shape { batch: 1, seqlen: 300, heads: 3, head_dim: 256 },
         scaling: Scaling::Block { rows: 128 },
@@ -99,7 +99,7 @@ pub(crate) fn small() -> Vec<Trial> {
     };
     let transposed = Case { value_layout: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
     let transposed_given = Case { value_layout: ValueLayout::Transposed, ..given };
-    // Full splits and a partial one.
+    // One split is partial, the others are full.
     let channels = Case { shape: Shape { seqlen: 600, ..case.shape }, scaling: Scaling::Channel, ..case };
     let transposed_channels = Case { value_layout: ValueLayout::Transposed, ..channels };
     let heads = Case { scaling: Scaling::Heads { heads: 3 }, ..case };
@@ -131,7 +131,7 @@ const BLOCKS: &[Equivalent] = &[
     ("fence.mbarrier_init: before the last init", 1, EMPTY),
 ];
 
-/// With given scales there is no such barrier.
+/// With given scales there is no CTA barrier between the reads of a tile and the next load.
 const GIVEN: &[Equivalent] = &[("fence.mbarrier_init: before the last init", 1, EMPTY)];
 
 /// In clusters, threads of both CTAs synchronize, and the last mbarriers are for the maxima.
@@ -147,8 +147,8 @@ const SECOND: &str =
     "the last mbarrier is of the second maximum: the first stage was released behind a fence before";
 const EMPTY: &str = "the last mbarrier is an empty stage's, which no copy signals";
 
-/// Kernels with more tiles per CTA than stages. Bounds that are off by one are not among their mutants: the trials
-/// compare rows and positions with fa3-quant.
+/// Kernels with more tiles per CTA than stages. Off-by-one bounds are not among their mutants: the trials compare rows
+/// and positions with fa3-quant.
 pub(crate) fn targets() -> Vec<Target> {
     let case = Case {
         dtype: Dtype::F16,

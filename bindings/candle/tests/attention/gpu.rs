@@ -1,4 +1,4 @@
-//! On a GPU. Without one, or without the feature `cuda`, these tests say that they are skipped.
+//! Tests on a GPU. Without a GPU, or without the feature `cuda`, they print that they are skipped.
 
 use candle_core::{DType, Device, Result, Tensor};
 use fa3_candle::{Attention, Cached, Packed, flash_attn_varlen_paged_windowed};
@@ -14,7 +14,7 @@ fn gpu() -> Option<Device> {
     device
 }
 
-/// The crate `fa3` has the kernels, which are tested elsewhere.
+/// Compares with the crate `fa3`, whose kernels have tests of their own.
 #[cfg(feature = "cuda")]
 #[test]
 fn results_are_the_same_bits_as_those_of_fa3() -> Result<()> {
@@ -31,7 +31,7 @@ fn views() -> Result<()> {
     gpu().map_or(Ok(()), |device| crate::views::check_all(&device))
 }
 
-/// The GPU computes the lengths of sequences in pages, or the host, if the list is i32.
+/// The GPU computes the lengths of sequences in pages; if the list is i32, the host does.
 #[test]
 fn pages() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
@@ -70,7 +70,7 @@ fn decoding() -> Result<()> {
         let cached = Cached::new(&Tensor::new(&[row as u32 + 1; 2], &device)?, row + 1)?;
         let o = attention.forward_cached(&token(&q)?, &k_cache, &v_cache, &cached)?;
         let (given, expected) = (bits(&o)?, bits(&expected.narrow(1, row, 1)?)?);
-        // O of f16 is rounded on both devices, and P, too.
+        // O of f16 is rounded on both devices, and so is P.
         let is_near =
             |(given, expected): (&f32, &f32)| (given - expected).abs() <= 4e-3 * expected.abs().max(1.);
         assert!(given.iter().zip(&expected).all(is_near), "row {row}");

@@ -1,5 +1,5 @@
-//! Attention and its gradients: beside candle's own operations in f32, and in every type the same bits as the crate
-//! `fa3` computes, on the CPU and, if this is built with the feature `cuda`, on a GPU.
+//! Tests of attention and its gradients. They are compared with candle's own operations in f32, and in every type with
+//! the crate `fa3` bit by bit, on the CPU and, if this is built with the feature `cuda`, on a GPU.
 
 mod gpu;
 mod reference;
@@ -13,7 +13,7 @@ fn random(dims: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tenso
     Tensor::randn(0f32, 1., dims, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
 }
 
-/// Elements, which f32 holds exactly.
+/// The elements as f32, which holds them exactly.
 fn bits(x: &Tensor) -> Result<Vec<f32>> {
     x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
 }

@@ -1,4 +1,4 @@
-//! Beside candle's own operations.
+//! Attention compared with candle's own operations.
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use fa3_candle::*;
@@ -83,7 +83,7 @@ impl Case {
         Ok((p.matmul(&v.contiguous()?)?.transpose(1, 2)?.contiguous()?, lse))
     }
 
-    /// Holds O, LSE and the gradients of both to the reference. Rows must see a key.
+    /// Compares O, LSE and the gradients of both with the reference. Each row must see a key.
     fn check(&self) -> Result<()> {
         let vars = self.inputs()?;
         let [q, k, v] = vars.each_ref().map(Var::as_tensor);
@@ -109,7 +109,7 @@ fn wave(dims: &[usize], step: f32) -> Result<Var> {
     Var::from_tensor(&x.reshape(dims)?)
 }
 
-/// Both sum up in f32, in another order. All numbers here are of the order of 1.
+/// Both implementations sum in f32, in different orders. All numbers here are of the order of 1.
 fn assert_near(name: &str, given: &Tensor, expected: &Tensor) -> Result<()> {
     assert_eq!((given.dims(), given.dtype()), (expected.dims(), DType::F32), "{name}");
     let [largest, error] = [expected.abs()?, (given - expected)?.abs()?].map(|x| x.flatten_all()?.max(0));
@@ -157,7 +157,8 @@ fn calls_are_as_those_of_candles_operations() -> Result<()> {
     })
 }
 
-/// The sinks' own gradient has their type, whether or not Q has one. Without one, nothing is copied and O is equal.
+/// The gradient of the sinks has the type of the sinks, whether or not Q has a gradient. If the sinks have no gradient,
+/// Q is not copied and O is equal.
 #[test]
 fn sinks_of_another_type() -> Result<()> {
     let case = Case { rows: [1, 9, 20], ..Case::default() };
@@ -191,7 +192,7 @@ fn rows_without_keys_are_0_and_have_no_gradients() -> Result<()> {
     Ok(())
 }
 
-/// Each of packed sequences is computed as it is alone, and so are its gradients.
+/// Each packed sequence has the result that it has on its own, and the same gradients.
 #[test]
 fn packed_sequences() -> Result<()> {
     let (of_q, of_k) = ([0u32, 11, 11, 30], [0u32, 15, 24, 50]);
@@ -220,7 +221,7 @@ fn packed_sequences() -> Result<()> {
     assert_near_gradients(vars, [&phi(&o, &lse)?, &phi(&expected_o, &expected_lse)?])
 }
 
-/// An operation runs once and its gradients any number of times, of O, of LSE, or of a tensor that is its own query.
+/// An operation runs once, and its gradients any number of times: of O, of LSE, or of a tensor that is its own query.
 #[test]
 fn gradients_add_up_as_those_of_other_operations() -> Result<()> {
     let case = Case { rows: [1, 20, 20], window: [None, Some(0)], ..Case::default() };
@@ -273,13 +274,13 @@ fn functions_of_packed_sequences_are_short_forms() -> Result<()> {
     Ok(())
 }
 
-/// Blocks in any order, one of which two sequences share, and NaN in all rows that belong to no sequence.
+/// The blocks are in any order, two sequences share one of them, and all rows that belong to no sequence hold NaN.
 #[test]
 fn pages_are_read_in_the_order_of_the_table() -> Result<()> {
     let vars = Case { rows: [1, 20, 20], ..Case::default() }.inputs()?;
     let [q, k, v] = vars.each_ref().map(|x| x.squeeze(0).expect("it has one batch"));
     let rows = |x: &Tensor, of: [u32; 20]| x.index_select(&Tensor::new(&of, &Device::Cpu)?, 0);
-    // Sequences of 6 and 14 rows in blocks of 8, of which the first is the first one of both.
+    // Two sequences of 6 and 14 rows in blocks of 8. Both begin with the same block.
     let of_rows = std::array::from_fn(|row| if row < 6 { row } else { row - 6 } as u32);
     let (k_rows, v_rows) = (rows(&k, of_rows)?, rows(&v, of_rows)?);
     let pool = |x: &Tensor| {

@@ -1,4 +1,4 @@
-//! Wrong calls: an error with the numbers, never a panic.
+//! Wrong calls return an error with the numbers, and never panic.
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use fa3_candle::*;
@@ -7,7 +7,7 @@ fn zeros(dims: impl Into<Shape>) -> Tensor {
     Tensor::zeros(dims, DType::F32, &Device::Cpu).expect("there is memory")
 }
 
-/// The sentence, without the backtrace that candle adds with `RUST_BACKTRACE=1`.
+/// The error's sentence, without the backtrace that candle adds with `RUST_BACKTRACE=1`.
 fn said<T>(result: Result<T>) -> String {
     let message = result.err().expect("it is refused").to_string();
     message.lines().next().unwrap_or_default().to_owned()

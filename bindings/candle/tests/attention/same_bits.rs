@@ -1,4 +1,4 @@
-//! The same bits as the crate `fa3`, in every type: nothing is converted or lost on the way.
+//! Compares with the crate `fa3` bit by bit, in every type: nothing is converted or lost on the way.
 
 use candle_core::{DType, Device, Result, Tensor, Var, WithDType};
 use fa3::half::{bf16, f16};
@@ -15,7 +15,7 @@ fn wave<T: Scalar>(dims: (usize, usize, usize, usize), step: f32) -> Array4<T> {
     })
 }
 
-/// The array's elements in its order.
+/// A tensor with the array's elements in its order.
 fn tensor<T: WithDType>(array: &Array4<T>, packed: bool, device: &Device) -> Result<Var> {
     let (batch, seqlen, heads, head_dim) = array.dim();
     let elements = array.iter().copied().collect::<Vec<T>>();
@@ -27,7 +27,8 @@ fn elements<T: WithDType>(x: &Tensor) -> Result<Vec<T>> {
     x.flatten_all()?.to_vec1()
 }
 
-/// Compares calls of dense tensors, of packed sequences and over a cache, without and with sinks. Both devices are one.
+/// Compares calls of dense tensors, of packed sequences and over a cache, without and with sinks. `fa3`'s device and
+/// candle's device are the same device.
 pub(crate) fn check<T: Scalar<Output = T> + WithDType>(device: &Device, same: &fa3::Device) -> Result<()> {
     for sink in [None, Some(array![0.3, -2., 0., 5.])] {
         check_call::<T>(false, sink.as_ref(), device, same)?;
@@ -56,8 +57,8 @@ fn check_call<T: Scalar<Output = T> + WithDType>(
     let call = if packed { call.packed(&of_q, &of_k) } else { call };
     let call = sink.into_iter().fold(call, |call, sink| call.sink(sink));
     let computed = call.forward(same).expect("the call is correct");
-    // From O, from LSE, and from both in one backward pass: gradients of two passes would be rounded before they are
-    // added.
+    // Gradients start from O, from LSE, and from both in one backward pass: gradients of two passes would be rounded
+    // before they are added.
     let zeros = Array4::from_elem(dout.dim(), T::default());
     let backward = |gradients: OutputGradients<'_, T>| {
         call.backward(same, &computed, gradients).expect("the output is of this call")
@@ -89,7 +90,7 @@ fn check_call<T: Scalar<Output = T> + WithDType>(
         let gradients = phi.backward()?;
         for (x, expected) in [&q, &k, &v].into_iter().zip([expected.dq, expected.dk, expected.dv]) {
             let given = elements::<T>(gradients.get(x).expect("it has a gradient"))?;
-            // Candle adds them to zeros: -0 becomes 0, which is equal.
+            // Candle adds gradients to zeros: -0 becomes 0, which is equal.
             assert!(given == expected.into_raw_vec_and_offset().0);
         }
         if let (Some(sink), Some(expected)) = (&sink, expected.dsink) {
@@ -100,14 +101,14 @@ fn check_call<T: Scalar<Output = T> + WithDType>(
     Ok(())
 }
 
-/// Compares a call over a cache: of dense queries over a dense one, or of packed queries over pages.
+/// Compares a call over a cache: dense queries over a dense cache, or packed queries over pages.
 fn check_cached<T: Scalar<Output = T> + WithDType>(
     paged: bool,
     sink: Option<&Array1<f32>>,
     device: &Device,
     same: &fa3::Device,
 ) -> Result<()> {
-    // Leading bits tell the longest sequences' rows in full: both plans have the same hint.
+    // These lengths are rounded hints already, so both plans have the same hint.
     let used = [40, 96];
     let (of_q, table) = ([0, 3, 5], array![[4, 0, 9], [2, 1, 3]]);
     let (q, cache) = if paged { ((1, 5, 4, 24), (5, 32, 2, 24)) } else { ((2, 3, 4, 24), (2, 100, 2, 24)) };

@@ -25,7 +25,7 @@ fn check(wholes: [&Var; 3], part: impl Fn(&Tensor, usize) -> Result<Tensor>) -> 
     Ok(())
 }
 
-/// Views that kernels read where they lie, and views of which they get copies.
+/// Checks views that kernels read in place, and views that are copied for them.
 pub(crate) fn check_all(device: &Device) -> Result<()> {
     fn wholes(dims: impl Into<Shape> + Copy, device: &Device) -> Result<[Var; 3]> {
         let whole = || Var::from_tensor(&random(dims, DType::F16, device)?);
@@ -79,7 +79,7 @@ fn tensors_without_elements() -> Result<()> {
         let gradients = o.sum_all()?.backward()?;
         assert_eq!(gradients.get(&k).expect("it has a gradient").dims(), k.dims());
     }
-    // No sequence has the rows.
+    // These rows belong to no sequence.
     let x = Tensor::ones((5, 2, 8), DType::F32, &Device::Cpu)?;
     let list = Tensor::new(&[0u32], &Device::Cpu)?;
     let o = Attention::new(0.25).forward_varlen(&x, &x, &x, &Packed::new(&list, &list, 0, 0)?)?;

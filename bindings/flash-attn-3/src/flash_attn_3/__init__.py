@@ -1,1 +1,1 @@
-"""FlashAttention-3's package, by fa3: it has `flash_attn_interface`."""
+"""FlashAttention-3's package name, for the functions of fa3: it has `flash_attn_interface`."""

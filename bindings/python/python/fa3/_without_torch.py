@@ -1,5 +1,5 @@
-"""Stand-ins for the package's functions where torch is not installed: documentation tools and `from fa3 import` find
-them, and a call raises and says that it needs torch.
+"""Stand-ins for the package's functions if torch is not installed: documentation tools and `from fa3 import` find them,
+and a call raises and says that it needs torch.
 """
 
 import __future__

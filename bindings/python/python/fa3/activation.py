@@ -1,5 +1,5 @@
 """This package's attention inside of torch's own functions: `scaled_dot_product_attention`, `varlen_attn`, and all
-others that call torch's flash attention.
+other functions that call torch's flash attention.
 
 Torch lets other packages replace its CUDA kernels (`torch.nn.attention.register_flash_attention_impl`). Calls that our
 kernels do not support go on to torch's own kernels, so that every call is computed.
@@ -61,9 +61,9 @@ def activate() -> Activation:
 
     On Hopper GPUs `torch.nn.functional.scaled_dot_product_attention` and `torch.nn.attention.varlen.varlen_attn` then
     compute float16 and bfloat16 with our kernels, with gradients. So do other callers of torch's flash attention:
-    nested tensors, `torch.nn.MultiheadAttention`, context parallelism. Flash attention then has priority over cuDNN,
-    until the end. Nothing is copied: kernels read and write torch's strides. `torch.use_deterministic_algorithms` has
-    the same effect as on `flash_attn_func`.
+    nested tensors, `torch.nn.MultiheadAttention`, context parallelism. Until the activation ends, flash attention has
+    priority over cuDNN. Nothing is copied: kernels read and write torch's strides. `torch.use_deterministic_algorithms`
+    has the same effect as on `flash_attn_func`.
 
     Calls with masks or dropout, and with other dtypes, head dimensions, strides or devices, go to torch's own kernels.
     Where there is a GPU, torch initializes CUDA here: call this after a fork.
@@ -88,13 +88,13 @@ def activate() -> Activation:
 
 
 class _Handle:
-    """The state to undo: our kernels, the priority of backends, and the tag of compiled graphs."""
+    """The state that an activation changes: our kernels, the priority of backends, and the tag of compiled graphs."""
 
     def __init__(self, library: Any, order: tuple[list[int], list[int]] | None, tags: tuple[str, str]) -> None:
         self._library, self._order, self._tags = library, order, tags
 
     def remove(self) -> None:
-        """Restores torch's own state. A priority or a tag that was changed since stays."""
+        """Restores torch's own state. A priority or a tag that other code has changed since then stays."""
         self._library._destroy()
         tag, ours = self._tags
         if torch.compiler.config.cache_key_tag == ours:
@@ -106,7 +106,7 @@ class _Handle:
 
 
 def _register() -> _Handle:
-    """Activates our kernels, when torch asks for it."""
+    """Activates our kernels. Torch calls this function."""
     library = _put("CUDA", _torchs())
     order = _put_flash_first() if any(map(_has_kernels, range(torch.cuda.device_count()))) else None
     return _Handle(library, order, _tag_compiled_graphs())
@@ -114,7 +114,7 @@ def _register() -> _Handle:
 
 def _tag_compiled_graphs() -> tuple[str, str]:
     """Gives graphs that torch.compile caches on disk a tag of their own: earlier graphs may use cuDNN, and their cache
-    keys do not say so. Returns the tag before and after.
+    keys do not show it. Returns the tag before and after.
     """
     before = torch.compiler.config.cache_key_tag
     torch.compiler.config.cache_key_tag = f"{before}{NAME}"
@@ -131,7 +131,7 @@ def _put_flash_first() -> tuple[list[int], list[int]]:
 
 
 def _let_torch_find_its_order() -> None:
-    """Makes torch set its default priority, which it does at the first call, overwriting an earlier one."""
+    """Makes torch set its default priority now. Otherwise its first call would set it later, and overwrite ours."""
     x = torch.empty(1, 1, 8, 64, dtype=torch.bfloat16, device="cuda")
     torch._fused_sdp_choice(x, x, x)
 
@@ -147,7 +147,7 @@ def _put(key: str, torchs: dict[str, Any]) -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL", key)
     kernels = _Kernels(torchs)
     with warnings.catch_warnings():
-        # Torch warns that a kernel is overridden, which is the purpose here.
+        # Torch warns that a kernel is overridden. This is the purpose here.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         for name, kernel in kernels.by_name().items():
             library.impl(name, kernel, key, with_keyset=True)
@@ -156,8 +156,8 @@ def _put(key: str, torchs: dict[str, Any]) -> torch.library.Library:
 
 class _Kernels:
     """Kernels with the signatures of torch's operators, after the dispatch keys. Calls that they do not support go to
-    torch's own kernels. A forward pass and its backward pass are decided by the same tensors, and LSE is the same in
-    both implementations anyway.
+    torch's own kernels. The decision depends on the same tensors in a forward pass and in its backward pass, and both
+    implementations have the same LSE anyway.
     """
 
     def __init__(self, torchs: dict[str, Any]) -> None:
@@ -323,8 +323,9 @@ class _Kernels:
 
 
 class _Call:
-    """A call of attention. The layout that its launch needs also decides, once, whether our kernels compute it: a small
-    call is bound by the host, where each query of a tensor takes time.
+    """A call of attention. Its layout, which is computed once, serves the launch and decides whether our kernels
+    compute the call. This matters, because the host limits the speed of a small call, and each query of a tensor takes
+    time.
     """
 
     def __init__(
@@ -342,7 +343,7 @@ class _Call:
         """
         self._tensors, self._window, self._sequences, self._longest = (q, k, v), window, sequences, longest
         self._is_heads_first, self._device = is_heads_first, q.get_device()
-        # How many SMs torch leaves to other kernels.
+        # The number of SMs that torch leaves to other kernels.
         self._margin = torch._C._get_sm_carveout_experimental() or 0
         self._addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
         self._layout = self._find_layout()

@@ -39,12 +39,12 @@ def layout_of(
     shapes and strides of Q, K and V: (batch, seqlen, heads, head_dim), or if heads are first (batch, heads, seqlen,
     head_dim), or (total, heads, head_dim) of `sequences` packed sequences.
 
-    This decides, whatever the data, whether our kernels compute a call. The result is cached, since a small call is
-    bound by the host.
+    This decides, whatever the data, whether our kernels compute a call. The result is cached, because the host limits
+    the speed of a small call.
     """
     rank = 4 if sequences is None else 3
     shapes, seen = extents[::2], list(zip(extents[::2], extents[1::2], strict=True))
-    # Torch's O has Q's layout, and so Q's head_dim. Without elements there is nothing to launch.
+    # Torch's O has Q's layout, and so Q's head_dim. If a tensor has no elements, there is nothing to launch.
     if any(len(shape) != rank or 0 in shape for shape in shapes) or shapes[0][-1] != shapes[2][-1]:
         return None
     q, k, v = (_in_order(x, is_heads_first) for x in seen)

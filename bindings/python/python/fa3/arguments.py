@@ -12,7 +12,7 @@ _FLOAT32 = torch.float32
 # A number in a trace may be a symbol.
 _INTEGERS = (int, torch.SymInt)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
-# The size of a split is a multiple of this number.
+# The number of keys of a split (split_keys) is a multiple of this.
 _KEYS_OF_SPLITS = 128
 
 
@@ -61,7 +61,7 @@ def whole(name: str, given: Any) -> int:
 
 
 def hint(name: str, given: Any) -> int | None:
-    """A hint, which changes no result; None where reading it would wait for a GPU or break a trace."""
+    """A hint, which changes no result. None if reading it would wait for a GPU or break a trace."""
     if isinstance(given, Tensor) and given.dim() == 0 and not (given.is_cpu and operator.is_plain(given)):
         return None
     return None if given is None else integer(name, given)
@@ -93,7 +93,8 @@ def window(given: Any) -> tuple[int, int]:
 
 
 def _side(name: str, given: Any) -> int:
-    """How many keys a window has on one side; -1 for None, a negative number or 2^31 and more: all keys."""
+    """Number of keys of a window on one side. None, a negative number, and 2^31 or more mean all keys, and become -1.
+    """
     keys = -1 if given is None else whole(name, given)
     return keys if 0 <= keys < 2**31 else -1
 
@@ -112,7 +113,8 @@ def scores(
 
 
 def descales(q: Any, k: Any, v: Any, *given: Any) -> list[Tensor | None]:
-    """The descales of float8_e4m3fn tensors; None for the others, whose descales are ignored as in FlashAttention-3.
+    """The descales of float8_e4m3fn tensors. For other tensors they are None, and given descales are ignored as in
+    FlashAttention-3.
     """
     if given[0] is given[1] is given[2] is None:
         return [None, None, None]
@@ -125,8 +127,8 @@ def descales(q: Any, k: Any, v: Any, *given: Any) -> list[Tensor | None]:
 
 
 def split_keys(given: Any, num_splits: Any) -> int:
-    """How CTAs share keys, as operators take it: 0 if they do not, -1 if equally, else the number of keys of a
-    split.
+    """How CTAs split the keys, as operators take it: 0 for no split, -1 for equal shares, otherwise the number of keys
+    of a split.
     """
     splits = integer("num_splits", num_splits)
     if given is None:
@@ -171,7 +173,7 @@ def check_hints(num_splits: Any, pack_gqa: Any) -> None:
 
 
 def refuse(**given: bool) -> None:
-    """Refuses arguments whose values here are True."""
+    """Refuses the arguments of these names whose conditions are True."""
     for name, is_given in given.items():
         if is_given:
             raise NotImplementedError(f"{name} is not supported yet")

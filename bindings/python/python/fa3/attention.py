@@ -331,7 +331,7 @@ def flash_attn_qkvpacked_func(
 
 
 def _traced_into(q: Tensor, k: Tensor, v: Tensor, options: operator.Options, out: Tensor) -> Tensor:
-    """LSE, by the operator that writes O to a tensor."""
+    """Returns LSE. The operator writes O to a tensor."""
     _check_tensors(q, k, v, options)
     if operator.is_transformed():
         raise NotImplementedError("out is not supported inside of torch.func's transforms")
@@ -339,7 +339,7 @@ def _traced_into(q: Tensor, k: Tensor, v: Tensor, options: operator.Options, out
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, options: operator.Options) -> None:
-    """Refuses arguments that are no tensors, and tensors with tangents."""
+    """Refuses arguments that are not tensors, and tensors with tangents."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         arguments.tensor(name, tensor)
     for name in ("q_descale", "k_descale", "v_descale", "v_mean", "s_aux", "qv", "intervals"):

@@ -1,4 +1,4 @@
-"""The lists and tables that say where the sequences of a KV cache and of Q lie."""
+"""The lists and tables that give the rows of the sequences of a KV cache and of Q."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Cache(NamedTuple):
-    """The arguments of operators over a cache that say where sequences are, in this order."""
+    """The arguments of operators over a cache that give the rows of sequences, in this order."""
 
     seqused_k: Tensor | None
     page_table: Tensor | None

@@ -45,7 +45,7 @@ _SCORES = " ".join((*Options._fields[:7], *Cache._fields[6:]))
 def launch(
     q: Tensor, k: Tensor, v: Tensor, *inputs: Any, out: Tensor | None = None, **named: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """`compute` with the arguments of `fa3::cached_forward`."""
+    """Calls `compute` with the arguments of `fa3::cached_forward`."""
     of_cache = len(Cache._fields)
     cache, options = Cache(*inputs[:of_cache]), Options(*inputs[of_cache:], **named)
     return compute((q, k, v), None, cache, options, out=out)
@@ -81,7 +81,7 @@ def compute(
 
 
 def append(q: Tensor, k: Tensor, v: Tensor, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """O and LSE over a cache to which new rows, the first of `inputs`, are first written."""
+    """Writes new rows, the first of `inputs`, to the cache, and returns O and LSE."""
     refuse_grad(*(x for x in (q, k, v, *inputs) if isinstance(x, Tensor)))
     of_new, of_cache = len(NewRows._fields), len(NewRows._fields) + len(Cache._fields)
     new, cache = NewRows(*inputs[:of_new]), Cache(*inputs[of_new:of_cache])
@@ -97,8 +97,8 @@ def attention(
     out: Tensor | None,
     function: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE: into `out`, by the operators for traces, or directly. `function` is the caller's name for
-    errors.
+    """Returns O and, if wanted, LSE: computed into `out`, by the operators for traces, or directly. `function` is the
+    caller's name for errors.
     """
     given_options = (getattr(options, name) for name in _FLOATS)
     floats = (*tensors, *operator.given(*given_options))

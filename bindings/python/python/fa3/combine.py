@@ -56,7 +56,7 @@ def flash_attn_combine(
 
 
 def _into(out_partial: Tensor, lse_partial: Tensor, out_dtype: torch.dtype | None, out: Tensor) -> Tensor:
-    """LSE; O is written to `out`."""
+    """Returns LSE, and writes O to `out`."""
     _check_types(out_partial, lse_partial)
     _refuse_grad(out, out_partial, lse_partial)
     if operator.is_plain(out, out_partial, lse_partial):
@@ -71,7 +71,7 @@ def _into(out_partial: Tensor, lse_partial: Tensor, out_dtype: torch.dtype | Non
 def _launch(
     out_partial: Tensor, lse_partial: Tensor, out_dtype: torch.dtype | None = None, *, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """O and LSE of tensors on a GPU or on the CPU. O is written to `out`, if that is given."""
+    """O and LSE of tensors on a GPU or on the CPU. O is written to `out`, if it is given."""
     operator.refuse_tangents("out_partial or lse_partial", out_partial, lse_partial)
     check(out_partial, lse_partial, out, out_dtype)
     o = out_partial.new_empty(out_partial.shape[1:], dtype=out_dtype or out_partial.dtype) if out is None else out
@@ -86,7 +86,7 @@ def _launch(
 def _launch_into(
     out_partial: Tensor, lse_partial: Tensor, out_dtype: torch.dtype | None = None, *, o: Tensor
 ) -> Tensor:
-    """LSE; O is written to `o`."""
+    """Returns LSE, and writes O to `o`."""
     _refuse_grad(o, out_partial, lse_partial)
     _, lse = _launch(out_partial, lse_partial, out_dtype, out=o)
     return lse

@@ -44,7 +44,6 @@ def flash_mla_with_kvcache(
             results of `get_mla_metadata`.
         softmax_scale: the factor on scores; 1 / sqrt(head_dim) if None.
         causal: the last row of q is aligned with the last key in use, and each row sees keys up to its own
-            causal: the last row of q is aligned with the last key in use, and each row sees keys up to its own
             position.
         indices: None. Sparse attention is not supported yet.
 

@@ -1,6 +1,6 @@
 """Formulas of the operators for `torch.utils.flop_counter.FlopCounterMode`. As for torch's own attention they count all
 matrix products, including hidden keys. For packed sequences they are an estimate, which is exact if all sequences have
-the same number of keys. The backward pass recomputes the scores, which counts.
+the same number of keys. In the backward pass they count the recomputed scores as well.
 """
 
 import math

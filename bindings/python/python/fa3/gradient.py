@@ -14,7 +14,7 @@ from .sequences import Sequences
 
 
 def asks_for_same_bits() -> bool:
-    """Whether torch's mode asks for algorithms that give the same bits in every run."""
+    """Whether torch's mode requires algorithms that give the same bits in every run."""
     return torch.are_deterministic_algorithms_enabled()
 
 
@@ -71,7 +71,7 @@ def launch(
 
 
 def by_names(name: str, launch: Callable[..., Any]) -> Callable[..., Any]:
-    """A launch that gets an operator's arguments by their names in its schema."""
+    """Makes a launch that takes an operator's arguments by the names in the operator's schema."""
 
     def launch_by_names(*inputs: Any) -> Any:
         arguments = getattr(torch.ops.fa3, name).default._schema.arguments
@@ -103,7 +103,7 @@ def _are_heads_outside(x: Tensor) -> bool:
 
 
 class Differentiable:
-    """An attention operator, whose gradients in q, k, v and s_aux another operator computes.
+    """An attention operator. Another operator computes its gradients in q, k, v and s_aux.
 
     The operator takes q, k, v, and `lists` tensors that say where sequences lie, which have no gradient; then the
     fields of `options`, including s_aux. The backward operator takes dO, Q, K, V, O, LSE, dLSE, the lists,
@@ -176,7 +176,7 @@ class Differentiable:
             return refusal.gradients(ctx, "there is qv, for which attention has no gradients", dout, dlse)
         o, lse, s_aux, intervals, q, k, v, *lists = ctx.saved_tensors
         if dout is None:
-            # One row of zeros, expanded.
+            # A row of zeros, expanded.
             dout = o.new_zeros(o.shape[-1]).expand(o.shape)
         tensors = (dout, q, k, v, o, lse, dlse, *lists)
         given = operator.given(*tensors, s_aux, intervals)
@@ -197,7 +197,7 @@ class Differentiable:
 
 
 def _are_batched(*gradients: Tensor | None) -> bool:
-    """Whether autograd asks for several gradients at once (`is_grads_batched`). Its batched tensors look like others,
+    """Whether autograd computes several gradients at once (`is_grads_batched`). Its batched tensors look like others,
     but have no memory.
     """
     return any(x is not None and _is_batched(x) for x in gradients)
@@ -222,8 +222,8 @@ class Attention(torch.autograd.Function):
 
 
 class TransformedAttention(torch.autograd.Function):
-    """`Attention` for torch.func's transforms, which need forward and setup_context apart. That takes longer. vmap
-    computes one entry after the other.
+    """`Attention` for torch.func's transforms, which need forward and setup_context as separate functions. This is
+    slower. vmap computes one entry after the other.
     """
 
     generate_vmap_rule = True

@@ -360,7 +360,7 @@ def get_scheduler_metadata(
     return table
 
 
-# This function's names of arguments that operators call otherwise.
+# The names of this function's arguments that have other names in operators.
 _NAMES = dict(k="k_cache", v="v_cache", k_new="k", v_new="v", seqused_k="cache_seqlens", leftpad_k="cache_leftpad")
 
 
@@ -382,8 +382,8 @@ def _refuse_without_rows(k: Any, v: Any, **given: Any) -> None:
 
 
 def _pages(page_table: Any, cache_batch_idx: Any) -> tuple[Any, Tensor | None]:
-    """The page table, and which of its rows belongs to each sequence. With cache_batch_idx a dense cache counts as
-    paged: each entry of its batch is one page.
+    """The page table, and the row of the table for each sequence. With cache_batch_idx a dense cache counts as paged:
+    each entry of its batch is one page.
     """
     if cache_batch_idx is None:
         return page_table, None
@@ -408,7 +408,7 @@ def _lengths(cache_seqlens: Any, q: Tensor, cu_seqlens_q: Tensor | None) -> Tens
         if x is not None or name == "q":
             arguments.tensor(name, x)
     count = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    # A graph reads this memory whenever it is replayed, so that it must own the tensor.
+    # A captured graph reads this memory at every replay, so it must own the tensor.
     if operator.is_plain(q) and not (q.is_cuda and torch.cuda.is_current_stream_capturing()):
         return _filled(q.device, operator.current_stream(q.get_device()), count, rows)
     return torch.full((count,), rows, dtype=torch.int32, device=q.device)

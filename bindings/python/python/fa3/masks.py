@@ -10,8 +10,8 @@ and with n = 2 start1, end1: row i sees the keys j with start0 <= j < end0 or st
 broadcast over the batch and the heads of q.
 
 All functions here return contiguous tensors. Their intervals lie within 0 and seqlen_kv, in order, with at least one
-key between two of a row. A row that sees no key has zeros. Where a row of a mask with n = 2 has one interval, start1
-and end1 are end0.
+key between the two intervals of a row. A row that sees no key has zeros. If a row of a mask with n = 2 has one
+interval, start1 and end1 are end0.
 
 The last row is aligned with the last key, as in all of this package: row i has position i + seqlen_kv - seqlen_q.
 
@@ -149,8 +149,8 @@ def sliding_window(
 def sliding_window_with_sink(
     seqlen_q: int, seqlen_kv: int, left: int, right: int, sink: int, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """A sliding window, and the first `sink` keys as far as they are not beyond its right side (StreamingLLM's mask).
-    Returns int32 (1, 1, seqlen_q, 4).
+    """A sliding window together with the first `sink` keys, except keys beyond the window's right side (StreamingLLM's
+    mask). Returns int32 (1, 1, seqlen_q, 4).
     """
     window = sliding_window(seqlen_q, seqlen_kv, left, right, device=device)
     start, end = window.unbind(-1)
@@ -373,7 +373,7 @@ def _traced(mask_mod: MaskMod, batch: int, heads: int, rows: int, keys: int, dev
 
 
 def _of_blocks(mask: Any) -> MaskMod:
-    """The mask function of a BlockMask: full blocks see all keys, partial blocks follow its mask_mod."""
+    """The mask function of a BlockMask: full blocks see all keys, and partial blocks follow the mask's mask_mod."""
 
     def dense(counts: Tensor | None, indices: Tensor | None) -> Tensor:
         if counts is None or indices is None:
@@ -483,7 +483,7 @@ def _one(start: Tensor, end: Tensor, keys: int) -> Tensor:
 
 
 def _ordered(start: Tensor, end: Tensor) -> Tensor:
-    """Intervals, with zeros in place of empty ones."""
+    """Intervals, in which empty ones are zeros."""
     return torch.where((start < end)[..., None], torch.stack([start, end], -1), 0).to(torch.int32)
 
 
@@ -494,8 +494,8 @@ def _pieces(mask: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def _united(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Merges pieces, which may overlap and be empty, into two intervals a row, in the form that all masks have (see the
-    top of this file). Only three or more pieces may leave a row with more than two intervals.
+    """Merges pieces, which may overlap and be empty, into two intervals for each row, in the form that all masks have
+    (see the top of this file). Only three or more pieces may leave a row with more than two intervals.
     """
     starts, ends = (torch.stack(torch.broadcast_tensors(*x), -1) for x in zip(*pieces))
     behind = torch.iinfo(starts.dtype).max

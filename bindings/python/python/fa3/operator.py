@@ -48,7 +48,7 @@ _SCORES = " ".join(Options._fields[:6])
 def launch(
     q: Tensor, k: Tensor, v: Tensor, *options: Any, out: Tensor | None = None, **named: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """`compute` with the arguments of `fa3::forward`."""
+    """Calls `compute` with the arguments of `fa3::forward`."""
     return compute(q, k, v, Options(*options, **named), out=out)
 
 
@@ -56,7 +56,7 @@ def compute(
     q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool = True, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, on torch's current stream of their device; or of tensors on the CPU.
-    Fake tensors are only checked. O is written to `out`, if that is given.
+    Fake tensors are only checked. O is written to `out`, if it is given.
     """
     try:
         refuse_tangents("q, k or v", q, k, v)
@@ -145,7 +145,7 @@ def run(operation: str, fields: str, values: tuple[Any, ...], tensors: Tensors) 
 
 def _check(operation: str, fields: str, values: tuple[Any, ...], tensors: Tensors) -> int | None:
     """Makes the extension module check a call with fake tensors, by the rules of an H100 or of the CPU. Meta tensors
-    follow the rules of the CPU, which supports all that a GPU supports. Sizes that only the data tell are not checked.
+    follow the rules of the CPU, which supports all that a GPU supports. Sizes that depend on the data are not checked.
     """
     first_name, first = next(iter(tensors.items()))
     assert first is not None
@@ -169,7 +169,7 @@ def is_fake(x: Tensor) -> bool:
 
 def is_plain(*tensors: Tensor) -> bool:
     """Whether a call may bypass torch's dispatcher, which takes as long as a launch: no tracer, mode or transform is
-    active, and all tensors are plain ones.
+    active, and all tensors are plain tensors.
 
     A tensor's memory must have its values. The dispatcher materializes the negation of a negated tensor and the zeros
     of a zero tensor, and computes the shapes of meta tensors' results.
@@ -210,7 +210,8 @@ def refuse_grad(*tensors: Tensor, function: str = "flash_attn_func") -> None:
 
 def refuse_tangents(names: str, *tensors: Tensor) -> None:
     """Refuses tensors with tangents, since the result would silently have none."""
-    # Level -1 means that there are no tangents. It is private to torch, and saves the time of looking.
+    # Level -1 means that there are no tangents. It is private to torch, and reading it is faster than looking at each
+    # tensor.
     if getattr(forward_ad, "_current_level", 0) < 0:
         return
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
@@ -236,7 +237,7 @@ def refuse_nested(name: str, tensor: Tensor) -> None:
 
 
 class Unknown(Exception):
-    """Raised for a number that only the data tell."""
+    """Raised for a number that depends on data."""
 
 
 # Symbolic numbers of a compiler.
@@ -333,7 +334,7 @@ def dtype_of_output(q: Tensor) -> torch.dtype:
 
 
 def check_ranks(q: Tensor, k: Tensor, v: Tensor, packed: bool = False) -> None:
-    """Checks that tensors have four dimensions, or three where sequences are packed."""
+    """Checks that tensors have four dimensions, or three if sequences are packed."""
     expected, what = (3, "(total, heads, head_dim)") if packed else (4, "(batch, seqlen, heads, head_dim)")
     if not q.dim() == k.dim() == v.dim() == expected:
         given = f"q has {q.dim()}, k {k.dim()} and v {v.dim()} dimensions"
@@ -368,7 +369,7 @@ def check_descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None)
     of_k: tuple[tuple[int, ...], str]
     of_v: tuple[tuple[int, ...], str]
     if q_descale is not None and all(of_blocks):
-        # If both 64 and 128 rows make this number of blocks, 128 is taken.
+        # If blocks of 64 and of 128 rows both give this number of blocks, 128 is taken.
         blocks = -(-q.shape[1] // 128)
         rows = 64 if differ(q_descale.shape[2:], [blocks]) else 128
         what = "(batch, heads, blocks), with 64 or 128 rows of q and 128 of k and v in a block"

@@ -1,5 +1,5 @@
-"""Quantization to float8_e4m3fn, after rotary embedding and a Hadamard transform where wanted, and its torch operators
-`fa3::quantize` and `fa3::quantize_channels`.
+"""Quantization to float8_e4m3fn, with optional rotary embedding and Hadamard transform before it, and its torch
+operators `fa3::quantize` and `fa3::quantize_channels`.
 """
 
 from typing import Any
@@ -179,7 +179,7 @@ def _launch_channels(x: Tensor, transposed: bool) -> tuple[Tensor, Tensor, Tenso
 
 
 def _check_x(x: Tensor) -> None:
-    """Refuses tensors that are not of 16 bits, or have not four dimensions."""
+    """Refuses tensors that do not have 16 bits and four dimensions."""
     if x.dtype not in _DTYPES:
         raise TypeError(f"x is {x.dtype}, expected torch.float16 or torch.bfloat16")
     if x.dim() != 4:
@@ -187,7 +187,7 @@ def _check_x(x: Tensor) -> None:
 
 
 def _check_scaling(x: Tensor, block_rows: int, scale: float | None, scales_of: str, heads_per_scale: int) -> None:
-    """Refuses options that contradict each other, or that x does not fit."""
+    """Refuses options that contradict each other, or that do not fit x."""
     if block_rows not in (64, 128):
         raise ValueError(f"block_rows is {block_rows}, expected 64 or 128")
     if scales_of not in ("blocks", "heads", "tensor"):

@@ -23,7 +23,7 @@ def register(sentence: str, *names: str) -> None:
 
 
 def save(ctx: Any, inputs: Sequence[Any]) -> None:
-    """Saves the inputs whose gradients may be asked for."""
+    """Saves the inputs whose gradients may be requested."""
     ctx.save_for_backward(*(x for x, needed in zip(inputs, ctx.needs_input_grad) if needed))
 
 

@@ -12,7 +12,7 @@ Positions = tuple[str, Tensor | None, int, Tensor]
 
 
 def positions(name: str, given: Any) -> tuple[Tensor | None, int]:
-    """A list of positions or None, and the first position, which counts without a list."""
+    """A list of positions or None, and the first position, which is used without a list."""
     return (given, 0) if isinstance(given, Tensor) else (None, arguments.integer(name, given))
 
 

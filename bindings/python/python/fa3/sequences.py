@@ -1,4 +1,4 @@
-"""The lists that say where packed sequences lie, one after the other in one tensor."""
+"""The lists that give the rows of packed sequences, which lie one after the other in one tensor."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from . import arguments
 
 
 class Sequences(NamedTuple):
-    """The lists that say where packed sequences lie, in the order of operators' arguments."""
+    """The lists that give the rows of packed sequences, in the order of operators' arguments."""
 
     cu_seqlens_q: Tensor
     cu_seqlens_k: Tensor
@@ -18,7 +18,7 @@ class Sequences(NamedTuple):
 
     @property
     def batch(self) -> int:
-        """How many sequences there are."""
+        """The number of sequences."""
         return self.cu_seqlens_q.shape[0] - 1
 
 

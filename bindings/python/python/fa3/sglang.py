@@ -42,7 +42,7 @@ def register() -> None:
 
 
 def _plugin() -> None:
-    """`register`, if the user asks for it. SGLang calls this wherever this package is installed."""
+    """Calls `register` if the user requests it. SGLang calls this function if this package is installed."""
     if os.environ.get(VARIABLE) == "1":
         register()
 

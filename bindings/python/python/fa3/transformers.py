@@ -28,7 +28,7 @@ OLDEST = 5, 17
 
 # Transformers' names for FlashAttention-3. Models that list the implementations they run with use these names.
 _FLASH_ATTENTION_3 = {"flash_attention_3", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3"}
-# Biases and selections of keys that models pass to attention, and that FlashAttention has no argument for.
+# Biases and selections of keys that models pass to attention, but that FlashAttention has no argument for.
 _OTHERS = ("position_bias", "relative_position_bias", "attention_bias", "indices", "block_indices")
 # The options by which transformers passes cu_seqlens and the longest lengths of packed sequences.
 _LISTS = "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"
@@ -38,7 +38,7 @@ _MASKS = {
     "bidirectional_mask_function",
     "sliding_window_overlay",
     "sliding_window_bidirectional_overlay",
-    # Raises elsewhere where it is more than a causal mask.
+    # If this mask is more than a causal mask, other code here raises.
     "chunked_overlay",
     # `_packed` finds the sequences in the positions that attention gets.
     "packed_sequence_mask_function",
@@ -118,7 +118,7 @@ def _with_our_functions(theirs: Callable[..., tuple], utils: Any) -> Callable[..
 
 
 def _with_our_models(theirs: Callable[..., str]) -> Callable[..., str]:
-    """Wraps transformers' method that checks whether a model runs with an implementation. Where a model does not,
+    """Wraps transformers' method that checks whether a model runs with an implementation. If a model does not,
     transformers silently takes another implementation; with ours the wrapper raises.
     """
 
@@ -206,7 +206,8 @@ def _is_window(width: int | None, key: Tensor) -> bool:
 def _without_padding(
     key: Tensor, value: Tensor, mask: Tensor, seqlen_q: int
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Keys and values without padding, (1, heads, total, head_dim), and the options that say where each sequence lies.
+    """Keys and values without padding, (1, heads, total, head_dim), and the options that give the rows of each
+    sequence.
 
     Transformers assumes that Q has the same padding as K, and computes no padded rows of Q. In cross-attention Q is
     another sequence, which has no padding there.
@@ -220,8 +221,8 @@ def _without_padding(
 
 
 def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Caches a function's last result for the same tensor. All layers of a model ask for the same result, and on a GPU
-    each computation is a wait.
+    """Caches a function's last result for the same tensor. All layers of a model need the same result, and on a GPU
+    each computation waits.
     """
     last: tuple[Any, ...] = (lambda: None, None, None)
 
@@ -244,8 +245,8 @@ def _must_not_wait(x: Tensor) -> bool:
 
 
 def _packed(query: Tensor, key: Tensor, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that say where packed sequences lie in the rows of a batch, found from position_ids; none, if each
-    row is one sequence.
+    """The options that give the rows of packed sequences in a batch, found from position_ids; no options if each row is
+    one sequence.
     """
     positions, batch, rows = options.get("position_ids"), query.shape[0], query.shape[2]
     if positions is None or all(options.get(name) is not None for name in _LISTS):
@@ -325,7 +326,7 @@ def _refuse(attention_mask: Any, dropout: float, options: dict[str, Any]) -> Non
 
 def _mask(theirs: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
     """Wraps transformers' function that makes the mask for attention: which keys are not padding, (batch, keys), or
-    None where none is. That function ignores `mask_function`, which says what else is masked; the wrapper checks it.
+    None if there is no padding. That function ignores `mask_function`, which masks further keys; the wrapper checks it.
     """
 
     def mask(
@@ -363,7 +364,7 @@ def _positions_of(mask: Callable[..., Any]) -> Tensor | None:
     """Positions that tell packed sequences apart as the mask does, or None if it is not a mask of packed sequences."""
     for part in _parts(mask):
         if part.__qualname__.startswith("packed_sequence_mask_function."):
-            # The index of each token's sequence. From one sequence to the next, positions jump.
+            # The index of each token's sequence. Positions jump from one sequence to the next.
             [numbers] = [x for x in _insides(part) if isinstance(x, Tensor)]
             rows = numbers.shape[1]
             return (torch.arange(rows, device=numbers.device) + numbers * (rows + 1)).as_subclass(_Positions)

@@ -438,7 +438,7 @@ def flash_attn_varlen_qkvpacked_func(
 
 
 def _table(table: Tensor | None, q: Tensor) -> Tensor | None:
-    """The table that kernels read, or None on the CPU, which takes none."""
+    """The table that kernels read; None on the CPU, which takes no table."""
     if table is None or q.is_cpu:
         return None
     if table.device != q.device:
@@ -447,7 +447,7 @@ def _table(table: Tensor | None, q: Tensor) -> Tensor | None:
 
 
 def _check_tensors(tensors: tuple[Any, ...], *descales: Any) -> None:
-    """Refuses arguments that are no tensors, and tensors with tangents."""
+    """Refuses arguments that are not tensors, and tensors with tangents."""
     for name, tensor in zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), tensors):
         arguments.tensor(name, tensor)
     names = ("seqused_q", "seqused_k", "q_descale", "k_descale", "v_descale", "s_aux", "qv")

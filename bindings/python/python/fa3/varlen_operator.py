@@ -55,7 +55,7 @@ def launch(
     out: Tensor | None = None,
     **named: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`compute` with the arguments of `fa3::varlen_forward`."""
+    """Calls `compute` with the arguments of `fa3::varlen_forward`."""
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     return compute(q, k, v, sequences, Options(*options, **named), out=out)
 
@@ -124,7 +124,7 @@ def launch_backward(
     *options: Any,
     **outputs: Any,
 ) -> tuple[Tensor, ...]:
-    """The gradients, computed by `gradient.launch`, whose options these are."""
+    """The gradients, computed by `gradient.launch`. `options` are its options."""
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     named = dict(sequences=sequences, hints=(max_seqlen_q, max_seqlen_k), **outputs)
     return gradient.launch(dout, q, k, v, o, lse, dlse, *options, **named)

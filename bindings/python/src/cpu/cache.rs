@@ -21,14 +21,15 @@ use new_rows::NewTensors;
 
 pub(super) use rows::CacheRows;
 
-/// Whether only attention over a cache computes the call: K is not packed, and Q is packed or the shape of K does
-/// not determine the lengths of its sequences.
+/// Whether the call can only be computed as attention over a cache: K is not packed, and Q is packed or the shape of K
+/// does not determine the lengths of its sequences.
 pub(super) fn is_cache(spec: &ProblemSpec) -> bool {
     let (of_q, of_k) = (spec.seqs_q, spec.seqs_k);
     !of_k.is_packed() && (of_q.is_packed() || !of_k.are_equal())
 }
 
-/// The problem of a call with contiguous tensors, except for the cache: any strides of the other tensors will do.
+/// The problem of a call in which only the cache has strides of its own: the CPU takes any strides of the other
+/// tensors.
 ///
 /// # Errors
 /// The call is invalid.
@@ -81,7 +82,7 @@ fn forward_of<T: Scalar<Output = T>, C: Scalar>(
     Ok(attention.forward_into(&Device::Cpu, rows.of_tensors([k, v]), o, lse)?)
 }
 
-/// Appends the rows that lie `at` to their cache, and computes the attention afterwards.
+/// Appends the rows of the call to their cache, and computes the attention after the append.
 ///
 /// # Errors
 /// The call, an address or a list is invalid.
@@ -114,7 +115,7 @@ struct Given<'a> {
 
 impl Given<'_> {
     fn append_forward_of<T: Scalar<Output = T>, C: Scalar>(&self, memory: &Memory<'_>) -> Result<(), Error> {
-        // SAFETY: as in [`forward_of`]. The caller gave the cache as an output, too, and in a valid problem it has no
+        // SAFETY: as in [`forward_of`]. The caller also gave the cache as an output, and in a valid problem it has no
         // overlapping elements.
         #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
         let (mut rows, call, [k, v], new) = unsafe {
@@ -129,7 +130,7 @@ impl Given<'_> {
         Ok(attention.append_forward_into(&Device::Cpu, rows.of_written([k, v]), &new.rows(), o, lse)?)
     }
 
-    /// Appends e4m3 rows. Returns how many rows of each sequence are in use afterwards.
+    /// Appends e4m3 rows. Returns the number of rows of each sequence that are in use afterwards.
     fn append_codes(&self, memory: &Memory<'_>) -> Result<Vec<i32>, Error> {
         // SAFETY: as in [`Given::append_forward_of`].
         #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
@@ -144,20 +145,20 @@ impl Given<'_> {
     }
 }
 
-/// An attention over a cache, and where its results go.
+/// An attention over a cache, and the memory of its results.
 struct Call<'a, T: Scalar> {
     attention: CachedAttention<'a, T>,
     o: ArrayViewMut4<'a, T>,
     lse: Option<ArrayViewMut3<'a, f32>>,
-    /// LSE's memory where it is not wanted.
+    /// Memory for LSE if it is not wanted.
     unwanted: Array3<f32>,
 }
 
 /// The attention of a call.
 ///
 /// # Safety
-/// The problem's tensors lie there, Q and `qv` with the strides of `spec`. For as long as the result they stay alive,
-/// inputs are not written to, and no other code uses O and LSE.
+/// `memory` must have the problem's tensors, Q and `qv` with the strides of `spec`. As long as the result lives, they
+/// stay alive, inputs are not written to, and no other code uses O and LSE.
 ///
 /// # Errors
 /// An address is invalid.
@@ -168,7 +169,7 @@ unsafe fn call<'a, T: Scalar<Output = T>>(
     lists: Lists<'a>,
     memory: &Memory<'_>,
 ) -> Result<Call<'a, T>, Error> {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees the tensors.
     let (q, qv, sink, o, lse) = unsafe {
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
         let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
@@ -196,7 +197,7 @@ unsafe fn call<'a, T: Scalar<Output = T>>(
 /// Scales (sequences, heads_kv), if given.
 ///
 /// # Safety
-/// They lie there, and stay alive and are not written to for as long as the view.
+/// `memory` must have the scales. They stay alive and are not written to as long as the view lives.
 ///
 /// # Errors
 /// An address is invalid.
@@ -212,7 +213,7 @@ unsafe fn scales<'a>(
     if !memory.has(name) {
         return Ok(None);
     }
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees the tensors.
     let scales = unsafe { memory.slice(name, sequences * heads) }?;
     Ok(Some(ArrayView2::from_shape([sequences, heads], scales).expect("one element for each index")))
 }
@@ -220,8 +221,8 @@ unsafe fn scales<'a>(
 /// Keys and values of a cache, as outputs.
 ///
 /// # Safety
-/// The cache of `spec` lies there, and no other code uses it for as long as the views. The caller uses only the entries
-/// of the views that hold these rows.
+/// `memory` must have the cache of `spec`, and no other code uses it as long as the views live. The caller uses only
+/// the entries of the views that hold these rows.
 ///
 /// # Errors
 /// An address is invalid, or keys overlap values.
@@ -232,7 +233,7 @@ unsafe fn written<'a, C: Scalar>(
     new: &SequenceRows,
     memory: &Memory<'_>,
 ) -> Result<[ArrayViewMut4<'a, C>; 2], Error> {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees the tensors.
     unsafe {
         let k = memory.view_mut("k", &spec.k)?;
         match memory.view_mut("v", &spec.v) {

@@ -1,4 +1,4 @@
-//! Merges partial results.
+//! The split-KV reduction, which merges partial results.
 
 use fa3::half::{bf16, f16};
 use fa3::ndarray::Axis;
@@ -10,7 +10,7 @@ use crate::call::At;
 use crate::combine::Combination;
 use crate::error::Error;
 
-/// Merges the partial results that lie `at`.
+/// Reduces the partial results at the addresses `at`.
 ///
 /// # Errors
 /// The call or an address is invalid.

@@ -14,7 +14,7 @@ use super::memory::Memory;
 use super::{contiguous, lse, sink};
 use crate::error::Error;
 
-/// The scales of Q, K and V and the means of V's channels, where given.
+/// The scales of Q, K and V and the means of V's channels, if given.
 struct Scales<'a> {
     of: [Option<&'a [f32]>; 3],
     v_mean: Option<&'a [f32]>,
@@ -23,7 +23,7 @@ struct Scales<'a> {
 /// Computes O and LSE of codes.
 ///
 /// # Errors
-/// A scale that is negative or not normal.
+/// A scale is negative or not normal.
 pub(super) fn forward(spec: &ProblemSpec, lists: Lists<'_>, memory: &Memory<'_>) -> Result<(), Error> {
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
     // they hold until the call is over. As with torch's own operators, the caller must not write to them meanwhile.
@@ -73,22 +73,22 @@ fn known(
     Ok(spec.with_rows(rows_q, rows_k)?)
 }
 
-/// V in rows, also if it is transposed in memory.
+/// V in rows, even if it is transposed in memory.
 ///
 /// # Safety
-/// V of `spec` lies there, and stays alive and is not written to during this call.
+/// `memory` must have V of `spec`. It stays alive and is not written to during this call.
 ///
 /// # Errors
 /// An address is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn values(spec: &ProblemSpec, memory: &Memory<'_>) -> Result<Array4<E4m3>, Error> {
     if spec.v_layout == ValueLayout::Rows {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the tensors.
         return Ok(unsafe { memory.view("v", &spec.v) }?.to_owned());
     }
     let [batch, seqlen, heads, head_dim] = spec.v.shape.dims();
     let dims = [batch, heads, head_dim, ValueLayout::keys_of_row(seqlen)];
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees the tensors.
     let codes = unsafe { memory.slice("v", dims.iter().product()) }?;
     let codes = ArrayView4::from_shape(dims, codes).expect("one element for each index");
     Ok(Array4::from_shape_fn([batch, seqlen, heads, head_dim], |(batch, key, head, element)| {
@@ -99,14 +99,15 @@ unsafe fn values(spec: &ProblemSpec, memory: &Memory<'_>) -> Result<Array4<E4m3>
 /// The scales and means of a call.
 ///
 /// # Safety
-/// The problem's scales and means lie there, and stay alive and are not written to for as long as the result.
+/// `memory` must have the problem's scales and means. They stay alive and are not written to as long as the result
+/// lives.
 ///
 /// # Errors
 /// An address is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn scales<'a>(problem: &KnownProblem, memory: &Memory<'_>) -> Result<Scales<'a>, Error> {
     let given = |tensor, shape: &[usize]| {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the tensors.
         memory.has(tensor).then(|| unsafe { memory.slice(tensor, shape.iter().product()) }).transpose()
     };
     let [q, k, v] = problem.descale_shapes();
@@ -121,7 +122,7 @@ fn emulate(problem: &KnownProblem, codes: [Array4<E4m3>; 3], scales: &Scales<'_>
     let q = scaled(problem, rows_q, q, of_q, scales.of[0])?;
     let k = scaled(problem, rows_k, k, of_k, scales.of[1])?;
     let (channels, of_v, scale) = match (scales.v_mean, scales.of[2]) {
-        // O has the scales of V's channels.
+        // The scales of V's channels apply to O.
         (Some(mean), Some(scale)) => (Some(channels(problem, &mut v, mean, scale)?), Granularity::Head, None),
         (_, scale) => (None, of_v, scale),
     };

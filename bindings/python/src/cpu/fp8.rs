@@ -12,7 +12,7 @@ use crate::call::At;
 use crate::error::Error;
 use crate::fp8::Fp8Attention;
 
-/// The problem of a call with contiguous inputs, since any strides will do.
+/// The problem of a call with contiguous inputs, because the CPU takes any strides.
 ///
 /// # Errors
 /// The call is invalid.
@@ -20,7 +20,7 @@ pub(crate) fn problem(call: &Fp8Attention) -> Result<Fp8Problem, Error> {
     call.problem_of(contiguous(call.attention.spec()?))
 }
 
-/// Computes O and LSE of the tensors that lie `at`.
+/// Computes O and LSE of the tensors at the addresses `at`.
 ///
 /// # Errors
 /// The call or an address is invalid.

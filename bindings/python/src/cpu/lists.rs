@@ -1,4 +1,4 @@
-//! Lists that say where packed sequences lie, and how many of their rows are in use.
+//! Lists that give the rows of packed sequences, and the number of their rows in use.
 
 use fa3::{Attention, CachedAttention, Error as CpuError, Scalar};
 use fa3_types::{ProblemError, ProblemSpec, SequenceRows, Sequences, Shape};
@@ -6,7 +6,7 @@ use fa3_types::{ProblemError, ProblemSpec, SequenceRows, Sequences, Shape};
 use super::memory::Memory;
 use crate::error::Error;
 
-/// The values of `cu_seqlens` and `seqused`, of Q and of K and V, where the call has such a list.
+/// The values of `cu_seqlens` and `seqused`, of Q and of K and V, if the call has such lists.
 #[derive(Clone, Copy)]
 pub(super) struct Lists<'a> {
     cu_seqlens: [Option<&'a [i32]>; 2],
@@ -17,8 +17,8 @@ impl<'a> Lists<'a> {
     /// The lists of a call's sequences.
     ///
     /// # Safety
-    /// The lists lie there with the lengths that `spec` implies, and stay alive and are not written to for as long as
-    /// the result.
+    /// `memory` must have the lists, with the lengths that `spec` implies. They stay alive and are not written to as
+    /// long as the result lives.
     ///
     /// # Errors
     /// An address is invalid.
@@ -26,7 +26,7 @@ impl<'a> Lists<'a> {
     pub(super) unsafe fn of(spec: &ProblemSpec, memory: &Memory<'_>) -> Result<Lists<'a>, Error> {
         let (of_q, of_k) = (spec.seqs_q, spec.seqs_k);
         let used = |list, of: Sequences| {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller guarantees the tensors.
             of.has_used().then(|| unsafe { memory.slice(list, of.count()) }).transpose()
         };
         let seqused = [used("seqused_q", of_q)?, used("seqused_k", of_k)?];
@@ -42,7 +42,7 @@ impl<'a> Lists<'a> {
         Lists { seqused: [self.seqused[0], Some(seqused)], ..self }
     }
 
-    /// How many rows of each sequence of K and V are in use, if not all are.
+    /// Number of rows in use of each sequence of K and V; `None` if all rows are in use.
     pub(super) fn used_k(self) -> Option<&'a [i32]> {
         self.seqused[1]
     }

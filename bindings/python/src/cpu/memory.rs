@@ -1,4 +1,4 @@
-//! Torch's memory as arrays. All unsafe code on the CPU is here, and where these functions are called.
+//! Torch's memory as arrays. All unsafe code of the CPU path is here, and in the callers of these functions.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub(super) struct Memory<'a> {
     lent: RefCell<Vec<Lent>>,
 }
 
-/// A tensor of which a view was made (lent).
+/// A tensor of which a view was made.
 struct Lent {
     tensor: &'static str,
     bytes: Range<u64>,
@@ -29,7 +29,7 @@ struct Lent {
 }
 
 impl Lent {
-    /// Whether no byte belongs to both: one lies behind the other, or between the other's rows.
+    /// Whether the two tensors share no byte: one lies behind the other, or between the other's rows.
     fn is_apart(&self, other: &Lent) -> bool {
         let is_behind = self.bytes.end <= other.bytes.start || other.bytes.end <= self.bytes.start;
         let are_between = || match (&self.desc, &other.desc) {
@@ -50,7 +50,7 @@ impl Memory<'_> {
         self.address(tensor).is_some()
     }
 
-    /// Allows tensors that are lent later to overlap this one: the caller knows that they share no element.
+    /// Lets later tensors overlap this tensor: the caller knows that they share no element.
     pub(super) fn release(&self, tensor: &str) {
         self.lent.borrow_mut().retain(|lent| lent.tensor != tensor);
     }
@@ -62,8 +62,8 @@ impl Memory<'_> {
     /// The elements of a tensor with its own strides.
     ///
     /// # Safety
-    /// A tensor of this shape, these strides and type `T` lies there, unless it has no elements. It stays alive and is
-    /// not written to for as long as the view.
+    /// The address must have a tensor of this shape, these strides and type `T`, unless it has no elements. The tensor
+    /// stays alive and is not written to as long as the view lives.
     ///
     /// # Errors
     /// A stride is negative, or the address is invalid.
@@ -85,7 +85,7 @@ impl Memory<'_> {
     /// The elements of a tensor of several splits with its own strides.
     ///
     /// # Safety
-    /// As in [`Memory::view`].
+    /// The conditions of [`Memory::view`].
     ///
     /// # Errors
     /// A stride is negative, or the address is invalid.
@@ -110,11 +110,12 @@ impl Memory<'_> {
     /// The elements of an output with its own strides.
     ///
     /// # Safety
-    /// A tensor of this shape, these strides and type `T` lies there, without overlapping elements. It stays alive, and
-    /// no other code reads or writes it, for as long as the view.
+    /// The address must have a tensor of this shape, these strides and type `T`, without overlapping elements. As long
+    /// as the view lives, the tensor stays alive, and no other code reads or writes it.
     ///
     /// # Errors
-    /// A stride is negative, or the address is invalid or overlaps a tensor that was lent before.
+    /// A stride is negative, or the address is invalid, or the tensor overlaps a tensor of which a view was made
+    /// before.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     pub(super) unsafe fn view_mut<'a, T: Pod>(
         &self,
@@ -133,7 +134,8 @@ impl Memory<'_> {
     /// The elements of a contiguous tensor.
     ///
     /// # Safety
-    /// `count` elements of type `T` lie there, and stay alive and are not written to for as long as the slice.
+    /// The address must have `count` elements of type `T`. They stay alive and are not written to as long as the slice
+    /// lives.
     ///
     /// # Errors
     /// An address is invalid.
@@ -154,11 +156,11 @@ impl Memory<'_> {
     /// The elements of a contiguous output.
     ///
     /// # Safety
-    /// `count` elements of type `T` lie there. They stay alive, and no other code reads or writes them, for as long as
-    /// the slice.
+    /// The address must have `count` elements of type `T`. As long as the slice lives, they stay alive, and no other
+    /// code reads or writes them.
     ///
     /// # Errors
-    /// The address is invalid, or overlaps a tensor that was lent before.
+    /// The address is invalid, or the elements overlap a tensor of which a view was made before.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     pub(super) unsafe fn slice_mut<'a, T: Pod>(
         &self,
@@ -169,14 +171,14 @@ impl Memory<'_> {
             return Ok(&mut []);
         }
         let start = self.lend::<T>(tensor, count as u64, (true, None))?;
-        // SAFETY: as in [`Memory::slice`], and no other tensor of the call lies there.
+        // SAFETY: as in [`Memory::slice`], and no other tensor of the call overlaps the elements.
         Ok(unsafe { slice::from_raw_parts_mut(with_exposed_provenance_mut(start), count) })
     }
 
     /// The address of `count` elements.
     ///
     /// # Errors
-    /// The address is null, not aligned or too high; or the elements overlap another tensor, and one of both is an
+    /// The address is null, not aligned or too high; or the elements overlap another tensor, and one of the two is an
     /// output.
     fn lend<T>(
         &self,
@@ -212,7 +214,7 @@ impl Memory<'_> {
     }
 }
 
-/// The extents and strides of an array, and how many elements it spans; `None` if it has no elements.
+/// The extents and strides of an array, and the number of elements that it spans; `None` if it has no elements.
 ///
 /// # Errors
 /// [`Error::NegativeStride`].
@@ -243,7 +245,7 @@ fn positive(tensor: &'static str, dim: Dim, given: i64) -> Result<usize, Error> 
     usize::try_from(given).map_err(|_| Error::NegativeStride { tensor, dim, given })
 }
 
-/// How many elements an array spans, if it is not empty.
+/// The number of elements that an array spans, if it is not empty.
 fn spanned(dims: &[usize], strides: &[usize]) -> u64 {
     let span = |(extent, stride): (&usize, &usize)| (*extent as u64 - 1).saturating_mul(*stride as u64);
     dims.iter().zip(strides).map(span).fold(1, u64::saturating_add)

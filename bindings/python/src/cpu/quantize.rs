@@ -11,12 +11,12 @@ use crate::call::{At, Call};
 use crate::error::Error;
 use crate::quantize::Quantization;
 
-/// Quantizes the tensor that lies `at`: computes codes, scales and means.
+/// Quantizes the tensor at its address in `at`: computes codes, scales and means.
 ///
 /// # Errors
 /// The call or an address is invalid.
 pub(crate) fn quantize(call: &Quantization, at: &At) -> Result<(), Error> {
-    // Any strides will do.
+    // The CPU takes any strides.
     let (problem, memory) = (call.contiguous().problem()?, Memory::new(at));
     match problem.x().dtype {
         Dtype::F16 => quantize_of::<f16>(call, &problem, &memory),

@@ -10,7 +10,8 @@ use crate::error::Error;
 /// The cosines and sines of a rotation.
 ///
 /// # Safety
-/// Its tables `cos` and `sin` lie there, and stay alive and are not written to during this call.
+/// `memory` must have the tables `cos` and `sin` of the rotation. They stay alive and are not written to during this
+/// call.
 ///
 /// # Errors
 /// An address or a table is invalid.
@@ -18,7 +19,7 @@ use crate::error::Error;
 pub(super) unsafe fn table(rotary: Rotary, memory: &Memory<'_>) -> Result<RopeTable, Error> {
     let dims = [rotary.table_rows, rotary.rotary_dim / 2];
     let array = |name| {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the tensors.
         let numbers = unsafe { memory.slice::<f32>(name, dims.iter().product()) }?.to_vec();
         Ok::<_, Error>(Array2::from_shape_vec(dims, numbers).expect("one element for each index"))
     };
@@ -45,7 +46,8 @@ impl RowPositions<'_> {
 /// The positions of the rows of a tensor of `shape`.
 ///
 /// # Safety
-/// If the positions are listed, the list lies there, and stays alive and is not written to for as long as the result.
+/// If the positions are listed, `memory` must have the list. It stays alive and is not written to as long as the result
+/// lives.
 ///
 /// # Errors
 /// An address is invalid.
@@ -58,7 +60,7 @@ pub(super) unsafe fn positions<'a>(
 ) -> Result<RowPositions<'a>, Error> {
     Ok(match rotary.positions {
         Positions::From(first) => RowPositions::From(first),
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the tensors.
         Positions::Listed => RowPositions::Listed(unsafe { memory.slice(name, shape.batch * shape.seqlen) }?),
     })
 }

@@ -13,19 +13,20 @@ use crate::error::Error;
 /// The threads of a process.
 struct Threads {
     process: u32,
-    /// The number that was asked for; 0 means one for each core.
+    /// The requested number of threads; 0 means one for each core.
     count: usize,
     pool: Arc<ThreadPool>,
 }
 
-/// The threads of this process, or of its parent. Rayon's own pool would not do: a forked process, such as a data
+/// The threads of this process, or of its parent. Rayon's own pool does not work here: a forked process, such as a data
 /// loader's worker, has none of its parent's threads, and would wait for them forever.
 static THREADS: LazyLock<Mutex<Option<Threads>>> = LazyLock::new(Mutex::default);
 
-/// Runs `work` on this process's threads, and waits for it. Their number is `RAYON_NUM_THREADS`, or else torch's.
+/// Runs `work` on this process's threads, and waits for it. The number of threads is `RAYON_NUM_THREADS`, otherwise
+/// torch's number.
 ///
 /// # Errors
-/// [`Error::Threads`] if the system has none left.
+/// [`Error::Threads`] if the system cannot create them.
 pub(crate) fn run<R: Send>(work: impl FnOnce() -> Result<R, Error> + Send) -> Result<R, Error> {
     // Python forks only in the attached thread, so that no other thread holds the lock then.
     Python::attach(threads)?.install(work)
@@ -49,7 +50,7 @@ fn threads(py: Python<'_>) -> Result<Arc<ThreadPool>, Error> {
     }
 }
 
-/// The number of threads: torch's, unless the environment sets it.
+/// The number of threads: torch's number, unless the environment sets it.
 fn wanted(py: Python<'_>) -> usize {
     if env::var_os("RAYON_NUM_THREADS").is_some() {
         return 0;

@@ -51,8 +51,8 @@ impl DensePlan {
         };
         // Most masks of intervals are causal.
         let order_mask = if has_intervals { Mask::Causal } else { mask };
-        // The statistics kernel clears the sums of dQ for all row blocks of the dK/dV kernel. The last may reach beyond
-        // the rows.
+        // The statistics kernel clears the sums of dQ for all row blocks of the dK/dV kernel. The last block may reach
+        // beyond the rows.
         let rows = if tile.adds_dq.is_some() { lens.q.next_multiple_of(tile.tile_m) } else { lens.q };
         let of_keys = counts(lens.k, tile.tile_n, heads.kv());
         let splits = match has_intervals {

@@ -180,7 +180,7 @@ fn tiles_that_wait_come_after_those_that_they_wait_for() {
     let problem = backward(forward);
     let plan = Plan::with(&problem, &H100, &PlanOptions::default().deterministic()).unwrap();
     let schedule = dense_plan(&plan).dkv();
-    // 32 blocks of 128 rows per tile: 264 / 32 heads.
+    // A tile has 32 blocks of 128 rows, so a section has 264 / 32 heads.
     let order = Order::LongestFirst { section: 8, longest: Longest::Last };
     assert_eq!((schedule.order(), schedule.scheduler()), (order, Scheduler::DynamicPersistent));
     let mut next = [32; 32];
@@ -224,11 +224,11 @@ fn sequences_whose_lengths_are_data_have_varlen_plans() {
     let order = |section, longest| Order::LongestFirst { section, longest };
     assert_eq!(long.dkv().order(), order(4, Longest::First));
     let (_, in_order) = planned(packed(12, 4096, 128), PlanOptions::default().deterministic());
-    // 4 heads of 64 blocks per tile: the next tile begins at once.
+    // 4 heads of 64 blocks follow each other: the next tile begins at once.
     assert_eq!(in_order.dkv().order(), order(1, Longest::Last));
     assert!(plan.to_string().contains("dQ         8608 CTAs that round 64 rows"), "{plan}");
     assert!(plan.to_string().contains("at most 1128 tiles, longest first, heads in sections of 4"), "{plan}");
-    // A dQ kernel has a row block of its own.
+    // A plan with a dQ kernel has row blocks of its own.
     let (grouped, _) = planned(packed(8, 2048, 128), PlanOptions::default());
     assert_eq!(grouped.dkv().tile.adds_dq, Some(AddOrder::Any), "32 heads share 8");
     let (wide, tiles) = planned(packed(300, 60, 256), PlanOptions::default());

@@ -1,7 +1,7 @@
 //! Varlen plans: lengths are data, and tiles are found through tables in device memory.
 //!
-//! There are two tables. The first lists blocks of query rows, for the statistics, the sums of dQ, and the dQ kernel if
-//! there is one. The second lists tiles of keys. Each row block of the first table has its own memory for statistics
+//! There are two tables. The first lists blocks of query rows, for the statistics, for the sums of dQ, and for the dQ
+//! kernel, if any. The second lists tiles of keys. Each row block of the first table has its own memory for statistics
 //! and sums, so that blocks of different sequences never share any, whatever the lengths are.
 
 use std::fmt;
@@ -92,7 +92,7 @@ impl VarlenPlan {
         self.block_rows
     }
 
-    /// Rows of all blocks of the first table. Each has memory for statistics and sums.
+    /// Number of rows of all blocks of the first table. Each has memory for statistics and sums.
     pub fn places(&self) -> u32 {
         self.stats.table().capacity() * self.block_rows
     }
@@ -102,12 +102,12 @@ impl VarlenPlan {
         &self.stats
     }
 
-    /// The most CTAs of [`STATS_ROWS`] rows; 0 if Q has no rows.
+    /// Largest number of CTAs of [`STATS_ROWS`] rows; 0 if Q has no rows.
     pub fn stats_grid(&self) -> u32 {
         if self.stats.grid() == 0 { 0 } else { self.stats.most() * (self.block_rows / STATS_ROWS) }
     }
 
-    /// The tiles of the dK/dV kernel. Their table has keys in place of rows, and rows in place of keys.
+    /// The tiles of the dK/dV kernel. In their table, keys take the place of rows, and rows the place of keys.
     pub fn dkv(&self) -> &Tiles {
         &self.dkv
     }

@@ -9,7 +9,7 @@ fn shapes() -> impl Iterator<Item = CtaTile> {
     TileRow::table().iter().map(|row| row.tile)
 }
 
-/// 128 x 176, two stages, head_dim 128, f16.
+/// The tile 128 x 176 with two stages, head_dim 128, f16.
 fn dense128() -> CtaTile {
     let is_it = |tile: &CtaTile| (tile.head_dim, tile.tile_m) == (128, 128);
     CtaTile { tile_n: 176, stages: 2, ..shapes().find(is_it).unwrap() }
@@ -66,10 +66,10 @@ fn converted_blocks_lie_beside_those_that_are_loaded() {
     let is_it = |tile: &CtaTile| tile.precision == Precision::Converted { q: false } && tile.head_dim == 128;
     let two = shapes().find(is_it).unwrap();
     assert_eq!((two.threads(), two.converters(), two.rescales_lazily()), (512, 1, true));
-    // 128 keys of 128 bytes each: two stages as loaded, and two of twice as many bytes.
+    // Blocks have 128 keys of 128 bytes each: two stages as loaded, and two dequantized blocks of twice the bytes.
     let keys = (2 + 2 * 2) * 128 * 128;
     assert_eq!(two.smem(), Smem { q: 128 * 128 * 2, k: keys, v: keys, p: 0 });
-    // e4m3 Q takes the space of a block of K, and leaves the space of a block of V.
+    // e4m3 Q takes the memory of a block of K; V then has one block less as well.
     let of_q = two.of_converted_queries();
     let fewer = (1 + 2 * 2) * 128 * 128;
     assert_eq!(of_q.smem(), Smem { q: 128 * 128 * (2 + 1), k: fewer, v: fewer, p: 0 });
@@ -174,8 +174,8 @@ fn what_no_warpgroup_computes_is_refused() {
     assert_eq!(turns.check(&H100), Err(TileError::PingPong { consumers: 1 }));
 }
 
-/// KiB of Q, K and V, and registers of S, P and O, for FlashAttention-3's own tiles, computed by hand from the tile
-/// sizes in its source. Two of its tiles keep P in shared memory, and have no kernel here.
+/// KiB of Q, K and V, and registers of S, P and O, for FlashAttention-3's own tiles. They are computed by hand from the
+/// tile sizes in its source. Two of its tiles keep P in shared memory, and have no kernel here.
 #[test]
 #[rustfmt::skip]
 fn published_tiles_need_what_they_need() {
@@ -199,14 +199,14 @@ fn published_tiles_need_what_they_need() {
     }
 }
 
-/// 128 x 128 of e4m3 at head_dim 128, two stages, paired products.
+/// The tile 128 x 128 of e4m3 at head_dim 128, with two stages and paired products.
 fn fp8() -> CtaTile {
     let is_it = |tile: &CtaTile| tile.precision.is_fp8() && (tile.head_dim, tile.tile_n) == (128, 128);
     shapes().find(is_it).unwrap()
 }
 
-/// KiB of Q, K and V, and registers of S, P, O and PV, for e4m3 tiles, by hand. V is stored twice: as loaded, and
-/// transposed with 8 more columns. PV has registers of its own if products are paired, and otherwise only where S's
+/// KiB of Q, K and V, and registers of S, P, O and PV, for e4m3 tiles, computed by hand. V is stored twice: as loaded,
+/// and transposed with 8 more columns. PV has registers of its own if products are paired, and otherwise only where S's
 /// registers do not suffice.
 #[test]
 #[rustfmt::skip]
@@ -249,9 +249,10 @@ fn what_fp8_does_not_compute_is_refused() {
     refused(CtaTile { loads: Loads::Consumers, ..fp8 }, form.clone());
     refused(CtaTile { pipeline: Pipeline::TwoStage, ..fp8 }, form.clone());
     refused(CtaTile { pipeline: Pipeline::ThreeStage, ..fp8 }, form);
-    // There are not enough registers for all of PV, which is in flight as a whole if paired with QK.
+    // There are not enough registers for PV, which is in flight as a whole if it is paired with QK.
     refused(CtaTile { head_dim_v: 256, ..fp8 }, TileError::Fp8 { tile_n: 64, head_dim_v: 256 });
-    // A warp transposes 32 keys at a time, a thread writes 16 bytes of O at a time, and the columns are a power of two.
+    // A warp transposes 32 keys at a time, a thread writes 16 bytes of O at a time, and the number of columns is a
+    // power of two.
     for tile_n in [16, 48, 80] {
         refused(CtaTile { tile_n, ..fp8 }, TileError::Fp8 { tile_n, head_dim_v: 128 });
     }
@@ -319,7 +320,7 @@ fn the_register_split() {
     };
     let split = [(256, Some(56), 256), (168, Some(24), 240), (128, Some(32), 160)];
     assert_eq!(registers(Loads::Producer), split);
-    // An instruction can name 255 of the 256 registers.
+    // A kernel has 256 registers for each thread, but an instruction can name only 255.
     assert_eq!(registers(Loads::Consumers), [(256, None, 256), (256, None, 256), (168, None, 168)]);
 }
 

@@ -71,7 +71,7 @@ impl DensePlan {
     ) -> Result<(CtaTile, DensePlan), PlanError> {
         let &Asked { problem, tile, tiling, sms, options } = asked;
         KNOWN.check(problem)?;
-        // The kernel that transposes V takes all SMs.
+        // A kernel that transposes V beforehand takes all SMs.
         let tile = if options.tile.is_none() && sms == limits.sms {
             v_tiles::fastest(problem, tile, tiling, lens)
         } else {
@@ -140,7 +140,8 @@ impl DensePlan {
         self.schedule.simulate(&self.works().map(|work| work.cost()).collect::<Vec<_>>())
     }
 
-    /// The KV blocks that all tiles visit together. Heads and sequences have equally many, so that one head is counted.
+    /// The KV blocks that all tiles visit together. All heads and sequences have the same number of blocks, so one head
+    /// is counted.
     pub fn cost(&self) -> Cost {
         let m_blocks = self.lens.q.div_ceil(self.tiling.tile_m());
         let heads = u64::from(self.schedule.num_tiles().checked_div(m_blocks).unwrap_or(0));
@@ -186,9 +187,9 @@ impl Work {
     }
 }
 
-/// Chooses as [`Scheduler::choose`], but no dynamic scheduler without a producer to fetch tiles. e4m3 kernels are
-/// persistent however few tiles there are: in kernels of one tile per CTA ptxas spills registers at head_dim_v 256,
-/// which costs up to 25 %, and elsewhere both are equally fast (docs/performance.md).
+/// Chooses as [`Scheduler::choose`] does, but without a producer, which fetches tiles, never the dynamic scheduler.
+/// e4m3 kernels are always persistent: in kernels of one tile per CTA ptxas spills registers at head_dim_v 256, which
+/// costs up to 25 %, and at other head dimensions both schedulers are equally fast (docs/performance.md).
 fn choose_scheduler(
     problem: &Problem,
     tile: &CtaTile,
@@ -216,20 +217,21 @@ fn choose_scheduler(
     }
 }
 
-/// The fewest keys for which CTAs form clusters. With fewer, clusters are up to 4 % slower in short runs and gain
-/// nothing in long ones (docs/performance.md).
+/// Smallest number of keys for which CTAs form clusters. With fewer keys, clusters are up to 4 % slower in short runs
+/// and gain nothing in long runs (docs/performance.md).
 const MIN_KEYS_OF_CLUSTERS: u32 = 1024;
 
-/// Whether CTAs compute at a time neighbouring tiles that need the same keys: equal tiles, static round robin, and an
-/// even number of tiles per KV head. In 8 bits, clusters of such CTAs are slower (docs/performance.md).
+/// Whether CTAs compute neighbouring tiles that need the same keys at the same time. They do if tiles are equal, the
+/// scheduler is static round robin, and each KV head has an even number of tiles. In 8 bits, clusters of such CTAs are
+/// slower (docs/performance.md).
 fn go_in_pairs(problem: &Problem, tile: &CtaTile, counts: TileCounts, schedule: &Schedule) -> bool {
     let loads_ahead = tile.precision == Precision::Half && tile.loads == Loads::Producer;
     let alike = problem.mask() == Mask::None && schedule.order() == Order::Linear;
     let in_turn = schedule.scheduler() == Scheduler::StaticPersistent;
-    // With few rows, loads of K and V are the bottleneck: not measured.
+    // With few rows, loads of K and V are the bottleneck, and clusters were not measured.
     let many_rows = counts.m_blocks > 1;
     let tiles_a_head = counts.m_blocks as usize * problem.heads().group_size();
     let even = tiles_a_head.is_multiple_of(2) && schedule.grid().is_multiple_of(2);
-    // Each loads half of a block's keys, and rows are swizzled in groups of eight.
+    // Each CTA loads half of a block's keys, and rows are swizzled in groups of eight.
     loads_ahead && alike && in_turn && many_rows && even && tile.tile_n.is_multiple_of(16)
 }

@@ -34,10 +34,10 @@ const KNOWN: Known = Known::new(
     ],
 );
 
-/// Rows of a tile: one consumer warpgroup's, or shared by two warpgroups that divide the columns of O.
+/// Rows of a tile: the rows of one consumer warpgroup, or of two that divide the columns of O.
 pub(super) const ROWS: u32 = 64;
 
-/// Rows of Q that one copy moves are a multiple of this, a period of the swizzle.
+/// The number of rows of Q that one copy moves is a multiple of this, a period of the swizzle.
 const PERIOD: u32 = 8;
 
 /// The most tiles that are co-scheduled. H100 and H200 have 132 SMs, which 2, 3 and 4 divide.
@@ -68,11 +68,11 @@ pub struct SplitKvPlan {
     split: SplitRule,
 }
 
-/// How units are split.
+/// How work tiles are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SplitRule {
-    /// At the ends of equal shares. The start of a unit counts as `extra` blocks. `units` is the number of units, if it
-    /// is known and at most the number of CTAs.
+    /// At the ends of equal shares. The start of a work tile counts as `extra` blocks. `units` is the number of work
+    /// tiles, if it is known and at most the number of CTAs.
     Even { extra: u32, units: Option<u32> },
     /// Every `blocks` blocks. A unit has at most `most` splits.
     FixedSize { blocks: u32, most: u32 },
@@ -81,9 +81,9 @@ enum SplitRule {
 /// Where the reduction kernel reads which splits to reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReductionSource {
-    /// From each unit's entry.
+    /// From each work tile's entry.
     Units,
-    /// From each CTA's entry. It is about the unit that begins in the CTA and continues in the next.
+    /// From each CTA's entry. The entry describes the work tile that begins in the CTA and continues in the next CTA.
     Ctas,
     /// From the lengths of sequences.
     Lengths,
@@ -91,18 +91,18 @@ pub enum ReductionSource {
 
 /// With at most this many KV blocks per CTA, consumers use half of the register file, so that the reduction kernel's
 /// CTAs are already resident when the last split ends. On an H100 one sequence of 1024 keys then takes 7.4 us instead
-/// of 8.0, but 16 sequences of 4096 keys take 98.7 instead of 95.8.
+/// of 8.0, but 16 sequences of 4096 keys take 98.7 us instead of 95.8.
 const FEW_BLOCKS: u64 = 4;
 
 /// Cost of the split-KV reduction in units of one KV block, and the elements of O per CTA that add one more unit.
 const REDUCTION_COST: u32 = 4;
 const REDUCTION_ELEMENTS: u32 = 4096;
 
-/// Positions of Q whose keys are split whatever number of tiles their heads take: a token and a few speculative ones. A
+/// Number of query positions up to which keys are split for any number of tiles: a token and a few speculative ones. A
 /// tile of one head would have no more rows than this.
 const FEW: usize = 8;
 
-/// Query heads that are rows of one tile (PackGQA): as many of a group as one copy can move.
+/// Number of query heads that are rows of one tile (PackGQA): as many heads of a group as one copy can move.
 fn pack(group: u32) -> u32 {
     let fits = |heads: u32| heads * positions_multiple(heads) <= ROWS;
     (1..=group.min(ROWS)).rev().find(|&heads| group.is_multiple_of(heads) && fits(heads)).unwrap_or(1)
@@ -114,18 +114,18 @@ pub fn packed_positions(pack: u32, rows: u32) -> u32 {
     rows / pack / multiple * multiple
 }
 
-/// Granularity of a tile's positions.
+/// The number of a tile's positions is a multiple of this.
 fn positions_multiple(pack: u32) -> u32 {
     PERIOD / (1 << pack.trailing_zeros().min(3))
 }
 
-/// Number of tiles that read the same keys at the same time, of `tiles` tiles of a group's heads. It leaves few SMs
+/// Number of tiles that read the same keys at the same time, if a group's heads have `tiles` tiles. It leaves few SMs
 /// without work.
 fn co_scheduled(tiles: u32) -> u32 {
     (1..=MOST_CO_SCHEDULED).rev().find(|&co_scheduled| tiles.is_multiple_of(co_scheduled)).unwrap_or(1)
 }
 
-/// Rows of a unit, estimated from the longest sequence.
+/// Number of rows of a work tile, estimated from the longest sequence.
 fn unit_rows(problem: &Problem, pack: u32) -> u32 {
     (problem.longest().q as u32 * pack).clamp(1, ROWS)
 }
@@ -159,9 +159,9 @@ fn split_blocks(
 }
 
 impl SplitKvPlan {
-    /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows;
-    /// with equal shares also if a tile is given, a sequence has many rows, or there are more blocks than can be
-    /// numbered.
+    /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows.
+    /// With equal shares it is also `None` if a tile is given, if a sequence has many rows, or if there are more blocks
+    /// than can be numbered.
     pub(super) fn new(
         problem: &Problem,
         sms: NonZeroU32,
@@ -204,14 +204,14 @@ impl SplitKvPlan {
         let most_shares = blocks.saturating_mul(units / u64::from(co_scheduled));
         let shares = u64::from(sms.get() / co_scheduled).min(most_shares).max(1);
         let ctas = shares as u32 * co_scheduled;
-        // Starts are free if there are enough CTAs for all units.
+        // Starts cost nothing if there are enough CTAs for all work tiles.
         let extra = u32::from(u64::from(heads) * problem.batch() as u64 > ctas.into());
         let about = (problem.longest().k as u64).div_ceil(tile.tile_n.into());
         let is_short = about * u64::from(heads) * problem.batch() as u64 <= FEW_BLOCKS * u64::from(ctas);
         // Where results must not depend on other sequences, kernels must not, either.
         let per_sm = if is_slim && is_short && split_blocks.is_none() { 2 } else { 1 };
         let (rows, latent_rows) = (memory_rows(problem)?, latent_rows(problem)?);
-        // All sequences of a dense tensor have equally many.
+        // All sequences of a dense tensor have the same number of work tiles.
         let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
         let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
         let reduction_cost = REDUCTION_COST + unit_rows(problem, pack) * tile.head_dim_v / REDUCTION_ELEMENTS;
@@ -238,7 +238,7 @@ impl SplitKvPlan {
         Ok(Some((tile, tiling, plan)))
     }
 
-    /// The reason for these tiles.
+    /// The reason for this tile.
     pub(super) fn why(&self) -> &'static str {
         match self.split {
             SplitRule::Even { .. } => "few rows of Q: keys are shared by all SMs",
@@ -282,7 +282,8 @@ impl SplitKvPlan {
         self.positions
     }
 
-    /// CTAs for which an SM has registers: two where a CTA of the next kernel may start beside one of these.
+    /// Number of CTAs for which an SM has registers: two if a CTA of the next kernel may start beside a CTA of this
+    /// kernel.
     pub fn per_sm(&self) -> u32 {
         self.per_sm
     }
@@ -339,7 +340,7 @@ impl SplitKvPlan {
         !matches!(self.split, SplitRule::FixedSize { most: 1, .. })
     }
 
-    /// Rows of a unit, estimated from the longest sequence.
+    /// Number of rows of a work tile, estimated from the longest sequence.
     pub fn unit_rows(&self, problem: &Problem) -> u32 {
         unit_rows(problem, self.pack)
     }
@@ -353,7 +354,7 @@ impl SplitKvPlan {
         }
     }
 
-    /// Writes how units reach CTAs of `threads` threads.
+    /// Writes how work tiles reach CTAs of `threads` threads.
     pub(super) fn write_tiles(&self, f: &mut fmt::Formatter<'_>, threads: u32) -> fmt::Result {
         let SplitKvPlan { pack, positions, ctas, .. } = self;
         writeln!(f, "rows       {positions} positions of {pack} query heads a tile")?;

@@ -76,7 +76,7 @@ fn causal_tiles_of_a_section_never_get_longer() {
     // A head has 32 tiles: 3 heads have a tile for every other SM.
     assert_eq!(plan.order(), in_sections(3));
     let costs: Vec<u64> = dense_plan(&plan).works().map(|work| work.cost()).collect();
-    // Eight sections of 3 heads, and a last one of 8.
+    // There are eight sections of 3 heads, and a last section of 8 heads.
     let (sections, last) = costs.split_at(8 * 3 * 32);
     assert!(sections.chunks(3 * 32).chain([last]).all(|section| section.is_sorted_by(|a, b| a >= b)));
     assert!(dense_plan(&plan).simulate().length() * 100 <= 105 * certified_bound(&costs, H100.sms));
@@ -118,7 +118,7 @@ fn decoding() {
     assert_eq!(dense_plan(&plan).cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
 }
 
-/// The tiles of one head are counted for any number of heads and sequences.
+/// The tiles of one head are counted, and multiplied by any number of heads and sequences.
 #[test]
 fn many_sequences_are_counted_at_once() {
     let plan = Plan::new(&dense(1_000_000, (1024, 1024), (64, 64), Mask::Causal), &H100).unwrap();
@@ -177,7 +177,7 @@ fn pairs_of_equal_tiles_are_clusters() {
     assert!(text.contains("132 CTAs of 512 threads, in clusters of 2"), "{text}");
 }
 
-/// Persistent e4m3 kernels are as fast if all tiles run at once, and spill no registers.
+/// Persistent e4m3 kernels are equally fast if all tiles run at once, and spill no registers.
 #[test]
 fn few_tiles_of_e4m3_have_persistent_ctas() {
     let scheduler = |dtype, tokens| {
@@ -223,11 +223,11 @@ fn v_that_is_visited_often_is_transposed_before() {
         ((8192, 8192), (4, 4), 128, channels, false),
         ((8192, 8192), (4, 4), 256, channels, true),
         ((8192, 8192), (4, 4), 128, ProblemSpec::transposed_v, false),
-        // Rows that see few of the keys, and the rows that see many.
+        // With more rows than keys, few rows see a key. With fewer rows, each row sees most keys.
         ((8192, 1024), (8, 8), 128, causal, false),
         ((768, 8192), (8, 1), 128, causal, true),
         ((8192, 8192), (4, 4), 128, dense, true),
-        // O takes as much memory as V of twice as many keys.
+        // O takes as much memory as V with twice the number of keys.
         ((4096, 8192), (4, 4), 128, dense, true),
         ((4096, 8193), (4, 4), 128, dense, false),
     ];
@@ -305,7 +305,7 @@ fn nothing_to_do_is_an_empty_plan() {
     assert_eq!((schedule(&plan).num_tiles(), dense_plan(&plan).cost().blocks), (16, 0));
 }
 
-/// Refusals of problems that only the CPU computes, with their numbers.
+/// Problems that only the CPU computes are refused, with their numbers.
 #[test]
 fn what_no_forward_kernel_computes() {
     let refused = |spec: ProblemSpec| {

@@ -5,14 +5,14 @@ use fa3_types::{Problem, Shape, ValueLayout};
 use crate::forward::{CtaTile, Fp8Inputs, Precision};
 use crate::{SeqLens, TileCounts, Tiling};
 
-/// Keys per tile of V that is transposed beforehand. A row of transposed V has a multiple of them.
+/// Keys per tile of V that is transposed beforehand. The number of keys in a row of transposed V is a multiple of this.
 pub const V_TILE_KEYS: u32 = ValueLayout::ROW_KEYS as u32;
 
-/// The fewest visits of a block of V that pay for transposing it beforehand (docs/performance.md).
+/// Smallest number of visits of a block of V for which transposing it beforehand pays (docs/performance.md).
 const MIN_VISITS: u64 = 32;
 
-/// Returns the tile for V transposed beforehand if that is faster and takes no more memory than O; otherwise `tile`. It
-/// is not faster up to head_dim 64, or up to 128 with scales of channels.
+/// Returns the tile for V transposed beforehand if that is faster and takes no more memory than O; otherwise `tile`.
+/// Transposing beforehand is not faster up to head_dim 64, or up to 128 with scales of channels.
 pub(super) fn fastest(problem: &Problem, tile: CtaTile, tiling: Tiling<u32>, lens: SeqLens<u32>) -> CtaTile {
     let Precision::Fp8(inputs @ Fp8Inputs { v_layout: ValueLayout::Rows, v_channels, .. }) = tile.precision
     else {
@@ -30,7 +30,8 @@ pub(super) fn fastest(problem: &Problem, tile: CtaTile, tiling: Tiling<u32>, len
     if is_small && is_wide && is_faster() { tile.of_inputs(inputs.transposed()) } else { tile }
 }
 
-/// Whether the tiles of a head visit at least `needed` blocks together. In long sequences a few tiles suffice to tell.
+/// Whether the tiles of a head visit at least `needed` blocks together. In long sequences the first few tiles decide
+/// this.
 fn has_visits(needed: u64, tile: &CtaTile, tiling: Tiling<u32>, lens: SeqLens<u32>) -> bool {
     let mut visits = 0;
     let mut m_blocks = 0..lens.q.div_ceil(tile.tile_m);
@@ -41,7 +42,7 @@ fn has_visits(needed: u64, tile: &CtaTile, tiling: Tiling<u32>, lens: SeqLens<u3
         })
 }
 
-/// The tiles of V, if it lies in rows and the kernel takes it transposed.
+/// The tiles of V, if V lies in rows and the kernel takes it transposed.
 pub(super) fn of(problem: &Problem, tile: &CtaTile) -> Option<TileCounts> {
     let Shape { batch, seqlen, heads, .. } = problem.v().shape;
     let takes_it_transposed = tile.precision.is_fp8() && !tile.precision.transposes_v();

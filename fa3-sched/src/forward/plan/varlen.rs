@@ -58,7 +58,7 @@ impl VarlenPlan {
         }
         let of_heads = problem.has_scales() && !problem.has_block_scales();
         if of_heads && problem.batch() == 0 && problem.q().extent().0 > 0 {
-            // Rows of O would be written with scales of a sequence that does not exist.
+            // Rows of O would be written with the scales of a sequence that does not exist.
             return Err(PlanError::VarlenNothing { rows: problem.q().shape.seqlen });
         }
         let (sides, sizes) = (Side::both(problem), [tile.tile_m, tile.tile_n]);
@@ -66,7 +66,7 @@ impl VarlenPlan {
         let heads = problem.heads().q() as u32;
         let longest = Longest::from(problem.mask());
         let section = match options.order {
-            // Below 2³¹ in every problem.
+            // The number is below 2³¹ in every problem.
             None => {
                 let head_tiles = (problem.longest().q as u32).div_ceil(tile.tile_m);
                 section(head_tiles, [heads, problem.heads().group_size() as u32], sms)
@@ -88,7 +88,7 @@ impl VarlenPlan {
         })
     }
 
-    /// Its tiles.
+    /// The tiles of the launch.
     pub fn tiles(&self) -> &Tiles {
         &self.tiles
     }
@@ -174,14 +174,15 @@ mod tests {
         let (tile, plan) = varlen(packed(12, 16_384, 4096, (32, 8), Mask::Causal));
         assert_eq!((plan.grid(), plan.table().count()), (132, 12));
         assert_eq!(plan.table().capacity(), 16_384 / tile.tile_m + 12 + 1);
-        // 32, 8 and 1 tiles per head, for half of 132 SMs: groups of four heads are added until there are enough tiles.
+        // There are 32, 8 and 1 tiles per head, for half of 132 SMs: a section gets groups of four heads until it has
+        // enough tiles.
         let section = |longest| varlen(packed(12, 16_384, longest, (32, 8), Mask::Causal)).1.order();
         let order = |section| Order::LongestFirst { section, longest: Longest::Last };
         assert_eq!([4096, 1024, 64].map(section), [order(4), order(16), order(32)]);
-        // The heads are a multiple of a section.
+        // The number of heads is a multiple of a section's heads.
         let (_, odd) = varlen(packed(12, 16_384, 512, (28, 7), Mask::Causal));
         assert_eq!(odd.order(), order(28));
-        // The tile is chosen for the longest sequence, as far as its length is known.
+        // The tile is chosen for the longest sequence, if its length is known.
         let short = varlen(packed(300, 16_384, 60, (32, 8), Mask::Causal)).0;
         assert_eq!((short.tile_m, varlen(packed(300, 16_384, 4000, (32, 8), Mask::Causal)).0), (64, tile));
 

@@ -11,7 +11,8 @@ fn ulps(ours: f32, exact: f64) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Compared with other f64 functions than the implementation's: half an ulp of rounding and a small margin.
+    /// Results are compared with other f64 functions than the implementation uses, within half an ulp and a small
+    /// margin.
     #[test]
     fn results_are_the_nearest(a in -120.0..120.0f32, size in 1e-30..1e30f32) {
         let wide = f64::from(size);

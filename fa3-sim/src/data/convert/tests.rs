@@ -10,7 +10,8 @@ fn nearest(values: &[f64], x: f64) -> usize {
     if to_below < to_above || (to_below == to_above && below % 2 == 0) { below } else { above }
 }
 
-/// Rounds the numbers at which rounding changes: every value of the format, every midpoint, and their neighbours.
+/// Rounds the numbers around which rounding changes: every value of the format, every midpoint between values, and
+/// their neighbours.
 fn rounds_to_nearest_even(values: &[f64], sign: u16, rounded: impl Fn(f32) -> u16) {
     let middles = values.windows(2).map(|pair| f64::midpoint(pair[0], pair[1]));
     for x in values.iter().copied().chain(middles) {
@@ -24,7 +25,7 @@ fn rounds_to_nearest_even(values: &[f64], sign: u16, rounded: impl Fn(f32) -> u1
 
 #[test]
 fn f16_rounds_to_nearest_even_at_every_boundary() {
-    // The code of infinity is where the next finite value would be.
+    // Infinity has the code that the next finite value would have.
     let values: Vec<f64> = (0..0x7C00).map(|code| f16::from_bits(code).to_f64()).chain([65536.0]).collect();
     rounds_to_nearest_even(&values, 0x8000, f16_of_f32);
 }

@@ -83,7 +83,8 @@ proptest! {
         prop_assert_eq!(canonical(ours).to_bits(), canonical(expected).to_bits(), "{:e} {:e} {:e}", a, b, c);
     }
 
-    /// Half an ulp of c times (1 − j² 2⁻⁴⁶): next to a tie, by less than binary64 resolves at c's size.
+    /// c is near a tie: the product is half an ulp of c times (1 − j² 2⁻⁴⁶), a difference that binary64 cannot resolve
+    /// at c's size.
     #[test]
     fn fma_beside_a_tie_is_libm_s(mantissa in 0u32..1 << 23, j in 1u32..1000, negate: bool) {
         let c = f32::from_bits(127 << 23 | mantissa);
@@ -93,7 +94,7 @@ proptest! {
         prop_assert_eq!(fma(a, b, c).to_bits(), a.mul_add(b, c).to_bits(), "{:e} {:e} {:e}", a, b, c);
     }
 
-    /// Numbers of similar size and few bits: ties, cancellation, subnormal results.
+    /// Numbers have similar sizes and few bits, which gives ties, cancellation and subnormal results.
     #[test]
     fn fma_of_close_numbers_is_libm_s(
         bits in [any::<u32>(), any::<u32>(), any::<u32>()], field in 60u32..70, few in 0u32..24
@@ -114,7 +115,7 @@ fn ends_of_the_16_bit_formats() {
     // A tie at the upper end overflows, and the tie below does not.
     assert_eq!(F16::binary(f(65504.0), f(16.0), |a, b| a + b), 0x7C00);
     assert_eq!(F16::binary(f(65504.0), f(8.0), |a, b| a + b), f(65504.0));
-    // Half the smallest subnormal number rounds to zero, and three quarters round to it, with their sign.
+    // Half the smallest subnormal number rounds to zero, and three quarters of it round up to it. Both keep their sign.
     assert_eq!(F16::binary(1, f(0.5), |a, b| a * b), 0);
     assert_eq!(F16::binary(0x8001, f(0.75), |a, b| a * b), 0x8001);
     assert_eq!(Bf16::binary(1, b(0.5), |a, b| a * b), 0);

@@ -51,7 +51,7 @@ fn model(ty: WgmmaType, a: &[u16], b: &[u16], c: f32) -> f32 {
     if kept.abs() >= 2f64.powi(128) { f32::INFINITY.copysign(kept as f32) } else { kept as f32 }
 }
 
-/// Finite codes: random, medium-sized, small, with few bits, mostly zeros.
+/// Finite codes: random, medium-sized, small, with few bits, or mostly zeros.
 fn codes(ty: WgmmaType, len: usize) -> BoxedStrategy<Vec<u16>> {
     let (mantissa_bits, fields, width) = match ty {
         WgmmaType::F16 => (10, 31u16, 16),
@@ -84,7 +84,7 @@ fn accumulator() -> impl Strategy<Value = f32> {
     prop_oneof![finite, -100.0..100.0f32, -1e-6..1e-6f32, Just(0.0), Just(-0.0), Just(f32::MAX)]
 }
 
-/// A type, a row of A, 8 columns of B, 8 accumulators.
+/// A type, a row of A, 8 columns of B, and 8 accumulators.
 fn row() -> impl Strategy<Value = (WgmmaType, Vec<u16>, Vec<u16>, Vec<f32>)> {
     prop::sample::select(TYPES.to_vec()).prop_flat_map(|ty| {
         let k = ty.k() as usize;
@@ -106,7 +106,8 @@ proptest! {
         }
     }
 
-    /// k products and k additions in binary32 are off by at most as many roundings of the sum of magnitudes.
+    /// The error of k products and k additions in binary32 is at most that number of roundings of the sum of
+    /// magnitudes.
     #[test]
     fn fast_is_close_to_the_sum((ty, a, b, c) in row()) {
         let mut d = c.clone();

@@ -13,7 +13,7 @@ use crate::cpu::product::Panels;
 use crate::cpu::rows::Rows;
 use crate::cpu::unit::ScoreUnit;
 
-/// Inputs of a query head, beside K and V.
+/// Inputs of a query head besides K and V.
 pub(super) struct QueryHead {
     len: Lengths,
     head_dim: usize,
@@ -22,7 +22,7 @@ pub(super) struct QueryHead {
     tiles: Vec<Tile>,
 }
 
-/// A head's gradients: of Q and of K as multiples of softmax_scale.
+/// A head's gradients. dQ and dK are not yet multiplied by softmax_scale.
 pub(super) struct HeadGradients {
     /// (rows, head_dim)
     pub(super) dq: Vec<f32>,
@@ -96,7 +96,7 @@ impl QueryHead {
     }
 }
 
-/// Rows (rows, columns) in f32. Rows that see no key are 0, so that they contribute nothing.
+/// Reads rows (rows, columns) as f32. Rows that see no key become 0, so that they contribute nothing.
 fn read<T: Scalar>(from: Rows<'_, T>, rows: Range<usize>, seeing: impl Fn(usize) -> bool) -> Vec<f32> {
     let columns = from.columns();
     let mut to = vec![0.0; rows.len() * columns];

@@ -1,4 +1,5 @@
-//! The gradient of sinks: dsink = Σ exp(sink - LSE) · (dLSE - D) over the rows of a query head, D = rowsum(dO ∘ O).
+//! The gradient of sinks: dsink = Σ exp(sink - LSE) · (dLSE - D) over the rows of a query head, with D = rowsum(dO ∘
+//! O).
 
 use ndarray::{Array1, ArrayView1};
 use rayon::prelude::*;

@@ -13,7 +13,7 @@ use crate::cpu::product::{Left, Panels, Product};
 use crate::cpu::rows::Rows;
 use crate::cpu::unit::ScoreUnit;
 
-/// The stride of P's rows: a power of 2 would map a column to few sets of a cache.
+/// The stride of P's rows. A power of 2 would map a column to few sets of a cache.
 const STRIDE: usize = TILE_N + LANES;
 
 /// A tile of query rows.
@@ -52,7 +52,7 @@ impl Block {
         Block { keys: 0..0, k: Panels::new(), k_transposed: Panels::new(), v_transposed: Panels::new() }
     }
 
-    /// Packs other keys.
+    /// Packs the block `keys` in place of the previous one.
     pub(super) fn pack<T: Scalar>(&mut self, keys: Range<usize>, k: Rows<'_, T>, v: Rows<'_, T>) {
         let (start, len) = (keys.start, keys.len());
         self.keys = keys;
@@ -129,7 +129,7 @@ impl WithSimd for Slopes<'_> {
         let rows = p.chunks_exact_mut(STRIDE).zip(ds.chunks_exact_mut(STRIDE)).zip(&tile.visible);
         for (i, ((p, ds), visible)) in rows.enumerate() {
             let gap = within(&visible.gap, &block.keys);
-            // The range of a row that sees nothing is arbitrary.
+            // The range of a row that sees no key is arbitrary.
             let visible = within(&visible.all, &block.keys);
             let [start, end] = [visible.start, visible.end].map(|at| at.clamp(columns.start, columns.end));
             let (lse, delta) = (tile.lse[i], tile.delta[i]); // A3:20

@@ -13,8 +13,8 @@ fn fields(ty: WgmmaType) -> (u32, u32) {
     }
 }
 
-/// Codes of `rows` rows of length `k`, in alternating kinds. If `mirrored`, cancelling kinds have alternating signs,
-/// otherwise equal pairs, so that their products with each other cancel.
+/// Codes of `rows` rows of length `k`, in alternating kinds. If `mirrored`, pairs in cancelling kinds have alternating
+/// signs, otherwise equal signs. So the products of a mirrored operand with one that is not mirrored cancel.
 pub(super) fn codes(ty: WgmmaType, rows: u32, stream: Stream, mirrored: bool) -> Vec<u16> {
     let k = u64::from(ty.k());
     let code = |row: u64, column: u64| {
@@ -41,7 +41,7 @@ fn one(ty: WgmmaType, kind: u64, bits: u64, rare: u64) -> u16 {
     let compose = |exponent: u16, fraction: u16| sign | exponent << fraction_bits | fraction;
     let ordinary = compose(bias + (bits >> 32) as u16 % 5 - 2, fraction);
     match kind {
-        // Ordinary numbers. In mirrored kinds pairs cancel, sometimes except for the last bit.
+        // Ordinary numbers. In mirrored operands pairs cancel, sometimes except for the last bit.
         0 => ordinary,
         1 => ordinary ^ u16::from(rare.is_multiple_of(8)),
         // Huge and tiny numbers.
@@ -61,7 +61,7 @@ fn one(ty: WgmmaType, kind: u64, bits: u64, rare: u64) -> u16 {
             2 => compose(0, 0),
             _ => ordinary,
         },
-        // Zeros of both signs, with a few ordinary numbers.
+        // Zeros of either sign, with a few ordinary numbers.
         5 => {
             if rare.is_multiple_of(8) {
                 ordinary
@@ -74,7 +74,7 @@ fn one(ty: WgmmaType, kind: u64, bits: u64, rare: u64) -> u16 {
     }
 }
 
-/// Initial values of D: zeros, ordinary numbers and special ones, in random order.
+/// Initial values of D: zeros, ordinary numbers and special values, in random order.
 pub(super) fn accumulators(count: u32, stream: Stream) -> Vec<u32> {
     let one = |index: u64| {
         let bits = stream.bits(2 * index + 1);

@@ -1,8 +1,8 @@
-//! Layouts of operands in shared memory, written down from the PTX ISA's canonical layouts.
+//! Layouts of operands in shared memory, written after the canonical layouts of the PTX ISA.
 
 use fa3_ir::{Layout, Major, Swizzle, WgmmaType};
 
-/// A storage form of an operand. The tile is deeper than one product's K where rows are longer.
+/// A storage form of an operand. If rows are long, the tile is deeper than one product's K.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Stored {
     /// The contiguous dimension.
@@ -25,7 +25,7 @@ impl Stored {
     /// The layout fields of its descriptor.
     pub(super) fn layout(&self) -> Layout {
         match (self.major, self.swizzle) {
-            // 8 x 8 matrices of 128 bytes: all along K, then the next 8 rows.
+            // 8 x 8 matrices of 128 bytes: first all matrices along K, then the matrices of the next 8 rows.
             (_, Swizzle::None) => Layout { swizzle: Swizzle::None, leading: 128, stride: 2 * STEPS * 128 },
             (Major::K, swizzle) => Layout::k_major(swizzle),
             (Major::Mn, swizzle) => Layout::mn_major(swizzle, STEPS * 16),
@@ -64,7 +64,7 @@ impl Stored {
         bytes.next_multiple_of(1024)
     }
 
-    /// The tile's bytes: the codes of `rows` rows, and all ones around them.
+    /// The tile's bytes: the codes of `rows` rows. All bits around them are ones.
     pub(super) fn image(&self, ty: WgmmaType, codes: &[u16], rows: u32) -> Vec<u8> {
         let (k, bytes) = (ty.k(), 32 / ty.k());
         let mut image = vec![0xFF; self.bytes(rows) as usize];

@@ -1,4 +1,4 @@
-//! Invalid caches, new rows and scales.
+//! Calls with invalid caches, new rows or scales are refused.
 
 use fa3::{CachedAttention, Device, E4m3, Error, KvCache, NewRows, Rope, RopeStyle};
 use fa3_types::{Dtype, ProblemError, TensorName};
@@ -7,7 +7,7 @@ use ndarray::{Array2, array};
 
 use crate::wave;
 
-/// A cache of two sequences, each with 4 pages of 8 rows, with 5 and 30 valid rows.
+/// A cache of two sequences with 5 and 30 valid rows. Each sequence has 4 pages of 8 rows.
 fn small() -> KvCache<f16> {
     let (k, v) = (wave((9, 8, 1, 16), 0.5), wave((9, 8, 1, 16), 0.7));
     let table = array![[0, 1, 2, 3], [4, 5, 6, 7]];

@@ -1,4 +1,4 @@
-//! e4m3 results judged by the FP8 error law. Its baselines take whole problems, so that slices of rows are judged as
+//! Judges e4m3 results by the FP8 error law. Its baselines take whole problems, so slices of rows are judged as
 //! problems of their own.
 
 use fa3_ref::Forward;
@@ -10,10 +10,10 @@ use ndarray::{Array3, Array4};
 use super::tensor::Tensor;
 use super::trial::{Inputs, Outputs};
 
-/// Rows that are judged together.
+/// Number of rows that are judged together.
 const ROWS: usize = 32;
 
-/// Judges the first, the middle and the last rows of the first and of the last head.
+/// Judges the first, the middle and the last rows of the first head and of the last head.
 ///
 /// # Errors
 /// The violation of the law.
@@ -80,7 +80,7 @@ impl Part<'_> {
         let keys = self.problem.k().shape.seqlen;
         let below = self.problem.q().shape.seqlen - self.first - self.count;
         let (left, right) = self.problem.mask().reach();
-        // Trailing keys that none of these rows sees, and the rows by which the mask shifts otherwise.
+        // Number of trailing keys that none of these rows sees. The mask shifts by the remaining rows below these rows.
         let hidden = right.map_or(0, |right| below.saturating_sub(right as usize));
         let moved = (below - hidden) as u32;
         let mask = Mask::window(left.map(|left| left + moved), right.map(|right| right - moved));

@@ -18,10 +18,11 @@ const MASKS: [Mask; 6] = [
     Mask::Window { left: None, right: Some(77) },
 ];
 
-/// MHA, GQA with a group size that is not a power of two, MQA.
+/// Query heads and KV heads: MHA, GQA with a group size that is not a power of two, and MQA.
 const HEADS: [(usize, usize); 3] = [(3, 3), (6, 2), (5, 1)];
 
-/// Lengths of Q and K: near and far from multiples of the tile; equal, different, or one much longer.
+/// Lengths of Q and K: near a multiple of the tile, and far from it; equal, different, and one much longer than the
+/// other.
 const LENGTHS: [(usize, usize); 20] = [
     (1, 3),
     (3, 1),
@@ -85,7 +86,7 @@ pub(super) fn capped() -> Vec<Trial> {
     trials
 }
 
-/// Scales from a uniform softmax to one that is nearly one-hot.
+/// Scales that give a uniform softmax, a softmax that is nearly one-hot, and scales in between.
 pub(super) fn scaled() -> Vec<Trial> {
     let scales = [1e-18, 1e-6, 0.03, 1.0, 20.0, 1000.0];
     let trial = |dtype, scale, head_dim| {
@@ -116,7 +117,7 @@ pub(super) fn strided() -> Vec<Trial> {
             trials.push(valid(layout.of(spec)).into());
         }
     }
-    // One K and V for all sequences, and one Q for all heads.
+    // All sequences share one K and V, and all heads share one Q.
     let mut spec = dense(Dtype::F16, 3, (333, 457), (6, 2), 128).causal();
     (spec.k.strides.batch, spec.v.strides.batch, spec.q.strides.heads) = (0, 0, 0);
     trials.push(valid(spec).into());

@@ -1,4 +1,4 @@
-//! The rows that are furthest from the oracle, judged by the error law.
+//! Judges the rows that are furthest from the oracle by the error law.
 
 use fa3_ref::rows::{RowsLaw, SatisfiedRows, telling_rows};
 use fa3_ref::{Element, Inputs as Arrays, Precision};
@@ -14,7 +14,7 @@ use super::trial::{Inputs, Outputs};
 /// Judges the results of a trial.
 ///
 /// # Errors
-/// The fault.
+/// The violation of the law.
 pub(super) fn judge(
     problem: &Problem,
     tile_m: usize,

@@ -27,7 +27,7 @@ fn problems() -> Vec<Problem> {
     MASKS.into_iter().flat_map(|mask| dims.map(|head_dim| problem(mask, head_dim))).collect()
 }
 
-/// Results do not depend on which CTA computes a tile, nor when.
+/// Results depend neither on which CTA computes a tile nor on the time at which it does.
 pub(super) fn schedulers(device: &Device) -> Fallible<String> {
     let orders = [
         Order::Linear,
@@ -57,7 +57,7 @@ pub(super) fn schedulers(device: &Device) -> Fallible<String> {
     Ok(format!("{} launches", counts?.iter().sum::<usize>()))
 }
 
-/// All inputs except one sequence are NaN.
+/// All inputs outside of one sequence are NaN.
 pub(super) fn neighbours(device: &Device) -> Fallible<String> {
     let problems = problems();
     problems.par_iter().try_for_each(|problem| -> Fallible<()> {
@@ -75,7 +75,7 @@ pub(super) fn neighbours(device: &Device) -> Fallible<String> {
             let nan = lse.is_nan() && o.iter().all(|&x| dirty.o.number(x).is_nan());
             let same = o == clean.o.row(batch, row, head)
                 && lse.to_bits() == clean.lse(problem, batch, row, head).to_bits();
-            // A fully masked row stays empty, whatever its inputs.
+            // A fully masked row has no result, whatever its inputs are.
             let empty = clean.lse(problem, batch, row, head) == f32::NEG_INFINITY;
             if !(if batch == 1 || empty { same } else { nan }) {
                 return Err(

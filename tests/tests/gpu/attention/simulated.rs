@@ -1,5 +1,5 @@
-//! The GPU against the simulator. They round the approximations of the exponential, the logarithm and the reciprocal
-//! differently: the small differences are reported. Other groups check their bounds.
+//! Compares the GPU with the simulator. They round the approximations of the exponential, the logarithm and the
+//! reciprocal differently. The small differences are reported here, and other groups check their bounds.
 
 use fa3_cuda::host::Device;
 use fa3_sched::forward::PlanOptions;

@@ -14,7 +14,7 @@ pub(super) const UNWRITTEN: u16 = 0xFFFF;
 #[derive(Clone)]
 pub(super) struct Tensor {
     pub(super) desc: TensorDesc,
-    /// The bits of each number. An e4m3 number has the lower 8 bits.
+    /// The bits of each number. An e4m3 number is in the lower 8 bits.
     pub(super) bits: Vec<u16>,
 }
 
@@ -96,7 +96,7 @@ impl Tensor {
     }
 }
 
-/// (sequence, row, head).
+/// All rows, as (sequence, row, head).
 pub(super) fn rows(shape: Shape) -> impl Iterator<Item = (usize, usize, usize)> {
     let Shape { batch, seqlen, heads, .. } = shape;
     ndarray::indices((batch, seqlen, heads)).into_iter()

@@ -57,7 +57,7 @@ impl Bench {
         let forward = Forward::with(device, &trial.problem, &trial.options)?;
         let tile_m = forward.plan().tile().tile_m as usize;
         let mut bench = crate::bench::Bench::new(device, forward)?;
-        // The caller gives no scales, so that all are 1.
+        // The caller gives no scales, so all scales are 1.
         bench.memory.give(&bench.stream, |tensor| match tensor.name {
             "q" => Some(inputs.q.bytes()),
             "k" => Some(inputs.k.bytes()),
@@ -67,7 +67,7 @@ impl Bench {
         Ok(Bench { bench, o: *trial.problem.o(), tile_m })
     }
 
-    /// Runs the plan with outputs that hold NaN before.
+    /// Runs the plan. The outputs hold NaN before.
     pub(super) fn run(&mut self) -> Fallible<Outputs> {
         let Bench { bench, o, .. } = self;
         bench.memory.poison(&bench.stream)?;

@@ -1,4 +1,4 @@
-//! Plans of a given form, and their results.
+//! Plans of a form (way to compute dQ), and their results.
 
 use fa3_cuda::host::{Backward, Device};
 use fa3_sched::backward::PlanOptions;
@@ -23,7 +23,7 @@ pub(crate) fn plan(form: Form, device: &Device, problem: &BackwardProblem) -> Fa
     Ok(backward)
 }
 
-/// Whether gradients are equal. dQ is exempt if its additions are in any order.
+/// Whether gradients are equal. dQ is not compared if its additions are in any order.
 pub(crate) fn are_same(form: Form, x: &Bits, y: &Bits) -> bool {
     let first = usize::from(form == Form::AnyOrder);
     x[first..] == y[first..]

@@ -11,12 +11,12 @@ use super::periodic::{Periodic, Sizes};
 use crate::bench::Bench;
 use crate::{Fallible, ensure};
 
-/// 67,569 rows in each of two sequences, and 129 keys: two tiles.
+/// Two sequences with 67,569 rows each, and 129 keys, which are two tiles.
 pub(super) fn rows(device: &Device) -> Fallible<String> {
     check(device, (2, (101, 129), (128, 64)), [669, 1])
 }
 
-/// 526,841 keys, and three rows.
+/// A problem with 526,841 keys and three rows.
 pub(super) fn keys(device: &Device) -> Fallible<String> {
     check(device, (1, (3, 1031), (64, 32)), [1, 511])
 }

@@ -1,5 +1,5 @@
 //! A problem that repeats the rows or the keys of a small problem many times. Its gradients follow from the small
-//! problem's, whose error law judges all of them:
+//! problem's gradients, whose error law judges all copies:
 //!
 //! ```text
 //! m times the rows    dQ is the same for each copy       dK and dV are m times as large
@@ -18,11 +18,12 @@ use super::valid;
 use crate::Fallible;
 use crate::bench::{Memory, part};
 
-/// f16 is too narrow for P of this many keys.
+/// With this number of keys, P is too small for f16.
 const DTYPE: Dtype = Dtype::Bf16;
 const HEAD_DIM: usize = 128;
 
-/// Factor of dO. The law's bound covers the rounding of numbers near 0.3, so that it would accept any small gradient.
+/// Factor of dO. The law's bound covers the rounding of numbers near 0.3, so without the factor it would accept any
+/// small gradient.
 const DOUT: f32 = 1024.0;
 
 const REPLAY: &str = "cargo test --release -p fa3-tests --test gpu -- --include-ignored backward::large";
@@ -37,7 +38,7 @@ pub(super) struct Periodic {
     /// The small problem's values.
     values: Values,
     o: Array4<f32>,
-    /// LSE with all copies of the keys.
+    /// LSE over all copies of the keys.
     lse: Array3<f32>,
     dlse: Array3<f32>,
     law: BackwardLaw,
@@ -106,7 +107,7 @@ impl Periodic {
         for (index, (from, copies)) in [(dq, rows), (dk, keys), (dv, keys)].into_iter().enumerate() {
             for copy in 1..copies {
                 let bits = read(from, copies, copy)?;
-                // Copies with the same bits need not be judged again.
+                // Copies with the bits of the first copy need not be judged again.
                 if bits != first[index] {
                     let mut others = first.clone();
                     others[index] = bits;

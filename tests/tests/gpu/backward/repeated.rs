@@ -15,7 +15,7 @@ use crate::{Fallible, ensure};
 
 const REPETITIONS: usize = 1000;
 
-/// Three query heads share a KV head. Neither rows nor keys fill whole blocks.
+/// In each problem three query heads share a KV head. Neither rows nor keys fill whole blocks.
 fn problems() -> Vec<BackwardProblem> {
     let dims = [(64, 64), (128, 128), (256, 256), (64, 128), (192, 128)];
     let problem = |mask, (head_dim, head_dim_v)| {
@@ -25,7 +25,7 @@ fn problems() -> Vec<BackwardProblem> {
     [Mask::None, Mask::Causal].into_iter().flat_map(|mask| dims.map(|dims| problem(mask, dims))).collect()
 }
 
-/// Packed sequences, some of them empty, and one long.
+/// Packed sequences, some of them empty, and one of them long.
 fn packed() -> Fallible<Vec<(BackwardProblem, KnownProblem)>> {
     let lengths = [0, 700, 33, 0, 1, 999, 130, 2100, 64];
     let rows = SequenceRows::packed_lengths(&lengths);
@@ -37,7 +37,7 @@ fn packed() -> Fallible<Vec<(BackwardProblem, KnownProblem)>> {
     masks.into_iter().flat_map(|mask| [64, 128, 256].map(|dim| problem(mask, dim))).collect()
 }
 
-/// Each problem in each form that it can have, on streams of their own. The expected bits are computed before there is
+/// Runs each problem in each form that it can have, on its own stream. The expected bits are computed before there is
 /// load.
 pub(super) fn repetitions(device: &Device) -> Fallible<String> {
     let packed = packed()?;
@@ -78,7 +78,8 @@ fn repeat(bench: &mut Bench, expected: &Bits) -> Fallible<()> {
     Ok(())
 }
 
-/// Runs forward and backward passes on a stream of its own until the other streams are `done`. Returns their number.
+/// Runs forward and backward passes on a stream of its own until the other streams are `done`. Returns the number of
+/// passes.
 fn load(bench: &mut Bench, forward: &Call, done: &AtomicBool) -> Fallible<usize> {
     let (mut launches, mut before) = (0, bench.stream.record()?);
     while !done.load(Ordering::Relaxed) {

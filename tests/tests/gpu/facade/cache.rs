@@ -18,7 +18,7 @@ pub(super) enum Layout {
     Pages(usize),
 }
 
-/// Valid rows of each sequence.
+/// Number of valid rows of each sequence.
 const SEQLENS: [i32; 3] = [300, 0, 77];
 
 /// Heads and head dimensions of a call over a cache.

@@ -39,7 +39,7 @@ pub(crate) fn arguments(device: &Device) -> Fallible<String> {
     Ok(said.join("; "))
 }
 
-/// Kernels that only the driver can refuse. A kernel's data is public, so that it may hold any of these.
+/// Kernels that only the driver can refuse. The data of a kernel is public, so it may contain any of these faults.
 pub(crate) fn compilations(device: &Device) -> Fallible<String> {
     let (stream, good) = (device.stream()?, ptx_of(&vector_add::kernel())?);
     let mut said = Vec::new();

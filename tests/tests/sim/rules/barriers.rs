@@ -26,7 +26,7 @@ pub(super) const CASES: &[Case] = &[
         };
         b.if_else_uniform(warp(b, 0), arrives, waits);
     }),
-    // One warpgroup syncs, the other arrives; what was written before is ordered.
+    // One warpgroup syncs, the other arrives; writes before that are ordered.
     case("arrivals order", Rule::Race, 64, |b, broken| {
         let (barrier, cell) = (b.barrier("pair", 64), b.region("cell", 4, 4));
         let (writer, reader) = (thread(b, 0), thread(b, 32));
@@ -46,7 +46,7 @@ pub(super) const CASES: &[Case] = &[
         b.if_else_uniform(warp(b, 0), writes, reads);
     }),
     case("a warp waits for another that waits for it", Rule::Deadlock, 96, stuck),
-    // Warps that ask again and again do not go on either.
+    // Warps that poll forever do not go on either.
     case("polling is waiting", Rule::Deadlock, 64, |b, broken| {
         let full = b.mbarriers("full", 1, 1);
         init(b, full, 1);
@@ -54,7 +54,7 @@ pub(super) const CASES: &[Case] = &[
         b.guarded(arrives, || b.mbarrier_arrive(full));
         b.if_uniform(warp(b, 1), || b.repeat(|| b.break_if(b.mbarrier_try_wait(full, 0).vote_all())));
     }),
-    // A warp that has exited is not waited for.
+    // A barrier does not wait for a warp that has exited.
     case("exited warps are not expected", Rule::Deadlock, 96, |b, broken| {
         let (one, pair) = (b.barrier("one", 64), b.barrier("all", 96));
         b.role(Role::new("gone", 0..1), || ());
@@ -95,7 +95,7 @@ fn a_deadlock_says_who_waits_for_whom() {
     );
 }
 
-/// Warps that wait for the same thing share one line.
+/// Warps that wait for the same barrier share one line.
 #[test]
 fn a_deadlock_groups_who_waits() {
     let report = case("stuck", Rule::Deadlock, 96, stuck).grid(6).report(Policy::Eager);

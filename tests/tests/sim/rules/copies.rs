@@ -31,7 +31,7 @@ fn store(b: &Builder, copy: impl FnOnce()) {
     });
 }
 
-/// Waits until copies have read their source, and if `whole` until their results are there.
+/// Waits until copies have read their source, and if `whole` until their results have been written.
 fn wait(b: &Builder, whole: bool) {
     if whole { b.bulk_wait(0) } else { b.bulk_wait_read(0) }
 }
@@ -40,7 +40,7 @@ pub(super) const CASES: &[Case] = &[
     case("boxes lie at whole patterns", Rule::T1, 32, |b, broken| {
         load_box(b, (0, if broken { 128 } else { 1024 }), if broken { 0 } else { 8192 });
     }),
-    // An H100 answers other starts with an illegal instruction, in loads as in stores.
+    // If a row begins elsewhere, an H100 stops with an illegal instruction, for loads and for stores.
     case("rows of boxes begin at multiples of 16 bytes", Rule::T1, 32, |b, broken| {
         load_box(b, (if broken { -4 } else { -8 }, 0), 8192);
     }),
@@ -57,7 +57,7 @@ pub(super) const CASES: &[Case] = &[
         b.sync_cta();
         store(b, || b.tma_store(map, (0, 0), tile));
     }),
-    // A pipeline of one stage, twice around: its readers fence before they release it.
+    // A pipeline of one stage, used twice: its readers fence before they release the stage.
     case("generic reads are fenced before loads overwrite", Rule::W5, 64, |b, broken| {
         pipeline(b, !broken, true)
     }),
@@ -83,7 +83,8 @@ pub(super) const CASES: &[Case] = &[
             _ = b.load::<F32>(y);
         });
     }),
-    // Two CTAs add in an order that a flag in global memory says: only a whole wait makes the first addition visible.
+    // Two CTAs add in an order that a flag in global memory decides: only a wait for the whole copy makes the first
+    // addition visible.
     case("a flag after the source is read orders nothing", Rule::T2, 128, |b, broken| {
         let (x, flag) = (b.param_pointer("x", Elem::F32), b.param_pointer("s", Elem::U32));
         let tile = filled(b);
@@ -108,7 +109,7 @@ pub(super) const CASES: &[Case] = &[
         });
         b.if_lanes(thread(b, u32::from(broken)), || b.bulk_wait_read(0));
     }),
-    // All lanes may commit and wait where one copies.
+    // All lanes may commit and wait, if the lane that copies is among them.
     case("copies are committed by their thread", Rule::T3, 128, |b, broken| {
         let (y, tile) = (b.param_pointer("y", Elem::F32), filled(b));
         b.if_uniform(warp(b, 0), || {
@@ -163,7 +164,7 @@ pub(super) const CASES: &[Case] = &[
         b.if_else_uniform(b.cluster_cta_rank().eq(0), waits, arrives);
     })
     .cluster(2),
-    // To the cluster's barrier an exit is an arrival: a warp that waits there outlives the warps that have exited.
+    // For the cluster's barrier an exit is an arrival: a warp that waits there outlives the warps that have exited.
     case("an exit is an arrival at the cluster's barrier", Rule::T5, 64, |b, broken| {
         let done = b.mbarriers("done", 1, 1);
         b.init_mbarriers();
@@ -180,7 +181,7 @@ pub(super) const CASES: &[Case] = &[
         });
     })
     .cluster(2),
-    // A box goes to both CTAs of a cluster: each expects all of its bytes.
+    // A box goes to both CTAs of a cluster: each CTA expects all of its bytes.
     case("every target of a multicast expects its bytes", Rule::M5, 128, |b, broken| {
         let map = map(b, "x");
         let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 8192, 1024));
@@ -230,7 +231,7 @@ pub(super) const CASES: &[Case] = &[
 
 const UNRELEASED: fn(&Builder, bool) = |b, broken| pipeline(b, true, !broken);
 
-/// Where the copy comes after the read.
+/// The copy comes after the read.
 #[test]
 fn a_late_copy_misses_an_empty_mbarrier() {
     let report = case("pipeline", Rule::Race, 64, UNRELEASED).report(Policy::Lazy);
@@ -246,7 +247,7 @@ fn pipeline(b: &Builder, fence: bool, wait: bool) {
         b.if_lanes(b.elect(), || {
             b.mbarrier_arrive_expect(first, 256);
             b.bulk_load(tile, x, 256, first, LoadOptions::default());
-            // Without the wait for the readers it still knows that the first load is over.
+            // Without the wait for the readers, it still knows that the first load has ended.
             b.mbarrier_wait(if wait { empty } else { first }, 0);
             b.mbarrier_arrive_expect(second, 256);
             b.bulk_load(tile, x, 256, second, LoadOptions::default());

@@ -23,11 +23,11 @@ fn sync_unless(b: &Builder, broken: bool) {
 }
 
 pub(super) const CASES: &[Case] = &[
-    // Equal values leave nothing to chance.
+    // Lanes may store equal values.
     case("lanes do not store different values at one place", Rule::Lanes, 32, |b, broken| {
         b.store(b.region("cell", 4, 4), if broken { b.lane_id() } else { b.copy(7) });
     }),
-    // Eight lanes count in each bin. Each reads what the others write, even if they write the same number.
+    // Eight lanes count in each bin. Each lane reads what the others write, even if they write the same number.
     case("a histogram needs atomics", Rule::Lanes, 32, |b, broken| {
         let bin = (b.lane_id() & 3).mad_wide(4, b.param_pointer("x", Elem::U32));
         if broken { b.store(bin, b.load::<B32>(bin) + 1) } else { b.reduce_add_u32(bin, 1) }
@@ -86,7 +86,7 @@ pub(super) const CASES: &[Case] = &[
             }
         });
     }),
-    // One lane that arrives for its warp releases what it has done itself, and what a barrier has ordered before.
+    // A lane that arrives for its warp releases its own work, and the work that a barrier has ordered before.
     case("one lane releases what a barrier has ordered", Rule::Lanes, 64, |b, broken| {
         let (full, words) = (b.mbarriers("full", 1, 1), b.region("words", 128, 16));
         init(b, full, 1);
@@ -116,7 +116,7 @@ pub(super) const CASES: &[Case] = &[
         b.if_uniform(warp(b, 1), || _ = b.load::<F32>(word));
     })
     .or(Rule::I1),
-    // A copy that one lane begins reads what the others stored, and fenced.
+    // A copy that one lane begins reads bytes that the other lanes stored and fenced.
     case("copies are ordered behind the other lanes", Rule::Lanes, 32, |b, broken| {
         let (y, tile) = (b.param_pointer("y", Elem::F32), b.region("tile", 128, 128));
         b.store(b.lane_id().mad(4, b.address(tile)), 1.0);
@@ -128,7 +128,7 @@ pub(super) const CASES: &[Case] = &[
             b.bulk_wait_read(0);
         });
     }),
-    // A lane's wait for its own cp.async says nothing to its neighbour.
+    // A lane's wait for its own cp.async does not cover its neighbour's.
     case("copies of other lanes are behind a barrier", Rule::Lanes, 32, |b, broken| {
         let (x, tile) = (b.param_pointer("x", Elem::F32), b.region("tile", 512, 16));
         let (lane, start) = (b.lane_id(), b.address(tile));
@@ -138,7 +138,7 @@ pub(super) const CASES: &[Case] = &[
         sync_unless(b, broken);
         _ = b.load::<F32>((lane ^ 1).mad(16, start));
     }),
-    // A matrix comes from all lanes and goes to all lanes.
+    // All lanes give a part of a matrix, and all lanes get a part.
     case("matrices are ordered with the lanes that stored them", Rule::Lanes, 32, |b, broken| {
         let at = b.lane_id().mad(16, b.address(b.region("tile", 512, 16)));
         b.store_vector(at, [0.0; 4]);

@@ -1,4 +1,4 @@
-//! mbarriers.
+//! Rules of mbarriers.
 
 use fa3_ir::lang::*;
 use fa3_sim::{Policy, Rule};
@@ -45,7 +45,7 @@ pub(super) const CASES: &[Case] = &[
         });
         b.mbarrier_wait(full, 0);
     }),
-    // A waiter three phases late takes the third for the first.
+    // A waiter that is three phases late takes the third phase for the first.
     case("waits are not late", Rule::M3, 64, |b, broken| {
         let (pipeline, flag) = (b.mbarriers("pipeline", 1, 1), b.param_pointer("s", Elem::U32));
         init(b, pipeline, 1);
@@ -58,7 +58,7 @@ pub(super) const CASES: &[Case] = &[
             b.guarded(elected, || b.reduce_add_u32(flag, 1));
         });
         b.role(Role::new("late", 1..2), || {
-            // Relaxed: it learns that time has passed, and nothing else.
+            // The atomic is relaxed: the thread learns only that time has passed.
             b.repeat(|| b.break_if(b.atomic_add_u32(flag, 0).ne(0).vote_all()));
             b.mbarrier_wait(pipeline, 0);
         });
@@ -77,7 +77,7 @@ pub(super) const CASES: &[Case] = &[
     case("no fewer bytes are expected than come", Rule::M5, 64, |b, broken| load(b, broken, -16)),
     // Bytes that no arrival expects are found at the end, if not before. No thread waits for them, either.
     case("bytes are expected", Rule::M5, 64, |b, broken| load(b, broken, -256)).or(Rule::Race),
-    // A peer that never issues its half is a deadlock of its own: what is expected is right.
+    // If a peer never issues its half, that is a deadlock of its own: the expected number of bytes is right.
     case("bytes of a stuck peer are no wrong expectation", Rule::Deadlock, 32, |b, broken| {
         let (x, tile) = (b.param_pointer("x", Elem::F32), b.region("tile", 256, 128));
         let [full, never] = ["full", "never"].map(|name| b.mbarriers(name, 1, 1));
@@ -105,7 +105,7 @@ pub(super) const CASES: &[Case] = &[
         b.guarded(thread(b, 32), || b.mbarrier_arrive(full));
         b.mbarrier_wait(full, 0);
     }),
-    // A fence between the proxies does as well.
+    // A fence between the proxies works as well.
     case("initialisation is ordered before copies", Rule::M6, 32, |b, broken| {
         let (full, tile) = full_and_tile(b, 16);
         b.if_lanes(thread(b, 0), || {
@@ -131,7 +131,7 @@ pub(super) const CASES: &[Case] = &[
         b.if_uniform(warp(b, 1), || _ = b.load::<F32>(from));
         b.mbarrier_wait(full, 0);
     }),
-    // A copy's completion does not publish what its issuer wrote; an arrival after it does.
+    // A copy's completion does not publish what the issuing thread wrote; an arrival after the completion does.
     case("completion orders nothing but the copy", Rule::Race, 64, |b, broken| {
         let ((full, tile), word) = (full_and_tile(b, 16), b.region("word", 4, 4));
         let x = b.param_pointer("x", Elem::F32);
@@ -149,7 +149,7 @@ pub(super) const CASES: &[Case] = &[
         b.mbarrier_wait(full, 0);
         b.guarded(thread(b, 32), || b.store(word, 2.0));
     }),
-    // One warp waits for the data, and hands them on by a named barrier.
+    // One warp waits for the data, and passes them on by a named barrier.
     case("order is transitive over named barriers", Rule::Race, 64, |b, broken| {
         let (full, tile) = full_and_tile(b, 128);
         let turn = b.barrier("turn", 64);
@@ -171,7 +171,7 @@ pub(super) const CASES: &[Case] = &[
     }),
 ];
 
-/// A load that expects `wrong` bytes more than come, if it is broken.
+/// A load whose arrival, if broken, expects `wrong` bytes more than it brings.
 fn load(b: &Builder, broken: bool, wrong: i32) {
     let (full, tile) = full_and_tile(b, 256);
     let (x, y) = (b.param_pointer("x", Elem::F32), b.param_pointer("y", Elem::F32));
@@ -185,7 +185,7 @@ fn load(b: &Builder, broken: bool, wrong: i32) {
     b.store(own_word(b, y), value);
 }
 
-/// A copy, awaited by `parity`; it expects its bytes or not.
+/// A copy, awaited by `parity`. If `expected`, an arrival expects its bytes.
 fn awaited(b: &Builder, parity: u32, expected: bool) {
     let (full, tile) = full_and_tile(b, 256);
     let x = b.param_pointer("x", Elem::F32);
@@ -199,7 +199,7 @@ fn awaited(b: &Builder, parity: u32, expected: bool) {
     _ = b.load::<F32>(tile);
 }
 
-/// There is a wait, but for another phase, or no arrival expected the copy's bytes. Copies are late: if they were
+/// There is a wait, but for another phase; or no arrival expected the copy's bytes. Copies are late: if they were
 /// early, no thread could go on.
 #[test]
 fn a_wait_that_does_not_order_is_named() {

@@ -16,7 +16,7 @@ pub(super) const CASES: &[Case] = &[
         }
         b.store((tid ^ 32).mad(4, start), 2.0);
     }),
-    // Different bytes of the same 16 do not conflict: warps take turns word by word.
+    // Accesses to different bytes of the same 16 do not conflict: warps take turns word by word.
     case("threads share cells", Rule::Race, 64, |b, broken| {
         let cells = b.region("cells", 256, 16);
         let (tid, start) = (b.tid(), b.address(cells));
@@ -24,7 +24,7 @@ pub(super) const CASES: &[Case] = &[
         let word = if broken { lane } else { lane.mad(2, tid >> 5) };
         b.store(word.mad(4, start), 1.0);
     }),
-    // Between regions there is nothing.
+    // The bytes between regions belong to no region.
     case("addresses lie in a region", Rule::Bounds, 32, |b, broken| {
         let (words, _apart) = (b.region("words", 100, 16), b.region("apart", 128, 128));
         let (lane, start) = (b.lane_id(), b.address(words));
@@ -37,7 +37,7 @@ pub(super) const CASES: &[Case] = &[
         b.store(word.mad_wide(4, x), cta);
     })
     .grid(2),
-    // The second CTA reads what the first released.
+    // The second CTA reads what the first CTA released.
     case("flags order CTAs", Rule::Race, 32, |b, broken| {
         let (x, flag) = (b.param_pointer("x", Elem::U32), b.param_pointer("s", Elem::U32));
         let at = own_word(b, x);
@@ -65,7 +65,7 @@ pub(super) const CASES: &[Case] = &[
         b.guarded(thread(b, 0), || ticket.set(b.atomic_add_u32(count, 1)));
         b.if_uniform(ticket.now().shfl_idx(0).eq(1), || {
             b.fence(FenceInst::AcqRelGpu);
-            // The last CTA reads what both wrote.
+            // The last CTA reads what both CTAs wrote.
             for cta in [0, 128] {
                 _ = b.load::<F32>(own_word(b, x).at(cta));
             }
@@ -110,7 +110,7 @@ pub(super) const CASES: &[Case] = &[
     }),
 ];
 
-/// A report does not suggest a barrier across CTAs, since there is none.
+/// A report does not suggest a barrier across CTAs, since no such barrier exists.
 #[test]
 fn what_only_atomics_order_is_not_said_to_miss_a_barrier() {
     let add = |threads| {

@@ -27,7 +27,7 @@ pub(super) const CASES: &[Case] = &[
             count.set(count + 1);
         });
     }),
-    // A warpgroup that gives registers back must not wait for one that needs them.
+    // A warpgroup that gives registers back must not wait for a warpgroup that needs them.
     case("the pool suffices", Rule::R1, 384, |b, broken| {
         let done = b.barrier("done", 384);
         b.role(Role::new("producer", 0..4), || {

@@ -22,7 +22,7 @@ fn pair(b: &Builder) -> (V<'_, Pred>, V<'_, B64>) {
 }
 
 pub(super) const CASES: &[Case] = &[
-    // The arrival of one lane says nothing of the copies of others.
+    // The arrival of one lane does not cover the copies of other lanes.
     case("an arrival follows the copies of its own lane", Rule::Race, 32, |b, broken| {
         copied(b, |full| {
             if !broken {
@@ -34,7 +34,7 @@ pub(super) const CASES: &[Case] = &[
             b.mbarrier_wait(full, 0);
         });
     }),
-    // Nor does its wait.
+    // The wait of one lane does not cover them, either.
     case("a wait is for the copies of its own lane", Rule::Race, 32, |b, broken| {
         copied(b, |_| {
             b.copy_async_commit();
@@ -42,7 +42,7 @@ pub(super) const CASES: &[Case] = &[
             b.warp_sync();
         });
     }),
-    // Lanes that commit apart wait apart.
+    // Lanes that commit separately wait separately.
     case("copies are committed by their own lane", Rule::Race, 32, |b, broken| {
         copied(b, |_| {
             let low = b.lane_id().lt(16);
@@ -77,7 +77,7 @@ pub(super) const CASES: &[Case] = &[
         b.mbarrier_wait(full, 0);
     })
     .cluster(2),
-    // Too late, the fence releases nothing.
+    // If the fence comes too late, it releases nothing.
     case("initialisations are fenced before they are published", Rule::M6, 64, |b, broken| {
         let full = b.mbarriers("full", 1, 1);
         b.guarded(thread(b, 0), || b.mbarrier_init(full, 1));
@@ -112,8 +112,8 @@ pub(super) const CASES: &[Case] = &[
         b.if_else_uniform(leads, arrives, reads);
     })
     .cluster(2),
-    // CTAs store numbers for each other, twice to the same place: a phase says that a number is there, and that the
-    // other CTA has read the one before.
+    // CTAs store numbers for each other, twice to the same place. A phase says that a number has arrived, and that the
+    // other CTA has read the previous number.
     case("remote stores are waited for", Rule::Race, 32, |b, broken| {
         let (numbers, full) = (b.region("numbers", 8, 8), b.mbarriers("full", 2, 1));
         let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
@@ -147,7 +147,7 @@ pub(super) const CASES: &[Case] = &[
         }
         b.guarded(thread(b, 0), || b.mbarrier_invalidate(full));
     }),
-    // A fence before a relaxed arrival at the cluster's barrier is as good as its release.
+    // A fence before a relaxed arrival at the cluster's barrier has the effect of a release.
     case("a relaxed arrival publishes what a fence released", Rule::Race, 32, |b, broken| {
         let (leads, at) = pair(b);
         b.if_uniform(leads, || b.store(at, 1.0));
@@ -161,7 +161,7 @@ pub(super) const CASES: &[Case] = &[
     .cluster(2),
 ];
 
-/// A buffer of another memory is refused.
+/// A buffer that belongs to another memory is refused.
 #[test]
 fn buffers_are_of_the_memory_that_the_kernel_runs_on() {
     let kernel = Kernel::build("nothing", Launch::threads(32), |b| b.sync_cta());

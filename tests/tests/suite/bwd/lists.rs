@@ -1,4 +1,5 @@
-//! Packed sequences: each has the same bits as in a problem of its own, and invalid lists do no harm.
+//! Packed sequences: each has the same bits as in a problem of its own, and invalid lists cause no access out of
+//! bounds.
 
 use std::ops::Range;
 
@@ -22,7 +23,7 @@ const FORMS: [(u32, Form); 4] =
     [(128, Form::OrderOfKeys), (64, Form::OrderOfKeys), (64, Form::DqKernel), (64, Form::AnyOrder)];
 const MASKS: [Mask; 3] = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];
 
-/// Tensors with rows of Q, followed by the tensors with rows of K.
+/// The tensors with rows of Q. The tensors with rows of K follow.
 const OF_Q: [BufferId; 4] = [buffers::Q, buffers::O, buffers::DOUT, buffers::DQ];
 const OF_K: [BufferId; 4] = [buffers::K, buffers::V, buffers::DK, buffers::DV];
 
@@ -41,7 +42,7 @@ fn trial((head_dim, form): (u32, Form), problem: KnownProblem) -> Trial {
     BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device, &options)
 }
 
-/// Bytes of a sequence's rows in each tensor of the caller, given its first rows and the total rows.
+/// Bytes of a sequence's rows in each tensor of the caller, given its first rows and the total number of rows.
 fn rows(
     before: &[Vec<u8>],
     first: (usize, usize),

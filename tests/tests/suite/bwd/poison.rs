@@ -16,12 +16,12 @@ const LENGTHS: (usize, usize) = (100, 140);
 const HEADS: (usize, usize) = (4, 2);
 const MASKS: [Mask; 2] = [Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];
 
-/// Head that holds the NaN: head 1 of Q. For K and V it is head 0.
+/// The head that holds the NaN: head 1 of Q, or head 0 of K and V.
 const HEAD: usize = 1;
 const ROW: usize = 70;
 const KEY: usize = 90;
 
-/// Each form, with additions in blocks of 64 and of 128 rows.
+/// Every form, with additions in blocks of 64 and of 128 rows.
 const FORMS: [(u32, Form); 5] = [
     (64, Form::AnyOrder),
     (64, Form::OrderOfKeys),
@@ -53,7 +53,7 @@ impl Run {
         Run { plan, problem, trial, clean }
     }
 
-    /// The results with NaN in a row of an input.
+    /// The results with a NaN in a row of an input.
     fn with_nan(&self, BufferId(input): BufferId) -> Vec<Vec<u8>> {
         let mut before = self.trial.before.clone();
         let of_keys = [buffers::K, buffers::V].contains(&BufferId(input));
@@ -76,7 +76,7 @@ impl Run {
         simulate(&self.trial, &before)
     }
 
-    /// Rows and keys of the blocks in which a gradient is computed.
+    /// Numbers of rows and keys of the blocks in which a gradient is computed.
     fn blocks(&self, gradient: BufferId) -> (usize, usize) {
         let of_dkv = (self.plan.dkv().tile.tile_m as usize, self.plan.dkv().tile.tile_n as usize);
         match self.plan.dq() {
@@ -107,8 +107,8 @@ enum Fate {
     Either,
 }
 
-/// Checks every row of dQ, dK and dV against its fate by (gradient, row or key). dQ is checked in the poisoned head of
-/// Q, or in all heads of the group if K or V is poisoned.
+/// Checks every row of dQ, dK and dV against its permitted effect, `fate`(gradient, row or key). dQ is checked in the
+/// poisoned head of Q, or in all heads of the group if K or V is poisoned.
 fn assert_reach(run: &Run, input: BufferId, fate: impl Fn(BufferId, usize) -> Fate) {
     let after = run.with_nan(input);
     let of_keys = [buffers::K, buffers::V].contains(&input);

@@ -1,4 +1,4 @@
-//! Dequantized e4m3: K and V, or Q, in e4m3. With scales of 1, results have the bits of the equivalent 16-bit inputs.
+//! Dequantized e4m3 K and V, or Q. If scales are 1, results have the same bits as for the equivalent 16-bit inputs.
 
 use fa3_quant::E4m3;
 use fa3_sched::forward::{CtaTile, Precision, TileRow};
@@ -53,7 +53,7 @@ fn shared_keys_have_the_bits_of_16_bit_keys() {
     }
 }
 
-/// Each tile of the planner's table, on two tiles of rows and three KV blocks.
+/// Each tile of the planner's table computes two tiles of rows over three KV blocks.
 #[test]
 fn tiles_have_the_bits_of_16_bit_keys() {
     let tiles = TileRow::table().iter().map(|row| row.tile);

@@ -9,9 +9,9 @@ use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::launch;
 
-/// Cases with few distinct scores. P of equal scores is rounded alike, so that the order of summation and the reference
-/// maximum show in all digits. The last case once broke the law, when its baseline visited the blocks in the other
-/// direction.
+/// Cases with few distinct scores. P of equal scores is rounded in the same way, so that the order of summation and the
+/// reference maximum show in all digits. The last case once broke the law, because its baseline visited the blocks in
+/// the other direction.
 fn cases() -> Vec<Case> {
     let shapes = [(31, 159, 16), (189, 129, 64)].map(|(seqlen_q, seqlen_k, head_dim)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads: 4, head_dim };
@@ -42,7 +42,7 @@ fn kernels_give_what_the_emulator_gives() {
         let lse = ErrorNorms::of(&given.lse, &emulated.lse.mapv(f64::from));
         assert!(lse.max < 1e-4, "{}: LSE {lse}", launch.plan);
         for (&given, &emulated) in given.o.iter().zip(&emulated.o) {
-            // One bf16 ulp, and the error of the tensor core in P V.
+            // The allowed difference is one bf16 ulp, and the error of the tensor core in P V.
             let allowed = 2f32.powi(-8) * emulated.abs() + 2e-3;
             assert!((given - emulated).abs() <= allowed, "{}: {given}, not {emulated}", launch.plan);
         }

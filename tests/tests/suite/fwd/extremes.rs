@@ -17,7 +17,7 @@ fn tiles() -> Vec<CtaTile> {
     super::tiles().into_iter().chain(fp8).collect()
 }
 
-/// The tiles to run a problem with.
+/// The tiles with which a problem is run.
 fn tiles_for(problem: &KnownProblem) -> impl Iterator<Item = CtaTile> + use<> {
     let precision = Precision::of(problem);
     tiles().into_iter().filter(move |tile| tile.precision == precision)
@@ -45,16 +45,16 @@ fn scaled(scales: &[f64], caps: &[Option<f64>]) -> Vec<Case> {
     all.into_iter().map(case).collect()
 }
 
-/// Scales from a uniform to a one-hot softmax; softcaps far above and far below all scores. Scores of 1e9 and more are
-/// excluded: the rounding error of their maximum exceeds the range of exponents.
+/// Scales that give a uniform to a one-hot softmax; softcaps far above and far below all scores. Scores of 1e9 and more
+/// are excluded, because the rounding error of their maximum exceeds the range of exponents.
 #[test]
 fn scales_and_caps() {
     let caps = [None, Some(1e-18), Some(1e-3), Some(50.0), Some(1e5), Some(1e7), Some(1e18)];
     check_all(scaled(&[1e-18, 1e-7, 1.0, 300.0, 1e7], &caps));
 }
 
-/// All scores are equal, so that the maximum of the first block stays. An error per block would add up, over thousands
-/// of blocks, to more than the law permits. The scales alternate.
+/// All scores are equal, so that the maximum of the first block stays. With thousands of blocks, an error in each block
+/// would add up to more than the law permits. The scales alternate.
 #[test]
 fn long_rows_do_not_drift() {
     let scales = [0.1, 0.13, 0.17, 0.2];
@@ -144,7 +144,7 @@ fn without_lse() {
     }
 }
 
-/// Strides of 0: one K and V for all sequences, and one Q for all heads.
+/// Strides of 0: all sequences share one K and V, and all heads share one Q.
 #[test]
 fn broadcast_inputs() {
     let mut cases = Vec::new();
@@ -173,7 +173,7 @@ fn broadcast(problem: KnownProblem, tile: CtaTile) -> Result<(), String> {
     check(&case, &values, tile, Policy::Random(9), Mode::Exact)
 }
 
-/// Extents of 1, and extents one above a multiple of the hardware's granularity.
+/// Extents of 1, and extents that are larger by one than a multiple of the hardware's granularity.
 #[test]
 fn least_dimensions() {
     let dims = [8, 16, 24, 56, 64].map(|dim| (dim, Dtype::Bf16)).into_iter();

@@ -1,5 +1,5 @@
 //! Tile tables of packed sequences that the caller provides: results equal the results of a call that makes its own
-//! table, and invalid tables do no harm.
+//! table, and invalid tables cause no access out of bounds.
 
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::BufferId;
@@ -11,7 +11,7 @@ use fa3_tests::{Case, Values, pairs, simulate};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows};
 use rayon::prelude::*;
 
-/// Rows of Q and of K of each sequence, and rows after them.
+/// Rows of Q and of K of each sequence, and of the rows after all sequences.
 const LENGTHS: [(usize, usize); 6] = [(100, 140), (0, 30), (33, 0), (130, 260), (1, 1), (70, 20)];
 const BEHIND: (usize, usize) = (70, 9);
 
@@ -78,7 +78,7 @@ fn a_given_table_has_the_results_of_an_own_one() {
     });
 }
 
-/// Tables of other calls, random tables, and nearly valid ones. Rows may be computed twice or never, but there is no
+/// Tables of other calls, random tables, and nearly valid tables. Rows may be computed twice or never, but there is no
 /// access outside of the tensors and no deadlock.
 #[test]
 fn invalid_tables_do_no_harm() {
@@ -101,7 +101,7 @@ fn invalid_tables_do_no_harm() {
                 _ => {}
             }
         }
-        // The number of tiles is above 0.
+        // The number of tiles stays above 0.
         numbers[0] = [numbers[0], u32::MAX, 7, 2][rng.below(4)];
         before[at] = words(&numbers);
         crate::does_no_harm(&launch.program, &before, Policy::Random(seed), &format!("{dtype}, {seed}"));

@@ -18,8 +18,8 @@ fn problem(dtype: Dtype, keys: usize, mask: Mask) -> KnownProblem {
     spec.known().unwrap()
 }
 
-/// Random values with scores of about `growth` · (first element of the query) per key towards the start. Blocks are
-/// visited from the end.
+/// Random values whose scores grow from key to key towards the start, by about `growth` · (first element of the query).
+/// Blocks are visited from the end.
 fn growing(values: Values, growth: f32) -> Values {
     let Values { mut q, mut k, .. } = values.clone();
     let keys = k.len_of(Axis(1));
@@ -31,12 +31,12 @@ fn growing(values: Values, growth: f32) -> Values {
     Values { q, k, ..values }
 }
 
-/// From growth within the rescale threshold, by powers of 2 beyond the range of f16 and then of binary32, to scores
-/// where only the last visited block matters.
+/// The first growths stay within the rescale threshold. Larger growths, powers of 2, exceed the range of f16 and then
+/// of binary32. In the last, only the last visited block matters.
 #[test]
 fn growing_scores_are_as_in_the_oracle() {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(60), right: Some(5) }];
-    // Powers of 2, so that the keys are exact in 16 bits.
+    // Growths are powers of 2, so that the keys are exact in 16 bits.
     let growths = [-2.0, 1.0 / 64.0, 0.125, 0.25, 1.0, 4.0, 128.0];
     pairs(pairs(tiles(), masks), growths).into_par_iter().for_each(|((tile, mask), growth)| {
         for dtype in [Dtype::F16, Dtype::Bf16] {
@@ -48,8 +48,8 @@ fn growing_scores_are_as_in_the_oracle() {
     });
 }
 
-/// Keys of one score, then keys of a higher score, which outweigh all before them together although no single one does.
-/// V is around 1, so that an error of a row sum shows in O.
+/// Keys of one score are followed by keys of a higher score. These outweigh all previous keys together, although no
+/// single one does. V is around 1, so that an error of a row sum shows in O.
 #[test]
 fn plateaus_are_as_in_the_oracle() {
     let lazy = tiles().into_iter().filter(|tile| tile.rescales_lazily());
@@ -85,7 +85,7 @@ fn slow_growth_does_not_overflow() {
 }
 
 /// The bits of a row do not depend on the rows beside it. Rows without growth, and in bf16 rows whose P is rescaled,
-/// are beside rows whose P must be recomputed.
+/// lie beside rows whose P must be recomputed.
 #[test]
 fn rows_do_not_depend_on_their_neighbours() {
     pairs(tiles(), [1.0 / 64.0, 2.0]).into_par_iter().for_each(|(tile, growth)| {

@@ -107,7 +107,7 @@ fn lse_row(clean: &Forward<f32>, dirty: &Forward<f32>, [batch, row, head]: [usiz
     }
 }
 
-/// Asserts that the rows selected by `dirty` are NaN in O and LSE, and all others are unchanged.
+/// Asserts that the rows that `dirty` selects are NaN in O and LSE, and that all other rows are unchanged.
 fn assert_nan_exactly(
     launch: &Launch,
     clean: &Forward<f32>,
@@ -157,7 +157,7 @@ fn a_nan_reaches_the_rows_that_see_it() {
     });
 }
 
-/// If all of one sequence, or of one group of heads, is NaN, other rows do not change, even where tiles extend beyond
+/// If all of one sequence, or of one group of heads, is NaN, other rows do not change, even if tiles extend beyond
 /// ends.
 #[test]
 fn neighbours_are_not_read() {
@@ -199,7 +199,7 @@ fn infinite_scores_are_as_in_the_oracle() {
             [(f32::INFINITY, 1.0), (f32::NEG_INFINITY, 1.0), (1.0, f32::NEG_INFINITY), (1.0, f32::INFINITY)]
         {
             let mut values = case.values();
-            // The sign of a score is the sign of the product of the first elements, if one of them is infinite.
+            // If one of the first elements is infinite, the score has the sign of their product.
             values.q.index_axis_mut(Axis(3), 0).fill(1.0);
             values.k.index_axis_mut(Axis(3), 0).fill(1.0);
             values.q.index_axis_mut(Axis(3), 0).index_axis_mut(Axis(1), 41).fill(q);
@@ -214,8 +214,8 @@ fn infinite_scores_are_as_in_the_oracle() {
     });
 }
 
-/// No keys at all; and more rows than keys under a causal mask, so that some tiles are fully masked, and others have
-/// masked rows beside rows that see NaN in V.
+/// Cases without keys; and cases with more rows than keys under a causal mask, so that some tiles are fully masked, and
+/// in other tiles masked rows lie beside rows that see NaN in V.
 #[test]
 fn rows_without_keys_are_empty() {
     for (tile, scheduler) in tiles().into_iter().zip(super::schedules::SCHEDULERS.into_iter().cycle()) {

@@ -1,4 +1,4 @@
-//! Chunked rows: the rows of a chunk of a sequence have the same bits as in the whole sequence.
+//! Chunks of rows: the rows of a chunk of a sequence have the same bits as in the whole sequence.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ fn rows<T, D: Dimension>(x: &Array<T, D>, axis: usize, rows: Range<usize>) -> Ar
     x.slice_axis(Axis(axis), rows.into())
 }
 
-/// The first visited KV block of a tile depends on its last row, so that some blocks may be fully masked for other
+/// The first visited KV block of a tile depends on the tile's last row, so some blocks may be fully masked for other
 /// rows.
 #[test]
 fn a_chunk_of_rows_has_the_bits_of_the_whole() {

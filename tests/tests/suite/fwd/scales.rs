@@ -23,7 +23,7 @@ fn tiles(tile: CtaTile) -> [CtaTile; 2] {
     [tile, CtaTile { pipeline: Pipeline::Serial, ..tile }]
 }
 
-/// Runs the problem with this tile, and with these scales in place of the tensors' own.
+/// Runs the problem with this tile, and with these scales in place of the tensors' own scales.
 fn run(tile: CtaTile, spec: ProblemSpec, scales: &[(usize, &[f32])]) -> (Case, Values, Forward<f32>) {
     let case = Case::normal("scales", laid_out(&tile, spec).known().unwrap(), 5);
     let values = case.values();
@@ -54,7 +54,7 @@ fn check_means(problem: &KnownProblem, answer: &Forward<f32>, v: impl Fn(usize, 
     }
 }
 
-/// Per-head scales of 0: masked keys, whose scores are -inf, stay masked. A small softmax_scale is supported, too.
+/// Per-head scales of 0: masked keys, whose scores are -inf, stay masked. A small softmax_scale is tested as well.
 #[test]
 fn zeros_of_heads() {
     let settings = [(None, None), (Some(5.0), None), (None, Some(1e-15))];

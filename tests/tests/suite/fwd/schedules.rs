@@ -31,7 +31,7 @@ fn run(launch: &Launch, problem: &KnownProblem, policy: Policy, mode: Mode) -> F
     answer.unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan))
 }
 
-/// Tiles of four kinds, each to run under many schedules.
+/// Tiles of four kinds, which run under many schedules.
 fn kinds() -> [CtaTile; 4] {
     let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 32, ping_pong: true, ..TINY };
     [
@@ -70,7 +70,7 @@ fn who_computes_a_tile_does_not_matter() {
     });
 }
 
-/// Consumers that load for themselves give the results of warp-specialized kernels, for any number of stages, under
+/// Consumers that load for themselves have the results of warp-specialized kernels, for any number of stages, under
 /// many schedules. `FA3_SEEDS` sets the number of schedules.
 #[test]
 fn who_loads_does_not_matter() {
@@ -135,7 +135,7 @@ fn other_sequences_do_not_matter() {
 }
 
 /// Three launches share memory and tile counter. The CTAs that fetch the last tile reset the counter to zero. Each
-/// launch may begin (PDL) while the previous one still writes any of this memory, the counter included.
+/// launch may begin (PDL) while the previous launch still writes this memory, including the counter.
 #[test]
 fn launches_follow_each_other() {
     for (sms, tile) in pairs([1, 3, 8, 18], kinds_and_fp8()) {

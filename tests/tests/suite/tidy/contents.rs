@@ -2,7 +2,7 @@
 
 use super::{read, root};
 
-/// The name by which GitHub links to a heading.
+/// The anchor by which GitHub links to a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect::<String>().to_lowercase()

@@ -5,7 +5,7 @@ use super::{QUOTES, files};
 /// The number of doc comments and docstrings of the repository that begin otherwise. It only falls.
 const ODD: usize = 1;
 
-/// Openings that make a reader wait for the noun.
+/// Openings after which a reader waits for the noun.
 const OPENINGS: [&str; 6] = ["Of", "What", "Whose", "That of", "The same of", "Those"];
 
 /// The numbers of the lines where a doc comment or a docstring begins with one of [`OPENINGS`].

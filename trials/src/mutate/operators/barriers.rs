@@ -77,7 +77,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     }),
 ];
 
-/// Purpose of a barrier: the accesses that it orders before later ones.
+/// Purpose of a barrier: the accesses that it orders before later accesses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     /// Initialization of mbarriers.
@@ -114,7 +114,7 @@ fn syncs(kernel: &Anatomy<'_>, wanted: Purpose) -> Vec<usize> {
     of_purpose.collect()
 }
 
-/// Barriers that follow stores to shared memory, and precede no operation with a barrier of its own.
+/// Barriers that follow stores to shared memory, and that no operation with a barrier of its own follows.
 fn syncs_of_stores(kernel: &Anatomy<'_>) -> Vec<usize> {
     let barriers = kernel.find(is_sync).into_iter();
     let of_stores = barriers.filter(|&line| {

@@ -36,7 +36,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     }),
 ];
 
-/// A multicast load with only the first CTA as its destination.
+/// Makes the first CTA the only destination of a multicast load.
 fn to_first(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let mut load = kernel.inst(line)?.clone();
     let Inst::Tma(TmaInst::Load { options, .. }) = &mut load else { return None };

@@ -16,7 +16,7 @@ const UNORDERED: &[Rule] = &[T2, T4];
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator::new("st.release: deleted", &[Deadlock], |kernel| deleted(releases(kernel))),
-    // The wait moves, rather than the store, because the flag's address is computed in between.
+    // The operator moves the wait and not the store, because the flag's address is computed in between.
     Operator::new("st.release: before the wait for the copy", UNORDERED, |kernel| {
         let waits = releases(kernel).into_iter().filter_map(|line| kernel.before(line, is_bulk_wait));
         later(kernel, waits.collect(), |wait| kernel.after(wait, is_release))

@@ -24,7 +24,7 @@ fn is_election(inst: &Inst) -> bool {
 }
 
 /// Reason why the lanes of a warp need no order at a barrier: they access nothing between the previous barrier and this
-/// one, or release nothing between this one and the next.
+/// one, or release nothing between this barrier and the next.
 fn orders_nothing(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let is_barrier = |inst: &Inst| is_warp_sync(inst) || is_sync(inst);
     let barriers = kernel.find(is_barrier);

@@ -73,7 +73,7 @@ fn majors(kernel: &Anatomy<'_>, change: fn(Mma) -> Mma) -> Vec<Site> {
     })
 }
 
-/// Toggles the transposition of a matrix between registers and shared memory.
+/// Toggles the transposition of a matrix copy between registers and shared memory.
 fn other_way(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let mut inst = kernel.inst(line)?.clone();
     let Inst::Warp(WarpInst::Ldmatrix { trans, .. } | WarpInst::Stmatrix { trans, .. }) = &mut inst else {
@@ -83,7 +83,7 @@ fn other_way(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::replaced(line, inst))
 }
 
-/// Selects the next four bytes of two words (prmt).
+/// Shifts the selection of bytes from two words (prmt) by four bytes.
 fn next_bytes(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let Some(Inst::Lane(lane @ LaneInst { op: LaneOp::PrmtB32, src, .. })) = kernel.inst(line) else {
         return None;
@@ -103,7 +103,8 @@ fn user(kernel: &Anatomy<'_>, param: Param) -> Option<usize> {
 }
 
 /// Mutates the constants of the descriptors that products share, in the halves without the start address. A step's
-/// descriptor pairs a lower half, which is the first step's or a sum with it, with the constant upper half.
+/// descriptor combines the constant upper half with a lower half, which is the first step's lower half or a sum with
+/// it.
 fn descriptors(kernel: &Anatomy<'_>, change: fn(u32, u32) -> (u32, u32)) -> Vec<Site> {
     let pairs = kernel.find(|inst| matches!(lane(inst), Some((LaneOp::PackB64, _, [_, Operand::Imm(_)]))));
     let firsts = kernel.find(|inst| matches!(lane(inst), Some((LaneOp::OrB32, _, [_, Operand::Imm(_)]))));

@@ -1,4 +1,5 @@
-//! Off-by-one bounds, selections replaced by one operand, values of other lanes, and unavailable registers.
+//! Operators on numbers: off-by-one bounds, selections replaced by one operand, values of other lanes, and unavailable
+//! registers.
 
 use fa3_ir::{BarrierInst, Inst, LaneInst, LaneOp, MemInst, MiscInst, Operand, ParamKind, Ty, WarpInst};
 use fa3_sim::Rule::{self, *};
@@ -9,7 +10,7 @@ use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_load, is_mma};
 use crate::mutate::{Anatomy, Operator, Site};
 
-/// Rules that notice, beside wrong results, that too much or too little is read or written.
+/// Rules, besides wrong results, that notice that too much or too little is read or written.
 const CHOICES: &[Rule] = &[Bounds, I1, Race];
 
 /// Selections between two numbers or addresses, each with the operation that copies one of them.
@@ -30,7 +31,7 @@ const NUMBERS: &[(LaneOp, LaneOp)] = &[
 const OPPOSITES: &[(LaneOp, LaneOp)] =
     &[(LaneOp::EqB32, LaneOp::NeB32), (LaneOp::NeB32, LaneOp::EqB32), (LaneOp::GtU32, LaneOp::LeU32)];
 
-/// Rules that notice, beside wrong results, that warps disagree about a number or that an address is wrong.
+/// Rules, besides wrong results, that notice that warps disagree about a number or that an address is wrong.
 const LOST: &[Rule] = &[Bounds, I1, Race, Uniform, Deadlock];
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -135,7 +136,7 @@ fn chooses_among_equals(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'stati
         .then_some("what it chooses between is equal where the two numbers are")
 }
 
-/// One extra iteration of a loop may find nothing to do.
+/// An additional iteration of a loop may find nothing to do.
 fn harmless_round(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let lane = comparison(kernel, line)?;
     if let Some(reason) = chooses_among_equals(kernel, lane) {
@@ -160,7 +161,7 @@ fn harmless_round(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     (serial && alone).then_some("the round's tiles lie outside the matrices: their products are zeros")
 }
 
-/// A bound that is one less has no effect if the loop's steps are larger.
+/// A bound that is smaller by one has no effect if the loop's steps are larger.
 fn whole_steps(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let lane = comparison(kernel, line)?;
     if !of_matrices(kernel) {
@@ -177,7 +178,7 @@ fn whole_steps(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     steps.then_some("k is a multiple of 8, and a step 64 or 128")
 }
 
-/// A loop over KV blocks in a kernel with products. In other loops with steps, warps take turns.
+/// The steps of a loop over KV blocks, in a kernel with products. In other loops with steps, warps take turns.
 fn steps(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'static str> {
     kernel.find(is_mma).first()?;
     let Operand::Value(counter) = lane.src[0] else { return None };
@@ -194,7 +195,7 @@ fn steps(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'static str> {
     (lane.op == LaneOp::GeU32 && steps.any(|step| step > 1)).then_some("it and its bound count whole blocks")
 }
 
-/// Whether a loading step's first column is column 0: another number plus zero.
+/// Whether the first column of a loading step is column 0, which is another number plus zero.
 fn is_first(kernel: &Anatomy<'_>, line: usize, operand: Operand) -> bool {
     let Operand::Value(value) = operand else { return false };
     let inst = kernel.definition(value).and_then(|line| kernel.inst(line));
@@ -219,9 +220,9 @@ fn more_registers(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::replaced(line, inst).equivalent(spare_registers(kernel, line, registers)))
 }
 
-/// More registers for one warpgroup have no effect if the pool has them.
+/// More registers for one warpgroup have no effect if the pool has enough registers.
 fn spare_registers(kernel: &Anatomy<'_>, line: usize, registers: u32) -> Option<&'static str> {
-    // All threads start with equally many registers, a multiple of 8.
+    // All threads start with the same number of registers, a multiple of 8.
     let launch = kernel.kernel.launch;
     let pool = launch.entry_registers() * launch.threads;
     let changes = kernel.find(sets_registers);

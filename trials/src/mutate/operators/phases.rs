@@ -93,7 +93,7 @@ fn brings_bytes(inst: &Inst) -> bool {
     is_load(inst) || is_remote_store(inst)
 }
 
-/// Mbarrier and expected bytes of an arrival. Arrivals of threads that store the data themselves expect none.
+/// Mbarrier and expected bytes of an arrival. Arrivals of threads that store the data themselves expect no bytes.
 fn expected(inst: &Inst) -> Option<(SharedAddr, u32)> {
     let Inst::Mbarrier(MbarrierInst::ArriveExpect { addr, bytes }) = inst else { return None };
     Some((*addr, bytes.constant()?))
@@ -113,8 +113,8 @@ pub(super) fn last_round(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'stati
     (last && kernel.has_one_role()).then_some("no thread waits for the stage any more")
 }
 
-/// If fewer stages are prefetched than there are, an iteration waits for a stage that the previous iteration released.
-/// A stage released before the loop is waited for in its first iteration.
+/// If fewer stages are prefetched than exist, an iteration waits for a stage that the previous iteration released. A
+/// stage that was released before the loop is waited for in the first iteration.
 fn spare_stage(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
     let region = kernel.mbarrier(kernel.inst(arrival)?)?;
     let waits = kernel.waits_for(region);
@@ -133,7 +133,7 @@ fn elsewhere(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::replaced(line, inst))
 }
 
-/// Lets every lane, rather than the elected one, do each of `lines` whose address every lane computes.
+/// Lets every lane, not only the elected one, execute each of `lines`, if every lane computes its address.
 fn unguarded(kernel: &Anatomy<'_>, lines: Vec<usize>) -> Vec<Site> {
     let site = |line| {
         let guard = kernel.guard(line);
@@ -163,7 +163,7 @@ fn init(kernel: &Anatomy<'_>, line: usize) -> Option<(SharedAddr, u32)> {
     Some((*addr, *arrivals))
 }
 
-/// The address of the pipeline's other mbarriers (full for empty, or the reverse).
+/// The address of the pipeline's other mbarriers (the full ones for empty ones, or the reverse).
 fn swapped(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let Some(Inst::RegionAddress { dst, region }) = kernel.inst(line) else { return None };
     let stages = kernel.stages(*region)?;

@@ -69,13 +69,13 @@ fn is_commit(inst: &Inst) -> bool {
 }
 
 /// Whether an instruction must follow a wait for products: it releases a stage, or synchronizes with a thread that then
-/// loads into one.
+/// loads into a stage.
 fn relies_on_wait(inst: &Inst) -> bool {
     is_plain_arrival(inst) || matches!(inst, Inst::Barrier(_))
 }
 
-/// A fence is for registers that an instruction other than a product has accessed. A loop that only accumulates into
-/// registers of an earlier product has none.
+/// A fence is needed for registers that an instruction other than a product has accessed. A loop that only accumulates
+/// into registers of an earlier product needs no fence.
 fn redundant_fence(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let product = kernel.after(line, is_mma).and_then(|line| mma(kernel.inst(line)?))?;
     let around = kernel.innermost_loop(line)?;
@@ -110,8 +110,8 @@ fn unless_early(kernel: &Anatomy<'_>, sites: Vec<Site>) -> Vec<Site> {
 }
 
 /// Algorithm 4 waits for QKᵀ, and then for PV before it reads results of either (A4:14, A4:12). Between the waits it
-/// only releases the stages of K and Q. If K has one stage, the loads into both follow a load of V, which waits for
-/// this PV.
+/// only releases the stages of K and Q. If K has one stage, the loads into these stages follow a load of V, which waits
+/// for this PV.
 fn early(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let pending = |line: usize| match kernel.inst(line) {
         Some(Inst::Wgmma(WgmmaInst::Wait { pending })) => Some(*pending),

@@ -54,14 +54,15 @@ fn unrolled(kernel: &Anatomy<'_>, wait: usize) -> Option<Region> {
     (kernel.innermost_loop(wait).is_none() && earlier < kernel.stages(region)?).then_some(region)
 }
 
-/// The first empty waits, outside of loops and at most one per stage, are for stages that are not in use.
+/// The first waits for empty stages, outside of loops and at most one per stage, are for stages that are not in use
+/// yet.
 pub(super) fn first_round(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
     let room = !kernel.is_full(unrolled(kernel, wait)?);
     room.then_some("the stage has not been in use: the wait passes at once")
 }
 
-/// If K and Q have one stage each, the wait for K's stage comes right before the wait for Q's, and Q's is released
-/// right after it.
+/// If K and Q have one stage each, the wait for K's stage comes right before the wait for Q's stage, and Q's stage is
+/// released right after it.
 fn behind_keys(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
     let of_q = kernel.mbarrier(kernel.inst(wait)?) == Some(kernel.region_called("q empty")?);
     let one = |empty| Some(kernel.stages(kernel.region_called(empty)?) == Some(1));

@@ -126,7 +126,7 @@ def attention(
     """`flash_attn_func` for sequences whose rows are spread over a group: each rank gives its rows of Q, K and V, as
     `shard` cuts them, and gets its rows of O. All ranks must call it, with the same shapes and options.
 
-    O and LSE have the same bits as on one GPU where the kernel uses the same tile for a rank's keys as for all keys;
+    O and LSE have the same bits as on one GPU if the kernel uses the same tile for a rank's keys as for all keys;
     otherwise they agree to rounding. They are differentiable in q, k, v and s_aux. Each rank has the gradient of s_aux
     from its own rows: as for other shared parameters, the gradients must be summed over the ranks.
 
@@ -309,7 +309,7 @@ def _attention(
     layout: str,
     method: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """O and LSE by the given method, or by the one that sends less."""
+    """O and LSE by the given method, or by the method that sends fewer bytes."""
     heads_q, heads_kv = q.shape[-2], k.shape[-2]
     if heads_kv == 0 or heads_q % heads_kv or k.shape[:-1] != v.shape[:-1] or k.shape[-1] != q.shape[-1]:
         given = f"q is {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}"
@@ -365,7 +365,8 @@ def _by_heads(
 
 
 def _method(method: str | None, heads_q: int, heads_kv: int, world: int) -> str:
-    """The given method, or the one that sends fewer bytes: K and V of all other ranks, or a share of Q, K, V and O."""
+    """The given method, or the method that sends fewer bytes: K and V of all other ranks, or a share of Q, K, V and O.
+    """
     if method not in (None, ALL_GATHER, ULYSSES):
         raise ValueError(f"method is {method!r}, expected {ALL_GATHER!r}, {ULYSSES!r} or None")
     divides = heads_kv % world == 0

@@ -17,15 +17,15 @@ class Room(NamedTuple):
     """The offsets of some heads' rows in the memory of every rank."""
 
     keys: int
-    """The first byte of K and V, which lie beside each other."""
+    """The first byte of K and of V, which lie beside each other."""
     dk: int
     dv: int
     heads: int
 
 
 class Copies:
-    """The exchange of a call by copies, one group of K and V heads after the other. Other ranks copy a group after all
-    ranks have met, while the next group is written.
+    """The exchange of a call by copies, one group of K and V heads after the other. When all ranks have written a
+    group, other ranks copy it, while the next group is written.
     """
 
     def __init__(self, of: "Gather", memory: Memory, parts: list[slice], k: Tensor, v: Tensor, returns: bool) -> None:
@@ -130,7 +130,9 @@ class Pulled:
 
 
 def _copy(x: Tensor, to: Tensor) -> None:
-    """Copies a tensor, by 16 bytes where both allow it: with gaps, torch would copy one element per thread."""
+    """Copies a tensor, 16 bytes at a time if both tensors allow it. Torch would copy a tensor with gaps one element per
+    thread.
+    """
     if all(_has_wide_elements(y) for y in (x, to)):
         x, to = x.view(_WIDE), to.view(_WIDE)
     to.copy_(x)

@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 class Message(NamedTuple):
-    """A tensor that is sent to a rank of the group or received from it. Both ranks list their messages in one order."""
+    """A tensor that is sent to a rank of the group or received from it. Both ranks list their messages in the same
+    order.
+    """
 
     rank: int
     tensor: Tensor

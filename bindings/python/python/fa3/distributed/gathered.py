@@ -29,7 +29,9 @@ class Gather(NamedTuple):
     """Memory that the ranks share; without it they send messages."""
 
     def launches(self, local: bool) -> list[tuple[int, Launch]]:
-        """The launches whose keys are local or not, with their indices."""
+        """The launches, with their indices: if `local`, the launches whose keys are the rank's own, otherwise the
+        others.
+        """
         return [(n, launch) for n, launch in enumerate(self.schedule.plan.launches) if launch.is_local == local]
 
     def heads(self, q: Tensor, k: Tensor, v: Tensor, with_gradients: bool) -> list[slice]:

@@ -1,16 +1,17 @@
 """Groups of heads, to overlap the exchange of their keys with computation.
 
 A kernel waits for keys of other ranks. So heads of K and V are sent in groups: kernels compute with one group while the
-next ones are sent. A launch for few heads fills a GPU badly, so that there are as few groups as hide most of the
-transfer: a first group, which is not hidden, just large enough that the others arrive while it is computed, and with
-gradients a last group, whose gradients are not hidden. If the whole transfer is short, there is one group.
+next groups are sent. A launch for few heads does not fill a GPU, so there are only as many groups as hide most of the
+transfer. The transfer of the first group is not hidden; the group is just large enough that the others arrive while it
+is computed. With gradients there is a last group, whose gradients are not hidden. If the whole transfer is short, there
+is one group.
 """
 
 from typing import NamedTuple
 
 
 class Rates(NamedTuple):
-    """Bytes a second, by which the sizes of groups are chosen."""
+    """Bytes per second, by which the sizes of groups are chosen."""
 
     keys: float
     gradients: float
@@ -23,8 +24,8 @@ FLOPS = 600e12
 SENT = Rates(180e9, 90e9)
 COPIED = Rates(300e9, 300e9)
 
-# The cost of one more group in seconds: a launch with few heads, which fills a GPU badly, and the host's time for it
-# and for its copies. A shorter wait is not worth a group.
+# The cost of an additional group in seconds: a launch with few heads, which does not fill a GPU, and the host's time
+# for it and for its copies. A shorter wait is not worth a group.
 COST = 250e-6
 
 
@@ -42,7 +43,7 @@ def groups(heads: int, flops: float, sent: float, returned: float, rates: Rates)
 
 
 def _heads(heads: int, compute: float, transfer: float) -> int:
-    """The least number of heads whose computation hides the transfer of all others; 0 if that transfer is short."""
+    """Smallest number of heads whose computation hides the transfer of all other heads; 0 if that transfer is short."""
     if transfer <= COST or heads == 1:
         return 0
     return min(max(1, round(heads * transfer / (compute + transfer))), heads)

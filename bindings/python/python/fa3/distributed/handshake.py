@@ -5,32 +5,35 @@ import os
 
 import torch.distributed as dist
 
-# The variable that makes ranks compare every call, and not only new ones. It costs milliseconds a call.
+# The environment variable that makes ranks compare every call, and not only new calls. It costs some milliseconds for
+# each call.
 VARIABLE = "FA3_DISTRIBUTED_CHECK"
 
-# How long a rank waits for the other ranks when it makes a new call.
+# The time for which a rank waits for the other ranks when it makes a new call.
 PATIENCE = datetime.timedelta(seconds=120)
 
-# How many calls of a group are remembered: the most recent ones, which are the same on all ranks.
+# Number of calls of a group that are remembered: the most recent calls, equal on all ranks.
 MOST = 4096
 
-# Calls that a group has agreed on, in the order of their last use, and how often it was asked to.
+# Calls on which a group has agreed, in the order of their last use; and the number of times that the group was asked to
+# agree.
 _agreed: dict[str, dict[str, None]] = {}
 _asked: dict[str, int] = {}
 
 
 def compares_every_call() -> bool:
-    """Whether the environment asks for it. All ranks must have the same value of the variable."""
+    """Whether the environment requires that every call is compared. All ranks must have the same value of the variable.
+    """
     return os.environ.get(VARIABLE) == "1"
 
 
 def agree(group: dist.ProcessGroup, call: str) -> None:
-    """Waits until all ranks of a group have described their call, if this one has not been described before, or if
+    """Waits until all ranks of a group have described their call, if this call has not been described before, or if
     every call is compared.
 
     Raises:
         ValueError: ranks have different calls.
-        RuntimeError: ranks have not said theirs in time.
+        RuntimeError: a rank has not described its call in time.
     """
     rank, world, name = dist.get_rank(group), dist.get_world_size(group), group.group_name
     known = _agreed.setdefault(name, {})

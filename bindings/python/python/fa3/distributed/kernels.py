@@ -81,7 +81,7 @@ class Kernels(NamedTuple):
         return gradients[3] if s_aux is not None else None
 
     def _are_several(self, launch: Launch) -> bool:
-        """Whether a dense batch's launch has several calls, which are computed as packed sequences for each batch
+        """Whether a launch of a dense batch has several calls. They are computed as packed sequences for each batch
         entry.
         """
         return not self.is_packed and len(launch.calls) > 1
@@ -89,8 +89,8 @@ class Kernels(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _lists(calls: tuple[Call, ...], device: torch.device) -> tuple:
-    """Where the rows and keys of calls lie, as arguments of packed sequences: cu_seqlens_q, cu_seqlens_k, seqused_q,
-    seqused_k, max_seqlen_q, max_seqlen_k.
+    """The rows and keys of calls, as arguments of packed sequences: cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
+    max_seqlen_q, max_seqlen_k.
     """
     first = calls[0]
     of_q = [0, *itertools.accumulate(call.rows for call in calls)]

@@ -1,4 +1,4 @@
-"""Which rows each rank of a group has.
+"""The rows of each rank of a group.
 
 A document is a sequence that attends to itself alone. Its rows are split into pieces, and every piece has one owner.
 In the zigzag layout a document has 2 W pieces for W ranks, and rank r has pieces r and 2 W - 1 - r: under a causal mask
@@ -13,17 +13,18 @@ from typing import NamedTuple, Sequence
 
 ZIGZAG, CONTIGUOUS = "zigzag", "contiguous"
 
-# A document is not split if it is less than this fraction of a rank's work: whole documents of this size can be dealt
-# out evenly, and short pieces leave query tiles half empty.
+# A document is not split if it is less than this fraction of a rank's work: whole documents of this size can be
+# distributed evenly, and short pieces leave query tiles half empty.
 PART = 1 / 20
 
-# Ranks are even if none exceeds the mean by more than this fraction, in scores and in rows.
+# The work of ranks counts as even if no rank exceeds the mean by more than this fraction, of scores and of rows.
 EVEN, EVEN_ROWS = 0.01, 0.04
 
-# The least number of rows of a piece.
+# Smallest number of rows of a piece.
 LEAST_ROWS = 16
 
-# The cost of a row beside its scores, in scores: projections and loads. It balances rows where there are few scores.
+# The cost of a row besides its scores (projections and loads), in units of one score. It balances rows if there are few
+# scores.
 ROW_COST = 512
 
 
@@ -36,7 +37,7 @@ class Piece(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows the piece has."""
+        """The number of rows of the piece."""
         return self.stop - self.start
 
 
@@ -54,7 +55,7 @@ class Layout(NamedTuple):
         return len(self.pieces)
 
     def rows(self, rank: int) -> int:
-        """How many rows a rank has."""
+        """The number of rows of a rank."""
         return sum(piece.rows for piece in self.pieces[rank])
 
     def starts(self, rank: int) -> list[int]:
@@ -78,9 +79,10 @@ def dense(seqlen: int, world: int, layout: str) -> Layout:
 
 @functools.lru_cache(maxsize=64)
 def packed(cu_seqlens: tuple[int, ...], world: int, layout: str) -> Layout:
-    """Documents that lie one after the other. The longest are split like a `dense` one, into pieces that may differ by
-    a row: about as few documents as make the ranks even, since keys of whole documents are not sent. Whole documents
-    are assigned longest first, each to the rank with the least work.
+    """Documents that lie one after the other. The longest documents are split like a `dense` one, into pieces whose
+    lengths may differ by a row. About the smallest number of documents that makes the ranks even is split, because keys
+    of whole documents are not sent. The other documents are assigned whole, the longest first, each to the rank with
+    the least work.
 
     A rank's rows are first the pieces of split documents, then whole documents, each in the order of documents.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 # The alignment of tensors in bytes.
 ALIGNMENT = 256
 
-# How long a rank waits for the other ranks on the GPU before it gives up.
+# The time for which a rank waits for the other ranks on the GPU before it gives up.
 PATIENCE_MS = 600_000
 
 
@@ -32,7 +32,7 @@ class Memory:
 
     def begin(self, outgoing: int, incoming: int) -> None:
         """Begins a call in which other ranks read at most `outgoing` bytes of each rank, and write at most `incoming`
-        bytes to it. The numbers are the same on all ranks.
+        bytes to it. All ranks give the same numbers.
         """
         torch.cuda.current_stream(self.device).wait_event(self._last)
         if outgoing > self._sizes[0] or incoming > self._sizes[1]:
@@ -82,13 +82,13 @@ class Memory:
         return self._handle.get_buffer(rank, shape, dtype, start // dtype.itemsize)
 
 
-# Keyed by a group and the rank's GPU; None where a group cannot share memory.
+# Memory by group and by the rank's GPU; None if the group cannot share memory.
 _memories: dict[tuple[dist.ProcessGroup, torch.device], Memory | None] = {}
 
 
 def memory_of(group: dist.ProcessGroup, device: torch.device) -> Memory | None:
-    """The memory that a group shares on these GPUs, or None if it cannot share any, or while a CUDA graph is captured.
-    The answer is the same on all ranks.
+    """The memory that a group shares on these GPUs. None if it cannot share memory, or while a CUDA graph is captured.
+    All ranks get the same answer.
     """
     if device.type != "cuda" or dist.get_world_size(group) == 1 or torch.cuda.is_current_stream_capturing():
         return None

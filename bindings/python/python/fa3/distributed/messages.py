@@ -99,7 +99,7 @@ class Returned:
 
 
 def _contiguous(own: tuple[Copy, ...], copy: Copy, k: Tensor, v: Tensor, buffer: Tensor) -> Tensor:
-    """The rows of a copy: a slice of the rank's own buffer if they are there, or else a new tensor."""
+    """The rows of a copy: a slice of the rank's own buffer if they are there, otherwise a new tensor."""
     for its in own:
         if its.row <= copy.row and copy.here.stop <= its.here.stop:
             first = its.offset + copy.row - its.row

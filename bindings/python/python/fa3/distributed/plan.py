@@ -1,10 +1,10 @@
-"""The plan of which rank computes which rows with which keys, as plain data: it is the same on every machine.
+"""The plan: which rank computes which rows with which keys, as plain data. Every machine computes the same plan.
 
 A rank computes its own rows of O. It gathers the keys that these rows see into one buffer, one piece of its rows after
 the other, in the order of the keys' positions. So a kernel reads them as it would read the keys of a whole sequence,
 and one launch computes all pieces. The rank copies its own rows into the buffer and receives each other row once, from
-its owner: rows that a second piece of the document also sees are copied within the buffer. Gradients of keys take the
-same ways back, and their owner adds them up.
+its owner: rows that a second piece of the document also sees are copied within the buffer. Gradients of keys are sent
+back in the same way, and the owner of the keys adds them up.
 """
 
 import functools
@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 from .layout import Layout, Piece, owners
 
-# A multiple of the KV block of every kernel. Keys begin at multiples of it, so that blocks are the same as in the whole
-# sequence, and results have the same bits. Rows of the buffer before the first visible key stay unwritten.
+# A multiple of the KV block of every kernel. Keys begin at multiples of it, so that KV blocks are the same as in the
+# whole sequence, and results have the same bits. Rows of the buffer before the first visible key stay unwritten.
 GRID = 26880
 
-# The largest KV block. In the block of the first visible key, the keys before it must be numbers: they are zeroed.
+# The largest KV block. In the block of the first visible key, the keys before it must not be NaN, so they are zeroed.
 MOST_KEYS = 256
 
 
 class Window(NamedTuple):
-    """How many keys before and after its position a query sees; -1 is unbounded."""
+    """Number of keys before and after its position that a query sees; -1 is unbounded."""
 
     left: int
     right: int
@@ -61,7 +61,7 @@ class Call(NamedTuple):
     rows: int
     """The number of rows."""
     key: int
-    """The first key among the buffer's rows, or among the rank's own."""
+    """The first key among the buffer's rows, or among the rank's own rows."""
     keys: int
     """The number of keys. The last query is aligned with the last key, which the launch's window takes into account."""
 
@@ -117,17 +117,17 @@ class Plan(NamedTuple):
     copies: tuple[Copy, ...]
     """All copies into the buffer, in the order of offsets."""
     zeros: tuple[slice, ...]
-    """Rows of the buffer that no query sees, but that are multiplied: they must be numbers."""
+    """Rows of the buffer that no query sees, but that are multiplied: they must not be NaN."""
     launches: tuple[Launch, ...]
 
     @property
     def scores(self) -> int:
-        """About how many scores the rank computes for a head."""
+        """The approximate number of scores that the rank computes for a head."""
         return sum(_seen(call, launch.window) for launch in self.launches for call in launch.calls)
 
     @property
     def received(self) -> int:
-        """How many rows of keys the rank receives from other ranks."""
+        """The number of rows of keys that the rank receives from other ranks."""
         return sum(copy.rows for copy in self.brought if copy.owner != self.rank)
 
     @property
@@ -160,13 +160,13 @@ class Schedule(NamedTuple):
     """Gradients of its own keys."""
     sums: tuple[Sum, ...]
     scores: int
-    """About how many scores the busiest rank computes for a head."""
+    """The approximate number of scores that the busiest rank computes for a head."""
     received: int
-    """The most rows that any rank receives from other ranks."""
+    """The largest number of rows that a rank receives from other ranks."""
     most_rows: int
-    """The most rows that any rank owns."""
+    """The largest number of rows that a rank owns."""
     most_returned: int
-    """The most rows of gradients that any rank receives from other ranks."""
+    """The largest number of rows of gradients that a rank receives from other ranks."""
     is_alone: bool
     """Whether no rank exchanges rows with another, or needs a buffer."""
 
@@ -242,7 +242,7 @@ def returns(layout: Layout, owner: int, window: Window) -> tuple[Return, ...]:
 
 
 def _append_return(found: list[Return], part: Return) -> None:
-    """Appends a return, or merges it into the last one if both are adjacent in both memories."""
+    """Appends a return. If it follows the last return in both memories, extends the last return."""
     last = found[-1] if found else None
     if last and last[:2] == part[:2] and (last.key + last.rows, last.row + last.rows) == (part.key, part.row):
         found[-1] = last._replace(rows=last.rows + part.rows)
@@ -293,8 +293,8 @@ def _needed(piece: Piece, rows: int, window: Window) -> Piece:
 
 
 def _seen(call: Call, window: Window) -> int:
-    """About how many scores of a call are visible."""
-    # Keys after the window of the first query, and keys before the window of the last one.
+    """The approximate number of visible scores of a call."""
+    # Keys after the window of the first query, and keys before the window of the last query.
     after = 0 if window.right < 0 else max(0, call.rows - window.right)
     before = 0 if window.left < 0 else max(0, call.keys - window.left)
     rows = min(call.rows, before)
@@ -320,7 +320,7 @@ def _shifted(window: Window, ahead: int) -> Window:
 
 def _copies(layout: Layout, need: Piece, offset: int, earlier: tuple[Piece, int] | None) -> list[Copy]:
     """Copies of the needed keys to the buffer, from row `offset` on, by the pieces of their owners. `earlier` are keys
-    of this document that the buffer already has, none behind the last needed key, and their first row.
+    of this document that the buffer already has, with their first row; none of them lies behind the last needed key.
     """
     if earlier is None or earlier[0].stop <= need.start:
         return _owned(layout, need, offset)
@@ -342,7 +342,7 @@ def _owned(layout: Layout, need: Piece, offset: int) -> list[Copy]:
 
 
 def _append_copy(copies: list[Copy], copy: Copy) -> None:
-    """Adds a copy, or its rows to the last one, if they follow in memory at both ends."""
+    """Adds a copy. If its rows follow the last copy's rows in both memories, extends the last copy."""
     last = copies[-1] if copies else None
     if last and (last.owner, last.here.stop, last.there.stop) == (copy.owner, copy.row, copy.offset):
         copies[-1] = last._replace(rows=last.rows + copy.rows)
@@ -351,7 +351,7 @@ def _append_copy(copies: list[Copy], copy: Copy) -> None:
 
 
 def _append(launches: list[Launch], launch: Launch) -> None:
-    """Adds a launch, or its call to the last one, if that can compute it, too."""
+    """Adds a launch. If the last launch can compute its call as well, adds the call to the last launch."""
     last = launches[-1] if launches else None
     if last and last[1:] == launch[1:] and last.keys.stop <= launch.keys.start and last.rows.stop == launch.rows.start:
         launches[-1] = last._replace(calls=last.calls + launch.calls)

@@ -20,7 +20,7 @@ def shard(
     """The rank's rows of a tensor, as a new tensor.
 
     Arguments:
-        x: a tensor, the same on all ranks.
+        x: a tensor, equal on all ranks.
         dim: the dimension of its rows.
         group: the ranks; all if None.
         layout: "zigzag", which gives all ranks the same number of scores under a causal mask, or "contiguous". The rows
@@ -83,7 +83,7 @@ def positions(
 def layout_of(
     rows: int, group: dist.ProcessGroup | None, layout: str, cu_seqlens: Sequence[int] | Tensor | None
 ) -> tuple[dist.ProcessGroup, Layout]:
-    """The group, and which ranks have which rows of a sequence or of packed documents."""
+    """The group, and the layout of a sequence or of packed documents over its ranks."""
     group = group or dist.group.WORLD
     assert group is not None
     world = dist.get_world_size(group)

@@ -7,8 +7,8 @@ from .plan import Sum
 
 
 def write_sums(sums: tuple[Sum, ...], parts: list[list[Tensor]], to: list[Tensor]) -> None:
-    """Writes each sum to its rows of each tensor of `to`. `parts` are gradients, by the number of a return: a tensor
-    for each of `to`.
+    """Writes each sum to its rows of each tensor of `to`. `parts` are gradients, by the index of a return: one tensor
+    for each tensor of `to`.
     """
     for which, x in enumerate(to):
         for total in sums:
@@ -25,5 +25,5 @@ def _add(to: Tensor, terms: list[Tensor]) -> None:
     elif len(terms) == 2:
         torch.add(*terms, out=to)
     else:
-        # It adds in float32.
+        # torch.sum adds in float32.
         torch.sum(torch.stack(terms), 0, out=to)

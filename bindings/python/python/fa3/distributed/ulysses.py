@@ -12,8 +12,8 @@ from .layout import Layout, rows_of
 
 
 def to_heads(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, heads: int) -> Tensor:
-    """All rows of the rank's share of heads, of a tensor that has the rank's rows of all heads. `rows` and `heads` are
-    the numbers of their dimensions.
+    """Exchanges rows for heads, between the ranks of `group`. `x` has the rank's rows of all heads. The result has all
+    rows of the rank's share of heads. `rows` and `heads` are the indices of these dimensions of `x`.
     """
     return _Exchange.apply(x, group, layout, rows, heads, True)
 

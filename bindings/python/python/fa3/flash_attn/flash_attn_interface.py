@@ -1,6 +1,6 @@
-"""The functions of flash-attn 2. Each calls this package's function of that name with the arguments in its order, and
-raises what that function raises. They return O, or with return_attn_probs O, LSE and an empty tensor in place of the
-probabilities, which flash-attn 2 returns with dropout only.
+"""The functions of flash-attn 2. Each function calls this package's function of the same name, with the arguments in
+its order, and raises what that function raises. It returns O. With return_attn_probs it returns O, LSE and an empty
+tensor in place of the probabilities, which flash-attn 2 returns only with dropout.
 """
 
 from typing import Any

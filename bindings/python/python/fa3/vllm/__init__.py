@@ -3,7 +3,7 @@
     vllm serve MODEL --attention-backend CUSTOM
     LLM(MODEL, attention_backend="CUSTOM")
 
-vLLM finds it by itself where both packages are installed: each of its processes calls the plugins of the group
+vLLM finds it by itself if both packages are installed: each of its processes calls the plugins of the group
 "vllm.general_plugins", and one of them calls `register`. The classes are in `fa3.vllm.backend`, which vLLM imports when
 the backend is chosen.
 """
@@ -45,7 +45,7 @@ def register() -> str:
 
 def _plugin() -> None:
     """Calls `register` in each of vLLM's processes, also if another backend is chosen. It logs exceptions, which would
-    end the process.
+    otherwise end the process.
     """
     try:
         register()

@@ -102,13 +102,13 @@ class Fa3Metadata(AttentionMetadata):
     num_actual_tokens: int
     max_query_len: int
     max_seq_len: int
-    # int32 (sequences + 1,): where the rows of each sequence begin and end.
+    # int32 (sequences + 1,): cu_seqlens of the rows of Q.
     query_start_loc: Tensor
-    # int32 (sequences,): how many keys are in the cache, including the keys of this step.
+    # int32 (sequences,): the number of keys in the cache, including the keys of this step.
     seq_lens: Tensor
     # int32 (sequences, pages).
     block_table: Tensor
-    # int64 (rows,): the row of the cache where each new key goes, negative for none.
+    # int64 (rows,): the row of the cache to which each new key goes; negative if it goes nowhere.
     slot_mapping: Tensor
     causal: bool
 
@@ -210,7 +210,7 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
         if attn_metadata is None:
             return output.fill_(0)
         rows, ends = attn_metadata.num_actual_tokens, attn_metadata.query_start_loc
-        # Without a causal mask the window reaches as far to the right as to the left.
+        # Without a causal mask the window has the same width to the right as to the left.
         causal = attn_metadata.causal and not self.is_encoder
         scores: dict[str, Any] = dict(
             softmax_scale=self.scale,

@@ -19,7 +19,8 @@ impl<'a, T: Scalar> NewTensors<'a, T> {
     /// The new rows of a call, and their rotation by tables of f32 or of T.
     ///
     /// # Safety
-    /// The tensors and lists of new rows lie there, and stay alive and are not written to for as long as the result.
+    /// `memory` must have the tensors and lists of new rows. They stay alive and are not written to as long as the
+    /// result lives.
     ///
     /// # Errors
     /// An address or a table is invalid.
@@ -27,7 +28,7 @@ impl<'a, T: Scalar> NewTensors<'a, T> {
     pub(super) unsafe fn of(call: &Cached, memory: &Memory<'_>) -> Result<NewTensors<'a, T>, Error> {
         let ([k, v], count) = (&call.new, call.sequences.count());
         let list = |name, is_there: bool, entries| {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller guarantees the tensors.
             is_there.then(|| unsafe { memory.slice(name, entries) }).transpose()
         };
         let rotation = call.rotary.map(|rotary| {
@@ -61,7 +62,7 @@ impl<'a, T: Scalar> NewTensors<'a, T> {
 /// The tables of a rotation, in f32.
 ///
 /// # Safety
-/// They lie there, and stay alive and are not written to during this call.
+/// `memory` must have the tables. They stay alive and are not written to during this call.
 ///
 /// # Errors
 /// An address or a table is invalid.
@@ -69,7 +70,7 @@ impl<'a, T: Scalar> NewTensors<'a, T> {
 unsafe fn rotation_table<T: Scalar>(rotary: AppendRotary, memory: &Memory<'_>) -> Result<RopeTable, Error> {
     let dims = (rotary.table_rows, rotary.rotary_dim / 2);
     let table = |name| {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the tensors.
         let numbers: Vec<f32> = unsafe {
             match rotary.table {
                 Dtype::F32 => memory.slice::<f32>(name, dims.0 * dims.1)?.to_vec(),

@@ -1,4 +1,4 @@
-//! Where the rows of a cache's sequences are.
+//! The rows of a cache's sequences.
 
 use std::borrow::Cow;
 
@@ -10,15 +10,15 @@ use crate::cpu::lists::Lists;
 use crate::cpu::memory::Memory;
 use crate::error::Error;
 
-/// Where the rows of sequences are in K and V.
+/// The rows of sequences in K and V.
 pub(crate) struct CacheRows<'a> {
-    /// How many rows of each sequence's memory are in use.
+    /// Number of rows of each sequence's memory that are in use.
     pub(super) seqused: Vec<i32>,
-    /// How many of them come before the first one that is the sequence's.
+    /// Number of these rows that are padding before the sequence's first row.
     leftpad: Option<Cow<'a, [i32]>>,
     /// The pages of sequences.
     table: Option<CowArray<'a, i32, Ix2>>,
-    /// The rows of the table that are sequences'.
+    /// The row of the table for each sequence.
     index: Option<&'a [i32]>,
 }
 
@@ -26,8 +26,8 @@ impl<'a> CacheRows<'a> {
     /// The rows of a call.
     ///
     /// # Safety
-    /// The page table and the index of `spec` lie there, and stay alive and are not written to for as long as the
-    /// result.
+    /// `memory` must have the page table and the index of `spec`. They stay alive and are not written to as long as the
+    /// result lives.
     ///
     /// # Errors
     /// An address or a list is invalid.
@@ -39,7 +39,7 @@ impl<'a> CacheRows<'a> {
     ) -> Result<CacheRows<'a>, Error> {
         let (sequences, count) = (spec.seqs_k, spec.seqs_k.count());
         if sequences.is_packed() {
-            // All are in one page, the tensor.
+            // All sequences are in one page, the tensor.
             let rows = lists.rows_k(spec)?;
             let first: Vec<i32> = (0..count).map(|i| rows.start(i).1 as i32).collect();
             let seqused = first.iter().enumerate().map(|(i, first)| first + rows.len(i) as i32).collect();
@@ -51,7 +51,7 @@ impl<'a> CacheRows<'a> {
             Some(used) => used.to_vec(),
             None => vec![i32::try_from(capacity).map_err(|_| Error::CacheRows { capacity })?; count],
         };
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the tensors.
         let list = |name, is_there: bool| is_there.then(|| unsafe { memory.slice(name, count) }).transpose();
         let leftpad = list("leftpad_k", sequences.has_leftpad())?.map(Cow::Borrowed);
         let index = list("cache_batch_idx", sequences.has_index())?;
@@ -63,8 +63,8 @@ impl<'a> CacheRows<'a> {
         Ok(CacheRows { seqused, leftpad, table: table.transpose()?, index })
     }
 
-    /// The entries (pages or batch entries) of K and V that sequences use once the new rows are appended, without
-    /// entries that the cache does not have.
+    /// The entries (pages or batch entries) of K and V that sequences use after the append, without entries that the
+    /// cache does not have.
     pub(super) fn entries(&self, spec: &ProblemSpec, new: &SequenceRows) -> Vec<usize> {
         let (page_rows, mut entries) = (spec.k.shape.seqlen.max(1), vec![]);
         for (sequence, &used) in self.seqused.iter().enumerate() {
@@ -94,7 +94,7 @@ impl<'a> CacheRows<'a> {
         }
     }
 
-    /// A cache of K and V that are written.
+    /// A cache of K and V to which rows are written.
     pub(super) fn of_written<'b, C>(&'b mut self, [k, v]: [ArrayViewMut4<'b, C>; 2]) -> CacheViewMut<'b, C> {
         CacheViewMut {
             k,

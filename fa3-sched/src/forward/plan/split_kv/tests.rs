@@ -45,7 +45,7 @@ fn few_rows_share_keys() {
     );
     let registers = "registers  128 at entry, then 56 a producer and 200 a consumer thread";
     assert!(plan_of_one.to_string().contains(registers), "{plan_of_one}");
-    // More work units than CTAs: the plan states the unit that begins in each CTA.
+    // There are more work tiles than CTAs: the plan states the work tile that begins in each CTA.
     let many = split_kv(64, 1, 256, (32, 8)).unwrap();
     assert_eq!(
         (many.ctas(), many.reduction_entries(), many.per_sm(), many.planned_splits()),
@@ -55,7 +55,7 @@ fn few_rows_share_keys() {
     // 17 rows of four heads exceed a tile. An empty problem has no split-KV.
     assert!(split_kv(1, 16, 64, (32, 8)).is_some());
     assert!(split_kv(1, 17, 64, (32, 8)).is_none());
-    // Sequences of a few positions use split-KV, for any number of tiles of their heads.
+    // Sequences of a few positions use split-KV, even if their heads have many tiles.
     let two = split_kv(4, 8, 64, (128, 1)).unwrap();
     assert_eq!((two.pack(), two.positions(), two.heads(), two.reduction_entries()), (64, 1, 2, Some(64)));
     assert!(split_kv(4, 9, 64, (128, 1)).is_none());

@@ -5,8 +5,8 @@ use fa3_types::Problem;
 use super::ROWS;
 use crate::forward::{CtaTile, Loads, Pipeline, Precision};
 
-/// A row of the table: the head dimensions of Q and K, and of V; keys per block; stages; and whether consumers can do
-/// with half of an SM's registers.
+/// A row of the table: head_dim of Q and K; head_dim_v; keys per block; stages; and whether half of an SM's registers
+/// suffices for the consumers.
 type Row = (u32, u32, u32, u32, bool);
 
 /// Rows for 16-bit inputs. HBM needs 64 KiB in flight per SM. On an H100 two CTAs per SM, with fewer stages each, were
@@ -25,11 +25,11 @@ const HALF: [Row; 8] = [
 /// Rows for problems with `qv`.
 const LATENT: [Row; 2] = [(64, 256, 64, 3, false), (64, 512, 64, 2, false)];
 
-/// Columns of O that fit the registers of one warpgroup. With more columns, two warpgroups share rows.
+/// Number of columns of O that fit the registers of one warpgroup. With more columns, two warpgroups share rows.
 const COLUMNS_OF_ONE: u32 = 256;
 
-/// Rows for dequantized e4m3. Smaller elements need more stages for equally many bytes in flight, and converted blocks
-/// lie beside them. Converter warps leave no registers to another kernel (not measured).
+/// Rows for dequantized e4m3. Smaller elements need more stages for the same number of bytes in flight, and dequantized
+/// blocks lie beside the stages. Converter warps leave no registers to another kernel (not measured).
 const CONVERTED: [Row; 6] = [
     (64, 64, 128, 6, false),
     (96, 96, 64, 8, false),
@@ -39,7 +39,7 @@ const CONVERTED: [Row; 6] = [
     (256, 256, 64, 2, false),
 ];
 
-/// The tile of a problem, and whether consumers can do with half of an SM's registers; `None` if no tile fits.
+/// The tile of a problem, and whether half of an SM's registers suffices for the consumers; `None` if no tile fits.
 pub(super) fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
     let precision = Precision::of(problem).converted();
     let has_qv = problem.qv().is_some();
