@@ -35,7 +35,7 @@ pub(crate) struct Attention {
     /// Whether query heads have sinks.
     pub(crate) sink: bool,
     /// How CTAs share the keys of a sequence: 0 if they do not, -1 if equally, else the keys of a split.
-    pub(crate) split_keys: i64,
+    pub(crate) split_keys: Option<i64>,
     /// How many SMs to leave to other kernels.
     pub(crate) sm_margin: i64,
     /// Whether V, which is e4m3, is transposed.
@@ -122,7 +122,7 @@ impl Call for Attention {
             intervals: tensors.extents("intervals")?,
             softcap: options.number::<f64>("softcap")?.map(Bits::from),
             sink: tensors.has("sink"),
-            split_keys: options.number("split_keys")?.unwrap_or(0),
+            split_keys: options.number("split_keys")?,
             sm_margin: options.number("sm_margin")?.unwrap_or(0),
             v_transposed,
             block_rows: options.number("block_rows")?,
@@ -152,10 +152,11 @@ impl Call for Attention {
     fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {
         let options = PlanOptions::default().sms(devices::without(sms, self.sm_margin)?);
         let options = match self.split_keys {
-            0 => options,
-            -1 => options.split_keys(SplitKeys::Even),
+            None => options,
+            Some(0) => options.split_keys(SplitKeys::Whole),
+            Some(-1) => options.split_keys(SplitKeys::Even),
             // A negative number wraps to more keys than any split has, which the plan refuses.
-            keys => options.split_keys(SplitKeys::FixedSize { keys: keys as u64 }),
+            Some(keys) => options.split_keys(SplitKeys::FixedSize { keys: keys as u64 }),
         };
         Ok(if self.table.is_some() { options.given_table() } else { options })
     }

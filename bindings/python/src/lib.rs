@@ -80,7 +80,7 @@ mod _fa3 {
     ///   and cu_seqlens_k, and may have seqused_q, seqused_k, and a table as forward_table has written it. A cache has
     ///   seqused_k, page_table, cache_batch_idx and leftpad_k, and q cu_seqlens_q and seqused_q. All these are
     ///   contiguous, but for the rows of a page_table on a GPU. Options: softmax_scale, window (left, right, chunk),
-    ///   softcap, sm_margin, the hints max_seqlen_q and max_seqlen_k, split_keys (0, -1: equally, or keys of a split),
+    ///   softcap, sm_margin, the hints max_seqlen_q and max_seqlen_k, split_keys (0: not, -1: equally, or keys of a split),
     ///   v_transposed, and block_rows, of q that share a scale, where scales are of blocks.
     /// - append: forward over a cache, to which k_new and v_new are written before, and cu_seqlens_k_new, rotary_cos,
     ///   rotary_sin and rotary_seqlens are of these. Options: interleaved, too.
