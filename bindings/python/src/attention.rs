@@ -44,7 +44,7 @@ pub(crate) struct Numbers {
     /// No cap if `None`.
     pub(crate) softcap: Option<Bits>,
     /// How CTAs share the keys of a sequence: 0 if they do not, -1 if equally, else the keys of a split.
-    pub(crate) split_keys: i64,
+    pub(crate) split_keys: Option<i64>,
     /// The number of SMs that are left to other kernels.
     pub(crate) sm_margin: i64,
     /// Whether V, which is e4m3, is transposed.
@@ -169,7 +169,7 @@ impl Call for Attention {
             softmax_scale: options.number::<f64>("softmax_scale")?.map(Bits::from),
             window: options.window()?,
             softcap: options.number::<f64>("softcap")?.map(Bits::from),
-            split_keys: options.number("split_keys")?.unwrap_or(0),
+            split_keys: options.number("split_keys")?,
             sm_margin: options.number("sm_margin")?.unwrap_or(0),
             v_transposed: options.flag("v_transposed")?,
             block_rows: options.number("block_rows")?,
@@ -198,10 +198,11 @@ impl Call for Attention {
     fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {
         let options = PlanOptions::default().sms(devices::without(sms, self.numbers.sm_margin)?);
         let options = match self.numbers.split_keys {
-            0 => options,
-            -1 => options.split_keys(SplitKeys::Even),
-            // A negative number wraps to more keys than any split has, and the plan refuses it.
-            keys => options.split_keys(SplitKeys::FixedSize { keys: keys as u64 }),
+            None => options,
+            Some(0) => options.split_keys(SplitKeys::Whole),
+            Some(-1) => options.split_keys(SplitKeys::Even),
+            // A negative number wraps to more keys than any split has, which the plan refuses.
+            Some(keys) => options.split_keys(SplitKeys::FixedSize { keys: keys as u64 }),
         };
         Ok(if self.table.is_some() { options.given_table() } else { options })
     }

@@ -39,9 +39,7 @@ def backend(monkeypatch):
         vllm_interface.install(monkeypatch)
         monkeypatch.delitem(sys.modules, "fa3.vllm.backend", raising=False)
     elif not torch.cuda.is_available():
-        # A vLLM that is built for GPUs finds no platform, and its layers need one.
-        platforms = importlib.import_module("vllm.platforms")
-        platforms._current_platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform()
+        vllm_interface.compute_on_the_cpu()
     module = importlib.import_module("fa3.vllm.backend")
     if not (HAS_VLLM and torch.cuda.is_available()):
         monkeypatch.setattr(module.ops, "reshape_and_cache_flash", vllm_interface.reshape_and_cache_flash)
@@ -223,6 +221,12 @@ def test_cross_attention_sees_all_keys(backend, device):
     batch = Batch(device, causal=False)
     impl = make(backend, attn_type="encoder_decoder")
     check(batch, impl, build(backend, batch.lists(backend)), lambda *x: standard(*x)[0])
+
+
+def test_ctas_share_the_keys_of_a_sequence(backend, calls):
+    batch = Batch("cpu")
+    check(batch, make(backend), build(backend, batch.lists(backend)), lambda q, k, v: standard(q, k, v, window=(-1, 0))[0])
+    assert calls[-1][1]["split_keys"] == -1
 
 
 def test_a_run_for_profiling_has_zeros(backend):

@@ -2,6 +2,7 @@
 installed, a test compares the two.
 """
 
+import importlib
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -180,6 +181,8 @@ class AttentionImpl(ABC, Generic[T]):
 
 
 class AttentionBackendEnum(Enum):
+    FLASH_ATTN_MLA = "vllm.v1.attention.backends.mla.flashattn_mla.FlashAttnMLABackend"
+    FLASH_ATTN_MLA_SPARSE = "vllm.v1.attention.backends.mla.flashattn_mla_sparse.FlashAttnMLASparseBackend"
     CUSTOM = None
 
     def is_overridden(self):
@@ -219,6 +222,12 @@ def reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping, kv
         if is_quantized_kv_cache(kv_cache_dtype):
             new = (new / scale.view(-1, 1)).to(torch.float8_e4m3fn).view(cache.dtype)
         cache[page, row] = new
+
+
+def compute_on_the_cpu():
+    """Gives vLLM its platform of CPUs. A vLLM that is built for GPUs finds none without one, and its layers need one."""
+    platforms = importlib.import_module("vllm.platforms")
+    platforms._current_platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform()
 
 
 def install(monkeypatch):

@@ -53,6 +53,9 @@ pub enum SplitKeys {
         /// Keys per split, a multiple of the keys of a block.
         keys: u64,
     },
+    /// Not at all: one CTA computes all keys of a tile. Where Q has few rows, as in decoding, the query heads of a
+    /// group are rows of one tile (PackGQA), as with the other values.
+    Whole,
 }
 
 impl PlanOptions {

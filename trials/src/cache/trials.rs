@@ -67,8 +67,9 @@ const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
 const SINKS: [bool; 2] = [false, true];
 const LAYOUTS: [Layout; 2] = [Layout::Contiguous, Layout::HeadsFirst];
 const DISTS: [Dist; 3] = [Dist::Normal, Dist::Increasing, Dist::Decreasing];
-const SPLITS: [Option<SplitKeys>; 4] = [
+const SPLITS: [Option<SplitKeys>; 5] = [
     Some(SplitKeys::Even),
+    Some(SplitKeys::Whole),
     None,
     Some(SplitKeys::FixedSize { keys: 128 }),
     Some(SplitKeys::FixedSize { keys: 384 }),

@@ -160,7 +160,7 @@ fn split_blocks(
 
 impl SplitKvPlan {
     /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows.
-    /// With equal shares it is also `None` if a tile is given, if a sequence has many rows, or if there are more blocks
+    /// Without splits of a fixed size it is also `None` if a tile is given, if a sequence has many rows, or if there are more blocks
     /// than can be numbered.
     pub(super) fn new(
         problem: &Problem,
@@ -171,14 +171,16 @@ impl SplitKvPlan {
         let (pack, tile) = (pack(group), tile(problem));
         let split_blocks = match options.split_keys {
             None => return Ok(None),
-            Some(SplitKeys::Even) if KNOWN.check(problem).is_err() => return Ok(None),
-            Some(SplitKeys::Even) => {
+            Some(SplitKeys::Even | SplitKeys::Whole) if KNOWN.check(problem).is_err() => return Ok(None),
+            Some(split @ (SplitKeys::Even | SplitKeys::Whole)) => {
                 let positions = problem.longest().q;
                 let is_short = positions <= FEW || positions.saturating_mul(pack as usize) <= ROWS as usize;
-                if options.tile.is_some() || !is_short {
+                let is_whole = split == SplitKeys::Whole;
+                if options.tile.is_some() || !is_short || is_whole && pack == 1 {
                     return Ok(None);
                 }
-                None
+                // No sequence has more blocks than one split of this size.
+                is_whole.then_some(MOST_ITERATIONS)
             }
             Some(SplitKeys::FixedSize { keys }) => Some(split_blocks(problem, options, keys, tile)?),
         };
@@ -198,7 +200,8 @@ impl SplitKvPlan {
         }
         if are_too_many {
             let refusal = PlanError::SplitBlocks { blocks: most, limit: MOST_ITERATIONS };
-            return if split_blocks.is_some() { Err(refusal) } else { Ok(None) };
+            let is_asked = matches!(options.split_keys, Some(SplitKeys::FixedSize { .. }));
+            return if is_asked { Err(refusal) } else { Ok(None) };
         }
         let co_scheduled = co_scheduled(group / pack);
         let most_shares = blocks.saturating_mul(units / u64::from(co_scheduled));
@@ -242,6 +245,7 @@ impl SplitKvPlan {
     pub(super) fn why(&self) -> &'static str {
         match self.split {
             SplitRule::Even { .. } => "few rows of Q: keys are shared by all SMs",
+            SplitRule::FixedSize { most: 1, .. } => "few rows of Q, whose heads share a tile",
             SplitRule::FixedSize { .. } => "splits of a fixed size: results are the same bits in any batch",
         }
     }

@@ -239,6 +239,8 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
             attn_metadata.max_seq_len,
             seqused_k=attn_metadata.seq_lens,
             page_table=attn_metadata.block_table,
+            # The function's default does not split the keys of a sequence over CTAs.
+            num_splits=0,
             **scores,
         )
         return output

@@ -93,6 +93,27 @@ fn fixed_size_splits_do_not_depend_on_the_batch() {
 }
 
 #[test]
+fn heads_share_a_tile_where_keys_are_not_split() {
+    let plan = |rows, heads| {
+        let q = Shape { batch: 3, seqlen: rows, heads, head_dim: 64 };
+        let kv = Shape { batch: 1000, seqlen: 1, heads: 1, head_dim: 64 };
+        let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).seqs_k(Sequences::paged(3, 9000).used());
+        let options = PlanOptions::default().split_keys(SplitKeys::Whole);
+        Plan::with(&problem.validate().unwrap(), &DeviceLimits::h100_sxm(), &options).unwrap()
+    };
+    let few = plan(1, 16);
+    let PlanKind::SplitKv(split_kv) = few.kind() else { panic!("{few}") };
+    assert_eq!(
+        (split_kv.pack(), split_kv.needs_reduction(), split_kv.partial_dims(few.problem())[0]),
+        (16, false, 1)
+    );
+    for (rows, heads) in [(1, 1), (70, 16)] {
+        let plan = plan(rows, heads);
+        assert!(!matches!(plan.kind(), PlanKind::SplitKv(_)), "{plan}");
+    }
+}
+
+#[test]
 fn keys_of_e4m3_are_shared() {
     let plan = |change: fn(ProblemSpec) -> ProblemSpec| {
         plan_of([2, 1, 60], (8, 2), SplitKeys::Even, change).unwrap()

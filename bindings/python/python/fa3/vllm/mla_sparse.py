@@ -1,0 +1,141 @@
+"""The classes of an attention backend of vLLM 0.33 for sparse latent attention: each token attends to the rows of the
+cache that an indexer chose for it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.attention.sparse_mla_attention import (
+    SparseMLACommonImpl,
+    SparseMLACommonMetadata,
+    SparseMLACommonMetadataBuilder,
+)
+from vllm.platforms.interface import DeviceCapability
+from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, MultipleOf
+from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
+
+from .mla import latent, refuse
+
+__all__ = ["Fa3MLASparseBackend", "Fa3MLASparseImpl", "Fa3MLASparseMetadata", "Fa3MLASparseMetadataBuilder"]
+
+
+class Fa3MLASparseBackend(AttentionBackend):
+    """The capabilities of this package's sparse latent attention. vLLM refuses a model that needs anything else."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
+
+    @staticmethod
+    def get_name() -> str:
+        # vLLM looks its backends up by this name. This class takes the place of vLLM's own one.
+        return "FLASH_ATTN_MLA_SPARSE"
+
+    @staticmethod
+    def get_impl_cls() -> type["Fa3MLASparseImpl"]:
+        return Fa3MLASparseImpl
+
+    @staticmethod
+    def get_builder_cls() -> type["Fa3MLASparseMetadataBuilder"]:
+        return Fa3MLASparseMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(64)]
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        """Blocks that are whole rows apart, as one list of row numbers addresses all of them."""
+        return align_blocks_to_rows(spec)
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return [320, 512, 576]
+
+    @classmethod
+    def is_mla(cls) -> bool:
+        return True
+
+    @classmethod
+    def is_sparse(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
+        return capability == DeviceCapability(9, 0)
+
+
+@dataclass
+class Fa3MLASparseMetadata(SparseMLACommonMetadata):
+    """vLLM's metadata of a batch."""
+
+
+class Fa3MLASparseMetadataBuilder(SparseMLACommonMetadataBuilder[Fa3MLASparseMetadata]):
+    """Makes the metadata of a batch, by vLLM's base class."""
+
+    metadata_cls = Fa3MLASparseMetadata
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        # Up to this number of new rows, a sequence is computed over the latent cache.
+        self._init_reorder_batch_threshold(256, supports_spec_as_decode=True)
+
+
+class Fa3MLASparseImpl(SparseMLACommonImpl[Fa3MLASparseMetadata]):
+    """The sparse latent attention of a layer. vLLM's base class turns the indexer's choice into row numbers."""
+
+    group_conversion_decode_only: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        kv_cache_dtype: str,
+        logits_soft_cap: float | None,
+        attn_type: str,
+        kv_sharing_target_layer_name: str | None,
+        **mla_args: Any,
+    ) -> None:
+        refuse(alibi_slopes, sliding_window, logits_soft_cap, attn_type)
+        super().__init__(
+            num_heads,
+            head_size,
+            scale,
+            num_kv_heads,
+            alibi_slopes,
+            sliding_window,
+            kv_cache_dtype,
+            logits_soft_cap,
+            attn_type,
+            kv_sharing_target_layer_name,
+            **mla_args,
+        )
+        indices = self.topk_indices_buffer
+        assert indices is not None
+        self.ends = torch.arange(indices.shape[0] + 1, dtype=torch.int32, device=indices.device)
+        self.supports_quant_query_input = False
+
+    def _forward_mqa_kernel(
+        self,
+        q: Tensor | tuple[Tensor, Tensor],
+        kv_cache: Tensor,
+        topk_indices: Tensor,
+        valid_counts: Tensor,
+        *,
+        layer: Any,
+        block_size: int,
+        is_decode: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """O (tokens, heads, kv_lora_rank). Each token is a sequence of its own, and its keys are pages of one row: the
+        first valid_counts of topk_indices, int32 (tokens, topk), the numbers of rows in the cache.
+        """
+        rows, _ = flat_kv_row_view(kv_cache, block_size)
+        tokens, topk = topk_indices.shape
+        lists = self.ends[: tokens + 1], 1, valid_counts, topk, topk_indices
+        return latent(q, rows.unsqueeze(1), self.kv_lora_rank, self.scale, *lists, with_lse=False)
