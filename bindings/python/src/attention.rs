@@ -55,7 +55,7 @@ pub(crate) struct Numbers {
     pub(crate) longest: [Option<usize>; 2],
 }
 
-/// What attention is a part of.
+/// The pass that attention is a part of.
 #[derive(Clone, Copy)]
 pub(crate) enum Pass {
     /// O is written.

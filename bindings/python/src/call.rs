@@ -96,7 +96,7 @@ pub(crate) struct Planned<C: Call> {
 /// The plans of recent calls, by the numbers of their devices.
 pub(crate) type Plans<C> = PlanCache<(u32, C), Compiled<<C as Call>::Plan>>;
 
-/// What can be computed over tensors.
+/// A computation over tensors.
 pub(crate) trait Compute: Send + Sync {
     /// Computes a call with these tensors in its place, or checks it. Other Python threads run meanwhile: making a plan
     /// may take a second, and the driver may wait for room in the stream. Returns [`Call::words`].

@@ -1,4 +1,4 @@
-"""What the tests need of the machine, and what they say where it is missing."""
+"""The needs of tests, and the reasons by which they are skipped."""
 
 import pytest
 

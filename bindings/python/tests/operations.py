@@ -95,7 +95,7 @@ def codes_by_channels(device, n=3):
 
 
 def with_intervals(device, n=3):
-    """Of each row the first keys and those around it, and sinks."""
+    """A mask with the first keys and the keys around each row, and sinks."""
     given = dense(device, n)
     row = torch.arange(given["q"].shape[1])
     bounds = torch.stack([row - 9, row + 4, torch.zeros_like(row), torch.full_like(row, 2)], -1).to(device, I32)

@@ -119,7 +119,7 @@ def test_compilers_see_one_graph_whatever_the_lengths():
 
 
 def flops(function, *tensors, **options):
-    """Of a call; and of its backward pass if its tensors require grad."""
+    """Counts the operations of a call, and of its backward pass if its tensors require grad."""
     with FlopCounterMode(display=False) as counter:
         out = function(*tensors, **options)
         if any(x.requires_grad for x in tensors):

@@ -428,7 +428,7 @@ def export(function, arguments, dynamic=False):
 
 
 def said(function, arguments):
-    """What a call is refused with, without the names of devices, or None."""
+    """The sentence of a refusal, without the names of devices; None if the call is computed."""
     try:
         function(**arguments)
     except (ValueError, TypeError, NotImplementedError) as error:

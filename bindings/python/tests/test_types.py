@@ -53,8 +53,8 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
     o, lse = fa3.distributed.attention_varlen(x, x, x, x, return_attn_probs=True)
 """
 
-# The first ones cannot be imported where vLLM is not installed. The others have no stubs but themselves, and functions with
-# a cache, whose arguments mypy does not know.
+# The first ones cannot be imported where vLLM is not installed. The others have no stubs but themselves, and functions
+# with a cache, whose arguments mypy does not know.
 WITHOUT = """
 fa3\\.vllm\\.(backend|mla|mla_sparse)
 fa3\\.activation_layout\\.layout_of

@@ -225,7 +225,7 @@ def reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping, kv
 
 
 def compute_on_the_cpu():
-    """Gives vLLM its platform of CPUs. A vLLM that is built for GPUs finds none without one, and its layers need one."""
+    """Gives vLLM its platform of CPUs. Without a GPU a vLLM that is built for GPUs finds none, and layers need one."""
     platforms = importlib.import_module("vllm.platforms")
     platforms._current_platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform()
 

@@ -12,7 +12,7 @@ params! {
     struct SplitTilesParams {
         /// Tiles of keys.
         tiles: u32,
-        splits: numbers Splits,
+        splits: numbers TileSplit,
         to: all KeyTiles,
     }
 }

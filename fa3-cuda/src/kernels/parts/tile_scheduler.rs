@@ -47,8 +47,8 @@ enum WorkSource<'k> {
     Varlen(VarlenTiles<'k>),
     /// The CTA's share of all keys (split-KV).
     SplitKv(Shares<InKernel<'k>>),
-    /// TileIndices whose blocks follow from the bounds of their rows. A warp beside the producer's finds them. The pipeline
-    /// has the producer's requests for the next work tile.
+    /// Tile indices whose blocks follow from the bounds of their rows. A warp beside the producer's finds them. The
+    /// pipeline has the producer's requests for the next work tile.
     Intervals(IntervalTiles<'k>, Pipeline<'k, 0>),
 }
 
@@ -123,7 +123,7 @@ impl<'k> TileScheduler<'k> {
         b.pipeline("work tiles", STAGES, consumers, [("work", TileShape::new(Elem::U32, 8, 4))])
     }
 
-    /// Finds work tiles under a mask of intervals, in a warp. It fetches a tile index when the producer requests for the
+    /// Finds work tiles under a mask of intervals, in a warp. It fetches a tile index when the producer requests the
     /// next tile, and sends the work tile.
     #[track_caller]
     pub(crate) fn find(&self) {

@@ -3,7 +3,7 @@
 use super::{PROSE, files};
 
 /// The number of such words in the repository. It only falls.
-const ALONE: usize = 104;
+const ALONE: usize = 40;
 
 /// Phrases that are counted wherever they stand.
 const PHRASES: [&str; 8] =
