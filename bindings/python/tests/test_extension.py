@@ -39,7 +39,7 @@ def tensor(shape=(2, 16, 4, 64), dtype="bf16", address=0x1000, strides=None):
 
 def run(operation, tensors, options, device=NO_SUCH_DEVICE, stream=0):
     given = {name: x for name, x in tensors.items() if x is not None}
-    return extension.run(operation, device, stream, given, options, None)
+    return extension.run(extension.Operation(operation, **options), device, stream, given, None)
 
 
 def vector(address, count, dtype="f32"):
@@ -93,7 +93,9 @@ def gradients(q, k, v, dout):
     written = dict(dq=q, dk=k, dv=v)
     addresses = (0x200000, 0x300000, 0x400000)
     outputs = {name: tensor(x[2], x[0], at) for (name, x), at in zip(written.items(), addresses)}
-    return attention(q, k, v) | outputs | dict(dout=dout, lse=vector(0x180000, 1))
+    batch, rows, heads, _ = q[2]
+    lse = ("f32", 0x180000, (batch, heads, rows), (heads * rows, rows, 1))
+    return attention(q, k, v) | outputs | dict(dout=dout, lse=lse)
 
 
 def backward(q=tensor(), k=tensor(), v=tensor(), dout=tensor(), softcap=None):
@@ -180,7 +182,7 @@ def test_what_stands_for_a_function_without_torch_documents_it():
 def test_the_stub_has_the_doors_parameters():
     stub = ast.parse((Path(__file__).parents[1] / "python/fa3/_fa3.pyi").read_text())
     [door] = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
-    assert set(extension.__all__) == {door.name, "__version__"}
+    assert set(extension.__all__) == {door.name, "Operation", "__version__"}
     assert [argument.arg for argument in door.args.args] == list(inspect.signature(extension.run).parameters)
 
 
@@ -188,10 +190,10 @@ def test_the_stub_has_the_doors_parameters():
     "operation, tensors, options, sentence",
     [
         ("attend", {}, {}, "there is no operation attend"),
-        ("forward", dict(bias=vector(0x50000, 4)), {}, "no operation has a tensor bias"),
+        ("forward", dict(bias=vector(0x50000, 4)), {}, "the operation has no tensor bias"),
         ("forward", dict(dout=tensor()), {}, "the operation has no tensor dout"),
         ("forward", {}, dict(deterministic=True), "the operation has no option deterministic"),
-        ("append", {}, dict(first_position=2), "there is no k_new"),
+        ("append", {}, {}, "there is no k_new"),
     ],
 )
 def test_what_an_operation_does_not_know_is_refused(operation, tensors, options, sentence):
@@ -235,12 +237,20 @@ BAD = [
     (packed_forward, dict(q=tensor((1, 1 << 30, 4, 64)), k=tensor((1, 1 << 30, 2, 64)), device=0, stream=None), "sequences may have 16777220 row blocks, the limit of a table is 2097152"),
     (packed_forward, dict(hints=(2**63, None)), "9223372036854775808 is too large or too small a number"),
     (packed_forward, dict(v_mean=0x30000), "block scales take torch.float8_e4m3fn, dense or packed, and channel scales torch.float8_e4m3fn, dense, not torch.bfloat16, packed"),
-    (packed_backward, dict(q=tensor((2, 16, 4, 64))), "q has batch 2, expected 1"),
-    (packed_backward, dict(dout=tensor((1, 15, 4, 64))), "dout has seqlen 15, expected 16"),
+    (packed_backward, dict(q=tensor((2, 16, 4, 64)), dout=tensor((2, 16, 4, 64))), "q has batch 2, expected 1"),
+    (
+        packed_backward,
+        dict(dout=tensor((1, 15, 4, 64))),
+        "dout is torch.bfloat16 (1, 15, 4, 64), expected torch.bfloat16 (16, 4, 64): (total_q, heads_q, head_dim_v)",
+    ),
     (packed_backward, dict(hints=(2**63, None)), "9223372036854775808 is too large or too small a number"),
     (backward, dict(dout=tensor(strides=(4096, 256, 64, 0))), "dout has stride 0 in head_dim, expected 1"),
     (backward, dict(dout=tensor(strides=(4096, 258, 64, 1))), "dout has stride 258 in seqlen, not a multiple of 8 elements (16 bytes)"),
-    (backward, dict(dout=tensor((2, 15, 4, 64))), "dout has seqlen 15, expected 16"),
+    (
+        backward,
+        dict(dout=tensor((2, 15, 4, 64))),
+        "dout is torch.bfloat16 (2, 15, 4, 64), expected torch.bfloat16 (2, 16, 4, 64): (batch, seqlen_q, heads_q, head_dim_v)",
+    ),
     (backward, dict(softcap=-2.0), "soft cap -2 is outside 1e-18 to 1e18"),
     # The signs of such a row would not fit into memory.
     (quantize, dict(x=tensor((0, 0, 1, 2**60)), seed=0), "x has head_dim 1152921504606846976, more than 2147483647"),
@@ -287,7 +297,7 @@ def test_other_ranks_are_value_errors():
 
 def test_other_types_are_type_errors():
     with pytest.raises(TypeError):
-        extension.run("forward", 0, None, dict(q=None), {}, None)
+        run("forward", dict(q=("bf16", "0", (1,), (1,))), {})
     with pytest.raises(TypeError):
         forward(scale="1")
     with pytest.raises(TypeError):

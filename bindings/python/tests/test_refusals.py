@@ -272,7 +272,7 @@ REFUSED = dict(
         ("TypeError: rotary_cos is torch.float16, expected torch.float32 or torch.bfloat16", dict(rotary_cos=shape(9, 16, dtype=F16), rotary_sin=shape(9, 16, dtype=F16))),
         ("rotary_cos is torch.float32 (9, 16) and rotary_sin torch.float32 (9, 8), expected both alike: (positions, rotary_dim / 2)", dict(rotary_cos=floats(9, 16), rotary_sin=floats(9, 8))),
         ("k has 3 and v 4 dimensions, expected 4: (batch, rows, heads_kv, head_dim), as there is no cu_seqlens_k_new", dict(k=shape(2, 2, 64))),
-        ("cu_seqlens_k_new is of 1 sequences, expected 2", dict(cu_seqlens_k_new=ints(2))),
+        ("cu_seqlens_k_new is of 1 sequences, expected 2", dict.fromkeys("kv", shape(2, 2, 64)) | dict(cu_seqlens_k_new=ints(2))),
         ("k has 4 and v 4 dimensions, expected 3: (total, heads_kv, head_dim), as there is cu_seqlens_k_new", dict(cu_seqlens_k_new=COUNT)),
         ("v is torch.bfloat16, expected torch.float32: all tensors except a cache of torch.float8_e4m3fn have one type", dict(k=floats(2, 1, 2, 64))),
         ("TypeError: rotary_seqlens is list, expected torch.Tensor", dict(rotary_seqlens=[1, 2])),

@@ -304,7 +304,7 @@ def test_a_workspace_is_asked_for_where_none_is_kept(make):
         names = {torch.bfloat16: "bf16", torch.float32: "f32"}
         given = {name: (names[x.dtype], x.data_ptr(), x.shape, x.stride()) for name, x in named}
         stream = torch.cuda.current_stream().cuda_stream
-        _fa3.run("forward", 0, stream, given, {"window": (-1, 0, 0)}, allocate)
+        _fa3.run(_fa3.Operation("forward", window=(-1, 0, 0)), 0, stream, given, allocate)
 
     launch(allocate)
     assert_equal(results, expected)

@@ -225,7 +225,7 @@ def test_cross_attention_sees_all_keys(backend, device):
 
 def test_ctas_share_the_keys_of_a_sequence(backend, calls):
     batch = Batch("cpu")
-    check(batch, make(backend), build(backend, batch.lists(backend)), lambda q, k, v: standard(q, k, v, window=(-1, 0))[0])
+    check(batch, make(backend), build(backend, batch.lists(backend)), lambda q, k, v: standard(q, k, v, causal=True)[0])
     assert calls[-1][1]["split_keys"] == -1
 
 

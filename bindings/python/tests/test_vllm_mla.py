@@ -112,7 +112,7 @@ class Latent:
                 continue
             q, v = self.q[None, part], k[None, ..., : self.dims[0]]
             of_part = None if lse is None else lse[None, part].transpose(1, 2).contiguous()
-            judge_o(o[None, part], of_part, q, k[None], v, window=(-1, 0), scale=192**-0.5)
+            judge_o(o[None, part], of_part, q, k[None], v, causal=True, softmax_scale=192**-0.5)
 
 
 @pytest.mark.parametrize("dims", DIMS, ids=str)
@@ -186,7 +186,7 @@ def test_prompts_in_parts(classes, device, dims, given):
         new, old = (slice(start, start + x) for start, x in zip(starts, (n, m)))
         starts = new.stop, old.stop
         k, v = (torch.cat([x[old], y[new]])[None] for x, y in ((old_k, new_k), (old_v, new_v)))
-        judge(o[None, new].to(BF16), lse[None, :, new].float(), q[None, new], k, v, window=(-1, 0), scale=0.1)
+        judge(o[None, new].to(BF16), lse[None, :, new].float(), q[None, new], k, v, causal=True, softmax_scale=0.1)
 
 
 @pytest.mark.parametrize("dims", DIMS, ids=str)
@@ -213,7 +213,7 @@ def test_lists_of_rows(classes, device, dims):
             assert not o[i].any()
             continue
         k = batch.k[0][keys[i, :n].to(device)][None]
-        judge_o(o[None, i : i + 1], None, batch.q[None, i : i + 1], k, k[..., : dims[0]], scale=192**-0.5)
+        judge_o(o[None, i : i + 1], None, batch.q[None, i : i + 1], k, k[..., : dims[0]], softmax_scale=192**-0.5)
 
 
 @pytest.mark.parametrize("kind", ["Fa3MLAImpl", "Fa3MLASparseImpl"])
