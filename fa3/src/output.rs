@@ -30,6 +30,7 @@ impl<T> Output<T> {
     /// [`Attention::forward_into`], from another library, or from a reduction. Their call is unknown, and is not
     /// checked.
     ///
+    /// [`Attention::forward`]: crate::Attention::forward
     /// [`Attention::forward_into`]: crate::Attention::forward_into
     pub fn new(o: Array4<T>, lse: Array3<f32>) -> Output<T> {
         Output { o, lse, call: None }
