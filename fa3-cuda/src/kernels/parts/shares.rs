@@ -24,8 +24,8 @@
 //!
 //! **Reduction.** The kernel of `fwd/combine.rs`, launched behind, adds up the splits of each row by their LSE. It
 //! knows the splits in one of three ways ([`ReductionSource`]): from a [`Reduction`] for each unit; from one for each
-//! CTA, about the unit that begins in it; or, where splits have a fixed number of keys, from the lengths of a sequence. With
-//! splits of fixed size, the bits of a sequence's result do not depend on other sequences.
+//! CTA, about the unit that begins in it; or, where splits have a fixed number of keys, from the lengths of a sequence.
+//! With splits of fixed size, the bits of a sequence's result do not depend on other sequences.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;

@@ -160,8 +160,8 @@ fn split_blocks(
 
 impl SplitKvPlan {
     /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows.
-    /// Without splits of a fixed size it is also `None` if a tile is given, if a sequence has many rows, or if there are
-    /// more blocks than can be numbered.
+    /// Without splits of a fixed size it is also `None` if a tile is given, if a sequence has many rows, or if there
+    /// are more blocks than can be numbered.
     pub(super) fn new(
         problem: &Problem,
         sms: NonZeroU32,
