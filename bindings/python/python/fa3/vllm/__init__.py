@@ -24,8 +24,6 @@ __all__ = ["NAME", "register"]
 NAME = "CUSTOM"
 OLDEST = 0, 33
 _BACKEND = "fa3.vllm.backend.Fa3Backend"
-
-
 # The classes of latent attention, by the names of vLLM's backends whose place they take.
 _LATENT = {
     "FLASH_ATTN_MLA": "fa3.vllm.mla.Fa3MLABackend",

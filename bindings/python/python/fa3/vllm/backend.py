@@ -201,9 +201,9 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
             query: (tokens, heads, head_size), float16 or bfloat16.
             key, value: (tokens, heads_kv, head_size). Only an encoder's attention reads them.
             kv_cache: (pages, heads_kv, page_rows, 2 * head_size), with any strides: K and V are the halves of its last
-                            dimension. uint8 or float8_e4m3fn, if it is an 8-bit cache.
-                        attn_metadata: None in a profiling run, whose O is 0.
-                        output: O, (tokens, heads, head_size), which is returned. Rows of no token are 0.
+                dimension. uint8 or float8_e4m3fn, if it is an 8-bit cache.
+            attn_metadata: None in a profiling run, whose O is 0.
+            output: O, (tokens, heads, head_size), which is returned. Rows of no token are 0.
         """
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("quantization of O in the kernel is not supported")

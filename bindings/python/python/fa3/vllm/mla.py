@@ -59,7 +59,7 @@ def latent(
     if not q_rotated.shape[-1]:
         q_rotated = q_latent.new_zeros(*q_latent.shape[:-1], _NO_ROTATED_COLUMNS)
         keys = values[..., :_NO_ROTATED_COLUMNS]
-    o, lse = flash_attn_varlen_func(
+    result = flash_attn_varlen_func(
         q_rotated,
         keys,
         values,
@@ -75,9 +75,9 @@ def latent(
         num_splits=0,
         softmax_scale=scale,
         causal=True,
-        return_attn_probs=True,
+        return_attn_probs=with_lse,
     )
-    return o, lse.T if with_lse else None
+    return (result, None) if isinstance(result, Tensor) else (result[0], result[1].T)
 
 
 def refuse(alibi_slopes: Any, sliding_window: Any, logits_soft_cap: Any, attn_type: str) -> None:

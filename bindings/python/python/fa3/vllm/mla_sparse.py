@@ -16,7 +16,7 @@ from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, MultipleOf
 from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
 
-from .mla import latent, refuse
+from .mla import Fa3MLABackend, latent, refuse
 
 __all__ = ["Fa3MLASparseBackend", "Fa3MLASparseImpl", "Fa3MLASparseMetadata", "Fa3MLASparseMetadataBuilder"]
 
@@ -51,7 +51,7 @@ class Fa3MLASparseBackend(AttentionBackend):
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
-        return [320, 512, 576]
+        return Fa3MLABackend.get_supported_head_sizes()
 
     @classmethod
     def is_mla(cls) -> bool:
