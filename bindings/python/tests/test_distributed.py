@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -415,7 +416,7 @@ def forgets(device):
     group = dist.group.WORLD
     for number in (0, 1, 2, 0, 3):
         handshake.agree(group, f"call {number}")
-    assert list(handshake._agreed[group.group_name]) == ["call 2", "call 0", "call 3"]
+    assert list(handshake._agreed[group]) == ["call 2", "call 0", "call 3"]
 
 
 def compares_all(device):
@@ -435,7 +436,7 @@ def compares_all(device):
         with pytest.raises(ValueError, match="ranks have different calls.*rank 0: gradients of O of .*rank 1: "):
             out.sum().backward() if rank == 0 else attention(x, x, x, method=method)
     store = dist.distributed_c10d._get_default_store()
-    number = handshake._asked[dist.group.WORLD.group_name]
+    number = handshake._asked[dist.group.WORLD]
     dist.barrier()
     # What was said is forgotten, but for what a failure left.
     assert sum(store.check([f"fa3/{dist.group.WORLD.group_name}/{i}/0"]) for i in range(1, number + 1)) <= 5
@@ -443,6 +444,26 @@ def compares_all(device):
 
 def test_every_call_is_compared_if_asked_for():
     ranks.run(compares_all, 2)
+
+
+def is_outlived(device):
+    """Graphs and caches do not keep a group: Python aborts if a thread of its needs Python while it shuts down."""
+    for checked in ("0", "1"):
+        os.environ["FA3_DISTRIBUTED_CHECK"] = checked
+        group = dist.new_group([0, 1])
+        x = torch.zeros(1, 8, 2, 16, requires_grad=True)
+        made = [attention(x, x, x, group=group, method=method) for method in ("all_gather", "ulysses")]
+        reference = weakref.ref(group)
+        dist.destroy_process_group(group)
+        del group
+        assert reference() is None
+        for out in made:
+            with pytest.raises(RuntimeError, match="the process group of this call was destroyed"):
+                out.sum().backward()
+
+
+def test_a_group_is_outlived_by_its_graphs():
+    ranks.run(is_outlived, 2)
 
 
 def layouts_differ(device):

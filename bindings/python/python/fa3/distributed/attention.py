@@ -10,6 +10,7 @@ from .. import arguments
 from ..attention import flash_attn_func
 from ..varlen import flash_attn_varlen_func
 from . import gathered, ulysses
+from .group import Group
 from .handshake import agree, compares_every_call
 from .kernels import Kernels, Scores
 from .layout import ZIGZAG, Layout
@@ -321,14 +322,15 @@ def _attention(
     agree(group, call)
     if method == ALL_GATHER:
         its, memory = schedule(of, dist.get_rank(group), window), memory_of(group, q.device)
-        out, lse = gathered.Attention.apply(q, k, v, s_aux, gathered.Gather(group, its, kernels, memory))
+        out, lse = gathered.Attention.apply(q, k, v, s_aux, gathered.Gather(Group(group), its, kernels, memory))
     else:
         out, lse = _by_heads(q, k, v, s_aux, group, of, window, kernels)
     if compares_every_call():
         # If one node makes both O and LSE, it is one call.
+        reference = Group(group)
         for node, name in {lse.grad_fn: "LSE", out.grad_fn: "O"}.items():
             if node is not None:
-                node.register_prehook(lambda _, name=name: agree(group, f"gradients of {name} of {call}"))
+                node.register_prehook(lambda _, name=name: agree(reference.get(), f"gradients of {name} of {call}"))
     return out, lse
 
 

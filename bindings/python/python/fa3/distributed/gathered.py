@@ -8,10 +8,10 @@ import math
 from typing import Any, NamedTuple, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .copies import Copies, Pulled
+from .group import Group
 from .groups import COPIED, SENT, groups
 from .kernels import Kernels
 from .memory import Memory
@@ -22,7 +22,7 @@ from .plan import Launch, Schedule
 class Gather(NamedTuple):
     """A call of a group of ranks."""
 
-    group: dist.ProcessGroup
+    group: Group
     schedule: Schedule
     kernels: Kernels
     memory: Memory | None

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import weakref
 
 import torch.distributed as dist
 
@@ -17,8 +18,8 @@ MOST = 4096
 
 # Calls on which a group has agreed, in the order of their last use; and the number of times that the group was asked to
 # agree.
-_agreed: dict[str, dict[str, None]] = {}
-_asked: dict[str, int] = {}
+_agreed: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, None]] = weakref.WeakKeyDictionary()
+_asked: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
 
 def compares_every_call() -> bool:
@@ -36,14 +37,14 @@ def agree(group: dist.ProcessGroup, call: str) -> None:
         RuntimeError: a rank has not described its call in time.
     """
     rank, world, name = dist.get_rank(group), dist.get_world_size(group), group.group_name
-    known = _agreed.setdefault(name, {})
+    known = _agreed.setdefault(group, {})
     if world == 1:
         return
     if call in known and not compares_every_call():
         known[call] = known.pop(call)
         return
     store = dist.distributed_c10d._get_default_store()
-    number = _asked[name] = _asked.get(name, 0) + 1
+    number = _asked[group] = _asked.get(group, 0) + 1
     keys = [f"fa3/{name}/{number}/{other}" for other in range(world)]
     store.set(keys[rank], call)
     missing: list[int] = []

@@ -4,11 +4,14 @@ kernels. NCCL's messages are kernels themselves, which wait for SMs until an att
 
 import importlib.util
 import socket
+import weakref
 from typing import Any, ContextManager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from .group import Group
 
 # The alignment of tensors in bytes.
 ALIGNMENT = 256
@@ -23,7 +26,7 @@ class Memory:
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self._group, self.device = group, device
+        self._group, self.device = Group(group), device
         self._stream = torch.cuda.Stream(device)
         self._last = torch.cuda.Event()
         self._sizes = (0, 0)
@@ -73,17 +76,17 @@ class Memory:
 
         # Other ranks may still read the old memory.
         torch.cuda.synchronize(self.device)
-        dist.barrier(self._group, device_ids=[self.device.index])
+        dist.barrier(self._group.get(), device_ids=[self.device.index])
         self._handle, self._sizes = None, (aligned(outgoing), aligned(incoming))
         room = symmetric.empty(2 * self._sizes[0] + self._sizes[1], dtype=torch.uint8, device=self.device)
-        self._handle = symmetric.rendezvous(room, self._group)
+        self._handle = symmetric.rendezvous(room, self._group.get())
 
     def _tensor(self, rank: int, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return self._handle.get_buffer(rank, shape, dtype, start // dtype.itemsize)
 
 
 # Memory by group and by the rank's GPU; None if the group cannot share memory.
-_memories: dict[tuple[dist.ProcessGroup, torch.device], Memory | None] = {}
+_memories: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, Memory | None]] = weakref.WeakKeyDictionary()
 
 
 def memory_of(group: dist.ProcessGroup, device: torch.device) -> Memory | None:
@@ -92,10 +95,10 @@ def memory_of(group: dist.ProcessGroup, device: torch.device) -> Memory | None:
     """
     if device.type != "cuda" or dist.get_world_size(group) == 1 or torch.cuda.is_current_stream_capturing():
         return None
-    key = group, device
-    if key not in _memories:
-        _memories[key] = Memory(group, device) if _can_share(group, device) else None
-    return _memories[key]
+    known = _memories.setdefault(group, {})
+    if device not in known:
+        known[device] = Memory(group, device) if _can_share(group, device) else None
+    return known[device]
 
 
 def _can_share(group: dist.ProcessGroup, device: torch.device) -> bool:

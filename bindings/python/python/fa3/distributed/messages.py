@@ -56,7 +56,7 @@ class Gathered:
             buffer[rows] = 0
         sends = [Message(other, _contiguous(schedule.own, copy, k, v, buffer)) for other, copy in schedule.sends]
         receives = [Message(copy.owner, buffer[copy.there]) for copy in schedule.receives]
-        self._pending = Pending(of.group, sends, receives)
+        self._pending = Pending(of.group.get(), sends, receives)
 
     def wait(self) -> tuple[Tensor, Tensor]:
         """Waits for K and V, and returns them with the rows of the buffer."""
@@ -90,7 +90,7 @@ class Returned:
             else:
                 self._parts.append([x.new_empty(part.rows, *x.shape[1:]) for x in like])
                 receives += [Message(part.rank, x) for x in self._parts[-1]]
-        self._pending = Pending(of.group, sends, receives)
+        self._pending = Pending(of.group.get(), sends, receives)
 
     def add(self, dk: Tensor, dv: Tensor) -> None:
         """Waits for all parts, and writes their sums to the gradients of the rank's rows."""

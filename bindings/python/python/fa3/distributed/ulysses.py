@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .exchange import Message, Pending
+from .group import Group
 from .layout import Layout, rows_of
 
 
@@ -15,12 +16,12 @@ def to_heads(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, hea
     """Exchanges rows for heads, between the ranks of `group`. `x` has the rank's rows of all heads. The result has all
     rows of the rank's share of heads. `rows` and `heads` are the indices of these dimensions of `x`.
     """
-    return _Exchange.apply(x, group, layout, rows, heads, True)
+    return _Exchange.apply(x, Group(group), layout, rows, heads, True)
 
 
 def to_rows(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, heads: int) -> Tensor:
     """The inverse of `to_heads`."""
-    return _Exchange.apply(x, group, layout, rows, heads, False)
+    return _Exchange.apply(x, Group(group), layout, rows, heads, False)
 
 
 class _Exchange(torch.autograd.Function):
@@ -38,8 +39,8 @@ class _Exchange(torch.autograd.Function):
         return back(gradient, *ctx.of), None, None, None, None, None
 
 
-def _to_heads(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, heads: int) -> Tensor:
-    rank, world = dist.get_rank(group), layout.world
+def _to_heads(x: Tensor, group: Group, layout: Layout, rows: int, heads: int) -> Tensor:
+    rank, world = dist.get_rank(group.get()), layout.world
     shares = [share.contiguous() for share in x.movedim((rows, heads), (0, 1)).chunk(world, 1)]
     found = x.new_empty(sum(layout.documents), *shares[rank].shape[1:])
     receives = []
@@ -49,12 +50,12 @@ def _to_heads(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, he
         else:
             receives.append(Message(other, found[at]))
     sends = [Message(other, shares[other][number]) for other in range(world) if other != rank for number in _numbers(layout, rank)]
-    Pending(group, sends, receives).wait()
+    Pending(group.get(), sends, receives).wait()
     return found.movedim((0, 1), (rows, heads))
 
 
-def _to_rows(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, heads: int) -> Tensor:
-    rank, world = dist.get_rank(group), layout.world
+def _to_rows(x: Tensor, group: Group, layout: Layout, rows: int, heads: int) -> Tensor:
+    rank, world = dist.get_rank(group.get()), layout.world
     own = x.movedim((rows, heads), (0, 1)).contiguous()
     found = own.new_empty(world, layout.rows(rank), *own.shape[1:])
     sends = []
@@ -64,7 +65,7 @@ def _to_rows(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, hea
         else:
             sends.append(Message(other, own[at]))
     receives = [Message(other, found[other, number]) for other in range(world) if other != rank for number in _numbers(layout, rank)]
-    Pending(group, sends, receives).wait()
+    Pending(group.get(), sends, receives).wait()
     return found.movedim(0, 1).flatten(1, 2).movedim((0, 1), (rows, heads))
 
 
