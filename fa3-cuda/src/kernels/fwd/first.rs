@@ -16,7 +16,7 @@ pub(super) struct First<'k> {
     ends: Producer<'k, 1>,
     /// The last columns of K, if it has several parts.
     k_second: Option<Consumer<'k, 1>>,
-    /// The second half of V's columns, which scores read with `qv`, as one part or two.
+    /// The second half of V's columns, which scores read with `qv`, as one part or two, of columns or of rows.
     v_second: Vec<Consumer<'k, 1>>,
 }
 
@@ -88,6 +88,10 @@ impl<'k> First<'k> {
         for part in &mut self.v_second {
             let part = part.wait();
             let (tile, of_part) = (part.tile(), part.tile().shape().cols);
+            if fwd.spec.first_rows_of_second_half().is_some() && parts.is_empty() {
+                parts.push(part);
+                continue;
+            }
             let qv = qv.col_block(first, of_part);
             first += of_part;
             if first < 2 * cols {

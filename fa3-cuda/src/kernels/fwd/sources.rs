@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 use fa3_sched::SeqLens;
 
 use super::state::Fwd;
-use crate::kernels::parts::gather::Gather;
+use crate::kernels::parts::gather::{Gather, Rows};
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::pages::PageSpan;
 use crate::kernels::parts::ragged::RowSpan;
@@ -50,17 +50,19 @@ impl<'k> Fwd<'k> {
         Some(PageSpan::new(self.builder, pages, work.batch, strides, [varlen.k_row, work.lens.k]))
     }
 
-    /// The row-wise copies of K (1) or V (2) of a work tile that visits some block, if rows are copied one by one. The
-    /// last block is copied first. A whole warp must call it, and copy.
+    /// The row-wise copies of K and V of a work tile that visits some block, if rows are copied one by one, in copying
+    /// warp number `warp`. The last block is copied first. A whole warp must call it, and copy.
     #[track_caller]
-    pub(super) fn gather(&self, work: &WorkTile<'k>, of: usize) -> Option<Gather<'k>> {
-        let (rows, span, tile) = (self.params.gathered.as_ref()?, self.pages(work, of)?, &self.spec.tile);
-        let (rows, cols, used) = match of {
-            1 => (&rows.k, tile.head_dim, self.spec.gathered_cols?),
-            _ => (&rows.v, tile.head_dim_v, self.spec.head_dim_v),
-        };
-        let shape = TileShape::new(self.spec.key_elem(), tile.tile_n, cols);
+    pub(super) fn gather(&self, work: &WorkTile<'k>, warp: U32<'k>) -> Option<Gather<'k>> {
+        let (rows, strides) = (self.params.gathered.as_ref()?, self.params.strides.as_ref()?);
+        let (of_k, tile) = (self.pages(work, 1)?, &self.spec.tile);
+        let k = (&rows.k, of_k, tile.head_dim, self.spec.gathered_cols?);
+        let v = (&rows.v, of_k.of_tensor(strides.v), tile.head_dim_v, self.spec.head_dim_v);
+        let tensors = [k, v].map(|(rows, span, cols, used)| {
+            let shape = TileShape::new(self.spec.key_elem(), tile.tile_n, cols);
+            Rows::of((shape, used), rows, span, work.kv_head)
+        });
         let last = work.kv.end * tile.tile_n - tile.tile_n;
-        Some(Gather::begin(self.builder, (shape, used), rows, span, [work.kv_head, last]))
+        Some(Gather::begin(tensors, tile.tile_n, [warp, last]))
     }
 }

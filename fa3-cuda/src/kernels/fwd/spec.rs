@@ -5,6 +5,7 @@ use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, PlanKind, Precision, packed_p
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
+use crate::kernels::parts::gather::COPIERS;
 use crate::kernels::parts::geometry::{form, sides};
 use crate::kernels::parts::lookup::SequenceForm;
 use crate::kernels::parts::shares::ShareForm;
@@ -63,7 +64,8 @@ pub(super) enum Loading {
     WarpEach,
     /// One warp loads Q, and one K and V. The other two transpose V.
     WarpForBoth,
-    /// One warp loads Q, two copy K and V row by row, and the last fences and commits what these have copied.
+    /// Three warps copy K and V row by row. One thread of another loads Q, and fences and commits what these have
+    /// copied.
     Gathered,
 }
 
@@ -119,18 +121,27 @@ impl FwdSpec {
         }
     }
 
-    /// Whether K and V are copied row by row, by one warp each, while a third warp commits their stages.
+    /// Whether K and V are copied row by row.
     pub(super) fn gathers(&self) -> bool {
         self.gathered_cols.is_some()
     }
 
-    /// Warps that load K and V, or commit their stages, beside the warp that loads Q.
+    /// Rows of the first of two parts in which a block's second half of V's columns is copied, if rows are copied one by
+    /// one and scores read them, too: each part is released as soon as it has been multiplied. `None` if there is one
+    /// part.
+    pub fn first_rows_of_second_half(&self) -> Option<u32> {
+        // A product takes 16 rows at a time.
+        let first = (self.tile.tile_n / 16).div_ceil(2) * 16;
+        (self.tile.qv && self.gathers() && first < self.tile.tile_n).then_some(first)
+    }
+
+    /// Warps that load K and V beside the warp that loads Q.
     pub(super) fn loaders(&self) -> u32 {
         match self.loading() {
             Loading::Thread | Loading::Ranges => 0,
             Loading::WarpForBoth => 1,
             Loading::WarpEach => 2,
-            Loading::Gathered => 3,
+            Loading::Gathered => COPIERS,
         }
     }
 

@@ -36,8 +36,9 @@ pub(super) struct Fwd<'k> {
     /// The last columns of K, if two warpgroups share O's columns and there is no `qv`; `k` has the first columns.
     pub(super) k_second: Option<TmaPipeline<'k>>,
     pub(super) v: TmaPipeline<'k>,
-    /// The second half of V's columns, if two warpgroups share O's columns: `v` has the first half. With `qv`, a second
-    /// half of several panels has two parts, so that one is released while products read the other.
+    /// The second half of V's columns, if two warpgroups share O's columns: `v` has the first half. With `qv`, the second
+    /// half has two parts where it can, so that one is released while products read the other: of its columns, or, where
+    /// rows are copied one by one, of its rows.
     pub(super) v_second: Vec<TmaPipeline<'k>>,
     /// The pipeline of transposed e4m3 V, if V is to be transposed.
     pub(super) transposed: Option<Transposed<'k>>,
@@ -114,8 +115,13 @@ impl<'k> Fwd<'k> {
                 (map, _) => keys("v", map, v_parts.0, of_v),
             },
             v_second: v_parts.1.map_or_else(Vec::new, |part| {
-                // With `qv`, scores take them, too. Rows that are gathered cost instructions for each part.
+                // With `qv`, scores take them, too.
                 let readers = if tile.qv { warps } else { warps - first };
+                if let Some(first_rows) = spec.first_rows_of_second_half() {
+                    return Vec::from(
+                        keys("v_second", None, part, readers).split_rows("v_third", first_rows),
+                    );
+                }
                 let parts = if tile.qv && !spec.gathers() { halves(part).collect() } else { vec![part] };
                 let named = parts.into_iter().zip(["v_second", "v_third"]);
                 named.map(|(part, name)| keys(name, params.v, part, readers)).collect()

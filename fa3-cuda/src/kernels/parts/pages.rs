@@ -120,6 +120,11 @@ impl<'k> PageSpan<'k> {
         PageSpan { builder, table, pages: per_sequence, page_rows, entries, apart, first, count }
     }
 
+    /// The rows of another tensor of the cache, whose pages are `apart` rows of memory apart.
+    pub(crate) fn of_tensor(self, apart: U32<'k>) -> PageSpan<'k> {
+        PageSpan { apart, ..self }
+    }
+
     /// The builder of the kernel that the span belongs to.
     pub(crate) fn builder(&self) -> &'k Builder {
         self.builder
