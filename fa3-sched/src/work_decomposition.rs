@@ -29,6 +29,9 @@
 //! Splits may have a fixed size instead, from a unit's first block on ([`WorkDecomposition::fixed_size`]). A CTA takes
 //! the splits that begin in its share. Splits then follow from a sequence's lengths alone.
 //!
+//! Where all sequences have equally many iterations, the host computes the iteration space
+//! ([`WorkDecomposition::equal_sequences`]), and a CTA finds its first sequence by a division.
+//!
 //! Where the query heads of a group take several tiles, these tiles read the same keys. They are co-scheduled
 //! ([`WorkDecomposition::co_scheduled`]): they are one unit, and each share has a CTA for each of them. The CTAs read
 //! the same keys at the same time, so that HBM delivers them once. CTA c has head c / shares of them and share c mod
@@ -52,6 +55,17 @@ pub struct WorkDecomposition<T> {
     cut: Cut<T>,
     /// Blocks per split, if splits have a fixed size.
     split_blocks: Option<FastDiv<T>>,
+    /// The iteration space, if all sequences have equally many iterations.
+    equal: Option<EqualSequences<T>>,
+}
+
+/// The iteration space of sequences that have equally many iterations each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EqualSequences<T> {
+    /// The iteration space.
+    pub space: IterationSpace<T>,
+    /// Iterations of a sequence.
+    iterations: FastDiv<T>,
 }
 
 /// The units (work tiles) of a sequence, which are equally long.
@@ -103,15 +117,15 @@ impl WorkDecomposition<u32> {
     /// If there are no CTAs, or `extra` is above 1.
     pub fn new(heads: u32, ctas: u32, extra: u32, cut: Cut<u32>) -> WorkDecomposition<u32> {
         assert!(extra <= 1, "a start counts as {extra} blocks");
-        let (shares, none) = (FastDiv::new(ctas), None);
         WorkDecomposition {
             heads,
-            shares,
-            co_scheduled: none,
+            shares: FastDiv::new(ctas),
+            co_scheduled: None,
             extra,
-            reduction_cost: none,
+            reduction_cost: None,
             cut,
             split_blocks: None,
+            equal: None,
         }
     }
 
@@ -135,6 +149,16 @@ impl WorkDecomposition<u32> {
     pub fn fixed_size(self, blocks: u32) -> WorkDecomposition<u32> {
         WorkDecomposition { extra: 0, reduction_cost: None, split_blocks: Some(FastDiv::new(blocks)), ..self }
     }
+
+    /// These shares of `count` sequences that all have these rows and lengths. The iterations of all sequences must be
+    /// fewer than 2³¹.
+    #[must_use]
+    pub fn equal_sequences(self, count: u32, rows: u32, len: SeqLens<u32>) -> WorkDecomposition<u32> {
+        let units = self.units(rows, len);
+        let space = self.iteration_space(count * units.all(), || [count * units.count, units.iterations]);
+        let iterations = FastDiv::new(units.all().max(1));
+        WorkDecomposition { equal: Some(EqualSequences { space, iterations }), ..self }
+    }
 }
 
 impl<T> WorkDecomposition<T> {
@@ -148,6 +172,7 @@ impl<T> WorkDecomposition<T> {
             reduction_cost: self.reduction_cost.map(|cost| f("share_slack", cost)),
             cut: self.cut.map_named(&mut |name, number| f(&format!("cut_{name}"), number)),
             split_blocks: self.split_blocks.map(|blocks| blocks.map_named("share_piece", f)),
+            equal: self.equal.map(|equal| equal.map_named(f)),
         }
     }
 }
@@ -173,6 +198,11 @@ impl<T: Int> WorkDecomposition<T> {
         let (tiles, blocks) = (self.cut.blocks(rows), self.cut.most(len));
         let iterations = (blocks + self.extra).at_least(rows.lit(1));
         WorkUnits { tiles, blocks, iterations, count: tiles * self.heads }
+    }
+
+    /// The iteration space, if all sequences have equally many iterations.
+    pub fn equal(&self) -> Option<EqualSequences<T>> {
+        self.equal
     }
 
     /// The iteration space of units that have `total` iterations. `units` returns the number of units and the
@@ -239,6 +269,25 @@ impl<T: Int> WorkDecomposition<T> {
         let two = cta + cta;
         let of_first = T::select(split.left.eq(zero), zero, two + one + one);
         T::select(split.first.eq(zero), of_first, two + one)
+    }
+}
+
+impl<T> EqualSequences<T> {
+    fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> EqualSequences<U> {
+        let IterationSpace { share, total, least } = self.space;
+        let [share, total, least] = [("space_share", share), ("space_total", total), ("space_least", least)]
+            .map(|(name, x)| f(name, x));
+        let iterations = self.iterations.map_named("space_sequence", f);
+        EqualSequences { space: IterationSpace { share, total, least }, iterations }
+    }
+}
+
+impl<T: Int> EqualSequences<T> {
+    /// The sequence that has iteration `at`, and the first iteration of that sequence; for an iteration behind the last
+    /// one, the number of sequences and of iterations.
+    pub fn sequence(&self, at: T) -> [T; 2] {
+        let sequence = self.iterations.quotient(at.at_most(self.space.total));
+        [sequence, sequence * self.iterations.divisor()]
     }
 }
 
@@ -414,6 +463,28 @@ mod tests {
             let is_whole = whole <= equal + cost;
             prop_assert_eq!(space.share.0, u64::from(if is_whole { whole } else { equal }));
             prop_assert_eq!((space.least.0 > 0, space.total.0), (is_whole, u64::from(units * iterations)));
+        }
+
+        /// Equal sequences have the iteration space of any sequences of these lengths, and divisions find them.
+        #[test]
+        fn equal_sequences_are_found_by_division(
+            count in 1_u32..9, (rows, k) in (0_u32..40, 0_u32..900), heads in 1_u32..4, ctas in 1_u32..40,
+            extra in 0_u32..2, cost in prop_oneof![Just(None), (0_u32..9).prop_map(Some)],
+            size in prop_oneof![Just(None), (1_u32..12).prop_map(Some)],
+        ) {
+            let shares = WorkDecomposition::new(heads, ctas, extra, Cut::new(16, 32, Mask::None));
+            let shares = cost.map_or(shares, |cost| shares.or_whole_units(cost));
+            let shares = size.map_or(shares, |size| shares.fixed_size(size));
+            let equal = checked(shares.equal_sequences(count, rows, SeqLens { q: rows, k })).equal().unwrap();
+            let shares = checked(shares);
+            let units = units_of(&shares, &vec![(rows, k); count as usize]);
+            let of_any = space(&shares, &units);
+            prop_assert_eq!(equal.space, of_any);
+            let all = units.first().map_or(0, |units| units.all().0);
+            for place in (0..ctas).map(|cta| u64::from(cta) * of_any.share.0).chain([of_any.total.0]) {
+                let sequence = place.min(of_any.total.0).checked_div(all).unwrap_or(0);
+                prop_assert_eq!(equal.sequence(Checked(place)), [sequence, sequence * all].map(Checked));
+            }
         }
 
         /// One CTA computes each fixed-size split of each work tile: the CTA in whose share the split begins. The

@@ -10,6 +10,7 @@ mod apart;
 
 // The parts of a problem.
 mod dtype;
+mod extra_cache;
 mod granularity;
 mod heads;
 mod intervals;
@@ -48,6 +49,7 @@ pub use cached::{CachedProblem, CachedProblemError, CachedSpec};
 pub use combine::{CombineProblem, CombineProblemError, CombineSpec};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};
+pub use extra_cache::ExtraCache;
 pub use fp8::{Fp8Problem, Fp8ProblemError, Fp8Spec, QkRotary};
 pub use granularity::Granularity;
 pub use heads::{HeadGrouping, Heads};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::score::Number;
-use crate::{Granularity, Lengths, Problem, Sequences, ValueLayout};
+use crate::{Granularity, Lengths, Problem, Sequences, Shape, ValueLayout};
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -39,6 +39,13 @@ impl Problem {
         }
         if let Some(pages) = self.seqs_k.pages() {
             write!(f, " in {pages} pages of {} rows", self.k.shape.seqlen)?;
+        }
+        if let Some((keys, _)) = self.seqs_k.list() {
+            write!(f, " in lists of {keys} of {} rows", self.k.shape.batch * self.k.shape.seqlen)?;
+        }
+        if let Some(extra) = &self.extra {
+            let (keys, Shape { batch, seqlen, .. }) = (extra.sequences.capacity(0), extra.k.shape);
+            write!(f, " and of {keys} of {} rows", batch * seqlen)?;
         }
         if self.seqs_k.has_index() {
             write!(f, " indexed")?;

@@ -44,6 +44,10 @@ names! {
         Index = "cache_batch_idx",
         /// [`Sequences::has_leftpad`].
         Leftpad = "padding before keys",
+        /// [`Sequences::list`].
+        Lists = "lists of keys",
+        /// [`Problem::extra`].
+        Extra = "a second cache",
     }
 }
 
@@ -114,6 +118,7 @@ impl Problem {
             softmax_scale: _,
             softcap,
             sink,
+            extra,
         } = self;
         let of_mask = match mask {
             Mask::None => None,
@@ -130,6 +135,7 @@ impl Problem {
             (matches!(of_q, Granularity::Block { .. }), Feature::BlockScales),
             (*of_v == Granularity::Channel, Feature::VChannels),
             (*v_layout == ValueLayout::Transposed, Feature::TransposedV),
+            (extra.is_some(), Feature::Extra),
         ];
         let others = others.into_iter().filter_map(|(is_there, feature)| is_there.then_some(feature));
         of_mask.into_iter().chain(others).chain([*seqs_q, *seqs_k].into_iter().flat_map(Sequences::features))

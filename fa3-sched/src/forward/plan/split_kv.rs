@@ -12,7 +12,7 @@ use fa3_types::{Feature, Known, Problem};
 use super::varlen::{latent_rows, memory_rows};
 use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
 use crate::packed::{self, MemoryRows, Side};
-use crate::{Tiling, WorkDecomposition};
+use crate::{ListedRows, SeqLens, Tiling, WorkDecomposition};
 use tiles::tile;
 
 /// The features that split-KV kernels compute. They dequantize e4m3 to 16 bits.
@@ -31,6 +31,8 @@ const KNOWN: Known = Known::new(
         Feature::Pages,
         Feature::Index,
         Feature::Leftpad,
+        Feature::Lists,
+        Feature::Extra,
     ],
 );
 
@@ -66,6 +68,7 @@ pub struct SplitKvPlan {
     ctas: u32,
     reduction_cost: u32,
     split: SplitRule,
+    lists: Option<(ListedRows, Option<ListedRows>)>,
 }
 
 /// How work tiles are split.
@@ -106,6 +109,11 @@ const FEW: usize = 8;
 fn pack(group: u32) -> u32 {
     let fits = |heads: u32| heads * positions_multiple(heads) <= ROWS;
     (1..=group.min(ROWS)).rev().find(|&heads| group.is_multiple_of(heads) && fits(heads)).unwrap_or(1)
+}
+
+/// Number of query heads that are rows of one tile of a single position, which has a list of keys.
+fn pack_of_position(group: u32) -> u32 {
+    (1..=group.min(ROWS)).rev().find(|&heads| group.is_multiple_of(heads)).unwrap_or(1)
 }
 
 /// Query positions in a tile of `rows` rows, which has `pack` query heads.
@@ -158,25 +166,41 @@ fn split_blocks(
     Ok((keys / u64::from(block)).min(MOST_ITERATIONS.into()) as u32)
 }
 
+/// Checks that each list belongs to one row of Q, and that options leave the plan open.
+fn check_lists(problem: &Problem, options: &PlanOptions) -> Result<(), PlanError> {
+    KNOWN.check(problem)?;
+    match (problem.seqs_q().seqlen(), options.tile) {
+        (Some(1), None) => Ok(()),
+        (Some(1), Some(_)) => Err(PlanError::SplitTile),
+        (rows, _) => Err(PlanError::ListRows { rows: rows.unwrap_or(problem.q().shape.seqlen) }),
+    }
+}
+
 impl SplitKvPlan {
     /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows.
     /// Without splits of a fixed size it is also `None` if a tile is given, if a sequence has many rows, or if there
-    /// are more blocks than can be numbered.
+    /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead.
     pub(super) fn new(
         problem: &Problem,
         sms: NonZeroU32,
         options: &PlanOptions,
     ) -> Result<Option<(CtaTile, Tiling<u32>, SplitKvPlan)>, PlanError> {
         let group = problem.heads().group_size() as u32;
-        let (pack, tile) = (pack(group), tile(problem));
+        let lists = ListedRows::of(problem);
+        if lists.is_some() {
+            check_lists(problem, options)?;
+        }
+        let (pack, tile) =
+            (if lists.is_some() { pack_of_position(group) } else { pack(group) }, tile(problem));
         let split_blocks = match options.split_keys {
+            None if lists.is_some() => Some(MOST_ITERATIONS),
             None => return Ok(None),
             Some(SplitKeys::Even | SplitKeys::Whole) if KNOWN.check(problem).is_err() => return Ok(None),
             Some(split @ (SplitKeys::Even | SplitKeys::Whole)) => {
                 let positions = problem.longest().q;
                 let is_short = positions <= FEW || positions.saturating_mul(pack as usize) <= ROWS as usize;
                 let is_whole = split == SplitKeys::Whole;
-                if options.tile.is_some() || !is_short || is_whole && pack == 1 {
+                if options.tile.is_some() || !is_short || is_whole && pack == 1 && lists.is_none() {
                     return Ok(None);
                 }
                 // No sequence has more blocks than one split of this size.
@@ -184,10 +208,15 @@ impl SplitKvPlan {
             }
             Some(SplitKeys::FixedSize { keys }) => Some(split_blocks(problem, options, keys, tile)?),
         };
-        let Some((tile, is_slim)) = tile else { return Ok(None) };
-        let positions = packed_positions(pack, ROWS);
+        let Some((tile, is_slim)) = tile else {
+            return if lists.is_some() { Err(TileRow::none(problem)) } else { Ok(None) };
+        };
+        let positions = if lists.is_some() { 1 } else { packed_positions(pack, ROWS) };
         let tiling = Tiling::new(positions, tile.tile_n, group / pack, problem.mask());
-        let sides = Side::both(problem);
+        let mut sides = Side::both(problem);
+        if let Some(lists) = lists {
+            sides[1].rows = ListedRows::most_keys(lists, tile.tile_n);
+        }
         let sequences = packed::Plan::new(problem.batch(), sides, [positions, tile.tile_n], problem.mask())?;
         let heads = problem.heads().q() as u32 / pack;
         let blocks = (sides[1].rows as u64).div_ceil(tile.tile_n.into()) + 1;
@@ -200,7 +229,7 @@ impl SplitKvPlan {
         }
         if are_too_many {
             let refusal = PlanError::SplitBlocks { blocks: most, limit: MOST_ITERATIONS };
-            let is_asked = matches!(options.split_keys, Some(SplitKeys::FixedSize { .. }));
+            let is_asked = lists.is_some() || matches!(options.split_keys, Some(SplitKeys::FixedSize { .. }));
             return if is_asked { Err(refusal) } else { Ok(None) };
         }
         let co_scheduled = co_scheduled(group / pack);
@@ -237,6 +266,7 @@ impl SplitKvPlan {
             ctas,
             reduction_cost,
             split,
+            lists,
         };
         Ok(Some((tile, tiling, plan)))
     }
@@ -250,7 +280,13 @@ impl SplitKvPlan {
         }
     }
 
-    /// The sequences, cut into tiles of positions.
+    /// The cache whose rows are listed, and the second one, if keys are listed.
+    pub fn lists(&self) -> Option<(ListedRows, Option<ListedRows>)> {
+        self.lists
+    }
+
+    /// The sequences, cut into tiles of positions. If keys are listed, the rows of K are the keys of all blocks of whole
+    /// lists, and `seqused` is for the first list.
     pub fn sequences(&self) -> &packed::Plan {
         &self.sequences
     }
@@ -306,10 +342,19 @@ impl SplitKvPlan {
             let shares = shares.or_whole_units(self.reduction_cost);
             if co_scheduled > 1 { shares.co_scheduled(co_scheduled) } else { shares }
         };
-        match self.split {
+        let shares = match self.split {
             SplitRule::Even { extra, .. } => shares(extra),
             SplitRule::FixedSize { blocks, .. } => shares(0).fixed_size(blocks),
+        };
+        let are_whole = |(first, second): (ListedRows, Option<ListedRows>)| {
+            !first.used && second.is_none_or(|second| !second.used)
+        };
+        if self.lists.is_some_and(are_whole) {
+            // Sequences have one row and whole lists.
+            let len = SeqLens { q: 1, k: self.sequences.k().rows as u32 };
+            return shares.equal_sequences(self.sequences.count(), 1, len);
         }
+        shares
     }
 
     /// Where the reduction kernel reads which splits to reduce: from entries of units if the number of units is known
