@@ -36,11 +36,24 @@ const COPIED: &[Equivalent] = &[
 ];
 
 /// Further equivalent mutants of the kernel that copies row by row.
-const GATHERED: &[Equivalent] = &[(
-    "full wait: after the first read",
-    1,
-    "V of a block is passed on before K of the next one, which was waited for",
-)];
+const GATHERED: &[Equivalent] = &[
+    (
+        "full wait: after the first read",
+        1,
+        "V of a block is passed on before K of the next one, which was waited for",
+    ),
+    (
+        "fence.proxy.async: deleted",
+        1,
+        "a work tile's V, but for the last block's, is read after K of the next block, which has a fence behind it",
+    ),
+    (
+        "wgmma.wait_group: after what it protects",
+        1,
+        "the warps that load K again load V before, whose stage is given back after products behind K's",
+    ),
+    ("empty wait: parity not toggled", 2, "a CTA's last blocks of K and V are waited for, and none after them"),
+];
 
 /// Equivalent mutants of the reduction kernel.
 const MERGED: &[Equivalent] = &[("comparison: the opposite", 1, SAME_LSE)];
