@@ -8,7 +8,7 @@ mod varlen;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Dtype, Feature, Problem, UnknownFeature};
+use fa3_types::{Dtype, Problem};
 
 use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, TileRow};
 use crate::dense::dense_lens;
@@ -81,9 +81,6 @@ impl Plan {
         problem.check_rows().map_err(Box::new)?;
         if Precision::of(problem).is_fp8() && PageLayout::are_gathered(problem) {
             return Err(PlanError::CachePrecision { precision: Precision::of(problem) });
-        }
-        if problem.seqs_k().list().is_some() {
-            return Err(UnknownFeature { who: "the forward kernels", feature: Feature::Lists }.into());
         }
         let is_packed = problem.seqs_q().is_packed() && problem.seqs_k().is_packed();
         if options.given_table && (!is_packed || options.split_keys.is_some()) {

@@ -52,7 +52,11 @@ const GATHERED: &[Equivalent] = &[
         1,
         "the warps that load K again load V before, whose stage is given back after products behind K's",
     ),
-    ("empty wait: parity not toggled", 2, "a CTA's last blocks of K and V are waited for, and none after them"),
+    (
+        "empty wait: parity not toggled",
+        2,
+        "a CTA's last blocks of K and V are waited for, and none after them",
+    ),
 ];
 
 /// Equivalent mutants of the reduction kernel.

@@ -117,7 +117,9 @@ pub(super) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, shared: &S
         lse_partial: find(buffers::LSE_PARTIAL),
         pack: FastDiv::new(shared.pack()),
         rows: part_rows(plan.problem(), shared),
-        shares: spec.pieces.map(|_| Shares::of(shared, plan.tiling(), None, |name| program.find(name))),
+        shares: spec
+            .pieces
+            .map(|(form, _)| Shares::of((shared, form), plan.tiling(), None, |name| program.find(name))),
     };
     let teams = shared.unit_rows(plan.problem()).div_ceil(spec.team.rows());
     let of_heads = shared.sequences().count() * shared.heads();

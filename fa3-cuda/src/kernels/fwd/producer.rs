@@ -8,6 +8,7 @@ use crate::kernels::parts::gather::CopiedPart;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::FINDER;
 use crate::kernels::parts::kv_blocks::KvBlocks;
+use crate::kernels::parts::seen::Seen;
 use crate::kernels::parts::tma_pipeline::{Keys, TmaPipeline, TmaProducer};
 
 /// Runs the producer's warps.
@@ -191,18 +192,19 @@ fn load_in_warp<'k>(fwd: &Fwd<'k>, pipelines: &[&TmaPipeline<'k>], of: usize) {
     });
 }
 
-/// Copies the blocks of K and V row by row, in copying warp number `warp`, from the last to the first.
+/// Copies the blocks of K and V row by row, in copying warp number `warp`, from the last to the first, and those of
+/// lists from the first to the last.
 fn gather<'k>(fwd: &Fwd<'k>, k: &[&TmaPipeline<'k>], v: &[&TmaPipeline<'k>], warp: U32<'k>) {
-    let (b, keys) = (fwd.builder, fwd.spec.tile.tile_n);
+    let b = fwd.builder;
     let pipelines = [k, v].into_iter().enumerate();
     let parts = pipelines.flat_map(|(of, pipelines)| pipelines.iter().map(move |pipeline| (of, *pipeline)));
     let mut parts: Vec<_> = parts.filter_map(|(of, pipeline)| CopiedPart::new(pipeline, of)).collect();
+    let mut seen = fwd.seen.as_ref().map(Seen::producer);
     fwd.scheduler.consume(|work, _| {
         let kv = work.kv;
         b.if_uniform(kv.first.lt(kv.end), || {
             let Some(gather) = fwd.gather(&work, warp) else { return };
-            let last = kv.end * keys - keys;
-            gather.load(&mut parts, last, (kv.end - kv.first) * keys); // A1:6-8
+            gather.load(&mut parts, seen.as_mut()); // A1:6-8
         });
     });
 }
@@ -240,7 +242,7 @@ fn feed<'k>(fwd: &Fwd<'k>, k: &[&TmaPipeline<'k>], v: &[&TmaPipeline<'k>]) {
         let pipelines = k.iter().chain(v).filter_map(|pipeline| pipeline.copied());
         let mut pipelines: Vec<_> = pipelines.map(|(pipeline, _)| pipeline.fence()).collect();
         let mut pass = |blocks: (U32<'k>, U32<'k>)| {
-            b.for_each(blocks, 1, |_| pipelines.iter_mut().for_each(CpAsyncFence::pass)); // A1:9
+            b.for_each(blocks, 1, |_| pipelines.iter_mut().for_each(|pipeline| pipeline.pass())); // A1:9
         };
         let last = b.var("blocks left", 0);
         scheduler.produce(|work, _, fetch_next| {

@@ -4,11 +4,13 @@ use fa3_ir::lang::*;
 use fa3_sched::SeqLens;
 
 use super::state::Fwd;
-use crate::kernels::parts::gather::{Gather, Rows};
+use crate::kernels::parts::gather::{Columns, Found, Gather};
 use crate::kernels::parts::geometry::WorkTile;
+use crate::kernels::parts::lists::ListSpan;
 use crate::kernels::parts::pages::PageSpan;
 use crate::kernels::parts::ragged::RowSpan;
 use crate::kernels::parts::tma_pipeline::Sequence;
+use crate::kernels::parts::walk::Walk;
 
 impl<'k> Fwd<'k> {
     /// The sequence of a work tile, as loads of Q, K and V address it.
@@ -51,18 +53,26 @@ impl<'k> Fwd<'k> {
     }
 
     /// The row-wise copies of K and V of a work tile that visits some block, if rows are copied one by one, in copying
-    /// warp number `warp`. The last block is copied first. A whole warp must call it, and copy.
+    /// warp number `warp`. A whole warp must call it, and copy.
     #[track_caller]
     pub(super) fn gather(&self, work: &WorkTile<'k>, warp: U32<'k>) -> Option<Gather<'k>> {
-        let (rows, strides) = (self.params.gathered.as_ref()?, self.params.strides.as_ref()?);
-        let (of_k, tile) = (self.pages(work, 1)?, &self.spec.tile);
-        let k = (&rows.k, of_k, tile.head_dim, self.spec.gathered_cols?);
-        let v = (&rows.v, of_k.of_tensor(strides.v), tile.head_dim_v, self.spec.head_dim_v);
-        let tensors = [k, v].map(|(rows, span, cols, used)| {
-            let shape = TileShape::new(self.spec.key_elem(), tile.tile_n, cols);
-            Rows::of((shape, used), rows, span, work.kv_head)
+        let (b, tile) = (self.builder, &self.spec.tile);
+        let k = (tile.head_dim, self.spec.gathered_cols?);
+        let columns = [k, (tile.head_dim_v, self.spec.head_dim_v)].map(|(cols, used)| {
+            Columns::new(b, TileShape::new(self.spec.key_elem(), tile.tile_n, cols), used)
         });
-        let last = work.kv.end * tile.tile_n - tile.tile_n;
-        Some(Gather::begin(tensors, tile.tile_n, [warp, last]))
+        let found = match (&self.params.lists, &self.params.walk) {
+            (Some(lists), Walk::Shares(shares)) => {
+                let lens = shares.list_lens(b, work.batch)?;
+                Found::InLists(ListSpan::new(b, *lists, lens, [work.batch, work.kv_head]))
+            }
+            _ => {
+                let (rows, strides) = (self.params.gathered.as_ref()?, self.params.strides.as_ref()?);
+                let span = self.pages(work, 1)?;
+                let spans = [span, span.of_tensor(strides.v)];
+                Found::InPages(spans, [rows.k, rows.v].map(|rows| rows.of_head(work.kv_head)))
+            }
+        };
+        Some(Gather::begin(found, columns, (tile.tile_n, work.kv), warp))
     }
 }

@@ -7,6 +7,7 @@ use fa3_types::Mask;
 
 use crate::kernels::parts::gather::COPIERS;
 use crate::kernels::parts::geometry::{form, sides};
+use crate::kernels::parts::lists::ListForm;
 use crate::kernels::parts::lookup::SequenceForm;
 use crate::kernels::parts::shares::ShareForm;
 use crate::kernels::tensors::elem;
@@ -79,6 +80,9 @@ impl FwdSpec {
             PlanKind::SplitKv(shared) => (SequenceForm::Varlen, false, Some(shared)),
         };
         let (output, pages) = (elem(problem.o().dtype), plan.pages());
+        let shares = shared.map(|shared| ShareForm::of(shared, plan.tile().tile_n));
+        let is_gathered = pages.is_some_and(|pages| pages.is_gathered())
+            || shares.is_some_and(|shares| shares.lists.is_some());
         FwdSpec {
             elem: if plan.tile().precision.is_converted() { output } else { elem(problem.dtype()) },
             output,
@@ -92,11 +96,11 @@ impl FwdSpec {
             cluster: plan.cluster(),
             sequences,
             given_table,
-            shares: shared.map(ShareForm::of),
+            shares,
             per_sm: shared.map_or(1, |shared| shared.per_sm()),
             pack: shared.map_or(1, |shared| shared.pack()),
             page_block: pages.map(|pages| pages.block_rows),
-            gathered_cols: pages.filter(|pages| pages.is_gathered()).map(|_| problem.head_dim() as u32),
+            gathered_cols: is_gathered.then(|| problem.head_dim() as u32),
             indexed: pages.is_some_and(|pages| pages.indexed.is_some()),
         }
     }
@@ -119,6 +123,11 @@ impl FwdSpec {
             (false, false) if self.mask.intervals().is_some() => Loading::Ranges,
             (false, _) => Loading::Thread,
         }
+    }
+
+    /// The form of lists, if keys are listed.
+    pub(super) fn lists(&self) -> Option<ListForm> {
+        self.shares.and_then(|shares| shares.lists)
     }
 
     /// Whether K and V are copied row by row.
@@ -179,8 +188,15 @@ impl FwdSpec {
     pub(super) fn q_rows(&self) -> u32 {
         match self.shares {
             None => self.tile.tile_m,
+            Some(_) if self.lists().is_some() => self.q_heads(),
             Some(_) => self.pack * packed_positions(self.pack, self.tile.tile_m),
         }
+    }
+
+    /// Query heads of a tile of Q that are copied, with PackGQA. A position that has its own list is all of a tile, and
+    /// whole periods of the swizzle are copied: rows of further heads, or zeros, which give no results.
+    pub(super) fn q_heads(&self) -> u32 {
+        if self.lists().is_some() { self.pack.next_multiple_of(8) } else { self.pack }
     }
 
     /// Whether CTAs fetch tile numbers from a counter, and a number alone gives the work tile.

@@ -18,6 +18,7 @@ use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::TilesUnderIntervals;
 use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::scores::Scores;
+use crate::kernels::parts::seen::Seen;
 use crate::kernels::parts::tile_scheduler::TileScheduler;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
 use crate::kernels::parts::visible::{Position, Visible};
@@ -50,6 +51,8 @@ pub(super) struct Fwd<'k> {
     pub(super) ping_pong: Option<PingPong<'k>>,
     /// The hand-off of P from one warpgroup to another that has the same rows.
     pub(super) hand_over: Option<HandOver<'k>>,
+    /// Which keys of blocks exist, if keys are listed.
+    pub(super) seen: Option<Seen<'k>>,
 }
 
 /// The two halves of the columns of a tile that begins with column `col`, in whole panels; a single panel is one part.
@@ -131,6 +134,7 @@ impl<'k> Fwd<'k> {
             p: PType(ty),
             pack: spec.shares.map(|_| FastDiv::new(spec.pack).map(|number| b.value(number))),
             hand_over,
+            seen: spec.lists().map(|_| Seen::declare(b, tile.tile_n, [tile.stages, first])),
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             scheduler: match params.walk {
                 Walk::Tiles(lookup) => {
@@ -145,11 +149,11 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// Prefetches what the first loads of a short call would wait for, one after another: tensor maps, lengths and page
-    /// tables. Prefetches read nothing, so they need not wait for the kernel before.
+    /// Prefetches what the first loads of a short call would wait for, one after another: tensor maps, lengths, page
+    /// tables and lists. Prefetches read nothing, so they need not wait for the kernel before.
     #[track_caller]
     pub(super) fn prefetch(&self) {
-        let (b, Params { q, qv, k, v, walk, pages, .. }) = (self.builder, &self.params);
+        let (b, Params { q, qv, k, v, walk, pages, lists, .. }) = (self.builder, &self.params);
         let Walk::Shares(shares) = walk else { return };
         b.once_in_warp(0, || {
             let maps = [Some(*q), *qv, *k, *v].into_iter().flatten();
@@ -158,6 +162,9 @@ impl<'k> Fwd<'k> {
         shares.prefetch(b);
         if let Some(pages) = pages {
             pages.prefetch(b, shares.count);
+        }
+        if let Some(lists) = lists {
+            lists.prefetch(b, shares.count);
         }
     }
 

@@ -40,8 +40,8 @@ impl<'k> Attend<'_, 'k> {
     ) {
         const HALF: &str = "a half of V's columns is held, or was waited for";
         let Attend { fwd, k, v, p: ty, .. } = self;
-        let block = blocks.at(0);
         let (s, keys, _) = first.scores(fwd, q, (k, v), None, None); // A2:3-4
+        let block = q.look(blocks.at(0));
         let mut s = s.wait(); // A2:5
         let mut held = keys.release().map(|of_v| {
             let mut held = v.held_beside();
@@ -63,6 +63,7 @@ impl<'k> Attend<'_, 'k> {
             let o = pv.wait(); // A2:14
             give_back(waited, held.as_mut()); // A2:15
             let (s, keys, is_there) = first.scores(fwd, q, (k, v), of_k, Some(&stage)); // A2:8-9, in flight
+            let block = q.look(block);
             // The second consumer begins when the products of the last panel are complete, too.
             s.wait_older();
             if let Some(is_there) = is_there {

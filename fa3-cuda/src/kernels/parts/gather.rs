@@ -1,5 +1,5 @@
 //! Row-wise `cp.async` loads of K and V, for pages that are too small, or too misaligned by padding on the left, for a
-//! box of a tensor map.
+//! box of a tensor map, and for rows that lists name.
 //!
 //! Three warps load a tile by copies of 16 bytes a thread. Groups of rows, each a period of the swizzle, go to the
 //! warps in turn. The threads of a row of a panel copy neighbouring chunks of it:
@@ -14,20 +14,23 @@
 //! ..
 //! ```
 //!
-//! Each thread looks up the memory row of one row of its warp, or of two, in the page table, and a shuffle brings a
-//! memory row to the threads that copy it, first for K and then for V. Page numbers are loaded two tiles ahead, into the
-//! registers that the copies of a tile have just finished with; loaded one tile ahead, every tile would wait for them.
-//! Zeros fill rows beyond the sequence's end, rows of a missing page, and columns that the tensor does not have;
-//! nothing is read for them.
+//! Each thread looks up the memory row of one row of its warp, or of two, in the page table or in the list, and a
+//! shuffle brings a memory row to the threads that copy it, first for K and then for V. Page numbers and indices are
+//! loaded two tiles ahead, into the registers that the copies of a tile have just finished with; loaded one tile ahead,
+//! every tile would wait for them. Zeros fill rows beyond the sequence's end, rows of a missing page, rows that do not
+//! exist, and columns that the tensor does not have; nothing is read for them.
 
 use std::ops::Range;
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
+use fa3_sched::KvRange;
 use fa3_sched::packed::MemoryRows;
 use fa3_types::TensorDesc;
 
+use super::lists::{ListSpan, UNIT};
 use super::pages::{NOWHERE, PageSpan};
+use super::seen::SeenProducer;
 use super::tma_pipeline::TmaPipeline;
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 use crate::kernels::tensors::strides;
@@ -99,147 +102,242 @@ impl<'k> CopiedPart<'k> {
     }
 }
 
-/// The keys or the values of a head of a sequence.
+impl<'k> RowStrides<InKernel<'k>> {
+    /// The rows of a head: the address of its first row of memory, and the bytes from a row to the next.
+    #[track_caller]
+    pub(crate) fn of_head(&self, head: U32<'k>) -> (U64<'k>, U32<'k>) {
+        (head.to_u64() * self.head + self.address, self.row)
+    }
+}
+
+/// The columns of K or V, and the threads that copy them.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'k> {
+pub(crate) struct Columns<'k> {
     elem: Elem,
     /// Columns that the tensor has.
-    cols: u32,
+    count: u32,
     /// Threads that copy a row of a panel, and columns of a panel.
     threads: u32,
     panel: u32,
     /// The index of this thread among those that copy the same row of a panel, and the first row that it copies.
     nth: U32<'k>,
     row: U32<'k>,
-    span: PageSpan<'k>,
-    /// The address of this thread's chunk in the head's first row of memory.
-    from: U64<'k>,
-    /// Bytes from a row to the next.
-    apart: U32<'k>,
 }
 
-impl<'k> Rows<'k> {
-    /// The first `cols` columns of `head`, which are loaded to tiles of this shape.
+impl<'k> Columns<'k> {
+    /// The first `count` columns of tiles of this shape.
     #[track_caller]
-    pub(crate) fn of(
-        (shape, cols): (TileShape, u32),
-        rows: &RowStrides<InKernel<'k>>,
-        span: PageSpan<'k>,
-        head: U32<'k>,
-    ) -> Rows<'k> {
+    pub(crate) fn new(b: &'k Builder, shape: TileShape, count: u32) -> Columns<'k> {
         let threads = (shape.swizzle.row_bytes() / CHUNK).min(LANES);
-        let lane = span.builder().lane_id();
-        let nth = lane & (threads - 1);
-        let from = (nth * CHUNK).to_u64() + (head.to_u64() * rows.head + rows.address);
-        let (row, panel) = (lane >> threads.ilog2(), shape.panel_cols());
-        Rows { elem: shape.elem, cols, threads, panel, nth, row, span, from, apart: rows.row }
+        let lane = b.lane_id();
+        let (nth, row, panel) = (lane & (threads - 1), lane >> threads.ilog2(), shape.panel_cols());
+        Columns { elem: shape.elem, count, threads, panel, nth, row }
     }
 
     /// Rows that a warp copies at once.
     fn at_once(&self) -> u32 {
         LANES / self.threads
     }
+}
+
+/// Rows of memory, as a thread copies them.
+#[derive(Clone, Copy)]
+struct Rows<'k> {
+    builder: &'k Builder,
+    columns: Columns<'k>,
+    /// The address of this thread's chunk in the first row of memory.
+    from: U64<'k>,
+    /// Bytes from a row to the next.
+    apart: U32<'k>,
+}
+
+impl<'k> Rows<'k> {
+    #[track_caller]
+    fn new(builder: &'k Builder, columns: Columns<'k>, (address, apart): (U64<'k>, U32<'k>)) -> Rows<'k> {
+        Rows { builder, columns, from: (columns.nth * CHUNK).to_u64() + address, apart }
+    }
 
     /// Begins to copy this thread's chunks of `count` columns of a row of memory, from column `first` on.
     #[track_caller]
     fn copy(&self, memory_row: U32<'k>, (first, count): (u32, u32), to: impl Fn(u32) -> SharedAddr) {
+        let Columns { elem, panel, nth, count: of_tensor, .. } = self.columns;
         let (from, is_there) = (memory_row.mad_wide(self.apart, self.from), memory_row.ne(NOWHERE));
-        for cols in (0..count).step_by(self.panel as usize) {
-            let from = from.at(((first + cols) * self.elem.bytes()) as i32);
-            let is_there = match self.cols.saturating_sub(first + cols) {
-                inside if inside >= self.panel => is_there,
-                inside => is_there & (self.nth * (CHUNK / self.elem.bytes())).lt(inside),
+        for cols in (0..count).step_by(panel as usize) {
+            let from = from.at(((first + cols) * elem.bytes()) as i32);
+            let is_there = match of_tensor.saturating_sub(first + cols) {
+                inside if inside >= panel => is_there,
+                inside => is_there & (nth * (CHUNK / elem.bytes())).lt(inside),
             };
-            self.span.builder().copy_async(to(cols), from, is_there.select::<B32>(CHUNK, 0));
+            self.builder.copy_async(to(cols), from, is_there.select::<B32>(CHUNK, 0));
         }
     }
 }
 
-/// The keys and values of a head of a sequence. Copying warps load their tiles from the last to the first.
+/// Where the rows of K and V are found.
+pub(crate) enum Found<'k> {
+    /// In pages, from the last to the first: for K and for V the rows, and the head's address and the bytes from a row
+    /// to the next.
+    InPages([PageSpan<'k>; 2], [(U64<'k>, U32<'k>); 2]),
+    /// By lists, from the first to the last.
+    InLists(ListSpan<'k>),
+}
+
+impl<'k> Found<'k> {
+    fn builder(&self) -> &'k Builder {
+        match self {
+            Found::InPages([span, _], _) => span.builder(),
+            Found::InLists(span) => span.builder(),
+        }
+    }
+
+    /// Loads what row `at` of a tile is looked up by: the number of its page, or its index. The tile has `tile` rows and
+    /// this number.
+    #[track_caller]
+    fn load(&self, to: &Var<'k, B32>, [number, at]: [U32<'k>; 2], tile: u32) {
+        match self {
+            Found::InPages([span, _], _) => to.set(span.page(number.mad(tile, at))),
+            Found::InLists(span) => span.load(to, [number, at]),
+        }
+    }
+
+    /// The row of memory of row `at` of a tile in K and in V, or [`NOWHERE`]; `word` is what it is looked up by.
+    #[track_caller]
+    fn memory_rows(&self, word: U32<'k>, [number, at]: [U32<'k>; 2], tile: u32) -> [U32<'k>; 2] {
+        match self {
+            Found::InPages(spans, _) => spans.map(|span| span.row_of_memory(number.mad(tile, at), word)),
+            Found::InLists(span) => span.units(number, word),
+        }
+    }
+
+    /// The addresses from which rows of memory count in K and in V, and the bytes from a row to the next, for tile
+    /// `number`.
+    #[track_caller]
+    fn places(&self, number: U32<'k>) -> [(U64<'k>, U32<'k>); 2] {
+        match self {
+            Found::InPages(_, places) => *places,
+            Found::InLists(span) => span.addresses(number).map(|from| (from, number.constant(UNIT))),
+        }
+    }
+}
+
+/// The keys and values of a head of a sequence, whose tiles copying warps load.
 pub(crate) struct Gather<'k> {
+    builder: &'k Builder,
+    found: Found<'k>,
+    /// Columns of K and of V.
+    columns: [Columns<'k>; 2],
     /// Rows of a tile, and of a group of them that a warp copies.
     tile: u32,
     group: u32,
+    /// The tiles.
+    kv: KvRange<U32<'k>>,
     /// The number of this warp among the copying warps.
     warp: U32<'k>,
-    /// K and V.
-    tensors: [Rows<'k>; 2],
     /// The first row of a tile that this thread looks up.
     finds: U32<'k>,
-    /// The pages of the rows that this thread looks up: one array for the next tile and one for the tile after it, in
-    /// alternation.
-    pages: [Vec<Var<'k, B32>>; 2],
+    /// What the rows that this thread looks up are looked up by, page numbers or indices: one array for the next tile
+    /// and one for the tile after it, in alternation.
+    words: [Vec<Var<'k, B32>>; 2],
 }
 
 impl<'k> Gather<'k> {
-    /// K and V, in copying warp number `warp`, which must be the same in all lanes. The tile of `tile` rows that begins
-    /// with row `row` is loaded first. Page numbers are read at once, so there must be at least one page.
+    /// The tiles `kv` of `tile` rows, at least one, in copying warp number `warp`, which must be the same in all lanes.
+    /// Page numbers are read at once, so there must be at least one page.
     #[track_caller]
-    pub(crate) fn begin(tensors: [Rows<'k>; 2], tile: u32, [warp, row]: [U32<'k>; 2]) -> Gather<'k> {
-        let group = tensors.iter().map(Rows::at_once).fold(PERIOD, u32::max);
-        let [Rows { span, .. }, _] = tensors;
-        let b = span.builder();
-        let lane = b.lane_id();
+    pub(crate) fn begin(
+        found: Found<'k>,
+        columns: [Columns<'k>; 2],
+        (tile, kv): (u32, KvRange<U32<'k>>),
+        warp: U32<'k>,
+    ) -> Gather<'k> {
+        let group = columns.iter().map(Columns::at_once).fold(PERIOD, u32::max);
+        let builder = found.builder();
+        let lane = builder.lane_id();
         let finds = (lane >> group.ilog2()).mad(COPIERS, warp).mad(group, lane & (group - 1));
         let lookups = (tile / group).div_ceil(COPIERS).div_ceil(LANES / group);
-        let pages = [0, tile].map(|below| {
-            let row = row + finds - below;
-            (0..lookups).map(|nth| b.var("page", span.page(row + nth * COPIERS * LANES))).collect()
-        });
-        Gather { tile, group, warp, tensors, finds, pages }
+        let words = [(); 2].map(|()| (0..lookups).map(|_| builder.uninitialised("word")).collect());
+        let gather = Gather { builder, found, columns, tile, group, kv, warp, finds, words };
+        for turn in [0, 1] {
+            gather.load_words(turn, builder.value(turn as u32));
+        }
+        gather
     }
 
-    fn builder(&self) -> &'k Builder {
-        let [Rows { span, .. }, _] = self.tensors;
-        span.builder()
-    }
-
-    /// Begins to load `rows` rows, tile by tile, from the last tile, which begins with row `last`, to the first.
+    /// The number of the tile that is loaded after `step` others.
     #[track_caller]
-    pub(crate) fn load(&self, parts: &mut [CopiedPart<'k>], last: U32<'k>, rows: U32<'k>) {
-        let (b, tile) = (self.builder(), self.tile);
-        b.for_each((0, rows), 2 * tile, |loaded| {
-            self.load_tiles(parts, 0, last - loaded);
-            b.if_uniform((loaded + tile).lt(rows), || self.load_tiles(parts, 1, last - loaded - tile));
+    fn number(&self, step: U32<'k>) -> U32<'k> {
+        match self.found {
+            Found::InPages(..) => self.kv.end - 1 - step,
+            Found::InLists(_) => self.kv.first + step,
+        }
+    }
+
+    /// What rows of a tile that this thread looks up are looked up by, and the distance of each row from the first.
+    fn looked_up(&self, turn: usize) -> impl Iterator<Item = (&Var<'k, B32>, u32)> {
+        self.words[turn].iter().zip((0..).step_by((COPIERS * LANES) as usize))
+    }
+
+    #[track_caller]
+    fn load_words(&self, turn: usize, step: U32<'k>) {
+        let number = self.number(step);
+        self.looked_up(turn)
+            .for_each(|(word, at)| self.found.load(word, [number, self.finds + at], self.tile));
+    }
+
+    /// Begins to load all tiles, and says which of their keys exist.
+    #[track_caller]
+    pub(crate) fn load(&self, parts: &mut [CopiedPart<'k>], mut seen: Option<&mut SeenProducer<'k>>) {
+        let (b, count) = (self.builder, self.kv.end - self.kv.first);
+        b.for_each((0, count), 2, |step| {
+            self.load_tiles(parts, seen.as_deref_mut(), 0, step);
+            b.if_uniform((step + 1).lt(count), || self.load_tiles(parts, seen.as_deref_mut(), 1, step + 1));
         });
     }
 
-    /// Begins to load this warp's rows of the tiles that begin with row `row`, and then reads the pages of the tiles two
-    /// steps ahead.
+    /// Begins to load this warp's rows of the tiles of K and V that come after `step` others, and then loads the words
+    /// of the tiles two steps ahead.
     #[track_caller]
-    fn load_tiles(&self, parts: &mut [CopiedPart<'k>], turn: usize, row: U32<'k>) {
-        let looked_up = || self.pages[turn].iter().zip((0..).step_by((COPIERS * LANES) as usize));
-        let memory_rows = self.tensors.map(|tensor| {
-            looked_up()
-                .map(|(page, at)| tensor.span.row_of_memory(row + self.finds + at, page.get()))
-                .collect::<Vec<_>>()
+    fn load_tiles(
+        &self,
+        parts: &mut [CopiedPart<'k>],
+        seen: Option<&mut SeenProducer<'k>>,
+        turn: usize,
+        step: U32<'k>,
+    ) {
+        let number = self.number(step);
+        let rows = self.looked_up(turn).map(|(word, at)| {
+            let at = self.finds + at;
+            (at, self.found.memory_rows(word.get(), [number, at], self.tile))
         });
+        let rows: Vec<_> = rows.collect();
+        if let Some(seen) = seen {
+            seen.store(rows.iter().map(|&(at, [row, _])| (at, row)));
+        }
+        let places = self.found.places(number);
         for part in parts {
-            self.load_part(part, &memory_rows[part.of]);
+            let memory_rows: Vec<_> = rows.iter().map(|(_, rows)| rows[part.of]).collect();
+            let tensor = Rows::new(self.builder, self.columns[part.of], places[part.of]);
+            self.load_part(part, &tensor, &memory_rows);
         }
-        let (next, [Rows { span, .. }, _]) = (row + self.finds - 2 * self.tile, self.tensors);
-        for (page, at) in looked_up() {
-            page.set(span.page(next + at));
-        }
+        self.load_words(turn, step + 2);
     }
 
     /// Begins to load this warp's rows of a part of a tile; threads of the warp have these memory rows.
     #[track_caller]
     fn load_part(
         &self,
-        CopiedPart { producer, of, col, rows }: &mut CopiedPart<'k>,
+        CopiedPart { producer, col, rows, .. }: &mut CopiedPart<'k>,
+        tensor: &Rows<'k>,
         memory_rows: &[U32<'k>],
     ) {
-        let (b, group, tensor) = (self.builder(), self.group, &self.tensors[*of]);
-        let at_once = tensor.at_once();
+        let (b, group, columns) = (self.builder, self.group, &tensor.columns);
         let of_part = rows.start / group..rows.end / group;
         producer.fill(|[tile]| {
-            let first = self.warp.mad(group, tensor.row);
-            let col_of_thread = tensor.nth * (CHUNK / tensor.elem.bytes());
-            let to = (0..group)
-                .step_by(at_once as usize)
-                .map(|below| (below, tile.elements(first + below, col_of_thread)));
-            let to: Vec<_> = to.collect();
+            let first = self.warp.mad(group, columns.row);
+            let col_of_thread = columns.nth * (CHUNK / columns.elem.bytes());
+            let steps = (0..group).step_by(columns.at_once() as usize);
+            let to: Vec<_> =
+                steps.map(|below| (below, tile.elements(first + below, col_of_thread))).collect();
             // The warps' groups number `nth` are groups `first` to `first` + 2 of the tile.
             for (nth, first) in (0..self.tile / group).step_by(COPIERS as usize).enumerate() {
                 let [begin, end] =
@@ -248,7 +346,7 @@ impl<'k> Gather<'k> {
                     let memory_row = nth as u32 * group;
                     let of_lanes = memory_rows[(memory_row / LANES) as usize];
                     for (below, to) in &to {
-                        let memory_row = of_lanes.shfl_idx(tensor.row + (memory_row % LANES + below));
+                        let memory_row = of_lanes.shfl_idx(columns.row + (memory_row % LANES + below));
                         tensor.copy(memory_row, (*col, tile.shape().cols), |cols| to.at(first * group, cols));
                     }
                 };

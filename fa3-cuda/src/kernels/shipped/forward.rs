@@ -466,7 +466,7 @@ fn name(spec: &FwdSpec) -> String {
         (sink, "sink"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
-    if let Some(ShareForm { q, k, said_by, twins }) = shares {
+    if let Some(ShareForm { q, k, said_by, twins, lists }) = shares {
         let by = match said_by {
             ReductionSource::Units => "units",
             ReductionSource::Ctas => "ctas",
@@ -474,6 +474,12 @@ fn name(spec: &FwdSpec) -> String {
         };
         let twins = if twins { "/twins" } else { "" };
         word(&format!("shares-of-{by}/{}/{}/pack{pack}{twins}", rows_word(q), rows_word(k)));
+        match lists.map(|lists| lists.second_used) {
+            None => {}
+            Some(None) => word("lists"),
+            Some(Some(false)) => word("two-lists"),
+            Some(Some(true)) => word("two-used-lists"),
+        }
     }
     if let Some(rows) = page_block {
         word(&format!("pages{rows}"));
