@@ -80,6 +80,10 @@ fn check_problem(problem: &Problem, call: &ProblemSpec, used: [Option<bool>; 2])
     for x in tensors.into_iter().chain(&mut expected.qv) {
         *x = TensorDesc::contiguous(x.dtype, x.shape);
     }
+    if let Some(extra) = &mut expected.extra {
+        [extra.k, extra.v] = [extra.k, extra.v].map(|x| TensorDesc::contiguous(x.dtype, x.shape));
+        extra.sequences = call.extra.map_or(extra.sequences, |extra| extra.sequences);
+    }
     let [given, expected] = [call.clone(), expected].map(ProblemSpec::validate);
     match (given?, expected?) {
         (given, expected) if given != expected => {

@@ -11,8 +11,8 @@ use fa3_ref::{InputError, Inputs};
 use fa3_sched::forward::{PlanKind, PlanOptions, SplitKeys};
 use fa3_sched::{DeviceLimits, backward, forward, fp8};
 use fa3_types::{
-    BackwardSpec, Dtype, Feature, Fp8Spec, Intervals, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows,
-    Sequences, Shape, TensorDesc,
+    BackwardSpec, Dtype, ExtraCache, Feature, Fp8Spec, Intervals, KnownProblem, Mask, Problem, ProblemSpec,
+    SequenceRows, Sequences, Shape, TensorDesc,
 };
 use ndarray::{Array1, Array4, ArrayView4};
 
@@ -104,6 +104,11 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
         Feature::Pages => spec.seqs_k(Sequences::paged(count, 1).used()),
         Feature::Index => spec.seqs_k(Sequences::indexed(count, [3, 1]).used()),
         Feature::Leftpad => spec.seqs_k(Sequences::paged(count, 1).used().left_padded()),
+        Feature::Lists => spec.seqs_k(Sequences::listed(count, 100)),
+        Feature::Extra => {
+            let extra = ExtraCache { k: spec.k, v: spec.v, sequences: Sequences::listed(count, 100) };
+            spec.seqs_k(Sequences::listed(count, 100)).extra(extra)
+        }
         other => panic!("there is no problem with {other} here"),
     };
     let problem = spec.clone().validate()?;
