@@ -49,6 +49,11 @@ impl<T: Int> ListLens<T> {
         self.blocks(log_keys) * self.first.lit(1 << log_keys)
     }
 
+    /// Whether block `number`, of 2^`log_keys` keys, has entries of the second list; `None` if there is no second list.
+    pub fn is_second(&self, number: T, log_keys: u32) -> Option<T::Bool> {
+        self.second.map(|_| blocks(self.first, log_keys).le(number))
+    }
+
     /// Block `number`, of 2^`log_keys` keys. A block behind the last one has no entries.
     pub fn block(&self, number: T, log_keys: u32) -> ListBlock<T> {
         let keys = number.lit(1 << log_keys);
@@ -56,10 +61,11 @@ impl<T: Int> ListLens<T> {
             let entry = number * keys;
             ListBlock { is_second, entry, entries: len.sub_sat(entry).at_most(keys) }
         };
-        let Some(second) = self.second else { return of(None, number, self.first) };
-        let before = blocks(self.first, log_keys);
-        let is_second = before.le(number);
+        let Some((second, is_second)) = self.second.zip(self.is_second(number, log_keys)) else {
+            return of(None, number, self.first);
+        };
         let select = |yes, no| T::select(is_second, yes, no);
+        let before = blocks(self.first, log_keys);
         of(Some(is_second), select(number.sub_sat(before), number), select(second, self.first))
     }
 }

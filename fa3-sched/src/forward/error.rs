@@ -69,6 +69,8 @@ pub enum PlanError {
     CachePrecision { precision: Precision },
     #[error("lists of keys take one row of Q for each list, not {rows}")]
     ListRows { rows: usize },
+    #[error("listed rows of {tensor} lie within {limit} bytes, not {given}")]
+    ListedBytes { tensor: TensorName, given: u64, limit: u64 },
     #[error("a split of {keys} keys is not one or several blocks of {block} keys")]
     SplitSize { keys: u64, block: u32 },
     #[error("splits of a fixed size and lists of keys have tiles of the plan's choice, and a tile is given")]
@@ -122,6 +124,7 @@ impl PlanError {
             | PlanError::Pages(_)
             | PlanError::IntervalsHeadDim { .. }
             | PlanError::ListRows { .. }
+            | PlanError::ListedBytes { .. }
             | PlanError::HeadDim { .. } => true,
             PlanError::Precision { .. }
             | PlanError::GivenLatent { .. }

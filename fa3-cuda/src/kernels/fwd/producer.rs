@@ -8,7 +8,6 @@ use crate::kernels::parts::gather::CopiedPart;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::FINDER;
 use crate::kernels::parts::kv_blocks::KvBlocks;
-use crate::kernels::parts::seen::Seen;
 use crate::kernels::parts::tma_pipeline::{Keys, TmaPipeline, TmaProducer};
 
 /// Runs the producer's warps.
@@ -192,19 +191,22 @@ fn load_in_warp<'k>(fwd: &Fwd<'k>, pipelines: &[&TmaPipeline<'k>], of: usize) {
     });
 }
 
-/// Copies the blocks of K and V row by row, in copying warp number `warp`, from the last to the first, and those of
-/// lists from the first to the last.
+/// Copies the blocks of K and V row by row, in copying warp number `warp`: from the last to the first in pages, from the
+/// first to the last in lists.
 fn gather<'k>(fwd: &Fwd<'k>, k: &[&TmaPipeline<'k>], v: &[&TmaPipeline<'k>], warp: U32<'k>) {
     let b = fwd.builder;
+    // A warp has few registers, and all pipelines are at the same stage.
+    let rounds = Rounds::begin(b);
     let pipelines = [k, v].into_iter().enumerate();
     let parts = pipelines.flat_map(|(of, pipelines)| pipelines.iter().map(move |pipeline| (of, *pipeline)));
-    let mut parts: Vec<_> = parts.filter_map(|(of, pipeline)| CopiedPart::new(pipeline, of)).collect();
-    let mut seen = fwd.seen.as_ref().map(Seen::producer);
+    let mut parts: Vec<_> =
+        parts.filter_map(|(of, pipeline)| CopiedPart::new(pipeline, of, rounds)).collect();
+    let mut seen = fwd.seen.as_ref().map(|seen| seen.producer_by(rounds));
     fwd.scheduler.consume(|work, _| {
         let kv = work.kv;
         b.if_uniform(kv.first.lt(kv.end), || {
             let Some(gather) = fwd.gather(&work, warp) else { return };
-            gather.load(&mut parts, seen.as_mut()); // A1:6-8
+            gather.load(&mut parts, seen.as_mut(), rounds); // A1:6-8
         });
     });
 }
@@ -232,7 +234,7 @@ fn load_both_in_warp(fwd: &Fwd<'_>) {
 
 /// Feeds consumers in one thread: sends work tiles, loads Q, and fences the blocks of K and V that other warps have
 /// copied and commits them, in the consumers' order. The last block of a work tile comes after the next work tile has
-/// been sent, so that the other warps begin to copy that one's blocks early. Q of the next work tile comes behind the
+/// been sent, so that the other warps begin early to copy blocks of the next one. Q of the next work tile comes behind the
 /// last block, whose scores give Q's stage back.
 fn feed<'k>(fwd: &Fwd<'k>, k: &[&TmaPipeline<'k>], v: &[&TmaPipeline<'k>]) {
     let b = fwd.builder;

@@ -94,11 +94,12 @@ pub(crate) struct CopiedPart<'k> {
 }
 
 impl<'k> CopiedPart<'k> {
-    /// The part of tensor `of` (0 for K, 1 for V) that this pipeline has; `None` if a tensor map loads it.
+    /// The part of tensor `of` (0 for K, 1 for V) that this pipeline has, of which a tile is filled in each round; `None`
+    /// if a tensor map loads it.
     #[track_caller]
-    pub(crate) fn new(pipeline: &TmaPipeline<'k>, of: usize) -> Option<CopiedPart<'k>> {
+    pub(crate) fn new(pipeline: &TmaPipeline<'k>, of: usize, rounds: Rounds<'k>) -> Option<CopiedPart<'k>> {
         let (copied, col) = pipeline.copied()?;
-        Some(CopiedPart { producer: copied.producer(), of, col, rows: pipeline.rows() })
+        Some(CopiedPart { producer: copied.producer_by(rounds), of, col, rows: pipeline.rows() })
     }
 }
 
@@ -119,7 +120,7 @@ pub(crate) struct Columns<'k> {
     /// Threads that copy a row of a panel, and columns of a panel.
     threads: u32,
     panel: u32,
-    /// The index of this thread among those that copy the same row of a panel, and the first row that it copies.
+    /// The index of this thread among the threads that copy the same row of a panel, and the first row that it copies.
     nth: U32<'k>,
     row: U32<'k>,
 }
@@ -190,8 +191,8 @@ impl<'k> Found<'k> {
         }
     }
 
-    /// Loads what row `at` of a tile is looked up by: the number of its page, or its index. The tile has `tile` rows and
-    /// this number.
+    /// Loads what row `at` of a tile is looked up by: the number of its page, or its index, unless the list ends before.
+    /// The tile has `tile` rows and this number.
     #[track_caller]
     fn load(&self, to: &Var<'k, B32>, [number, at]: [U32<'k>; 2], tile: u32) {
         match self {
@@ -205,7 +206,7 @@ impl<'k> Found<'k> {
     fn memory_rows(&self, word: U32<'k>, [number, at]: [U32<'k>; 2], tile: u32) -> [U32<'k>; 2] {
         match self {
             Found::InPages(spans, _) => spans.map(|span| span.row_of_memory(number.mad(tile, at), word)),
-            Found::InLists(span) => span.units(number, word),
+            Found::InLists(span) => span.units([number, at], word),
         }
     }
 
@@ -255,7 +256,7 @@ impl<'k> Gather<'k> {
         let lane = builder.lane_id();
         let finds = (lane >> group.ilog2()).mad(COPIERS, warp).mad(group, lane & (group - 1));
         let lookups = (tile / group).div_ceil(COPIERS).div_ceil(LANES / group);
-        let words = [(); 2].map(|()| (0..lookups).map(|_| builder.uninitialised("word")).collect());
+        let words = [(); 2].map(|()| (0..lookups).map(|_| builder.var("word", NOWHERE)).collect());
         let gather = Gather { builder, found, columns, tile, group, kv, warp, finds, words };
         for turn in [0, 1] {
             gather.load_words(turn, builder.value(turn as u32));
@@ -284,13 +285,22 @@ impl<'k> Gather<'k> {
             .for_each(|(word, at)| self.found.load(word, [number, self.finds + at], self.tile));
     }
 
-    /// Begins to load all tiles, and says which of their keys exist.
+    /// Begins to load all tiles, each in a round, and says which of their keys exist.
     #[track_caller]
-    pub(crate) fn load(&self, parts: &mut [CopiedPart<'k>], mut seen: Option<&mut SeenProducer<'k>>) {
+    pub(crate) fn load(
+        &self,
+        parts: &mut [CopiedPart<'k>],
+        mut seen: Option<&mut SeenProducer<'k>>,
+        rounds: Rounds<'k>,
+    ) {
         let (b, count) = (self.builder, self.kv.end - self.kv.first);
         b.for_each((0, count), 2, |step| {
             self.load_tiles(parts, seen.as_deref_mut(), 0, step);
-            b.if_uniform((step + 1).lt(count), || self.load_tiles(parts, seen.as_deref_mut(), 1, step + 1));
+            rounds.next();
+            b.if_uniform((step + 1).lt(count), || {
+                self.load_tiles(parts, seen.as_deref_mut(), 1, step + 1);
+                rounds.next();
+            });
         });
     }
 

@@ -41,7 +41,7 @@ params! {
     struct ListLengths {
         /// Entries of a list of the first cache, of which `seqused_k` counts the first ones.
         first: u32 = "keys_of_list",
-        /// The same of a second cache.
+        /// Entries of a list of the second cache, and the array of their numbers that count.
         second: maybe u32 = "extra_keys_of_list",
         second_used: maybe pointer = "extra_seqused_k",
         form: fixed ListForm,
@@ -231,37 +231,37 @@ impl<'k> ListSpan<'k> {
         self.builder
     }
 
-    /// A number of the cache whose rows are the entries of a block.
+    /// A number of the cache whose rows are the entries of a block, which may have ones of the second list.
     #[track_caller]
     fn of_cache<T: Select>(
         &self,
-        block: &ListBlock<U32<'k>>,
+        is_second: Option<V<'k, Pred>>,
         number: impl Fn(&ListedCache<InKernel<'k>>) -> V<'k, T>,
     ) -> V<'k, T> {
         let of_first = number(&self.lists.first);
-        let second = self.lists.second.as_ref().zip(block.is_second);
+        let second = self.lists.second.as_ref().zip(is_second);
         second.map_or(of_first, |(second, is_second)| is_second.select(number(second), of_first))
     }
 
-    /// Loads entry `at` of block `number` to a variable; an index that is no row, if the entry does not count.
+    /// Loads entry `at` of block `number` to a variable, which stays as it is if the entry does not count.
     #[track_caller]
     pub(super) fn load(&self, to: &Var<'k, B32>, [number, at]: [U32<'k>; 2]) {
         let block = self.lens.block(number, self.log_keys);
-        let list = self.of_cache(&block, |cache| (self.sequence.mul_wide(cache.stride) << 2) + cache.indices);
+        let list = self
+            .of_cache(block.is_second, |cache| (self.sequence.mul_wide(cache.stride) << 2) + cache.indices);
         let from = (block.entry + at).mad_wide(4, list);
-        to.set(NOWHERE);
         self.builder.guarded(at.lt(block.entries), || to.set(self.builder.load::<B32>(from)));
     }
 
-    /// The unit of memory at which row `index` of the cache of block `number` begins, in K and in V; [`NOWHERE`] if
-    /// there is no such row.
+    /// The unit of memory at which the row of entry `at` of block `number` begins, in K and in V; [`NOWHERE`] if the
+    /// entry, `index`, is no row or does not count.
     #[track_caller]
-    pub(super) fn units(&self, number: U32<'k>, index: U32<'k>) -> [U32<'k>; 2] {
-        let block = self.lens.block(number, self.log_keys);
-        let is_there = index.lt(self.of_cache(&block, |cache| cache.rows));
+    pub(super) fn units(&self, [number, at]: [U32<'k>; 2], index: U32<'k>) -> [U32<'k>; 2] {
+        let ListBlock { is_second, entries, .. } = self.lens.block(number, self.log_keys);
+        let is_there = at.lt(entries) & index.lt(self.of_cache(is_second, |cache| cache.rows));
         [|cache: &ListedCache<InKernel<'k>>| cache.k, |cache: &ListedCache<InKernel<'k>>| cache.v].map(
             |tensor| {
-                let unit = self.of_cache(&block, |cache| {
+                let unit = self.of_cache(is_second, |cache| {
                     let (page, within) = cache.page_rows.div_rem(index);
                     page.mad(tensor(cache).page, within * tensor(cache).row)
                 });
@@ -273,8 +273,11 @@ impl<'k> ListSpan<'k> {
     /// The addresses from which units of K and of V count, in the cache of block `number`.
     #[track_caller]
     pub(super) fn addresses(&self, number: U32<'k>) -> [U64<'k>; 2] {
-        let block = self.lens.block(number, self.log_keys);
+        let is_second = self.lens.is_second(number, self.log_keys);
         let address = |tensor: ListedTensor<InKernel<'k>>| self.head.to_u64() * tensor.head + tensor.address;
-        [self.of_cache(&block, |cache| address(cache.k)), self.of_cache(&block, |cache| address(cache.v))]
+        [
+            self.of_cache(is_second, |cache| address(cache.k)),
+            self.of_cache(is_second, |cache| address(cache.v)),
+        ]
     }
 }

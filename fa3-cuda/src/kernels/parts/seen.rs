@@ -45,8 +45,8 @@ impl<'k> Seen<'k> {
     }
 
     #[track_caller]
-    pub(crate) fn producer(&self) -> SeenProducer<'k> {
-        SeenProducer(self.0, self.1.producer())
+    pub(crate) fn producer_by(&self, rounds: Rounds<'k>) -> SeenProducer<'k> {
+        SeenProducer(self.0, self.1.producer_by(rounds))
     }
 
     #[track_caller]

@@ -11,7 +11,8 @@ use fa3_sched::forward::{
 };
 use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{
-    Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
+    Dtype, ExtraCache, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc,
+    ValueLayout,
 };
 
 use super::packed::rows_word;
@@ -238,6 +239,23 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
     .into_iter()
 }
 
+/// Latent attention over listed rows: many tokens with whole lists, and lists of two caches with lengths.
+fn listed() -> impl Iterator<Item = ProblemSpec> {
+    let latent = |dtype, tokens, heads, lists: Sequences| {
+        let q = Shape { batch: tokens, seqlen: 1, heads, head_dim: 64 };
+        let kv = Shape { batch: 4000, seqlen: 64, heads: 1, ..q };
+        with_qv(ProblemSpec::dense(dtype, q, kv).head_dim_v(512)).seqs_k(lists)
+    };
+    let two = latent(Dtype::Bf16, 2, 16, Sequences::listed(2, 2048).used()).sink();
+    let extra = ExtraCache { k: two.k, v: two.v, sequences: Sequences::listed(2, 512).used() };
+    [
+        latent(Dtype::Bf16, 4096, 128, Sequences::listed(4096, 2048)),
+        latent(Dtype::F16, 128, 128, Sequences::listed(128, 2048).used()),
+        two.extra(extra),
+    ]
+    .into_iter()
+}
+
 /// Problems over caches: decoding with every head dimension and several group sizes, and chunked prefill, in pages of
 /// several sizes, with padding on the left and without.
 fn cache() -> impl Iterator<Item = ProblemSpec> {
@@ -335,7 +353,7 @@ fn shared_plans() -> impl Iterator<Item = Plan> {
         over_pages(Dtype::F16, 64, 64).mask(wide).sink(),
         over_pages(Dtype::Bf16, 16, 512),
     ];
-    let shared = cache().chain(gathered()).chain(chunks()).chain(wide_cache());
+    let shared = cache().chain(gathered()).chain(chunks()).chain(wide_cache()).chain(listed());
     let equally = shared.map(move |spec| plan(spec, equally));
     equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces)))
 }

@@ -5,7 +5,7 @@
 //! complete, nor should a computing warp. Another thread does, which has the pipeline's [`CpAsyncFence`]: it waits until
 //! the copies of a stage have landed, executes the fence, and passes the stage on.
 
-use super::{Cursor, Pipeline};
+use super::{Cursor, Pipeline, Rounds};
 use crate::lang::{Builder, Tile, TileShape};
 use crate::{FenceInst, Region};
 
@@ -56,10 +56,10 @@ impl<'k, const N: usize> CpAsyncPipeline<'k, N> {
         &self.pipeline
     }
 
-    /// The position of a copying warp: all stages are empty.
+    /// The position of a copying warp, which fills one stage in each of these rounds: all stages are empty.
     #[track_caller]
-    pub fn producer(&self) -> CpAsyncProducer<'k, N> {
-        CpAsyncProducer { cursor: Cursor::new(&self.pipeline, 1), landed: self.landed }
+    pub fn producer_by(&self, rounds: Rounds<'k>) -> CpAsyncProducer<'k, N> {
+        CpAsyncProducer { cursor: Cursor::by(&self.pipeline, rounds, 1), landed: self.landed }
     }
 
     /// The position of the fencing thread.

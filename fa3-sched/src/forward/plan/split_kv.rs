@@ -7,7 +7,7 @@ mod tiles;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Feature, Known, Problem};
+use fa3_types::{Feature, Known, Problem, TensorName, UnknownFeature};
 
 use super::varlen::{latent_rows, memory_rows};
 use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
@@ -166,9 +166,28 @@ fn split_blocks(
     Ok((keys / u64::from(block)).min(MOST_ITERATIONS.into()) as u32)
 }
 
-/// Checks that each list belongs to one row of Q, and that options leave the plan open.
+/// Listed rows are numbered in units of 16 bytes, and the last number stands for a missing row.
+const LISTED_BYTES: u64 = 16 * (u32::MAX as u64);
+
+/// Checks that each list belongs to one row of Q, that rows can be numbered, and that options leave the plan open.
 fn check_lists(problem: &Problem, options: &PlanOptions) -> Result<(), PlanError> {
     KNOWN.check(problem)?;
+    if let Some(feature) = [Feature::E4m3, Feature::E4m3Keys]
+        .into_iter()
+        .find(|e4m3| problem.features().any(|feature| feature == *e4m3))
+    {
+        return Err(UnknownFeature { who: "the forward kernels of listed keys", feature }.into());
+    }
+    let first = [(TensorName::K, problem.k()), (TensorName::V, problem.v())];
+    let extra = problem.extra();
+    let second =
+        extra.into_iter().flat_map(|extra| [(TensorName::ExtraK, &extra.k), (TensorName::ExtraV, &extra.v)]);
+    for (tensor, of) in first.into_iter().chain(second) {
+        let (given, limit) = (of.extent_bytes().0, LISTED_BYTES);
+        if given > limit {
+            return Err(PlanError::ListedBytes { tensor, given, limit });
+        }
+    }
     match (problem.seqs_q().seqlen(), options.tile) {
         (Some(1), None) => Ok(()),
         (Some(1), Some(_)) => Err(PlanError::SplitTile),

@@ -221,6 +221,17 @@ fn lists_that_no_plan_takes() {
     assert_eq!(refused(&default.tile(tile), |spec| spec), PlanError::SplitTile);
     let long = |spec: ProblemSpec| spec.seqs_k(Sequences::listed(2, i32::MAX as usize));
     assert!(matches!(refused(&default, long), PlanError::Table(packed::PlanError::Rows { .. })));
+    let far = |mut spec: ProblemSpec| {
+        spec.v.strides.batch = 1 << 30;
+        spec
+    };
+    let (tensor, given) = (TensorName::V, 2 * (99 * (1 << 30) + 64 * 512));
+    assert_eq!(refused(&default, far), PlanError::ListedBytes { tensor, given, limit: 16 * 0xffff_ffff });
+    let e4m3 = refused(&default, ProblemSpec::e4m3_keys).to_string();
+    assert_eq!(
+        e4m3,
+        "the forward kernels of listed keys cannot compute attention with k and v of e4m3 beside q of 16 bits"
+    );
     let many = |spec: ProblemSpec| spec.seqs_k(Sequences::listed(2, (1 << 30) + 64));
     assert!(matches!(refused(&default, many), PlanError::SplitBlocks { .. }));
 }
