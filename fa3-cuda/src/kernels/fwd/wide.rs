@@ -40,8 +40,9 @@ impl<'k> Attend<'_, 'k> {
     ) {
         const HALF: &str = "a half of V's columns is held, or was waited for";
         let Attend { fwd, k, v, p: ty, .. } = self;
+        let block = blocks.at(0);
         let (s, keys, _) = first.scores(fwd, q, (k, v), None, None); // A2:3-4
-        let block = q.look(blocks.at(0));
+        let block = q.look(block);
         let mut s = s.wait(); // A2:5
         let mut held = keys.release().map(|of_v| {
             let mut held = v.held_beside();
