@@ -175,6 +175,7 @@ impl<'k> Rows<'k> {
 }
 
 /// Where the rows of K and V are found.
+#[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
 pub(crate) enum Found<'k> {
     /// In pages, from the last to the first: for K and for V the rows, and the head's address and the bytes from a row
     /// to the next.
@@ -298,7 +299,7 @@ impl<'k> Gather<'k> {
             self.load_tiles(parts, seen.as_deref_mut(), 0, step);
             rounds.next();
             b.if_uniform((step + 1).lt(count), || {
-                self.load_tiles(parts, seen.as_deref_mut(), 1, step + 1);
+                self.load_tiles(parts, seen, 1, step + 1);
                 rounds.next();
             });
         });

@@ -86,7 +86,7 @@ impl<'k> SeenConsumer<'k> {
         let ballots: Vec<_> = ballots.collect();
         stage.release_unfenced();
         let all = ballots.iter().flatten().copied().reduce(|all, word| all & word);
-        let are_all = all.map_or_else(|| b.value(u32::MAX), |all| all).eq(u32::MAX);
+        let are_all = all.unwrap_or_else(|| b.value(u32::MAX)).eq(u32::MAX);
         let first = b.lane_id() & 3;
         SeenKeys {
             words: ballots.into_iter().map(|words| words.map(|word| word >> first)).collect(),
