@@ -1,6 +1,6 @@
 //! Parts of kernels. Each takes the two or three values that it uses, and imports no operation's module. Most parts
-//! serve several operations. `gather`, `lists`, `pages`, `seen`, `shares` and `walk` serve the forward pass alone, `key_tiles` and
-//! `row_blocks` the backward pass alone.
+//! serve several operations. `gather`, `lists`, `pages`, `seen`, `shares` and `walk` serve the forward pass alone,
+//! `key_tiles` and `row_blocks` the backward pass alone.
 //!
 //! Public parts serve kernels of other crates, too. They are unstable: any version may change them.
 

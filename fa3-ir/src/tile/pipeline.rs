@@ -137,8 +137,8 @@ impl<'k, const N: usize> Pipeline<'k, N> {
         Producer { cursor: Cursor::by(self, rounds, 1) }
     }
 
-    /// A pipeline over the same tiles with mbarriers of its own. One of the two passes on a part of each tile, the other
-    /// one another part, and each stage has whole tiles: a consumer that reads both parts holds a stage of both.
+    /// A pipeline over the same tiles with mbarriers of its own. One of the two passes on a part of each tile, the
+    /// other one another part, and each stage has whole tiles: a consumer that reads both parts holds a stage of both.
     #[track_caller]
     pub fn of_same_tiles(&self, name: &str) -> Pipeline<'k, N> {
         let b = self.builder;

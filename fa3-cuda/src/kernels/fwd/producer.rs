@@ -191,8 +191,8 @@ fn load_in_warp<'k>(fwd: &Fwd<'k>, pipelines: &[&TmaPipeline<'k>], of: usize) {
     });
 }
 
-/// Copies the blocks of K and V row by row, in copying warp number `warp`: from the last to the first in pages, from the
-/// first to the last in lists.
+/// Copies the blocks of K and V row by row, in copying warp number `warp`: from the last to the first in pages, from
+/// the first to the last in lists.
 fn gather<'k>(fwd: &Fwd<'k>, k: &[&TmaPipeline<'k>], v: &[&TmaPipeline<'k>], warp: U32<'k>) {
     let b = fwd.builder;
     // A warp has few registers, and all pipelines are at the same stage.
@@ -234,8 +234,8 @@ fn load_both_in_warp(fwd: &Fwd<'_>) {
 
 /// Feeds consumers in one thread: sends work tiles, loads Q, and fences the blocks of K and V that other warps have
 /// copied and commits them, in the consumers' order. The last block of a work tile comes after the next work tile has
-/// been sent, so that the other warps begin early to copy blocks of the next one. Q of the next work tile comes behind the
-/// last block, whose scores give Q's stage back.
+/// been sent, so that the other warps begin early to copy blocks of the next one. Q of the next work tile comes behind
+/// the last block, whose scores give Q's stage back.
 fn feed<'k>(fwd: &Fwd<'k>, k: &[&TmaPipeline<'k>], v: &[&TmaPipeline<'k>]) {
     let b = fwd.builder;
     let scheduler = fwd.scheduler.begin();

@@ -135,9 +135,9 @@ impl FwdSpec {
         self.gathered_cols.is_some()
     }
 
-    /// Rows of the first of two parts in which a block's second half of V's columns is copied, if rows are copied one by
-    /// one and scores read them, too: each part is released as soon as it has been multiplied. `None` with a
-    /// single part.
+    /// Rows of the first of two parts in which a block's second half of V's columns is copied, if rows are copied one
+    /// by one and scores read them, too: each part is released as soon as it has been multiplied. `None` with a single
+    /// part.
     pub fn first_rows_of_second_half(&self) -> Option<u32> {
         // A product takes 16 rows at a time.
         let first = (self.tile.tile_n / 16).div_ceil(2) * 16;

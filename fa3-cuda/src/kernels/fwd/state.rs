@@ -37,9 +37,9 @@ pub(super) struct Fwd<'k> {
     /// The last columns of K, if two warpgroups share O's columns and there is no `qv`; `k` has the first columns.
     pub(super) k_second: Option<TmaPipeline<'k>>,
     pub(super) v: TmaPipeline<'k>,
-    /// The second half of V's columns, if two warpgroups share O's columns: `v` has the first half. With `qv`, the second
-    /// half has two parts where it can, so that one is released while products read the other: of its columns, or, where
-    /// rows are copied one by one, of its rows.
+    /// The second half of V's columns, if two warpgroups share O's columns: `v` has the first half. With `qv`, the
+    /// second half has two parts where it can, so that one is released while products read the other: of its columns,
+    /// or, where rows are copied one by one, of its rows.
     pub(super) v_second: Vec<TmaPipeline<'k>>,
     /// The pipeline of transposed e4m3 V, if V is to be transposed.
     pub(super) transposed: Option<Transposed<'k>>,

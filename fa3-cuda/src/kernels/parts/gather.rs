@@ -94,8 +94,8 @@ pub(crate) struct CopiedPart<'k> {
 }
 
 impl<'k> CopiedPart<'k> {
-    /// The part of tensor `of` (0 for K, 1 for V) that this pipeline has, of which a tile is filled in each round; `None`
-    /// if a tensor map loads it.
+    /// The part of tensor `of` (0 for K, 1 for V) that this pipeline has, of which a tile is filled in each round;
+    /// `None` if a tensor map loads it.
     #[track_caller]
     pub(crate) fn new(pipeline: &TmaPipeline<'k>, of: usize, rounds: Rounds<'k>) -> Option<CopiedPart<'k>> {
         let (copied, col) = pipeline.copied()?;
@@ -192,8 +192,8 @@ impl<'k> Found<'k> {
         }
     }
 
-    /// Loads what row `at` of a tile is looked up by: the number of its page, or its index, unless the list ends before.
-    /// The tile has `tile` rows and this number.
+    /// Loads the number of the page of row `at` of a tile, or its index, unless the list ends before. The tile has
+    /// `tile` rows and this number.
     #[track_caller]
     fn load(&self, to: &Var<'k, B32>, [number, at]: [U32<'k>; 2], tile: u32) {
         match self {
@@ -202,7 +202,7 @@ impl<'k> Found<'k> {
         }
     }
 
-    /// The row of memory of row `at` of a tile in K and in V, or [`NOWHERE`]; `word` is what it is looked up by.
+    /// The row of memory of row `at` of a tile in K and in V, or [`NOWHERE`]; `word` is its page number or its index.
     #[track_caller]
     fn memory_rows(&self, word: U32<'k>, [number, at]: [U32<'k>; 2], tile: u32) -> [U32<'k>; 2] {
         match self {
@@ -237,14 +237,14 @@ pub(crate) struct Gather<'k> {
     warp: U32<'k>,
     /// The first row of a tile that this thread looks up.
     finds: U32<'k>,
-    /// What the rows that this thread looks up are looked up by, page numbers or indices: one array for the next tile
-    /// and one for the tile after it, in alternation.
+    /// Page numbers or indices of the rows that this thread looks up: one array for the next tile and one for the tile
+    /// after it, in alternation.
     words: [Vec<Var<'k, B32>>; 2],
 }
 
 impl<'k> Gather<'k> {
-    /// The tiles `kv` of `tile` rows, at least one, in copying warp number `warp`, which must be the same in all lanes.
-    /// Page numbers are read at once, so there must be at least one page.
+    /// Begins with the tiles `kv` of `tile` rows, at least one tile, in copying warp number `warp`, which all lanes know
+    /// alike. Page numbers are read at once, so the sequence has a page at least.
     #[track_caller]
     pub(crate) fn begin(
         found: Found<'k>,
@@ -274,7 +274,7 @@ impl<'k> Gather<'k> {
         }
     }
 
-    /// What rows of a tile that this thread looks up are looked up by, and the distance of each row from the first.
+    /// The page number or index of each row that this thread looks up, and the row's distance from the first.
     fn looked_up(&self, turn: usize) -> impl Iterator<Item = (&Var<'k, B32>, u32)> {
         self.words[turn].iter().zip((0..).step_by((COPIERS * LANES) as usize))
     }

@@ -1,8 +1,8 @@
 //! Keys that lists name (sparse attention): rows of a cache, and rows of a second cache behind them.
 //!
-//! A block of keys has entries of one list ([`fa3_sched::ListLens`]). A list may have any numbers, in any place: an entry
-//! is a key if it is below the number of the cache's rows, as an unsigned number, and before the list's length. Zeros
-//! fill the rows of other entries, nothing is read for them, and their scores are hidden.
+//! A block of keys has entries of one list ([`fa3_sched::ListLens`]). A list may have any numbers, in any place: an
+//! entry is a key if it is below the number of the cache's rows, as an unsigned number, and before the list's length.
+//! Zeros fill the rows of other entries, nothing is read for them, and their scores are hidden.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Program};
@@ -19,7 +19,7 @@ use crate::kernels::tensors::strides;
 /// Bytes of the unit in which rows of memory are numbered: rows of a cache are a multiple of it apart.
 pub(super) const UNIT: u32 = 16;
 
-/// What a kernel's code depends on, beside the lengths of the first list.
+/// The form of lists, beside the lengths of the first list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListForm {
     /// The base-2 logarithm of the number of keys of a block.

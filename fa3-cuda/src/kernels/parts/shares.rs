@@ -167,8 +167,8 @@ impl<'k> Shares<InKernel<'k>> {
         }
     }
 
-    /// The lengths of the lists of sequence `number`, which must exist, and the base-2 logarithm of the keys of a block;
-    /// `None` if keys are not listed.
+    /// The lengths of the lists of sequence `number`, which must exist, and the base-2 logarithm of the keys of a
+    /// block; `None` if keys are not listed.
     #[track_caller]
     pub(crate) fn list_lens(&self, b: &'k Builder, number: U32<'k>) -> Option<(ListLens<U32<'k>>, u32)> {
         self.lists.map(|lists| (lists.lens(b, &self.k, number), lists.form.log_keys))

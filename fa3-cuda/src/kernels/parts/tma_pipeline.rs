@@ -190,8 +190,8 @@ impl<'k> TmaPipeline<'k> {
         TmaPipeline { col, ..self }
     }
 
-    /// Divides a pipeline of tiles that warps copy: it keeps the first `count` rows, and a pipeline of this name has the
-    /// others. Stages of both have whole tiles.
+    /// Divides a pipeline of tiles that warps copy: it keeps the first `count` rows, and a pipeline of this name has
+    /// the others. Stages of both have whole tiles.
     #[track_caller]
     pub(crate) fn split_rows(self, name: &str, count: u32) -> [TmaPipeline<'k>; 2] {
         let Source::Rows(copied) = &self.source else { unreachable!("a tensor map copies whole tiles") };

@@ -11,10 +11,10 @@ use fa3_sched::forward::{
 };
 use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{
-    Dtype, ExtraCache, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc,
-    ValueLayout,
+    Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
 };
 
+use super::lists::listed;
 use super::packed::rows_word;
 use super::{Shipped, scheduler_word, sides_word};
 use crate::kernels::fwd::{FwdCombineSpec, FwdSpec, SequenceForm, ShareForm};
@@ -212,7 +212,7 @@ fn wide() -> impl Iterator<Item = ProblemSpec> {
 }
 
 /// The problem with a contiguous `qv`.
-fn with_qv(spec: ProblemSpec) -> ProblemSpec {
+pub(super) fn with_qv(spec: ProblemSpec) -> ProblemSpec {
     let qv = TensorDesc::contiguous(spec.q.dtype, spec.o.shape);
     spec.qv(qv)
 }
@@ -235,23 +235,6 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
         latent(2, 32, 512, 1),
         latent(1, 32, 256, 64),
         latent(2048, 32, 512, 64),
-    ]
-    .into_iter()
-}
-
-/// Latent attention over listed rows: many tokens with whole lists, and lists of two caches with lengths.
-fn listed() -> impl Iterator<Item = ProblemSpec> {
-    let latent = |dtype, tokens, heads, lists: Sequences| {
-        let q = Shape { batch: tokens, seqlen: 1, heads, head_dim: 64 };
-        let kv = Shape { batch: 4000, seqlen: 64, heads: 1, ..q };
-        with_qv(ProblemSpec::dense(dtype, q, kv).head_dim_v(512)).seqs_k(lists)
-    };
-    let two = latent(Dtype::Bf16, 2, 16, Sequences::listed(2, 2048).used()).sink();
-    let extra = ExtraCache { k: two.k, v: two.v, sequences: Sequences::listed(2, 512).used() };
-    [
-        latent(Dtype::Bf16, 4096, 128, Sequences::listed(4096, 2048)),
-        latent(Dtype::F16, 128, 128, Sequences::listed(128, 2048).used()),
-        two.extra(extra),
     ]
     .into_iter()
 }

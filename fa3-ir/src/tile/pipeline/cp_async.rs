@@ -2,8 +2,8 @@
 //!
 //! These copies write through the generic proxy, and products read through the async proxy, so that a fence must lie
 //! between the two. The copying warps should not execute it, since they would have to wait until their copies are
-//! complete, nor should a computing warp. Another thread does, which has the pipeline's [`CpAsyncFence`]: it waits until
-//! the copies of a stage have landed, executes the fence, and passes the stage on.
+//! complete, nor should a computing warp. Another thread does, which has the pipeline's [`CpAsyncFence`]: it waits
+//! until the copies of a stage have landed, executes the fence, and passes the stage on.
 
 use super::{Cursor, Pipeline, Rounds};
 use crate::lang::{Builder, Tile, TileShape};
