@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
-use fa3_types::{Intervals, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc};
+use fa3_types::{
+    ExtraCache, Intervals, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc,
+};
 
 use crate::arguments::{Options, Tensors};
 use crate::call::{At, Call};
@@ -22,6 +24,8 @@ pub(crate) struct Attention {
     pub(crate) o: TensorDesc,
     /// The sequences of Q, and of K and V; `None` if all are dense and in use in full. Their lengths are data.
     pub(crate) sequences: Option<[Sequences; 2]>,
+    /// The second cache, if keys are listed in two.
+    pub(crate) extra: Option<ExtraCache>,
     /// The shape of the intervals that say which keys a query sees, if given.
     pub(crate) intervals: Option<[usize; 4]>,
     /// Whether query heads have sinks.
@@ -107,7 +111,7 @@ impl Attention {
         }
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(numbers.softmax_scale), number(numbers.softcap));
-        (spec.qv, spec.sink) = (self.qv, self.sink);
+        (spec.qv, spec.sink, spec.extra) = (self.qv, self.sink, self.extra);
         if let Some([of_q, of_k]) = self.sequences {
             spec = spec.seqs_q(of_q).seqs_k(of_k);
         }
@@ -151,6 +155,7 @@ impl Attention {
             qv: tensors.optional("qv")?,
             o,
             sequences,
+            extra: tensors.extra_cache(of_o.shape.batch)?,
             intervals: tensors.extents("intervals")?,
             sink: tensors.has("sink")?,
             v_channels: tensors.has("v_mean")?,

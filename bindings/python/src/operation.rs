@@ -22,7 +22,7 @@ use crate::table::Table;
 /// An operation with its options, by their names; None is an option's default. It is made once for many calls. Options
 /// that an operation does not know are refused.
 ///
-/// - forward: attention. Options: softmax_scale, window (left, right, chunk), softcap, sm_margin, the hints
+/// - forward: attention, of listed keys where there are indices. Options: softmax_scale, window (left, right, chunk), softcap, sm_margin, the hints
 ///   max_seqlen_q and max_seqlen_k, split_keys (0: not, -1: equally, or keys of a split), v_transposed, and block_rows,
 ///   the rows of q that share a scale, where scales are of blocks.
 /// - append: forward over a cache, to which new rows are written before. Options: interleaved, too.
