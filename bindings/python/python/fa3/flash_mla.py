@@ -98,12 +98,14 @@ def flash_mla_with_kvcache(
         o, lse, _ = _sparse(q, (cache, extra), latent, softmax_scale, attn_sink, out)
         return o, lse.view(batch, rows, -1).transpose(1, 2)
     of_lists = dict(topk_length=topk_length, extra_topk_length=extra_topk_length, extra_k_cache=extra_k_cache)
-    for name, x in (of_lists | dict(extra_indices_in_kvcache=extra_indices_in_kvcache)).items():
-        if x is not None:
+    for name, given_with in (of_lists | dict(extra_indices_in_kvcache=extra_indices_in_kvcache)).items():
+        if given_with is not None:
             raise ValueError(f"there is {name} without indices, the lists that it belongs to")
-    arguments.refuse(is_fp8_kvcache=fp8, attn_sink=attn_sink is not None)
-    for name, x in (("block_table", block_table), ("cache_seqlens", cache_seqlens)):
-        arguments.tensor(name, x)
+    if fp8 or attn_sink is not None:
+        name = "is_fp8_kvcache" if fp8 else "attn_sink"
+        raise NotImplementedError(f"{name} without indices is not supported yet")
+    arguments.tensor("block_table", block_table)
+    arguments.tensor("cache_seqlens", cache_seqlens)
     for name, x in (("q", q), ("k_cache", k_cache)):
         if not 0 < latent < x.shape[3]:
             raise ValueError(f"head_dim_v is {latent}, expected 1 to {x.shape[3] - 1}: a part of {name}'s columns")

@@ -132,6 +132,7 @@ def attention(
         results = compute(tensors, lists, options, with_lse, out)
         operator.tell_autograd(*operator.given(out))
         return results
+    assert out is not None
     if operator.is_transformed():
         raise NotImplementedError("out is not supported inside of torch.func's transforms")
     return out, torch.ops.fa3.sparse_forward_out(*inputs, o=out)
