@@ -1,4 +1,4 @@
-//! The producer of the dK/dV kernel: loads K and V of a tile of keys, then blocks of Q, row statistics and dO.
+//! The producer of the dK/dV kernel. It loads K and V of a tile of keys, then blocks of Q, of row statistics and of dO.
 
 use super::state::Dkv;
 use crate::kernels::packed::TilesOf;
