@@ -1,4 +1,4 @@
-//! Algorithm 4: the softmax of a block overlaps QKᵀ of the next block and PV of the block before.
+//! Algorithm 4: the softmax of a block overlaps QKᵀ of the next block and PV of the previous one.
 
 use fa3_ir::lang::{Fresh, gemm};
 
