@@ -1,4 +1,4 @@
-//! z = x + y, one element a thread.
+//! z = x + y, with one element per thread.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Passed, Program};
@@ -22,7 +22,7 @@ pub fn kernel() -> Kernel {
     })
 }
 
-/// `n` elements.
+/// The program for `n` elements.
 pub fn program(n: u32) -> Program<Spec> {
     let mut program = Program::new();
     let [x, y] = ["x", "y"].map(|name| program.buffer(name, Elem::F32, &[n], BufferRole::Input));
