@@ -19,8 +19,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         let mut buffer = buffer.clone();
         buffer.name = name(buffer.name);
         let is_passed = PASSED.iter().any(|&(of_append, _)| of_append == buffer.name);
-        // A buffer that both programs have is declared as the append does: Q is not rotated yet, and the cache is
-        // written.
+        // A buffer of both programs is declared as the append does: Q is not rotated yet, and the cache is written.
         if !is_passed && !buffer.role.is_workspace() && program.find(buffer.name).is_none() {
             program.add(buffer);
         }

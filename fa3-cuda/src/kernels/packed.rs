@@ -7,8 +7,7 @@
 //!                                           row block       ──► row block to record, by a search
 //! ```
 //!
-//! Each thread has one sequence. If there are more sequences than threads, the CTA takes them in chunks, one after
-//! another.
+//! Each thread has one sequence. If there are more sequences than threads, the CTA takes them chunk by chunk.
 
 mod firsts;
 mod params;
@@ -120,8 +119,7 @@ impl<'k> TableWriter<'k> {
         });
     }
 
-    /// Stores the position of a sequence's first row in padded arrays, if the kernel has that array and `is_there` is
-    /// true.
+    /// Stores the position of a sequence's first row in padded arrays, if the kernel has that array and `is_there`.
     #[track_caller]
     fn store_first(&self, is_there: V<'k, Pred>, record: &SequenceRecord<U32<'k>>) {
         if let Some(firsts) = self.params.firsts {

@@ -245,8 +245,7 @@ macro_rules! param {
     (@pass $by:ident ($name:expr) ($x:expr) $kind:ident) => { $by.$kind($name, $x) };
 }
 
-/// Makes structs of [`params`] `Copy`, if they have no tensors. `derive` cannot, because their fields' types are
-/// macros.
+/// Makes structs of [`params`] without tensors `Copy`. `derive` cannot, because their fields' types are macros.
 macro_rules! copies {
     ($($name:ident),+) => {$(
         impl<S: Side> Copy for $name<S> {}

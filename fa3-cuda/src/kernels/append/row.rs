@@ -80,8 +80,7 @@ impl<'k> RowPart<'k> {
         !self.head_dim.is_multiple_of(ELEMENTS)
     }
 
-    /// Loads the part's chunks of the row at address `row`. If the second chunk does not exist, loads another in its
-    /// place.
+    /// Loads the part's chunks of the row at address `row`. Another chunk is loaded in place of a missing one.
     #[track_caller]
     pub(super) fn load(&self, b: &'k Builder, row: U64<'k>) -> Chunks<'k> {
         let [first, second] = self.chunks;
@@ -132,8 +131,7 @@ impl<'k> RowPart<'k> {
         }
     }
 
-    /// The cosines and sines of the part's pairs in row `row` of a sequence. The sequence's first row is at position
-    /// `base`.
+    /// The cosines and sines of the part's pairs in row `row` of a sequence whose first row is at position `base`.
     #[track_caller]
     pub(super) fn angles(
         &self,
@@ -175,8 +173,7 @@ impl<'k> RowPart<'k> {
         counts: Option<V<'k, Pred>>,
     ) -> Chunks<'k> {
         let [low, high] = x;
-        // A pair is the two numbers of one word (interleaved), or the numbers at the same place of two words
-        // (half-split).
+        // A pair is both numbers of a word (interleaved), or the numbers at one place of two words (half-split).
         let rotated: Chunks<'k> = match rotation.style {
             RopeStyle::Interleaved => {
                 let word = |word: U32<'k>, [cos, sin]: [V<'k, F32>; 2]| {

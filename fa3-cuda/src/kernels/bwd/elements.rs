@@ -55,8 +55,7 @@ impl<'k> Element<'k> {
         self.slope.map_or(self.p, |slope| self.p * slope)
     }
 
-    /// dS, given dP and -D. With a soft cap, computing dS at once takes one register less than keeping the weight and
-    /// dP - D.
+    /// dS, given dP and -D. With a soft cap, this takes one register less than keeping the weight and dP - D.
     #[track_caller]
     pub(super) fn ds(self, dp: V<'k, F32>, minus_delta: V<'k, F32>) -> V<'k, F32> {
         match self.slope {

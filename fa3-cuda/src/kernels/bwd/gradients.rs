@@ -69,8 +69,7 @@ pub(super) fn write_tile<'k>(
     write(gradient, factor, to, [work.batch, work.head, in_memory], end, format);
 }
 
-/// Writes the rows of a head's gradient that come before `end`, times `factor`. The thread has the rows `row` and `row`
-/// + 8.
+/// Writes the rows of a head's gradient before `end`, times `factor`. The thread has the rows `row` and `row` + 8.
 #[track_caller]
 pub(super) fn write<'k>(
     mut gradient: Frag<'k>,

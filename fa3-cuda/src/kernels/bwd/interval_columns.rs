@@ -27,8 +27,8 @@ pub(super) struct IntervalColumns<'k> {
 type Outside<'k> = [[V<'k, Pred>; 2]; 2];
 
 impl<'k> IntervalColumns<'k> {
-    /// The intervals of the query rows from `row` on, for the keys `key` and `key` + 8. The bounds of the rows' head
-    /// are at `of_head`.
+    /// The intervals of query rows from `row` on, for the keys `key` and `key` + 8. Their head's bounds are at
+    /// `of_head`.
     #[track_caller]
     pub(super) fn new(
         b: &'k Builder,

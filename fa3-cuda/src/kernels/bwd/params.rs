@@ -222,8 +222,7 @@ impl<'k> Inputs<InKernel<'k>> {
         self.sequence(work, of == TilesOf::Keys, |strides| [strides.k, strides.v])
     }
 
-    /// The sequence of a work tile in two tensors. `is_cut` says whether tiles divide these tensors' side of the
-    /// problem.
+    /// The sequence of a work tile in two tensors. `is_cut` says whether tiles divide the side of these tensors.
     #[track_caller]
     fn sequence(
         &self,

@@ -1,5 +1,4 @@
-//! Summaries of blocks of rows under a mask of intervals: the union and the intersection of the intervals of their
-//! rows.
+//! Summaries of blocks of rows under a mask of intervals: the union and the intersection of their rows' intervals.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -11,8 +10,8 @@ use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, pa
 use crate::kernels::parts::intervals::{at_head, strides};
 
 params! {
-    /// The array of summaries. A summary has the [`Bounds`] (union and intersection) of each interval over
-    /// [`STATS_ROWS`] rows.
+    /// The array of summaries, each with the [`Bounds`] (union and intersection) of each interval of [`STATS_ROWS`]
+    /// rows.
     struct Summaries {
         of_row: fixed IntervalsOfRow,
         address: pointer = "summaries",

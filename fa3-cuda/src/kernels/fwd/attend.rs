@@ -54,8 +54,7 @@ impl<'k> Attend<'_, 'k> {
         s
     }
 
-    /// Computes the products of Q and the next block of K, and waits for them. The ping-pong turn ends when they are
-    /// issued.
+    /// Computes the products of Q and the next block of K, and waits for them. Issuing them ends the ping-pong turn.
     pub(super) fn products_ending_turn(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>) -> Frag<'k> {
         let k = self.k.wait();
         let s = gemm(q.tile, k.tile().t(), Fresh);

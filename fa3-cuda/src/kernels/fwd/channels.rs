@@ -1,5 +1,4 @@
-//! Scales and means of the channels of e4m3 V. They become scales and means of O's columns: O = mean + scale · (O of
-//! codes).
+//! Scales and means of the channels of e4m3 V, which become those of O's columns: O = mean + scale · (O of codes).
 
 use fa3_ir::lang::*;
 

@@ -28,8 +28,7 @@ use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::elem;
 use crate::kernels::{self, KernelSpec};
 
-/// The smallest number of splits for which the reduction's warps are chosen. Long sequences have more splits than the
-/// average.
+/// The smallest number of splits for which warps are chosen. Long sequences have more splits than the average.
 const LEAST_PARTS: u32 = 4;
 
 /// Everything that the reduction kernel's code depends on.
@@ -153,8 +152,7 @@ fn said<'k>(b: &'k Builder, begun: U64<'k>) -> Reduction<'k> {
     Reduction::load(b, Reduction::at(begun, b.cta_x()))
 }
 
-/// All units of a sequence and of a tile's heads, which have equal numbers of splits. A single split leaves no row to
-/// reduce.
+/// All units of a sequence and of a tile's heads, whose numbers of splits are equal. A single split is not reduced.
 #[track_caller]
 fn of_lengths<'k>(b: &'k Builder, shares: &Shares<InKernel<'k>>) -> Reduction<'k> {
     let batch = b.cta_x().div(shares.heads());

@@ -1,5 +1,4 @@
-//! The consumer: a warpgroup that computes 64 rows of O, or the first half of their columns, with one block of keys
-//! after another.
+//! The consumer: a warpgroup that computes 64 rows of O, or half of their columns, with one block of keys at a time.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::{Pipeline, Precision};

@@ -17,8 +17,7 @@ use crate::kernels::parts::visible::Position;
 struct Destination<'k> {
     /// Whether each row exists in O.
     inside: [V<'k, Pred>; 2],
-    /// Whether the thread writes LSE of its rows: only one of the four threads of a quad, which have the same rows,
-    /// does.
+    /// Whether the thread writes LSE of its rows. One of the four threads of a quad, which share rows, writes it.
     writes_lse: V<'k, Pred>,
     /// The addresses of LSE of both rows.
     lse: [GlobalAddr; 2],

@@ -20,8 +20,7 @@ pub(super) struct First<'k> {
     v_second: Vec<Consumer<'k, 1>>,
 }
 
-/// Scores whose products have been issued, the stage that they read last, and whether that stage was full when it was
-/// tested.
+/// Scores whose products have been issued, the stage that they read last, and whether that stage was already full.
 pub(super) type IssuedScores<'k> = (Chain<'k>, FullStage<'k, 1>, Option<V<'k, Pred>>);
 
 /// The stages that the scores of one block read: those of K, and those of V with `qv`.
@@ -43,8 +42,7 @@ impl<'k> First<'k> {
         }
     }
 
-    /// Stores P of a block and its rescale factors. The second consumer sees them once the stage is fenced and
-    /// committed.
+    /// Stores P of a block and its rescale factors. The second consumer sees them once the stage is committed.
     #[track_caller]
     pub(super) fn store(&mut self, p: &AFrag<'k>, softmax: &RowSoftmax<'k>) -> EmptyStage<'k, 2> {
         let b = self.builder;

@@ -306,8 +306,8 @@ pub(super) fn out_strides(problem: &Problem) -> (Strided<Host>, [u64; 2]) {
     (Strided::of(buffers::O, &o), [if batch > 1 { heads * rows } else { 0 }, rows])
 }
 
-/// The tensor, or Q in place of an empty tensor: nothing is loaded from an empty tensor, but a tensor map needs an
-/// address.
+/// The tensor, or Q in place of a tensor without elements. Nothing is loaded from such a tensor, but its tensor map
+/// needs an address.
 fn something<'a>(
     problem: &'a Problem,
     buffer: BufferId,

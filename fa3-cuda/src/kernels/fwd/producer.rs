@@ -120,8 +120,7 @@ fn load(fwd: &Fwd<'_>) {
     });
 }
 
-/// Loads the blocks under a mask of intervals in a warp, in the order of `load`. Another warp finds which blocks a tile
-/// visits.
+/// Loads the blocks under a mask of intervals in a warp, in the order of `load`. Another warp finds these blocks.
 fn load_ranges(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let scheduler = fwd.scheduler.begin();
@@ -227,8 +226,7 @@ fn load_both_in_warp(fwd: &Fwd<'_>) {
     });
 }
 
-/// Fences the blocks of K and V that other warps have copied, and commits them in the order in which consumers read
-/// them.
+/// Fences the blocks of K and V that other warps have copied, and commits them in the order of the consumers' reads.
 fn pass_on<'k>(fwd: &Fwd<'k>, k: &[&TmaPipeline<'k>], v: &[&TmaPipeline<'k>]) {
     let b = fwd.builder;
     let pipelines = k.iter().chain(v).filter_map(|pipeline| pipeline.copied());

@@ -79,8 +79,7 @@ fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &VarlenPlan) -> (u32
     (tiles.grid(), Params::listed(plan, listed, table, program))
 }
 
-/// Adds the arrays of lengths, and the buffers of splits, for split-KV. Gives the number of CTAs and the arguments of
-/// attention.
+/// Adds the arrays of lengths and the buffers of splits, for split-KV. Gives the CTAs and the arguments of attention.
 fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &SplitKvPlan) -> (u32, Params<Host>) {
     packed::arrays(program, shared.sequences());
     let [partials, rows] = shared.partial_dims(plan.problem());

@@ -32,8 +32,8 @@ pub struct RowSoftmax<'k> {
     row_sum: RowsVar<'k>,
     /// The sum of rounding errors of P, over keys that may outweigh all keys before them.
     rounding: RowsVar<'k>,
-    /// The factor by which the last block rescaled the previous sums, if another warpgroup must rescale its part of O
-    /// by it.
+    /// The factor by which the last block rescaled the previous sums, if another warpgroup must use it for its part of
+    /// O.
     scores_scale: Option<RowsVar<'k>>,
 }
 
@@ -231,8 +231,7 @@ impl<'k> RowSoftmax<'k> {
         self.rounding.set(rows.select(rounding + (ty.rounded(p) - p), rounding));
     }
 
-    /// The maximum of each row over all keys up to this block, in base 2, plus the headroom. `block` is this block's
-    /// maximum.
+    /// The maximum of each row over all keys so far, in base 2, plus the headroom. `block` is this block's maximum.
     #[track_caller]
     fn maximum(&self, block: Rows<'k>, scale_log2: V<'k, F32>) -> Rows<'k> {
         let scaled = |score: V<'k, F32>| match self.headroom {

@@ -79,8 +79,7 @@ impl<'f, 'k> TileScales<'f, 'k> {
         TileScales { fwd, unit: unit.times(scale).not_zero(), head }
     }
 
-    /// Loads the scales of a block of keys. The caller should call it early, because loads from global memory take
-    /// long.
+    /// Loads the scales of a block of keys. Call this early, because the loads from global memory take long.
     #[track_caller]
     pub(super) fn of(&self, block: &KvBlock<'k>) -> BlockScales<'k> {
         let Some(head) = self.head else { return BlockScales { unit: self.unit, v: None } };
@@ -180,8 +179,7 @@ impl<'k> VScale<'k> {
             let last = self.last.get();
             // A block with a smaller ratio is negligible beside the sum so far.
             let next = next.max(last * LEAST_RATIO);
-            // Equal scales give exactly 1, because a product with a rounded reciprocal would drift over thousands of
-            // blocks.
+            // Equal scales give exactly 1: a product with a rounded reciprocal would drift over thousands of them.
             self.ratio.set(last.eq(next).select(1.0, last * next.rcp()));
             self.last.set(next);
         }

@@ -39,8 +39,7 @@ struct Stream<'k> {
     blocks: TmaProducer<'k>,
     /// Number of keys of a block.
     keys: u32,
-    /// First block that has been loaded. All blocks behind it have been loaded, too. Only the thread that loads knows
-    /// it.
+    /// First block that has been loaded, as have all blocks behind it. Only the thread that loads knows it.
     loaded: Var<'k, B32>,
     /// The tile being loaded; `None` before the first tile.
     work: Option<WorkTile<'k>>,

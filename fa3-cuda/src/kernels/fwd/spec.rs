@@ -14,8 +14,8 @@ use crate::kernels::tensors::elem;
 /// strides, scales and the reach of a window are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FwdSpec {
-    /// The elements of Q as products read them: f16, bf16 or e4m3. K and V have the same type, unless they are
-    /// dequantized.
+    /// The elements of Q as products read them: f16, bf16 or e4m3. K and V have the same type, or are dequantized to
+    /// it.
     pub elem: Elem,
     /// The elements of O: the elements of Q, or f16 or bf16 if Q is e4m3.
     pub output: Elem,
@@ -64,8 +64,7 @@ pub(super) enum Loading {
     WarpEach,
     /// One warp loads Q, and one loads K and V. The other two transpose V.
     WarpForBoth,
-    /// One warp loads Q, and two copy K and V row by row. The fourth fences and commits the blocks that they have
-    /// copied.
+    /// One warp loads Q, and two copy K and V row by row. The fourth fences and commits what they have copied.
     Gathered,
 }
 

@@ -156,8 +156,7 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// Waits for the other CTAs of the cluster, which may still load into this CTA's shared memory, or arrive at its
-    /// mbarriers.
+    /// Waits for the cluster's other CTA, which may still load into this CTA's memory, or arrive at its mbarriers.
     #[track_caller]
     pub(super) fn leave_together(&self) {
         if self.spec.cluster > 1 {

@@ -97,8 +97,7 @@ fn transpose<'k>(
         .flat_map(|key| (0..cols).step_by(COLS as usize).map(move |col| (key, col)));
     let mut parts: Vec<(u32, u32)> = parts.collect();
     if cols / COLS > keys / KEYS {
-        // Each offset along the inner direction takes an address register, so the shorter direction must be the inner
-        // one.
+        // Each offset along the inner direction takes an address register, so the shorter direction is the inner one.
         parts.sort_by_key(|&(_, col)| col);
     }
     let of_warp = |warp: u32| (parts.len() as u32 * warp / warps) as usize;

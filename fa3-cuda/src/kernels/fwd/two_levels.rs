@@ -131,8 +131,7 @@ impl<'k> Attend<'_, 'k> {
     }
 }
 
-/// Adds PV to the columns of O from `first` on. PV of the column of ones, which is behind O's columns, goes to the row
-/// sums.
+/// Adds PV to the columns of O from `first` on. PV of the ones, which are behind O's columns, goes to the row sums.
 #[track_caller]
 fn add<'k>(sum: &mut Sum<'k>, first: u32, shrink: Rows<'k>, pv: Frag<'k>) {
     let cols = pv.cols().min(sum.o.cols() - first);

@@ -51,13 +51,11 @@ impl<'k> Loads<'k> {
         }
     }
 
-    /// The product of the tile at `corner` over the columns `first` .. `end` of A and B. There must be at least one
-    /// column.
+    /// The product of the tile at `corner` over the columns `first` .. `end` of A and B, of which there must be one.
     pub(super) fn product(&self, corner: [U32<'k>; 2], (first, end): (U32<'k>, U32<'k>)) -> Frag<'k> {
         let b = self.builder;
         let (mut producer, mut consumer) = (self.pipeline.producer(), self.pipeline.consumer());
-        // Loads run ahead by one stage less than the pipeline has: while a product reads a stage, the previous stage is
-        // released.
+        // Loads run ahead by one stage less than there are: while a product reads a stage, the previous one is freed.
         for ahead in 0..STAGES - 1 {
             self.fill(&mut producer, corner, first + ahead * self.block_k, end);
         }

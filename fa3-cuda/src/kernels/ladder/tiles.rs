@@ -6,8 +6,7 @@ use fa3_sched::{FastDiv, Int};
 
 use crate::kernels::params::{Declare, Fill, Filled, Host, Pass, Side};
 
-/// Number of rows of tiles that are walked together, column by column, so that CTAs that run at one time share A and B
-/// in L2.
+/// Rows of tiles that are walked together, column by column, so that CTAs that run at one time share A and B in L2.
 const GROUP: u32 = 16;
 
 /// The tiles of C in groups of [`GROUP`] rows, for the host (`u32`) and in a kernel.

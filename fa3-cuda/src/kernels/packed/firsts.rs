@@ -4,8 +4,7 @@ use fa3_ir::lang::*;
 
 use super::ranking::{Rank, halves};
 
-/// Shared memory for the first row block of each sequence, in the order of ranks, and for the end of the last row
-/// block.
+/// Shared memory for the first row block of each sequence, in the order of ranks, and for the end of all row blocks.
 pub(super) struct Firsts<'k> {
     builder: &'k Builder,
     threads: u32,

@@ -3,8 +3,7 @@
 use fa3_ir::lang::*;
 use fa3_sched::FastDiv;
 
-/// Length of the runs with which sorting begins. The keys of a run are ranked by comparing all pairs, without a
-/// barrier.
+/// Length of the runs with which sorting begins. Keys of a run are ranked by comparing all pairs, without a barrier.
 const fn first_run(threads: u32) -> u32 {
     if threads > 64 { 32 } else { threads }
 }
@@ -68,8 +67,8 @@ impl<'k> Ranking<'k> {
         Ranking { builder: b, threads, orders: [order("keys", "sums"), order("next keys", "next sums")] }
     }
 
-    /// The rank of this thread's key among the keys of all threads. Each key has a number of row blocks, and no two
-    /// keys are equal.
+    /// The rank of this thread's key among the keys of all threads. No two keys are equal. The key has `blocks` row
+    /// blocks.
     ///
     /// Runs of keys are sorted, then merged: a key's rank is its rank in its own run, plus its rank in each other run.
     #[track_caller]

@@ -319,8 +319,7 @@ mod tests {
     /// Number of parts for which each row has memory.
     const MOST: u32 = 40;
 
-    /// A program that reduces rows. Memory holds the number of parts and the sink of each row, and its parts in reverse
-    /// order.
+    /// A program that reduces rows. Memory has each row's number of parts, its sink, and its parts in reverse order.
     fn program(team: Team) -> Program<Kernel> {
         let kernel = Kernel::build("merge", Launch::threads(32 * team.cta_warps()), |b| {
             let [o, lse, counts, sinks, to_o, to_lse] = ["o", "lse", "counts", "sinks", "to_o", "to_lse"]

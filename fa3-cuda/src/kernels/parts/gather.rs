@@ -146,8 +146,7 @@ impl<'k> Gather<'k> {
         });
     }
 
-    /// Begins to load the tile that begins with row `row`, into all pipelines. Then reads the pages of the tile two
-    /// steps ahead.
+    /// Begins to load the tile that begins with row `row`. Then reads the pages of the tile two steps ahead.
     #[track_caller]
     fn load_tiles(&self, pipelines: &mut [(CpAsyncProducer<'k, 1>, u32)], turn: usize, row: U32<'k>) {
         for (pipeline, col) in pipelines {

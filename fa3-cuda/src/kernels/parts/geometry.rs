@@ -1,5 +1,4 @@
-//! The rows and keys of a work tile, given its index. The host and a kernel compute them by the same integer
-//! arithmetic.
+//! The rows and keys of a work tile, given its index. The host and a kernel compute them by the same arithmetic.
 
 use std::num::NonZeroU32;
 
@@ -132,8 +131,8 @@ impl<'k> Geometry<U32<'k>> {
         WorkTile { batch, head, kv_head, lens: self.lens, row, kv, ranges: None, out: None, varlen: None }
     }
 
-    /// The KV blocks that tile `m_block` of a head visits in a sequence of lengths `lens`; none if the sequence has no
-    /// such tile.
+    /// The KV blocks that tile `m_block` of a head visits in a sequence of lengths `lens`; none if there is no such
+    /// tile.
     #[track_caller]
     pub(crate) fn kv_range(&self, m_block: U32<'k>, lens: SeqLens<U32<'k>>) -> KvRange<U32<'k>> {
         self.tiling.kv_range(m_block, lens)

@@ -1,5 +1,4 @@
-//! Masks of intervals: the bounds of query rows in memory, the keys that each row sees, and the KV blocks that a tile
-//! visits.
+//! Masks of intervals: the bounds of query rows in memory, the keys that a row sees, the KV blocks that a tile visits.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, BufferRole, Program};
@@ -54,7 +53,7 @@ params! {
     struct IntervalRows {
         of_row: fixed IntervalsOfRow,
         address: pointer = "intervals",
-        /// Strides in rows, from one sequence to the next and from one head to the next; 0 if sequences or heads share
+        /// Strides in rows, from a sequence to the next and from a head to the next; 0 if sequences or heads share
         /// bounds.
         batch: u64 = "intervals_batch",
         head: u64 = "intervals_head",

@@ -55,8 +55,7 @@ pub(crate) struct KeyTile<T> {
     pub(crate) tile: T,
     /// The blocks that the CTA visits.
     pub(crate) blocks: KvRange<T>,
-    /// The destination of gradients: the tensors for a whole tile, nowhere for a split tile, a part's own buffer for a
-    /// part.
+    /// The destination of gradients: the tensors for a whole tile, nowhere for a split tile, a buffer for a part.
     pub(crate) out: Out<T>,
 }
 

@@ -58,8 +58,8 @@ impl<'k> Lookup<InKernel<'k>> {
         }
     }
 
-    /// The KV blocks that tile `m_block` of a head visits in a sequence of lengths `lens`; none if the sequence has no
-    /// such tile.
+    /// The KV blocks that tile `m_block` of a head visits in a sequence of lengths `lens`; none if there is no such
+    /// tile.
     #[track_caller]
     pub(crate) fn kv_range(&self, m_block: U32<'k>, lens: SeqLens<U32<'k>>) -> KvRange<U32<'k>> {
         match self {

@@ -1,5 +1,4 @@
-//! The message about a tile whose keys several CTAs have split. The attention kernel writes it, and the reduction
-//! kernel reads it.
+//! The message about a tile whose keys several CTAs have split, from the attention kernel to the reduction kernel.
 
 use fa3_ir::lang::*;
 

@@ -136,8 +136,7 @@ impl<'k> RowBlock<'k> {
         self.varlen.map_or(row, |varlen| varlen.first + row)
     }
 
-    /// The indices of a row in padded arrays: sequence, head and row. With a table, padded arrays hold all sequences as
-    /// one.
+    /// The sequence, head and row in padded arrays of a row. With a table, these arrays hold all sequences as one.
     #[track_caller]
     pub(crate) fn padded_row(&self, row: U32<'k>) -> [U32<'k>; 3] {
         match self.varlen {

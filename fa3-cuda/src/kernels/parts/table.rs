@@ -1,5 +1,4 @@
-//! The table of a launch's sequences (varlen scheduler). It turns a tile index into a work tile, by two dependent
-//! loads.
+//! The table of a launch's sequences (varlen scheduler). Two dependent loads turn a tile index into a work tile.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -32,8 +31,7 @@ params! {
         within: maybe all Within,
     }
 
-    /// The limits to which a table's numbers are clamped, so that no table makes a kernel access memory outside the
-    /// tensors.
+    /// The limits to which a table's numbers are clamped, so that no table makes a kernel leave the tensors.
     struct Within {
         /// Number of row blocks for which the table has room.
         blocks: u32 = "table_blocks",
@@ -125,8 +123,7 @@ impl<'k> Table<InKernel<'k>> {
         self.sections.tiles(self.within.map_or(blocks, |within| blocks.min(within.blocks)))
     }
 
-    /// Loads the record of tile `number`, which must be in the table, and the padded position of the record's first
-    /// row.
+    /// Loads the record of tile `number`, which must be in the table, and the padded position of its first row.
     #[track_caller]
     pub(crate) fn record(
         &self,

@@ -18,8 +18,7 @@ enum Fetch<'k> {
     Dynamic(Broadcast<'k>),
 }
 
-/// The producer fetches tile indices from the tile counter, and broadcasts each index in one word, through a pipeline
-/// of one stage.
+/// The producer fetches tile indices from the counter, and broadcasts each in one word, through a one-stage pipeline.
 struct Broadcast<'k> {
     tile_counter: U64<'k>,
     pipeline: Pipeline<'k, 0>,
@@ -128,8 +127,7 @@ impl<'k> TileIndices<'k> {
                 let mut pipeline = pipeline.consumer();
                 let mut receive = || {
                     let stage = pipeline.wait();
-                    // All lanes read the word. The compiler knows that they have the same index only if it comes from
-                    // one lane.
+                    // All lanes read the word, and take it from one lane, so that the compiler knows that lanes agree.
                     let tile = b.load::<B32>(*word).shfl_idx(0);
                     stage.release_unfenced();
                     tile

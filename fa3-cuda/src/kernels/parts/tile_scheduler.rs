@@ -1,5 +1,4 @@
-//! The work tiles of a CTA, in order (CUTLASS: the scheduler pipeline). Its producer and its consumers get the same
-//! work tiles.
+//! The work tiles of a CTA, in order, which are the same for producer and consumers (CUTLASS: the scheduler pipeline).
 //!
 //! Where all sequences have one length, a role gets a tile index and computes the work tile from it ([`TileIndices`]).
 //! Where sequences are in a table, the producer looks the work tile up, by two dependent loads, and sends all words of
@@ -313,7 +312,7 @@ impl<'k> SchedulerPipeline<'k> {
         });
     }
 
-    /// Runs `body` with every work tile, a function that reads the tile again, and the tile's stage, which `body` must
+    /// Runs `body` with every work tile, a function that reads it again, and the tile's stage, which `body` must
     /// release.
     #[track_caller]
     fn receive(&self, body: impl FnOnce(WorkTile<'k>, &dyn Fn() -> WorkTile<'k>, FullStage<'k, 1>)) {

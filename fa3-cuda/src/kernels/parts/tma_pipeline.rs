@@ -252,8 +252,7 @@ impl<'k> TmaProducer<'k> {
         TmaProducer::load_parts_in_warp(std::slice::from_mut(self), head, row, of);
     }
 
-    /// Like `load_in_warp`, for several loaders that have different columns of the same rows. They load one after
-    /// another.
+    /// Like `load_in_warp`, for several loaders, one after another, that have different columns of the same rows.
     #[track_caller]
     pub(crate) fn load_parts_in_warp(
         loaders: &mut [TmaProducer<'k>],

@@ -45,8 +45,7 @@ params! {
 pub(super) enum Scale<S: Side> {
     /// The kernel computes scales, and writes them to (batch, heads, blocks).
     Blocks(S::Pointer),
-    /// The kernel writes the largest magnitude of each tile to (batch, heads, blocks). It writes no scales and no
-    /// codes.
+    /// The kernel writes the largest magnitude of each tile to (batch, heads, blocks), but no scales and no codes.
     Measured(S::Pointer),
     /// The kernel reads scales from (batch, heads).
     Heads {

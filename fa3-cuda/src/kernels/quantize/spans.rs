@@ -15,8 +15,7 @@ pub(super) struct Span<'k> {
     pub(super) first: U32<'k>,
     /// Number of rows whose codes are written.
     pub(super) rows: U32<'k>,
-    /// Number of rows of the sequence that hold data: all rows, or 0 behind the last sequence. Other rows count as
-    /// zeros.
+    /// Number of rows of the sequence that hold data: all, or 0 behind the last sequence. Other rows count as zeros.
     pub(super) len: U32<'k>,
     /// Index of the block in its sequence. It may lie behind the sequence's last block, and then has no rows.
     pub(super) block: U32<'k>,
@@ -93,8 +92,7 @@ impl<'k> Spans<'k> {
     /// Loads an entry of `cu_seqlens`.
     #[track_caller]
     fn end_before(&self, sequence: U32<'k>) -> U32<'k> {
-        // This must not be a read-only load: with PDL, an earlier kernel may still write the array when this kernel
-        // starts.
+        // This must not be a read-only load: with PDL, an earlier kernel may still write the array at this time.
         self.builder.load(sequence.mad_wide(4, self.packed.cu_seqlens))
     }
 }

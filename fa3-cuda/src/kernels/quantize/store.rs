@@ -74,8 +74,8 @@ impl<'k> Quantize<'k> {
     ) {
         let b = self.builder;
         if self.spec.scale != ScaleSource::Blocks {
-            // All threads must have read the previous tile's codes. With scales of blocks, the barrier of the maximum
-            // ensures this.
+            // All threads must have read the codes of the previous tile. With scales of blocks, the barrier of the
+            // maximum ensures this.
             b.sync(through.met);
         }
         let inside = self.part(place).mad(self.spec.tile.rows, row).lt(self.params.seqlen);
@@ -101,8 +101,8 @@ impl<'k> Quantize<'k> {
         let (b, (lane, lanes)) = (self.builder, self.lane);
         let at = tile.elements(slot_of(row), lane * CHUNK);
         if lanes == 1 {
-            // Two chunks are stored at once, because single chunks of 8 bytes in each of 16 rows would use only half of
-            // the banks.
+            // Two chunks are stored at once: single chunks of 8 bytes in each of 16 rows would use only half of the
+            // banks.
             for (pair, chunks) in chunks.chunks_exact(2).enumerate() {
                 let words = [chunks[0][0], chunks[0][1], chunks[1][0], chunks[1][1]];
                 b.store_vector(at.at(0, 2 * CHUNK * pair as u32), words);

@@ -116,8 +116,7 @@ impl<'k> DqWriter<'_, 'k> {
         });
     }
 
-    /// Waits until the writer's addition is complete, and sets the block's semaphore. The writer has given the consumer
-    /// its stage back before.
+    /// Waits until the writer's addition is complete, and sets the semaphore. The consumer has its stage again by then.
     #[track_caller]
     fn signal(&mut self, work: &WorkTile<'k>) {
         let b = self.dkv.builder;

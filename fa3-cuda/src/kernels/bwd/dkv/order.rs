@@ -21,8 +21,7 @@ pub(super) const END: u32 = 4;
 pub(super) struct InOrder<'k> {
     /// The pipeline by which the semaphore warp says that a block's accumulator is ready for this tile.
     pub(super) ready: Pipeline<'k, 0>,
-    /// Four words for each consumer: the [`DqAction`] of its next dQ, then sequence, head and first row of the block in
-    /// memory.
+    /// Four words for each consumer: the [`DqAction`] of its next dQ, and that dQ's sequence, head and first row.
     actions: Region,
     pub(super) ends: Ends<'k>,
     pub(super) params: InOrderParams<InKernel<'k>>,

@@ -36,8 +36,7 @@ impl<'k> Dkv<'k> {
         });
     }
 
-    /// Runs the producer under a mask of intervals, in a warp. Another warp finds the blocks of rows that see a tile's
-    /// keys.
+    /// Runs the producer under a mask of intervals, in a warp. Another warp finds the blocks that see a tile's keys.
     pub(super) fn load_in_warp(&self) {
         let (b, params) = (self.builder, &self.params);
         let (mut k, mut v) = (self.k.producer(), self.v.producer());

@@ -43,8 +43,7 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, weights: &WeightsPipeline<'k>) {
                 store_registers(&s, to);
                 stage.commit_unfenced();
                 more.wait();
-                // The second consumer fences after it has received the weights. That fence covers these loads of
-                // statistics, too.
+                // The second consumer fences once it has the weights. That fence covers these loads of statistics, too.
                 rows.release_unfenced();
             });
             k.release();

@@ -2,8 +2,7 @@
 //! in the iteration of block i + 1. By then both consumers have stored their half of dSᵀ(i), so they need no barrier
 //! between them.
 //!
-//! The diagram shows block i in the two consumers, W0 and W1, over time. An arrow marks what is stored in shared
-//! memory:
+//! The diagram shows block i in the two consumers, W0 and W1, over time. An arrow marks a store to shared memory:
 //!
 //! ```text
 //!             turn of W0                  turn of W1                  turn of W0
@@ -13,8 +12,7 @@
 //!    the rest | dS(i-1)↓      dQ(i-2)↓    |        P(i)               | dS(i)↓        dQ(i-1)↓
 //! ```
 //!
-//! A consumer's ping-pong turn lasts from S until dP is complete, so its exponentials overlap dV, dQ and dK of the
-//! other.
+//! A consumer's ping-pong turn lasts from S to the end of dP, so its exponentials overlap dV, dQ and dK of the other.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
@@ -29,8 +27,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let me = b.warpgroup();
     let blocks = Rounds::begin(b);
-    // Counts the blocks of rows, but not the blocks of zeros, which precede the first block and the first block after
-    // an idle tile.
+    // Counts the blocks of rows, but not the blocks of zeros (those before the first block, or after an idle tile).
     let read = dkv.has_idle_tiles().then(|| Rounds::begin(b));
     let (mut k, mut v) = (dkv.k.consumer(), dkv.v.consumer());
     let mut rows = dkv.rows.consumer_by(read.unwrap_or(blocks.late(1)));
@@ -111,8 +108,7 @@ impl<'k> Dkv<'k> {
     ) -> [AFrag<'k>; 2] {
         let ty = self.spec.product_type();
         if self.spec.softcap {
-            // This works element by element, or ptxas spills: capped scores, P and dP do not all fit into the
-            // registers.
+            // This works element by element, or ptxas spills: capped scores, P and dP do not all fit into registers.
             let dp = registers(dp);
             return s.map_to_two_a(ty, |product, at| {
                 let element = elements.of(product, shifts.of(at), at);

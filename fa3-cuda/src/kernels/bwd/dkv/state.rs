@@ -63,8 +63,7 @@ impl<'k> Adding<'k> {
 }
 
 impl<'k> Dkv<'k> {
-    /// The indices of a row of Q in padded arrays: sequence, head and row. With a table, padded arrays hold all
-    /// sequences as one.
+    /// The sequence, head and row in padded arrays of a row of Q. With a table, these arrays hold all sequences as one.
     #[track_caller]
     pub(super) fn padded_row(&self, work: &WorkTile<'k>, head: U32<'k>, row: U32<'k>) -> [U32<'k>; 3] {
         match work.varlen.and_then(|varlen| varlen.padded_row) {
@@ -96,8 +95,7 @@ impl<'k> Dkv<'k> {
         self.for_each_head(work, |head| blocks.for_each_upwards(|block| body(head, block)));
     }
 
-    /// Runs `body` for the same heads and blocks as `for_each_block`, with the first row of the block instead of the
-    /// block.
+    /// Runs `body` for the heads and blocks of `for_each_block`, with each block's first row instead of the block.
     #[track_caller]
     pub(super) fn for_each_row(&self, work: &WorkTile<'k>, body: impl FnOnce(U32<'k>, U32<'k>)) {
         let (b, rows) = (self.builder, self.spec.tile.tile_m);
