@@ -51,15 +51,15 @@ pub enum Spec {
     TileCopy(Swizzle),
     /// [`transpose`].
     Transpose,
-    /// [`gemm_simple`] of these elements.
+    /// [`gemm_simple`] with elements of this type.
     GemmSimple(Elem),
-    /// [`gemm_pipeline`] of these elements.
+    /// [`gemm_pipeline`] with elements of this type.
     GemmPipeline(Elem),
-    /// [`gemm`] of these elements.
+    /// [`gemm`] with elements of this type.
     Gemm(Elem),
-    /// [`gemm_cluster`] of these elements.
+    /// [`gemm_cluster`] with elements of this type.
     GemmCluster(Elem),
-    /// [`gemm_split_k`] of these elements.
+    /// [`gemm_split_k`] with elements of this type.
     GemmSplitK(Elem),
     /// [`gemm_fp8`].
     GemmFp8,

@@ -46,7 +46,7 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         let dkv = Dkv {
             builder: b,
             spec: *spec,
-            // A3:4
+            // A3:4, the pipelines
             k: TmaPipeline::declare(b, "k", inputs.k, [tile.kv_stages, of_one]),
             v: TmaPipeline::declare(b, "v", inputs.v, [tile.kv_stages, of_one]),
             rows: b.pipeline("rows", tile.stages, warps, rows),

@@ -14,7 +14,7 @@ use crate::kernels::params::InKernel;
 
 /// The element-wise functions for the elements of a block.
 pub(super) struct Elements<'k> {
-    /// The factor of a score in the exponent of 2.
+    /// The factor that turns a score into an exponent of 2.
     scale_log2: V<'k, F32>,
     /// The factor that turns a product into units of the soft cap, if scores are capped.
     into_cap: Option<V<'k, F32>>,

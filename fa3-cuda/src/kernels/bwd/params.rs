@@ -68,7 +68,7 @@ params! {
 
     /// The further parameters of deterministic additions to dQ.
     struct InOrderParams {
-        /// The semaphore of each block: the tile that has added last.
+        /// The semaphore of each block of accumulators, which says which tile has added last.
         last_added: pointer,
         /// The tensor dQ, to which the rounded accumulators go.
         dq: named Strided,

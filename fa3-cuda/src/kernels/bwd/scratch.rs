@@ -16,7 +16,7 @@ pub(super) struct Scratch {
     pub(super) stats: BufferId,
     /// The dQ accumulators, if tiles add to dQ.
     pub(super) dq_accum: Option<BufferId>,
-    /// The semaphores of the accumulators, if tiles add in order: the tile that has added last to each block.
+    /// Semaphores, if tiles add in order. They say which tile has added last to each block of accumulators.
     pub(super) last_added: Option<BufferId>,
     /// The tables of sequences (varlen).
     pub(super) tables: Option<Tables>,

@@ -3,8 +3,8 @@
 //!
 //! The attention kernel tells the reduction which work units are split. It writes a [`Reduction`] message for each
 //! unit, or for each CTA about the unit that begins in it and that others continue. CTA (i, j) reduces the rows of
-//! message i, from row j on. A unit that begins in CTA c has its first split at index 2c + 1, and the others at 2 (c +
-//! 1), 2 (c + 2), ... ([`fa3_sched::WorkDecomposition`]).
+//! message i, from row j on. A unit that begins in CTA c has its first split at index 2c + 1, and the others at 2c + 2,
+//! 2c + 4, ... ([`fa3_sched::WorkDecomposition`]).
 //!
 //! Splits of fixed size need no messages: their number follows from the lengths of a sequence. CTA (i, j) reduces the
 //! rows of pair i of a sequence and a tile's heads, from row j on, and split p of all rows is at index p.

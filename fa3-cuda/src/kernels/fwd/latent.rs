@@ -27,7 +27,7 @@ impl<'k> Attend<'_, 'k> {
         let mut p = sum.softmax.first(&mut s, self.p); // A2:6, O is still 0
         let mut held = v.hold();
         blocks.for_each(1, |block| {
-            // A2:7, to T_c - 1
+            // A2:7, for each block up to T_c - 1
             let (k, v) = (self.k.wait(), self.v.wait()); // A2:8
             self.turn.take();
             let s = self.scores((q, latent), (&k, &v)); // A2:9, in flight

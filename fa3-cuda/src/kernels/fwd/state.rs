@@ -164,8 +164,8 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// Stores rows of tiles that no load writes, before threads take roles: the ones behind V in each stage, if V is
-    /// transposed in memory, and zeros in rows of Q beyond the last whole position.
+    /// Stores rows of tiles that no load writes, before threads take roles: a column of ones behind V in each stage, if
+    /// V is transposed in memory, and zeros in rows of Q beyond the last whole position.
     #[track_caller]
     pub(super) fn store_constants(&self) {
         let (b, tile) = (self.builder, &self.spec.tile);

@@ -67,7 +67,7 @@ impl<'k> Attend<'_, 'k> {
     ) {
         let (mut p, shrink) = self.first_block(q, &blocks.at(0), sum); // A2:3-6
         blocks.for_each(1, |block| {
-            // A2:7, to T_c - 1
+            // A2:7, for each block up to T_c - 1
             let scales = q.scales.of(&block);
             let k = self.k.wait(); // A2:8
             self.turn.take();
@@ -131,7 +131,8 @@ impl<'k> Attend<'_, 'k> {
     }
 }
 
-/// Adds PV to the columns of O from `first` on. PV of the ones, which are behind O's columns, goes to the row sums.
+/// Adds PV to the columns of O from `first` on. The sums of the column of ones, which is behind O's columns, go to the
+/// row sums.
 #[track_caller]
 fn add<'k>(sum: &mut Sum<'k>, first: u32, shrink: Rows<'k>, pv: Frag<'k>) {
     let cols = pv.cols().min(sum.o.cols() - first);

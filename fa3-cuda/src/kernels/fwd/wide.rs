@@ -52,7 +52,7 @@ impl<'k> Attend<'_, 'k> {
         q.apply(&mut s, &block);
         let mut p = sum.softmax.first(&mut s, *ty); // A2:6, O is still 0
         blocks.for_each(1, |block| {
-            // A2:7, to T_c - 1
+            // A2:7, for each block up to T_c - 1
             let waited = held.is_none().then(|| v.wait()); // A2:10
             let of_v = waited.as_ref().map(FullStage::tile).or(held.as_ref().map(HeldStage::tile));
             let stored = p.copied();

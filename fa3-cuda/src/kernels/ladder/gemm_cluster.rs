@@ -1,4 +1,5 @@
-//! [`super::gemm`] by clusters of two CTAs, whose tiles lie one below the other: each CTA loads half of B for both.
+//! [`super::gemm`] by clusters of two CTAs, whose tiles lie one below the other. Each CTA loads half of B's tile for
+//! both CTAs.
 
 use fa3_ir::{Elem, Kernel, Program};
 

@@ -8,7 +8,7 @@ use crate::kernels::Spec;
 
 const WARPS: u32 = 4;
 
-/// The kernel.
+/// Builds the kernel.
 pub fn kernel() -> Kernel {
     Kernel::build("row_softmax", Launch::threads(32 * WARPS), |b| {
         let [x, y] = ["x", "y"].map(|name| b.param_pointer(name, Elem::F32));

@@ -8,7 +8,7 @@ use crate::kernels::Spec;
 
 const SIDE: u32 = 64;
 
-/// The kernel.
+/// Builds the kernel.
 pub fn kernel() -> Kernel {
     Kernel::build("transpose", Launch::threads(128), |b| {
         let shape = TileShape::new(Elem::Bf16, SIDE, SIDE);

@@ -8,7 +8,7 @@ use crate::kernels::Spec;
 
 const THREADS: u32 = 256;
 
-/// The kernel.
+/// Builds the kernel.
 pub fn kernel() -> Kernel {
     Kernel::build("vector_add", Launch::threads(THREADS), |b| {
         let [x, y, z] = ["x", "y", "z"].map(|name| b.param_pointer(name, Elem::F32));

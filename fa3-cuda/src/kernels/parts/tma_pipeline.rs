@@ -229,7 +229,7 @@ impl<'k> TmaProducer<'k> {
             (of @ (Sequence::Rows(_) | Sequence::RowsOfHeads(..)), ..) => {
                 of.load_from(&mut stage, 0, &self.map, (self.col, [head, row]));
             }
-            // A1:8
+            // A1:8, the copy itself
             (Sequence::Number(batch), Along::HeadDim, None) => {
                 stage.load(0, &self.map, (self.col, head, row, batch))
             }

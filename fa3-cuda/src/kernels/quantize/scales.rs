@@ -23,14 +23,14 @@ use crate::kernels::{self, KernelSpec};
 /// Everything that the code of a kernel that computes scales depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleSpec {
-    /// Sums the columns of parts of a head's rows.
+    /// Reduces each part of a head's rows to the statistics of its columns.
     ChannelParts {
         /// The type of the elements that the kernel reads: f16 or bf16.
         elem: Elem,
         /// Number of columns.
         head_dim: u32,
     },
-    /// Adds up the parts of each head.
+    /// Reduces the statistics of all parts of a head to its means and scales.
     Channels {
         /// Number of columns.
         head_dim: u32,

@@ -91,7 +91,7 @@ pub(super) fn scales() -> impl Iterator<Item = Shipped> {
 }
 
 impl Row {
-    /// The kernel that measures tiles for this row's kernel.
+    /// The spec of the kernel that runs before this row's kernel, and finds the largest magnitudes of tiles.
     fn measuring(&self) -> quantize::Spec {
         quantize::Spec { scale: ScaleSource::Measured, ..self.spec() }
     }

@@ -27,7 +27,8 @@ pub(super) fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>, m
     let (ready, unsignaled) = (order.ready.consumer(), b.var("unsignaled", NONE));
     let mut writer = DqWriter { dkv, adding, order, me, stage, ready, unsignaled };
     dkv.scheduler.consume_kept(|ref work| {
-        // These ends are computed before the branch, because ptxas has too few registers for both after it.
+        // `begin` and `end` are computed before the branch, because ptxas has too few registers to compute them after
+        // it.
         let (begin, end) = (rows_before(dkv, work), rows_after(dkv, work));
         let visits = dkv.visits(work);
         blocks.begin_tile(visits);

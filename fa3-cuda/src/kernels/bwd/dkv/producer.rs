@@ -20,7 +20,7 @@ impl<'k> Dkv<'k> {
                     k.load(kv_head, key, of_k); // A3:7-8
                     v.load(kv_head, key, of_v); // A3:7-8
                     self.for_each_row(&work, |head, row| {
-                        // A3:9
+                        // A3:9, for each block of rows
                         let mut stage = stages.acquire(); // A3:10
                         let work = again();
                         let [of_q, of_dout] = params.inputs.rows(&work, TilesOf::Keys);
@@ -48,7 +48,7 @@ impl<'k> Dkv<'k> {
                 k.load_in_warp(kv_head, key, &of); // A3:7-8
                 v.load_in_warp(kv_head, key, &of); // A3:7-8
                 self.for_each_row(&work, |head, row| {
-                    // A3:9
+                    // A3:9, for each block of rows
                     stages.fill_by_warp(|mut stage| {
                         stage.load(0, &params.inputs.q, (0, head, row, batch)); // A3:11
                         stage.load(1, &params.stats, (0, row >> 1, head, batch)); // A3:20

@@ -44,7 +44,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             let [k, v] = [&k_stage, &v_stage].map(|stage| stage.tile().row_block(me, 64));
             late.begin(&k_stage);
             dkv.for_each_block(&work, |head, block| {
-                // A3:18
+                // A3:18, for each block of rows
                 let stage = rows.wait(); // A3:19
                 let [q, stats, dout] = stage.tiles();
                 turn.take();

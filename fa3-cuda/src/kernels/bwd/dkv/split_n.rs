@@ -23,7 +23,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
             let (k_stage, v_stage) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_stage, &v_stage].map(|stage| stage.tile().row_block(me, 64));
             dkv.for_each_block(&work, |head, block| {
-                // A3:18
+                // A3:18, for each block of rows
                 let stage = rows.wait(); // A3:19
                 let [q, stats, dout] = stage.tiles();
                 // The accumulator is set before any product is issued: while a product is in flight, no other
