@@ -38,8 +38,8 @@ impl Shipped {
         self.spec.kernel()
     }
 
-    /// Whether slow tests, such as those that run ptxas, include this kernel. They leave out attention kernels whose
-    /// output is f16, because the kernels for bf16 take as many registers.
+    /// Whether slow tests, such as tests that run ptxas, include this kernel. They leave out attention kernels whose
+    /// output is f16, because the kernels for bf16 take equal numbers of registers.
     pub fn stands_for_others(&self) -> bool {
         let backward = self.spec.downcast_ref::<BwdSpec>();
         self.forward().is_none_or(|spec| spec.output == Elem::Bf16)

@@ -40,7 +40,7 @@ pub(super) struct RowPart<'k> {
 }
 
 impl<'k> RowPart<'k> {
-    /// The part of this thread. Of the CTAs, those from number `first` on have the tensor's `rows` rows.
+    /// The part of this thread. The CTAs from number `first` on have the tensor's `rows` rows.
     #[track_caller]
     pub(super) fn new(
         b: &'k Builder,

@@ -27,7 +27,7 @@ params! {
     }
 }
 
-/// Keys of a block, which are the keys of one consumer. A block of the dQ accumulators has as many rows.
+/// Keys of a block, which are the keys of one consumer. A block of the dQ accumulators has an equal number of rows.
 pub(super) const KEYS: u32 = ADDED_ROWS;
 
 impl ReduceParams<Form> {

@@ -110,7 +110,7 @@ pub struct PartSpec<T> {
     pub head_dim: u32,
     /// Columns of V and dO, at most the tile's.
     pub head_dim_v: u32,
-    /// The bounded sides of the mask, from the kernel's rows to its columns; the reach of each side is an argument.
+    /// The bounded sides of the mask, which is transposed in the dK/dV kernel. The reach of each side is an argument.
     pub mask: Mask,
     /// Whether scores are capped.
     pub softcap: bool,

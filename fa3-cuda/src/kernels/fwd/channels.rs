@@ -1,4 +1,4 @@
-//! Scales and means of the channels of e4m3 V, which become those of O's columns: O = mean + scale · (O of codes).
+//! Scales and means of e4m3 V's channels, by which O's columns are restored: O = mean + scale · (O of codes).
 
 use fa3_ir::lang::*;
 

@@ -136,7 +136,7 @@ impl<'k> PageSpan<'k> {
     ) -> Vec<TileCoords<'k>> {
         let b = self.builder;
         let of_lane = self.block(row + b.lane_id() * rows, rows);
-        // The coordinates are taken from a known lane, so that the compiler knows that all lanes have the same.
+        // The coordinates are taken from a known lane, so that the compiler knows that they are equal in all lanes.
         (0..count).map(|block| of_lane.of_lane(block).coords(head, b.value(0))).collect()
     }
 

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use fa3_ir::lang::*;
 
-/// One of the two statistics of a row; the value is its index in the four numbers of a pair of rows.
+/// One of the two statistics of a row. Its value is its first index in the four numbers of a pair of rows.
 #[derive(Clone, Copy)]
 pub(super) enum Stat {
     /// -LSE in base 2.

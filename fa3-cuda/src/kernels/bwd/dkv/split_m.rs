@@ -76,8 +76,8 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             v_stage.release();
         });
         if dkv.has_idle_tiles() {
-            // No block follows soon, so dQ of the last block is computed now. The producer gets the next tile's index
-            // only after the writer has read this tile's, and until then the writer waits for dQ.
+            // No block follows soon, so dQ of the last block is computed now: the next tile's index arrives only after
+            // the writer has read this tile's, and until then the writer waits for dQ.
             b.if_uniform(!visits, || b.if_uniform(late.is_due, || late.end_for_now()));
         }
         let work = again();

@@ -1,6 +1,6 @@
 //! The means and scales of channels. The reduction over a head's rows takes two steps. First, a CTA for each part of
 //! the rows writes the [`ChannelStats`] (sum, smallest and largest) of each of its columns. Then a CTA for each head
-//! adds up those of all parts.
+//! adds up the statistics of all parts.
 //!
 //! All sums have the order that [`CHANNEL_ROWS`](fa3_types::CHANNEL_ROWS) defines, so means equal the means of
 //! `fa3_quant::Channels`, bit for bit.
