@@ -85,7 +85,7 @@ impl<'k> Tokens<'k> {
                 b.guarded(index.le(self.count), || entry.set(b.load::<B32>(at)));
                 entry.get()
             };
-            // In the first round, all rows need equal entries.
+            // In the first round, all rows need the same entries, which are loaded once.
             let entries = match level + 1 == levels {
                 true => vec![entry(b.value(0)); found.len()],
                 false => found.iter().map(|&before| entry(before)).collect(),

@@ -124,7 +124,7 @@ params! {
         /// The number of rows that no tile visits: the first rows of each sequence. Only for deterministic kernels and
         /// sequences of one length.
         unvisited: maybe u32 = "unvisited_rows",
-        /// Where the block's summary of intervals goes, under a mask of intervals.
+        /// The destination of the block's summary of intervals, under a mask of intervals.
         summary: maybe all SummaryParams,
     }
 
@@ -145,7 +145,7 @@ params! {
     }
 }
 
-/// The order of blocks of rows in kernels with one CTA a block; the size of its sections is an argument.
+/// The order of blocks of rows in kernels with one CTA per block; the size of its sections is an argument.
 const BLOCKS: Order = Order::LongestFirst { section: 1, longest: Longest::First };
 
 impl DqAccumParams<Form> {

@@ -69,8 +69,7 @@ pub(super) fn kernel() -> Kernel {
 }
 
 impl<'k> SplitTilesParams<InKernel<'k>> {
-    /// Runs `body` with every tile of this thread and the tile's units of work. Behind the last tile, there are 0
-    /// units.
+    /// Runs `body` with every tile of this thread and the tile's units of work, which are 0 behind the last tile.
     #[track_caller]
     fn for_each_tile(&self, b: &'k Builder, body: impl FnOnce(U32<'k>, U32<'k>)) {
         b.for_each((0, self.tiles), THREADS, |first| {

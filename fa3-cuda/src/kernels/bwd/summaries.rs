@@ -43,7 +43,7 @@ impl Summaries<Host> {
         [batch, heads, rows.div_ceil(STATS_ROWS), SUMMARY / 4 * form.of_row.count() as u32]
     }
 
-    /// The arguments of a launch with Q of this shape.
+    /// The arguments of a launch whose Q has shape `q`.
     pub(super) fn of(form: Intervals, q: Shape, buffer: BufferId) -> Summaries<Host> {
         let [_, heads, blocks, _] = Summaries::dims(form, q).map(u64::from);
         let [batch, head] = strides(form, heads, blocks);

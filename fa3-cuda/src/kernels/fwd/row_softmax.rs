@@ -50,7 +50,7 @@ pub struct Finished<'k> {
 /// A block under lazy rescaling.
 struct LazyBlock<'a, 'k> {
     s: &'a Frag<'k>,
-    /// P of these scores, rounded.
+    /// P of the scores `s`, rounded.
     p: AFrag<'k>,
     ty: PType,
     /// The thread's partial row sums of P.

@@ -51,7 +51,7 @@ impl<'k> Loads<'k> {
         }
     }
 
-    /// The product of the tile at `corner` over the columns `first` .. `end` of A and B, of which there must be one.
+    /// The product of the tile at `corner` over the columns `first` .. `end` (at least one) of A and B.
     pub(super) fn product(&self, corner: [U32<'k>; 2], (first, end): (U32<'k>, U32<'k>)) -> Frag<'k> {
         let b = self.builder;
         let (mut producer, mut consumer) = (self.pipeline.producer(), self.pipeline.consumer());

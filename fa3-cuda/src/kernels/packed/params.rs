@@ -63,7 +63,8 @@ impl Spec {
 }
 
 impl Params<Host> {
-    /// The arguments of a launch that writes a table of tiles of `of`. The program must have the plan's arrays.
+    /// The arguments of a launch that writes a table, whose tiles divide the dimension `of`. The program must have the
+    /// plan's arrays.
     pub(super) fn of(
         plan: &Plan,
         program: &Program<kernels::Spec>,

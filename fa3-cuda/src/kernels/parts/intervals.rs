@@ -21,7 +21,7 @@ const fn row_bytes(of_row: IntervalsOfRow) -> u32 {
     8 * of_row.count() as u32
 }
 
-/// Adds the buffer of bounds to a program with Q of this shape.
+/// Adds the buffer of bounds to a program whose Q has shape `q`.
 pub(crate) fn interval_rows<K>(program: &mut Program<K>, form: Intervals, q: Shape) -> BufferId {
     let dims = form.shape(q).map(|extent| extent as u32);
     let intervals = program.buffer(INTERVALS, Elem::U32, &dims, BufferRole::Input);
@@ -70,7 +70,7 @@ impl IntervalRows<Form> {
 }
 
 impl IntervalRows<Host> {
-    /// The arguments of a launch with Q of this shape.
+    /// The arguments of a launch whose Q has shape `q`.
     pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> IntervalRows<Host> {
         let [_, heads, rows, _] = form.shape(q).map(|extent| extent as u64);
         let [batch, head] = strides(form, heads, rows);

@@ -26,7 +26,7 @@ params! {
 
 copies!(KeyTiles);
 
-/// The counts of a split.
+/// The counts of the split of tiles into parts.
 #[derive(Clone, Copy)]
 pub(crate) struct Header<T> {
     /// Number of parts.

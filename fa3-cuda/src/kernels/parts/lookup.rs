@@ -1,4 +1,4 @@
-//! The lookup of the work tile of a tile index: by arithmetic, or through a table of sequences.
+//! Turns a tile index into a work tile: by arithmetic, or through a table of sequences.
 
 use fa3_ir::lang::*;
 use fa3_sched::{KvRange, SeqLens, VisibleKeys};

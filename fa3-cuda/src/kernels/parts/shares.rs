@@ -56,7 +56,7 @@ pub struct ShareForm {
 }
 
 impl ShareForm {
-    /// The form of a plan.
+    /// The form of the kernel of a split-KV plan.
     pub(crate) fn of(shared: &SplitKvPlan) -> ShareForm {
         let (q, k) = (shared.sequences().q().arrays, shared.sequences().k().arrays);
         ShareForm { q, k, said_by: shared.reduction_source(), twins: shared.co_schedules_tiles() }

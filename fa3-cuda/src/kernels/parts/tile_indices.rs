@@ -30,7 +30,7 @@ struct Broadcast<'k> {
 /// A value of the tile counter, which is fetched only once.
 pub(super) struct CounterValue<'k> {
     counter: U64<'k>,
-    /// The last value of a launch: fetching it resets the counter to 0.
+    /// The last value that a launch fetches, which resets the counter to 0.
     last: U32<'k>,
     fetched: Option<U32<'k>>,
 }

@@ -35,7 +35,7 @@ pub(super) enum Ends<'k> {
     Sent(Region),
 }
 
-/// What a consumer does with its dQ.
+/// The action of a consumer on its dQ.
 #[derive(Clone, Copy)]
 pub(super) enum DqAction {
     /// Leaves dQ in its stage: the writer adds it in memory.

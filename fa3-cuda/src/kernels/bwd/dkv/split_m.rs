@@ -163,7 +163,7 @@ impl<'k> Late<'_, 'k> {
         begun
     }
 
-    /// Computes dQ of the last block of all.
+    /// Computes dQ of the last block of the CTA's last tile.
     #[track_caller]
     fn end(&mut self) {
         let ds = self.dq_part.ds_out.wait(); // A3:32
