@@ -225,7 +225,7 @@ mod tests {
             let [used, row, capacity] = [used, row, capacity].map(i64::from);
             let as_word = |x: i64| word(x as i32);
             let is_there = used >= 0 && used + row < capacity;
-            // `Checked` integers do not expose conditions.
+            // Code cannot branch on a comparison of `Checked` integers, so `select` turns it into a number.
             let (at, there) = position(as_word(used), as_word(row), as_word(capacity));
             prop_assert_eq!(Checked::select(there, word(1), word(0)).0, u64::from(is_there));
             if is_there {

@@ -129,9 +129,9 @@ fn has_work(problem: &QuantizeProblem) -> bool {
     problem.rotary().is_some() || problem.signs().is_some() || problem.scaling() == Scaling::Channel
 }
 
-/// Largest number of lanes for which every boundary within a row is a multiple of the lanes' chunks. A lane then has
-/// both elements of a rotated pair, and an element's chunk in the trailing transform. The number is at most the power
-/// of two that is not below `most`.
+/// Largest number of lanes, at most `most` rounded up to a power of two, whose chunks together divide every boundary
+/// within a row: head_dim, the offset of the trailing transform, and the bounds of rotated elements. Then a lane has
+/// both elements of each rotated pair, and an element stays in its lane in the trailing transform.
 fn lanes(problem: &QuantizeProblem, most: u32) -> u32 {
     let head_dim = problem.x().shape.head_dim as u32;
     let trailing = head_dim - (1 << head_dim.ilog2());
@@ -319,7 +319,8 @@ mod tests {
         plan(spec).tile()
     }
 
-    /// Every boundary within a row is a boundary of all lanes' chunks, and a CTA has whole warps, within the limit.
+    /// Every boundary within a row is a boundary of all lanes' chunks, and a CTA has whole warps and not too many
+    /// threads.
     #[test]
     fn lanes_begin_at_every_boundary() {
         for head_dim in (16..=256).step_by(16) {

@@ -9,7 +9,6 @@ use crate::decoded::{Code, Guard, bits_of};
 use crate::flight::Flight;
 use crate::lanes::LaneOrder;
 
-/// All lanes.
 pub(crate) const ALL: u32 = u32::MAX;
 
 /// Present state of a warp.
@@ -73,13 +72,13 @@ pub(crate) struct Warp {
     pub(crate) synced: u32,
     /// Lanes that have accessed memory alone, each with its component.
     pub(crate) alone: Vec<(usize, u16)>,
-    /// The component for the work of the other lanes that a lane's release would include if a barrier had come before
-    /// it.
+    /// The component for the work of the warp's other lanes, which a single lane's release would include if a barrier
+    /// had come before it.
     pub(crate) claim: Option<u16>,
     /// The end of the accesses that the warp's arrival at the cluster's barrier releases: an index into the log, and
     /// the warp's clock.
     pub(crate) cluster_release: Option<(u32, u32)>,
-    /// The end of the accesses that the last fence of all lanes in a wider scope than the CTA releases.
+    /// As `cluster_release`, for the last fence that all lanes executed in a scope wider than the CTA.
     pub(crate) fence_release: Option<(u32, u32)>,
     /// The events before the last fence of any scope, which relaxed atomics release.
     pub(crate) fenced: Option<Bundle>,
@@ -170,7 +169,6 @@ impl Warp {
         self.valid[index] = if mutable { self.valid[index] | mask } else { mask };
     }
 
-    /// An operand's lanes.
     pub(crate) fn operand(&self, code: &Code, operand: Operand) -> Lanes {
         match operand {
             Operand::Value(value) => self.registers[code.slot(value) as usize],

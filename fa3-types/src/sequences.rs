@@ -42,8 +42,8 @@ impl Sequences {
         Sequences::of(Layout::Paged { count, pages, longest: None, listed: None, stride: pages })
     }
 
-    /// `count` sequences of `pages` pages each, whose rows of `page_table` (rows, pages) `cache_batch_idx` (count)
-    /// selects.
+    /// `count` sequences of `pages` pages each. `cache_batch_idx` (count) selects each sequence's row of `page_table`
+    /// (rows, pages).
     pub fn indexed(count: usize, [rows, pages]: [usize; 2]) -> Sequences {
         Sequences::of(Layout::Paged { count, pages, longest: None, listed: Some(rows), stride: pages })
     }
@@ -134,8 +134,8 @@ impl Sequences {
         }
     }
 
-    /// The stride of `page_table`'s rows in entries, and the number of entries from its first one to its last one, if
-    /// paged.
+    /// The stride of `page_table`'s rows in entries, and the number of entries from the table's first one to its last
+    /// one, if paged.
     pub fn table_entries(self) -> Option<(usize, usize)> {
         let Layout::Paged { pages, stride, .. } = self.layout else { return None };
         let last_row = self.table_rows()?.checked_sub(1).filter(|_| pages > 0);

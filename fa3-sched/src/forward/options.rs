@@ -20,9 +20,9 @@ use crate::{Order, Scheduler};
 #[non_exhaustive]
 pub struct PlanOptions {
     /// The tile. It must be large enough for the problem's head dimensions. With a tile for transposed V, a kernel
-    /// transposes V in rows beforehand ([`DensePlan::v_tiles`](super::DensePlan::v_tiles)). With a tile for V in rows,
-    /// V is not transposed beforehand. The tile decides the order of sums: with a given tile, a row's result does not
-    /// depend on the lengths of the batch's other rows.
+    /// first transposes V that lies in rows ([`DensePlan::v_tiles`](super::DensePlan::v_tiles)). With a tile for V in
+    /// rows, no kernel transposes V first. The tile decides the order of sums: with a given tile, a row's result does
+    /// not depend on the lengths of the batch's other rows.
     pub tile: Option<CtaTile>,
     /// The order of tiles.
     pub order: Option<Order>,
