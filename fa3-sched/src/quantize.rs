@@ -87,7 +87,7 @@ impl Tile {
         let stages = (IN_FLIGHT / (stage * tile.ctas_per_sm)).clamp(2, 8);
         let stages = match problem.layout() {
             ValueLayout::Rows => stages,
-            // The number is small enough that the tiles of codes of all CTAs of an SM have room, too.
+            // The tiles of codes of all CTAs of an SM need room beside the stages.
             ValueLayout::Transposed => {
                 let others = OTHER_SMEM + rows * tile.codes_cols();
                 let left = (limits.smem_bytes / tile.ctas_per_sm).saturating_sub(others);
@@ -210,7 +210,7 @@ impl Plan {
         let packed = Packed::of(problem)?;
         let blocks = match problem.packed() {
             None => (shape.seqlen as u32).div_ceil(tile.block_rows()),
-            // A larger number of sequences means too many tiles.
+            // A number of sequences beyond 32 bits means too many tiles.
             Some(sequences) => {
                 let blocks = ScaleBlocks::packed(shape.seqlen, sequences, tile.block_rows() as usize);
                 u32::try_from(blocks.count()).unwrap_or(u32::MAX)
@@ -420,7 +420,7 @@ mod tests {
         assert_eq!(maxima(0, Scaling::Tensor), [1, 0, 0]);
         assert_eq!(maxima(0, Scaling::Heads { heads: 2 }), [6, 2, 0]);
         assert!(matches!(plan(300, Scaling::Block { rows: 128 }).scales(), Scales::Blocks));
-        // No rows, but a scale for each head.
+        // There are no rows, but there is a scale for each head.
         let many = spec(1 << 20, 0, 1 << 20, 64);
         assert!(planned(many).is_ok() && planned(many.scaling(Scaling::Tensor)).is_ok());
         let too_many = [Scaling::Heads { heads: 1 }, Scaling::Channel];

@@ -49,17 +49,17 @@ pub(crate) enum Origin {
 }
 
 impl Origin {
-    /// Whether it is an access of the async proxy.
+    /// Whether accesses of this origin belong to the async proxy.
     pub(crate) fn asynchronous(self) -> bool {
         matches!(self, Origin::Load | Origin::Store | Origin::Product)
     }
 
-    /// Whether one lane makes it. Products belong to the whole warp.
+    /// Whether one lane makes each access of this origin. Products belong to the whole warp.
     fn is_of_a_lane(self) -> bool {
         !matches!(self, Origin::Product | Origin::Predecessor)
     }
 
-    /// Whether other accesses must be ordered after the lane that made it, rather than after a completion.
+    /// Whether later accesses must be ordered after the lane that made the access, rather than after a completion.
     pub(crate) fn ends_with_its_lane(self) -> bool {
         matches!(self, Origin::Thread | Origin::CopyAsync)
     }

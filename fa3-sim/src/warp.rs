@@ -16,16 +16,16 @@ pub(crate) const ALL: u32 = u32::MAX;
 pub(crate) enum State {
     #[default]
     Ready,
-    /// At `bar.sync` of a barrier's number.
+    /// The warp waits at `bar.sync` of the barrier with this number.
     Barrier(usize),
-    /// At a wait for the mbarrier at an offset.
+    /// The warp waits for the mbarrier at an offset.
     Mbarrier {
         offset: u32,
         parity: u32,
     },
-    /// At `barrier.cluster.wait`.
+    /// The warp waits at `barrier.cluster.wait`.
     Cluster,
-    /// At `setmaxnreg.inc`, for this number of additional registers per thread.
+    /// The warp waits at `setmaxnreg.inc` for this number of additional registers per thread.
     Registers(u32),
     Exited,
 }

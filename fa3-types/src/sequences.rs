@@ -5,9 +5,9 @@ use crate::Feature;
 /// The sequences of Q, or of K and V: dense (batch, seqlen, …), packed one after the other into (1, total, …), or, of K
 /// and V, in pages (pages, page_rows, …).
 ///
-/// It has no lengths, which are data: `cu_seqlens` has the first rows of packed sequences, `seqused` the rows in use of
-/// each, `page_table` their pages. A GPU reads them from its own memory, and the host has them as [`SequenceRows`].
-/// Problems and plans do not depend on lengths.
+/// It knows no lengths, because lengths are data: `cu_seqlens` has the first rows of packed sequences, `seqused` each
+/// sequence's number of rows in use, `page_table` each sequence's pages. A GPU reads these arrays from its own memory,
+/// and the host has their values as [`SequenceRows`]. Problems and plans do not depend on lengths.
 ///
 /// [`SequenceRows`]: crate::SequenceRows
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

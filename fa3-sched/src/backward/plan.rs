@@ -31,13 +31,13 @@ pub struct Part<T> {
 /// How dQ is computed.
 #[derive(Clone, Copy, Debug)]
 pub enum DqBy {
-    /// By a kernel of its own, which adds up the contributions of all keys to a row in order.
+    /// A kernel of its own adds up the contributions of all keys to a row, in order.
     Kernel(Part<DqTile>),
-    /// By the dK/dV kernel, whose tiles add to sums in memory in any order. A last kernel rounds the sums in blocks of
+    /// Tiles of the dK/dV kernel add to sums in memory in any order. A last kernel rounds the sums in blocks of
     /// [`ADDED_ROWS`] rows.
     Additions,
-    /// By the dK/dV kernel, whose tiles add from the last keys to the first. The last tile that adds to a row also
-    /// rounds its sum.
+    /// Tiles of the dK/dV kernel add from the last keys to the first. The last tile that adds to a row also rounds its
+    /// sum.
     AdditionsInOrder,
 }
 
@@ -67,9 +67,9 @@ pub struct Plan {
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a plan has one of them")]
 pub enum PlanKind {
-    /// By their index: all sequences have one length, which the host knows.
+    /// Tiles are found by their index: all sequences have one length, which the host knows.
     Dense(DensePlan),
-    /// Through tables in device memory: lengths are data (varlen).
+    /// Tiles are found through tables in device memory: lengths are data (varlen).
     Varlen(VarlenPlan),
 }
 

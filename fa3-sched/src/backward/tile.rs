@@ -8,10 +8,10 @@ use crate::DeviceLimits;
 /// How the warpgroups of a dK/dV kernel divide the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Division {
-    /// By keys: each warpgroup has 64 keys, and computes their dK and dV.
+    /// Each warpgroup has 64 keys, and computes their dK and dV.
     Keys,
-    /// By gradients: both warpgroups have the same 64 keys. The first computes S and dV, and hands P to the second,
-    /// which computes dP and dK. This is for head dimensions whose dK and dV do not fit one warpgroup's registers.
+    /// Both warpgroups have the same 64 keys. The first computes S and dV, and hands P to the second, which computes dP
+    /// and dK. This is for head dimensions whose dK and dV do not fit one warpgroup's registers.
     Gradients,
 }
 
@@ -44,7 +44,7 @@ pub struct DkvTile {
 pub enum AddOrder {
     /// Any order. The last bits of dQ differ from run to run.
     Any,
-    /// From the last keys to the first: a tile waits until the tile after it has added. dQ is bitwise reproducible.
+    /// Tiles add from the last keys to the first: a tile waits for the tile after it. dQ is bitwise reproducible.
     LastKeysFirst,
 }
 

@@ -99,8 +99,8 @@ impl Precision {
         if self == Precision::Fp8(Fp8Inputs::HEADS) { Precision::Converted { q: true } } else { self }
     }
 
-    /// Whether a kernel of this precision computes a problem of precision `problem`. Another kernel may transpose V
-    /// before.
+    /// Whether a kernel of this precision computes a problem of precision `problem`. A kernel for transposed V takes V
+    /// in rows as well, because another kernel can transpose V first.
     pub(super) fn takes(self, problem: Precision) -> bool {
         match (self, problem) {
             (Precision::Fp8(takes), Precision::Fp8(has)) => takes == has || takes == has.transposed(),
@@ -201,7 +201,8 @@ impl CtaTile {
         self.qv || (self.stages == 1 && self.pipeline == Pipeline::Serial)
     }
 
-    /// This tile with blocks of 64 or 128 keys, as paged K and V need them.
+    /// This tile with its keys per block rounded down to a multiple of 64 (fewer than 64 stay), as paged K and V need
+    /// it.
     #[must_use]
     pub fn of_whole_blocks(self) -> CtaTile {
         CtaTile { tile_n: (self.tile_n / 64 * 64).max(self.tile_n.min(64)), ..self }

@@ -25,9 +25,9 @@ use super::float::canonical;
 /// How products are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// As the hardware sums them, bit by bit.
+    /// Products are summed as the hardware sums them, bit by bit.
     Exact,
-    /// In binary32, one product after the other: about five times faster, and closer to the sum.
+    /// Products are added in binary32, one after the other: about five times faster, and closer to the exact sum.
     Fast,
 }
 

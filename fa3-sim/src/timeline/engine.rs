@@ -47,7 +47,7 @@ impl Unit {
 struct Partition {
     issue: Unit,
     special: Unit,
-    /// The first cycle at which the other units can begin their next instruction.
+    /// The first cycle at which each other unit can begin its next instruction.
     float: u64,
     integer: u64,
     convert: u64,

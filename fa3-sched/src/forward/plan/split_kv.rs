@@ -71,21 +71,21 @@ pub struct SplitKvPlan {
 /// How work tiles are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SplitRule {
-    /// At the ends of equal shares. The start of a work tile counts as `extra` blocks. `units` is the number of work
-    /// tiles, if it is known and at most the number of CTAs.
+    /// Work tiles are split at the ends of equal shares. The start of a work tile counts as `extra` blocks. `units` is
+    /// the number of work tiles, if it is known and at most the number of CTAs.
     Even { extra: u32, units: Option<u32> },
-    /// Every `blocks` blocks. A unit has at most `most` splits.
+    /// Work tiles are split every `blocks` blocks, into at most `most` splits each.
     FixedSize { blocks: u32, most: u32 },
 }
 
 /// Where the reduction kernel reads which splits to reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReductionSource {
-    /// From each work tile's entry.
+    /// The entry of each work tile.
     Units,
-    /// From each CTA's entry. The entry describes the work tile that begins in the CTA and continues in the next CTA.
+    /// The entry of each CTA, about the work tile that begins in the CTA and continues in the next CTA.
     Ctas,
-    /// From the lengths of sequences.
+    /// The lengths of sequences.
     Lengths,
 }
 
@@ -154,7 +154,7 @@ fn split_blocks(
     if rows > u32::MAX.into() {
         return Err(PlanError::SplitRows { rows });
     }
-    // No sequence has more blocks.
+    // No sequence has more than `MOST_ITERATIONS` blocks.
     Ok((keys / u64::from(block)).min(MOST_ITERATIONS.into()) as u32)
 }
 

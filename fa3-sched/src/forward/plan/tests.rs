@@ -85,7 +85,7 @@ fn causal_tiles_of_a_section_never_get_longer() {
     let costs: Vec<u64> = dense_plan(&plan).works().map(|work| work.cost()).collect();
     assert!(costs.is_sorted_by(|a, b| a >= b));
     assert!(dense_plan(&plan).simulate().length() * 100 <= 101 * certified_bound(&costs, H100.sms));
-    // By hand: 32 heads of 1 + 2 + … + 32 blocks. One block per tile lies on the diagonal.
+    // Counted by hand: 32 heads of 1 + 2 + … + 32 blocks. One block per tile lies on the diagonal.
     assert_eq!(dense_plan(&plan).cost(), Cost { blocks: 32 * 32 * 33 / 2, masked_blocks: 1024, longest: 32 });
 }
 
@@ -108,7 +108,7 @@ fn a_window_open_to_the_right_starts_at_the_first_tile() {
     assert_eq!(dense_plan(&plan).works().next().unwrap().tile.m_block, 0);
 }
 
-/// One row against many keys: a tile for each head, each of which visits all keys.
+/// With one row and many keys, each head has one tile, which visits all keys.
 #[test]
 fn decoding() {
     let plan = Plan::new(&dense(1, (1, 65536), (64, 8), Mask::Causal), &H100).unwrap();
