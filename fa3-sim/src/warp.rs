@@ -78,7 +78,7 @@ pub(crate) struct Warp {
     /// The end of the accesses that the warp's arrival at the cluster's barrier releases: an index into the log, and
     /// the warp's clock.
     pub(crate) cluster_release: Option<(u32, u32)>,
-    /// As `cluster_release`, for the last fence that all lanes executed in a scope wider than the CTA.
+    /// As `cluster_release`, for the last fence in a scope wider than the CTA; `None` unless all lanes executed it.
     pub(crate) fence_release: Option<(u32, u32)>,
     /// The events before the last fence of any scope, which relaxed atomics release.
     pub(crate) fenced: Option<Bundle>,

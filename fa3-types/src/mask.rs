@@ -100,7 +100,7 @@ impl Mask {
     }
 
     /// The simplest mask that allows the same pairs in sequences of at most `longest` rows. Bounds that no query can
-    /// reach are left out, and so is a chunk that holds all keys.
+    /// reach are left out, and so are chunks that hide no key.
     pub(crate) fn simplified(self, longest: Lengths) -> Mask {
         if self.intervals().is_some() {
             return self;
