@@ -90,8 +90,8 @@ pub struct AppendRotary {
 /// q_rotated[i][t] = rotate(q[i][t], base[i] + t)                         or, for all rows, at base[i]
 /// ```
 ///
-/// base[i] is the position of sequence i's first new row and of its first query ([`SequenceBase`]). An element of an
-/// e4m3 cache is the code nearest to the 16-bit element divided by its head's scale, ties to even, saturating at ±448.
+/// `base[i]` is the position of sequence i's first new row and first query ([`SequenceBase`]). An element of an e4m3
+/// cache is the code nearest to the 16-bit element divided by its head's scale, ties to even, saturating at ±448.
 ///
 /// ```
 /// use fa3_types::{AppendSpec, AppendedRows, Dtype, Sequences, Shape, TensorDesc};
