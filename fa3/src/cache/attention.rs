@@ -96,7 +96,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         seqused_q(seqused: &'a [i32]) { seqused_q: Some(seqused) }
 
         /// Sets the factors on the elements of K in an e4m3 cache, (sequences, heads_kv), 1 by default. New rows of 16
-        /// bits are divided by them and rounded, saturating at ±448.
+        /// bits are divided by these factors and rounded, saturating at ±448.
         ///
         /// ```
         /// use fa3::half::bf16;
@@ -297,7 +297,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let (rows, rows_new) = (self.rows()?, new.rows()?);
         let problem = self.cached_problem(cache, &rows, new, &rows_new)?;
         self.check_scales(cache)?;
-        // The problem's counts agree, so each sequence has new rows.
+        // The validation has checked that the cache and the new rows have one number of sequences.
         let appending = Appending::new(cache, new, rows_new)?;
         if let Some((queries, rotation)) = problem.append().queries().zip(appending.rotation.as_ref()) {
             rotation.check(&rows, queries.positions)?;

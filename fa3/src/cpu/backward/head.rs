@@ -24,11 +24,11 @@ pub(super) struct QueryHead {
 
 /// A head's gradients. dQ and dK are not yet multiplied by softmax_scale.
 pub(super) struct HeadGradients {
-    /// (rows, head_dim)
+    /// dQ (rows, head_dim).
     pub(super) dq: Vec<f32>,
-    /// (keys, head_dim)
+    /// dK (keys, head_dim).
     pub(super) dk: Vec<f32>,
-    /// (keys, head_dim_v)
+    /// dV (keys, head_dim_v).
     pub(super) dv: Vec<f32>,
 }
 
