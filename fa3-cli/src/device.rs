@@ -56,13 +56,13 @@ pub(crate) struct Times {
     pub(crate) call: Duration,
     /// The number of calls timed.
     pub(crate) launches: u32,
-    /// Whether untimed calls preceded them.
+    /// Whether untimed calls preceded the timed calls.
     pub(crate) warm: bool,
 }
 
-/// A call on the CPU that takes longer is not repeated, because the first call is then hardly slower than later ones.
+/// The longest call on the CPU that is repeated. The first of longer calls is hardly slower than later ones.
 const LONG: Duration = Duration::from_secs(2);
-/// For this long, later calls are timed.
+/// The time for which calls after the first are repeated and timed.
 const SLICE: Duration = Duration::from_millis(100);
 
 impl Times {

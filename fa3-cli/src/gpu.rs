@@ -61,7 +61,7 @@ impl Which {
     }
 }
 
-/// Opens a GPU. The inner error says why there is none that the kernels run on.
+/// Opens a GPU. The inner error says why there is no GPU that the kernels run on. Any other error is the outer one.
 pub(crate) fn open(ordinal: u32) -> Result<Result<Device, HostError>, HostError> {
     match Device::open(ordinal) {
         Ok(device) => Ok(Ok(device)),

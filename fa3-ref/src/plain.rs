@@ -97,9 +97,9 @@ pub fn transposed(x: &[f64], cols: usize) -> Vec<Expected> {
     (0..cols).flat_map(|col| (0..rows).map(move |row| Expected::exactly(x[row * cols + col]))).collect()
 }
 
-/// A Bᵀ, where A and B have rows of `k` elements. A result is rounded by up to `rounding` of itself. The largest addend
-/// of the tensor core's sums is at most the sum of all magnitudes. The sum, and every further sum of results, is off by
-/// as much again.
+/// A Bᵀ, where A and B have rows of `k` elements. A result is rounded by up to `rounding` of itself. Each sum of the
+/// tensor core is off by `core.unit` of its largest addend for each of few large addends, and an addend is at most the
+/// sum of all magnitudes.
 pub fn product(a: &[f64], b: &[f64], k: usize, core: TensorCore, rounding: f64) -> Vec<Expected> {
     let k = k.max(1);
     // Truncation errors are proportional to the largest addend, and few addends are that large.

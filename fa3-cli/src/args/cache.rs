@@ -58,7 +58,7 @@ pub(crate) struct CacheProblem {
     /// Rows of left padding before each sequence's first key, if any.
     pub(crate) leftpad: Option<Vec<usize>>,
     attention: Problem,
-    /// This attention after an append, if any.
+    /// The append and the attention after it, if rows are appended.
     appending: Option<CachedProblem>,
 }
 

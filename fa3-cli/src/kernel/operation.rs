@@ -88,7 +88,7 @@ pub(crate) enum OperationError {
 }
 
 impl Operation {
-    /// The reference that its results are checked against.
+    /// The reference that the operation's results are checked against.
     pub(super) fn reference(&self) -> Result<Reference, OperationError> {
         Ok(match self {
             Operation::Forward(forward) => forward.reference()?,

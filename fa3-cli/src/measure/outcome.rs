@@ -81,9 +81,9 @@ pub(crate) struct Timing {
     pub(crate) millis: Vec<f64>,
     /// The median of `millis`.
     pub(crate) median: f64,
-    /// Rows of O and LSE that were compared with the oracle.
+    /// Number of rows of O and LSE that were compared with the oracle.
     pub(crate) rows: usize,
-    /// Their largest error, as a fraction of what is allowed.
+    /// The largest error in these rows, as a fraction of the allowed error.
     pub(crate) error: f64,
 }
 
@@ -145,7 +145,7 @@ impl Machine {
 
 #[cfg(test)]
 impl Outcome {
-    /// A right result after these times.
+    /// A right result with these times.
     pub(crate) fn checked(millis: &[f64]) -> Outcome {
         let plan = "128 x 128; linear; static persistent".to_owned();
         Outcome::Checked(Timing::new(plan, 9, millis.to_vec(), 60, 0.5))

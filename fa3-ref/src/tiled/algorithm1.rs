@@ -14,7 +14,7 @@ pub(super) fn consumer(tile: &QueryTile<'_>) -> HeadForward<f32> {
         // A1:15
         let s = tile.scores(j); // A1:16-17
         let step = softmax.step(s); // A1:18-19
-        scale_rows(&mut o, &step.rescale); // A1:21, with the factor's sign corrected
+        scale_rows(&mut o, &step.rescale); // A1:21, without the printed inverse
         o += &round(step.p).dot(&tile.v(j)); // A1:20-21
     }
     softmax.finish(o, tile.sink()) // A1:24

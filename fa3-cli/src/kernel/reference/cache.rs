@@ -25,7 +25,7 @@ pub(super) fn write(
     seed: u64,
 ) -> Result<(), BufferError> {
     let lists = Lists::of(problem);
-    // A seed other than Q's.
+    // K and V get another seed than Q.
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(!seed);
     for name in ["k", "v"] {
         let BufferId(at) = program.find(name).expect("attention has keys and values");
