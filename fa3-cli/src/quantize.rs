@@ -131,7 +131,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     match (options.dtype, tensor.dtype) {
         (None, InFile::F32) => return Err(QuantizeRefusal::Single { tensor: tensor.name }.into()),
         (Some(Dtype::F16), _) | (None, InFile::F16) => options.quantize::<f16>(tensor, outputs)?,
-        // Other types are refused by `quantize`.
+        // `quantize` refuses all other types.
         _ => options.quantize::<bf16>(tensor, outputs)?,
     }
     Ok(true)
@@ -160,7 +160,7 @@ impl Options {
         if let Some(seed) = self.hadamard {
             quantize = quantize.hadamard(seed);
         }
-        // Checked before a table is computed for it.
+        // The problem is checked before a table is computed for it.
         quantize.problem().map_err(refused)?;
         let (_, seqlen, _, head_dim) = x.dim();
         let first = self.rotary.first_position as usize;

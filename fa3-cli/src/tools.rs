@@ -10,7 +10,7 @@ use fa3_cuda::JitReport;
 use fa3_cuda::sass::{Listing, ListingError};
 use fa3_ir::Ptx;
 
-/// ptxas, the same compiler as in the driver.
+/// ptxas, the compiler of PTX. The driver contains the same compiler.
 #[derive(Debug)]
 pub(crate) struct Ptxas(pub(crate) Tool);
 

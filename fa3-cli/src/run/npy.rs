@@ -11,10 +11,10 @@ use super::tensor::Tensor;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// NumPy's own limit.
+/// The largest number of dimensions, which is NumPy's own limit.
 const MOST_DIMS: usize = 64;
 
-/// Far above what is needed: the header of an array takes less than 2 KiB.
+/// The longest header. It is far above what is needed: the header of an array takes less than 2 KiB.
 const MOST_HEADER_BYTES: u32 = 1 << 24;
 
 /// The names of element types, and whether their bytes are in big-endian order.
@@ -123,7 +123,7 @@ fn cut(text: &str) -> String {
 }
 
 impl Header<'_> {
-    /// Parses a dict with exactly these three keys, in any order.
+    /// Parses a dict that has exactly the fields of [`Header`] as keys, in any order.
     fn parse(header: &[u8]) -> Result<Header<'_>, NpyError> {
         let mut text = Text(str::from_utf8(header).map_err(|_| NpyError::Header)?);
         let (mut descr, mut fortran_order, mut shape) = (None, None, None);

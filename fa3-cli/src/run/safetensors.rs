@@ -47,7 +47,7 @@ impl Selection {
 const LENGTH_BYTES: u64 = 8;
 /// The first bytes of a zip archive.
 const ZIP: &[u8] = b"PK\x03\x04";
-/// The format's own limit.
+/// The longest header, which is the format's own limit.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
 
 /// A file whose header has been read. Tensors are read on demand.
@@ -175,7 +175,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Reads a tensor if it exists. An error if its type is not supported; messages name the `expected` types.
+    /// Reads a tensor if it exists. Fails if its type is not supported; messages name the `expected` types.
     fn find(&mut self, name: &str, expected: &'static str) -> Result<Option<Tensor>, Error> {
         let Some(info) = self.metadata.info(name) else { return Ok(None) };
         self.read.insert(name.to_owned());

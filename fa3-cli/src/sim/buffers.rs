@@ -7,7 +7,7 @@ use rand::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// The simulator tracks every byte of a buffer, so this many take some GiB.
+/// The most bytes of all buffers. The simulator tracks every byte, so that these take some GiB.
 const MOST_BYTES: usize = 256 << 20;
 
 /// Why buffers cannot be initialized.
@@ -30,7 +30,7 @@ pub(crate) fn initial<K>(program: &Program<K>, seed: u64) -> Result<Vec<Vec<u8>>
     let bytes = |buffer: &Buffer| match buffer.role {
         // Lists, which the caller fills in.
         BufferRole::Input if buffer.elem == Elem::U32 => Ok(vec![0; buffer.bytes()]),
-        // Scales are positive.
+        // Scales must be positive, so the next line makes them 1.
         BufferRole::Input if !buffer.name.ends_with("descale") => random(buffer, &mut rng),
         BufferRole::Input | BufferRole::OptionalInput => Ok(1f32.to_le_bytes().repeat(buffer.len())),
         BufferRole::InOut => Ok(vec![0; buffer.bytes()]),

@@ -28,7 +28,7 @@ impl Folder {
         folder
     }
 
-    /// Runs `fa3` in the folder, with words that blanks divide.
+    /// Runs `fa3` in the folder, with words that are separated by blanks.
     pub(crate) fn fa3(&self, words: &str) -> Ran {
         Ran::of(command(words).current_dir(&self.0))
     }

@@ -21,9 +21,9 @@ const TILE_ROWS: [usize; 3] = [64, 128, 192];
 /// How a result was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::run) enum Arithmetic {
-    /// On the inputs' values. P is not rounded to e4m3.
+    /// The call computes with the inputs' values, and does not round P to e4m3.
     OfInputs,
-    /// In e4m3 products, which P is rounded to.
+    /// The call multiplies e4m3 numbers, and rounds P to e4m3.
     Fp8,
 }
 
