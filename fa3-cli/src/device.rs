@@ -99,7 +99,6 @@ impl Times {
         )
     }
 
-    /// The times as JSON.
     pub(crate) fn json(&self, work: f64, unit: &str) -> Value {
         let Times { compile, call, launches, warm } = self;
         json!({

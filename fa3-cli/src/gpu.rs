@@ -43,14 +43,12 @@ impl FromStr for Which {
 }
 
 impl GpuArgs {
-    /// Opens the GPU.
     pub(crate) fn open(&self) -> Result<Device, fa3::Error> {
         self.device.open()
     }
 }
 
 impl Which {
-    /// Opens the GPU.
     pub(crate) fn open(self) -> Result<Device, fa3::Error> {
         let device = match self {
             Which::First => fa3::Device::gpu()?,

@@ -118,7 +118,6 @@ const STYLES: &[Choice<RopeStyle>] =
 /// The element types that are read.
 const TYPES: &str = "F32, F16 or BF16";
 
-/// Quantizes, prints and writes.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let inputs = std::slice::from_ref(&options.input);
     let json = options.json.file(options.output.is_some())?;

@@ -255,7 +255,6 @@ impl<'a, T: Scalar> Attention<'a, T> {
         Fp8::new(self)
     }
 
-    /// Q, K and V.
     pub(crate) fn tensors(&self) -> [ArrayView4<'a, T>; 3] {
         self.qkv
     }

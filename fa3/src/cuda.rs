@@ -179,7 +179,6 @@ pub(crate) fn fp8<T: Scalar>(
     Ok(Output::of(codes, o, lse))
 }
 
-/// The names of Q, K and V.
 const QKV: [&str; 3] = ["q", "k", "v"];
 
 /// Runs a forward pass of `problem`, and copies O and LSE back.

@@ -106,7 +106,6 @@ impl Operation {
         })
     }
 
-    /// The operation's program.
     pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {
         Ok(match self {
             Operation::Forward(forward) => forward.program()?,

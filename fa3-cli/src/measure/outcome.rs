@@ -79,7 +79,6 @@ pub(crate) struct Timing {
     pub(crate) launches: u32,
     /// Milliseconds per launch, for each round.
     pub(crate) millis: Vec<f64>,
-    /// The median of `millis`.
     pub(crate) median: f64,
     /// Number of rows of O and LSE that were compared with the oracle.
     pub(crate) rows: usize,
@@ -137,7 +136,6 @@ pub(crate) fn median(numbers: &[f64]) -> f64 {
 
 #[cfg(test)]
 impl Machine {
-    /// Some GPU.
     pub(crate) fn example() -> Machine {
         Machine { gpu: "NVIDIA H100 80GB HBM3".to_owned(), sms: 132, cuda: "13.0".to_owned(), fa3: "0.1.0" }
     }

@@ -98,7 +98,6 @@ impl Expected {
         Ok(Expected { o: o.transpose()?, lse: lse.transpose()? })
     }
 
-    /// Checks O and LSE.
     pub(super) fn check<T: Scalar, O: Scalar>(
         self,
         judged: Judged,

@@ -194,7 +194,6 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self.append_and_compute(device, &append, (&mut cache, new), (o, lse))
     }
 
-    /// Q.
     #[cfg(feature = "cuda")]
     pub(crate) fn q(&self) -> ArrayView4<'a, T> {
         self.q
@@ -379,7 +378,6 @@ pub(crate) type Outputs<'a, T> = (ArrayViewMut4<'a, <T as Scalar>::Output>, Arra
 
 /// A validated call.
 struct Checked {
-    /// The problem.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a GPU plans it"))]
     problem: Problem,
     /// The problem over sequences of contiguous rows, with host-side lengths.

@@ -70,7 +70,6 @@ impl<'a, T: Scalar> NewRows<'a, T> {
         self.rotary_seqlens
     }
 
-    /// Keys and values.
     pub(crate) fn tensors(&self) -> [ArrayView4<'a, T>; 2] {
         [self.k, self.v]
     }

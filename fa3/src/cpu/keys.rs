@@ -71,7 +71,6 @@ impl Pages {
 
 /// K or V (entries, rows, heads, columns), of any element type.
 pub(crate) trait KeyTensor: Sync {
-    /// The number of columns.
     fn columns(&self) -> usize;
 
     /// A function that reads a row of a head. `place` is the pages, and the number of rows in them before row 0.
@@ -111,7 +110,6 @@ pub(super) struct KeyRows<'a> {
 }
 
 impl KeyRows<'_> {
-    /// The number of columns.
     pub(super) fn columns(&self) -> usize {
         self.columns
     }

@@ -111,7 +111,6 @@ impl<'a> Product<'a> {
         Product { rows, left, right, depth, columns, to, stride: right.columns, add: false }
     }
 
-    /// Computes the product.
     pub(super) fn run(self) {
         if !self.depth.is_empty() {
             Arch::new().dispatch(self);

@@ -52,7 +52,6 @@ impl<T: Scalar> Strip<'_, T> {
         positions * heads * self.keys(self.first..self.first + positions).len()
     }
 
-    /// Computes O and LSE.
     pub(super) fn run(mut self) {
         let tiles = self.tiles();
         let keys = tiles.iter().map(|tile| tile.keys.clone()).filter(|keys| !keys.is_empty());

@@ -96,7 +96,6 @@ impl<'d> DeviceInputs<'d> {
         operation.run(&self.stream, tensors, &mut workspace)
     }
 
-    /// Downloads an array.
     pub(super) fn download<T: Pod, const N: usize>(
         &self,
         buffer: &DeviceBuffer,

@@ -108,7 +108,6 @@ impl Oracle {
         Ok(Oracle { right: Right::Rows { law, of }, bound, tolerance })
     }
 
-    /// Checks O and LSE.
     pub(super) fn verdicts(&self, o: &Array4<f32>, lse: &Array3<f32>) -> Vec<Verdict> {
         match &self.right {
             Right::Whole { o: expected, lse: expected_lse } => {
