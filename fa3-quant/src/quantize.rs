@@ -404,7 +404,7 @@ mod tests {
         ) {
             let mut x = tensor(SHAPE, seed);
             for (row, &magnitude) in magnitudes.iter().enumerate() {
-                // Two factors, because one float factor cannot reach this far: 2^-149 itself is subnormal.
+                // The factor is f64, because a float factor cannot reach this far: 2^-149 itself is subnormal.
                 let scaled = |x: f32| (f64::from(x) * f64::from(magnitude).exp2()) as f32;
                 x.index_axis_mut(ndarray::Axis(1), row).mapv_inplace(|x| scaled(x).clamp(f32::MIN, f32::MAX));
             }

@@ -17,7 +17,7 @@ pub(crate) struct Panel {
 
 /// The scales of a quantized tensor, x ≈ code · scale: positive, finite and normal.
 ///
-/// They are stored by sequence, then head, then block, which is the order of [`Scales::values`].
+/// The scales are stored by sequence, then head, then block, which is the order of [`Scales::values`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scales {
     granularity: Granularity,

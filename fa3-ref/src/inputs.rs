@@ -43,7 +43,7 @@ pub enum InputError {
     Sinks {
         /// The number given.
         given: usize,
-        /// One for each query head, or 0 if the problem has no sinks.
+        /// The number of query heads, or 0 if the problem has no sinks.
         expected: usize,
     },
     /// Tiles without rows or keys.

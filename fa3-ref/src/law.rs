@@ -67,7 +67,7 @@ impl LseTolerance {
 /// A result that satisfied the law.
 #[derive(Clone, Debug)]
 pub struct Satisfied {
-    /// Its errors against the oracle.
+    /// The result's errors against the oracle.
     pub norms: ErrorNorms,
     /// The largest error that the law allowed. For LSE, this is the bound where |oracle| is at most 1.
     pub bound: f64,
@@ -80,7 +80,7 @@ pub struct Satisfied {
 pub struct Violation {
     /// Name of the judged tensor: o, lse, dq, dk, dv or dsink.
     pub what: &'static str,
-    /// Its errors against the oracle.
+    /// The result's errors against the oracle.
     pub norms: ErrorNorms,
     /// The largest error that the law allowed. For LSE, this is the bound where |oracle| is at most 1.
     pub bound: f64,

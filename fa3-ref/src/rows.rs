@@ -73,7 +73,7 @@ type Alike = (usize, usize, [[usize; 2]; 2]);
 /// Rows of a head that see the same keys.
 #[derive(Clone, Debug)]
 struct Group {
-    /// Their batch index in the tensors O and LSE, which is 0 for packed sequences.
+    /// The rows' batch index in the tensors O and LSE, which is 0 for packed sequences.
     batch: usize,
     head: usize,
     rows: Vec<usize>,

@@ -86,8 +86,8 @@ fn other_intervals(one: &[i32], other: &[i32]) -> Option<[String; 2]> {
     Some([bounds.0, bounds.1].map(|bound| format!("bound {bound} as number {at} of the intervals")))
 }
 
-/// Compares a tensor's sequences in two calls. Describes the first difference: the sequence of `one`, and that of
-/// `other`.
+/// Compares a tensor's sequences in two calls. Describes the first difference: the sequence of `one`, and the sequence
+/// of `other`.
 fn other_rows(tensor: TensorName, one: &SequenceRows, other: &SequenceRows) -> Option<[String; 2]> {
     if one == other {
         return None;

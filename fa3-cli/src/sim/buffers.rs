@@ -30,7 +30,7 @@ pub(crate) fn initial<K>(program: &Program<K>, seed: u64) -> Result<Vec<Vec<u8>>
     let bytes = |buffer: &Buffer| match buffer.role {
         // Lists, which the caller fills in.
         BufferRole::Input if buffer.elem == Elem::U32 => Ok(vec![0; buffer.bytes()]),
-        // Scales must be positive, so the next line makes them 1.
+        // Scales must be positive, so they are 1. All other inputs are random.
         BufferRole::Input if !buffer.name.ends_with("descale") => random(buffer, &mut rng),
         BufferRole::Input | BufferRole::OptionalInput => Ok(1f32.to_le_bytes().repeat(buffer.len())),
         BufferRole::InOut => Ok(vec![0; buffer.bytes()]),

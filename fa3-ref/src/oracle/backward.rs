@@ -62,7 +62,7 @@ pub fn backward_squares<'a, T: Element + 'a>(
 enum Sum {
     /// The terms themselves.
     Values,
-    /// Their absolute values.
+    /// The absolute values of the terms.
     Magnitudes,
     /// The squares of the rounded terms.
     Squares,

@@ -193,8 +193,8 @@ mod tests {
         assert!(bound > 0.0 && bound <= law.bound());
     }
 
-    /// For every arithmetic: results that are right in all rows are right in a selection, and an error in a selected
-    /// row is found.
+    /// In every arithmetic, results that are right in all rows are right in a selection, and an error in a selected row
+    /// is found.
     #[test]
     fn some_rows_are_judged_as_all_are() {
         let qkv = qkv().map(|x| x.mapv(E4m3::from_f32));
