@@ -1,4 +1,4 @@
-//! FlashAttention-3's forward pass in FP8, emulated: Algorithm 1 on e4m3 codes.
+//! FlashAttention-3's forward pass in FP8, emulated: Algorithm 1 on e4m3 codes. `A1:17` is its line 17.
 
 use std::f32::consts::{LN_2, LOG2_E};
 
@@ -142,7 +142,7 @@ impl Fp8Attention {
             })
             .collect();
         for block in blocks.iter().rev() {
-            // A1:15
+            // A1:15, the loop over blocks of keys.
             for row in &mut rows {
                 self.step(problem, tile, block, row);
             }

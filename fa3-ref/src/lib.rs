@@ -2,14 +2,16 @@
 //!
 //! # Modules
 //!
-//! * [`oracle`]: the equations above in f64, row by row, for every [`fa3_types::KnownProblem`]. It shares no algorithm
-//! with the code that it judges: no tiles, no online softmax, no schedule, no quantizer. * [`standard`]: plain
-//! attention with scores and probabilities rounded to the input's precision, as a framework computes it without a fused
-//! kernel: the baseline of the error law. * [`tiled`]: Algorithms 1, 2, 3 and 4 of the FlashAttention-3 paper (arXiv
-//! 2407.08608) as executable pseudocode, with the tile sizes of your choice and the kernels' rounding points. *
-//! [`norms`] and [`law`]: the distance of a result from another, and the allowed distance. [`rows`]: the law on
-//! selected rows, for a problem that is too large for judging all rows. * [`combine`]: the reduction of partial
-//! results. * [`plain`]: expected values and errors of sums, softmax, transposes and products of matrices.
+//! * [`oracle`]: the equations above in f64, row by row, for every [`fa3_types::KnownProblem`]. It shares no
+//!   algorithm with the code that it judges: no tiles, no online softmax, no schedule, no quantizer.
+//! * [`standard`]: plain attention with scores and probabilities rounded to the input's precision, as a
+//!   framework computes it without a fused kernel: the baseline of the error law.
+//! * [`tiled`]: Algorithms 1, 2, 3 and 4 of the FlashAttention-3 paper (arXiv 2407.08608) as executable
+//!   pseudocode, with the tile sizes of your choice and the kernels' rounding points.
+//! * [`norms`] and [`law`]: the distance of a result from another, and the allowed distance. [`rows`]: the law on
+//!   selected rows, for a problem that is too large for judging all rows.
+//! * [`combine`]: the reduction of partial results.
+//! * [`plain`]: expected values and errors of sums, softmax, transposes and products of matrices.
 #![forbid(unsafe_code)]
 
 mod append;

@@ -1,5 +1,5 @@
 //! Attention on the CPU: Algorithm 1 of the paper (arXiv 2407.08608, §3.1) in f32, with a base-2 softmax between two
-//! matrix products. Its backward pass is Algorithm 3.
+//! matrix products. Its backward pass is Algorithm 3. `A3:21` is line 21 of Algorithm 3.
 //!
 //! A tile has the rows of some query positions, of all query heads that share a key/value head. Consecutive tiles form
 //! a strip: blocks of K and V are converted to f32 and packed once for all tiles of a strip. Strips run in parallel,

@@ -18,7 +18,7 @@ use crate::progress;
 use crate::table::Table;
 
 /// A variant of the kernel: its name, its options, and TFLOP/s in the paper's Table 2 (3.538, 4.021 and 4.105 ms) and
-/// in its authors' talk, which does not name the setting.
+/// in the authors' talk, which does not name the setting.
 type Form = (&'static str, fn(&Plan) -> PlanOptions, Option<u32>, Option<u32>);
 
 /// Variants that compute the same problem.

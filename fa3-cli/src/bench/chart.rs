@@ -124,7 +124,7 @@ mod tests {
         let report = Report::example(16384);
         let svg = draw(&report).unwrap();
         // Each series has six bars in each of four panels, and a marker in each legend. One of our results is wrong,
-        // and is a word.
+        // and shows as a word.
         for (name, color, _) in SERIES {
             let rectangles =
                 svg.lines().filter(|line| line.starts_with("<rect") && line.contains(&fill(color)));

@@ -274,8 +274,8 @@ fn two_levels_take_scales_of_any_range() {
     assert!(o.iter().all(|o| (o / 1.5e38 - 1.0).abs() < 1e-6));
 }
 
-/// FlashAttention-3's own FP8 kernels accumulate in one level. On an H100 they average V around 1 to 1.5 % too little
-/// over 1024 keys, and 7.1 % over 4096, which 13 fraction bits explain. Two levels do not drift, unless the second
+/// FlashAttention-3's own FP8 kernels accumulate in one level. On an H100, their average of V around 1 is 1.5 % too
+/// small over 1024 keys and 7.1 % over 4096, as 13 fraction bits predict. Two levels do not drift, unless the second
 /// level is never reached.
 #[test]
 fn one_level_drifts_and_two_levels_do_not() {
