@@ -164,8 +164,8 @@ fn is_left_to_the_cpu(error: &Error) -> bool {
     matches!(error, Error::Cuda(error) if error.is_of_plan())
 }
 
-/// The result of a call on the CPU and its time. The first call is only timed if it takes long; otherwise later calls
-/// are timed.
+/// The result of a call on the CPU and its time. A long first call is timed. After a short first call, later calls are
+/// timed.
 fn settled<R>(mut call: impl FnMut() -> Result<R, Error>) -> Result<(R, Times), Error> {
     let mut timed = || {
         let start = Instant::now();

@@ -127,17 +127,17 @@ impl<'a, T: Element> Inputs<'a, T> {
         self.problem
     }
 
-    /// Queries, all of them.
+    /// All queries.
     pub fn q(&self) -> ArrayView4<'a, T> {
         self.q
     }
 
-    /// Keys, all of them.
+    /// All keys.
     pub fn k(&self) -> ArrayView4<'a, T> {
         self.k
     }
 
-    /// Values, all of them.
+    /// All values.
     pub fn v(&self) -> ArrayView4<'a, T> {
         self.v
     }

@@ -9,7 +9,7 @@ use crate::Error;
 /// refuse the output of another call.
 #[derive(Clone, Debug)]
 pub struct Output<T> {
-    /// O (batch, seqlen_q, heads_q, head_dim_v). 0 in rows that see no key or lie outside every sequence.
+    /// O (batch, seqlen_q, heads_q, head_dim_v). It is 0 in rows that see no key or lie outside every sequence.
     pub o: Array4<T>,
     /// Natural log-sum-exp of the scores, including the sink, if any, (batch, heads_q, seqlen_q). It is -inf in rows
     /// that see no key and rows outside every sequence. With a sink, rows of a sequence that see no key have the sink.

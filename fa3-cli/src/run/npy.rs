@@ -164,7 +164,7 @@ impl<'a> Text<'a> {
         if self.eat(token) { Ok(()) } else { Err(NpyError::Header) }
     }
 
-    /// A string; Python 2 marks Unicode strings with u.
+    /// Parses a string. Python 2 marks Unicode strings with u.
     fn string(&mut self) -> Result<&'a str, NpyError> {
         self.eat("u");
         let quote = ['\'', '"'].into_iter().find(|quote| self.eat(quote.encode_utf8(&mut [0])));
@@ -173,7 +173,7 @@ impl<'a> Text<'a> {
         Ok(string)
     }
 
-    /// The name of the element type. A list in its place describes records.
+    /// Parses the name of the element type. A list in place of the name describes records.
     fn descr(&mut self) -> Result<&'a str, NpyError> {
         if self.eat("[") { Err(NpyError::Dtype { descr: "records".to_owned() }) } else { self.string() }
     }
@@ -201,7 +201,7 @@ impl<'a> Text<'a> {
         Ok(extents)
     }
 
-    /// An extent; Python 2 marks long integers with L.
+    /// Parses an extent. Python 2 marks long integers with L.
     fn number(&mut self) -> Result<usize, NpyError> {
         let text = self.0.trim_start();
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

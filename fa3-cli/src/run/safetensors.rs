@@ -69,9 +69,9 @@ impl<'a> File<'a> {
         Ok(File { path, source, metadata, start, read: BTreeSet::new() })
     }
 
-    /// The prefixes of the selected calls, sorted: the one given, or every P for which there are tensors Pq, Pk and Pv,
-    /// or with the given names in place of q, k and v. If the names given are complete, there is one call with an empty
-    /// prefix.
+    /// The prefixes of the selected calls, sorted: the given prefix, or every P for which the file has tensors Pq, Pk
+    /// and Pv, with given names in place of q, k and v. If the given names are complete, there is one call with an
+    /// empty prefix.
     pub(super) fn prefixes(&self, selection: &Selection) -> Result<Vec<String>, Error> {
         if let Some(prefix) = &selection.prefix {
             return Ok(vec![prefix.clone()]);

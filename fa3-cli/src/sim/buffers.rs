@@ -66,7 +66,7 @@ pub(crate) fn numbers(elem: Elem, bytes: &[u8]) -> Vec<f64> {
         (Elem::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
         (Elem::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
         (Elem::E4m3, &[code]) => E4m3::from_bits(code).to_f32().into(),
-        // Unsigned integers.
+        // All other types are unsigned integers.
         (_, bytes) => bytes.iter().rev().fold(0.0, |number, &byte| 256.0 * number + f64::from(byte)),
     };
     bytes.chunks_exact(elem.bytes() as usize).map(number).collect()

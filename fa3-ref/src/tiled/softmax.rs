@@ -1,4 +1,4 @@
-//! Softmax over blocks of scores (paper A1:18-19), in base 2.
+//! Softmax over blocks of scores (lines 18 and 19 of Algorithm 1), in base 2.
 
 use std::f64::consts::{LN_2, LOG2_E};
 

@@ -296,7 +296,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let (rows, rows_new) = (self.rows()?, new.rows()?);
         let problem = self.cached_problem(cache, &rows, new, &rows_new)?;
         self.check_scales(cache)?;
-        // The validation has checked that the cache and the new rows have one number of sequences.
+        // Validation has checked that the cache and the new rows have the same number of sequences.
         let appending = Appending::new(cache, new, rows_new)?;
         if let Some((queries, rotation)) = problem.append().queries().zip(appending.rotation.as_ref()) {
             rotation.check(&rows, queries.positions)?;

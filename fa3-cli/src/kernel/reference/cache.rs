@@ -14,7 +14,7 @@ use super::{Contents, Wrong, hold};
 use crate::args::cache::CacheProblem;
 use crate::sim::buffers::{BufferError, random};
 
-/// The frequency base of the rotation.
+/// The base of the rotary frequencies.
 const BASE: f64 = 10_000.0;
 
 /// Writes a cache with its lists and tables. Rows in use are random numbers; all other rows are NaN.
