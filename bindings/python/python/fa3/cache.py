@@ -6,7 +6,9 @@ from torch import Tensor
 
 
 class Cache(NamedTuple):
-    """The arguments of operators over a cache that give the rows of sequences, in this order."""
+    """The arguments that tell operators which rows of the cache and of Q belong to each sequence, in the operators'
+    order.
+    """
 
     seqused_k: Tensor | None
     page_table: Tensor | None
