@@ -1,5 +1,6 @@
-"""Doors of other software: each has the results and gradients of float64 attention within the error law, for each
-feature that it offers. What is special to a door is in the tests that have its name. Needs torch.
+"""Functions by which other software calls attention (doors): the error law compares their results and gradients with
+float64 attention, for each feature that a door offers. Tests of one door alone are in the file with its name. Needs
+torch.
 """
 
 import pytest
