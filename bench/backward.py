@@ -7,8 +7,7 @@
 Ours is the installed Python package fa3. The others are FlashAttention-3's C++, where --fa3 gives its
 compiled extension, and cuDNN and FlashAttention-2 as PyTorch has them (--peers chooses among these two; without
 a name it leaves both out). The settings are the 36 of peers.py. dO is N(0, 1). The backward pass counts 2.5 times the
-forward pass's operations. With --step, both passes are measured as training runs them, and count 3.5 times the forward
-pass's operations.
+forward pass's operations. With --step, both passes are measured as training runs them, and count 3.5 times as much.
 
 A ratio is another implementation's time divided by ours. Cells that an implementation does not support are named and
 left out: FlashAttention-3 has no deterministic form for head_dim 256.
@@ -33,8 +32,7 @@ WRONG = 2e-2
 # The longest sequence for which the float64 matrices of one head fit into the GPU's memory.
 LONGEST_CHECKED = 16384
 
-# Under `spike` one key has nearly all the weight of a row. Its gradient is the difference of two nearly equal 16-bit
-# numbers.
+# With `spike`, one key has a row's weight, and its gradient is the difference of two nearly equal 16-bit numbers.
 KINDS = [kind for kind in distributions.KINDS if kind != "spike"]
 
 

@@ -5,9 +5,8 @@
     python3 bench/decode.py --fa3 path/to/fa3_C.so --table speculative --layout 64 --json decode.json
     python3 bench/chart.py decode.json decode.svg
 
-The chart of the forward pass has TFLOP/s by seqlen, in a panel for each head_dim without a mask and with a causal mask.
-The chart of decoding has microseconds by the number of keys, in a panel for each number of query heads with a line for
-each batch. Needs matplotlib.
+The chart of the forward pass has TFLOP/s by seqlen, in panels by head_dim and mask. The chart of decoding has
+microseconds by the number of keys, in panels by query heads, with a line for each batch. Needs matplotlib.
 """
 
 import argparse
@@ -52,9 +51,7 @@ def draw_panel(axes, title, panel):
 
 
 def lines(measured):
-    """Microseconds by query heads, then by (implementation, batch), then by the number of keys. Only settings whose
-    sequences have one length are drawn.
-    """
+    """Microseconds by query heads, then by (implementation, batch), then by keys, for settings with one length."""
     panels = {}
     for entry in measured:
         if len(set(entry.get("lengths", ()))) == 1:

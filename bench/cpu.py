@@ -20,8 +20,7 @@ class Cell:
         self.words = [direction, dtype, *lens, *heads, head_dim, "causal" if causal else "dense"]
         self.causal = causal
         shapes = [(heads[0], lens[0]), (heads[1], lens[1]), (heads[1], lens[1])]
-        # Tensors are (batch, heads, rows, head_dim), but in memory (batch, rows, heads, head_dim) as the engine's
-        # tensors are.
+        # Tensors are (batch, heads, rows, head_dim), but in memory (batch, rows, heads, head_dim), as the engine's.
         self.qkv = [
             (torch.rand(1, rows, n, head_dim) * 2 - 1).to(DTYPES[dtype]).transpose(1, 2)
             for n, rows in shapes

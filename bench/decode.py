@@ -10,10 +10,9 @@ Ours is the installed Python package fa3; FlashAttention-3's C++ is measured whe
 A CUDA graph has a call for each of several caches. Together these are so large that a cache has left L2 when its turn
 comes again. The time of a call is the time of a replay divided by the number of calls. A layout is `contiguous`;
 `seqused`, which has lengths as data; or the number of rows of a page. Pages lie in random order in one pool. With
---append
-a call also appends the new rows to the cache, and rotates these rows and Q. With --split-keys a sequence has the same
-bits in any batch. With --e4m3 the caches are e4m3 and Q is not, and ours is also measured over 16-bit caches of the
-same numbers. With --e4m3-q Q is e4m3, too.
+--append a call also appends the new rows to the cache, and rotates these rows and Q. With --split-keys a sequence has
+the same bits in any batch. With --e4m3 the caches are e4m3 and Q is not, and ours is also measured over 16-bit caches
+of the same numbers. With --e4m3-q Q is e4m3, too.
 
 TB/s count the keys and values in use, read once. TFLOP/s count the visible scores. The ratio is FlashAttention-3's time
 divided by ours, or our time over 16-bit caches divided by our time over e4m3 caches. O is compared with float64 on two
@@ -150,9 +149,7 @@ class Caches:
 
 
 def page_tables(copies, pages):
-    """Page tables of several batches, whose pages lie in random order in one pool. `pages` has the number of pages of
-    each sequence.
-    """
+    """Page tables of several batches, in random order in one pool. `pages` lists each sequence's number of pages."""
     order = torch.randperm(copies * sum(pages), dtype=torch.int32, device=DEVICE)
     tables = []
     for own in order.split(sum(pages)):

@@ -45,16 +45,13 @@ def hot(shape, generator):
 
 
 def shrink(shape, generator):
-    """Draws from N(0, 1). Scores fall by 4 from each 64 keys to the next 64, so that the first keys have all the
-    weight.
-    """
+    """Draws from N(0, 1). Scores fall by 4 from each 64 keys to the next: the first keys have all the weight."""
     keys = torch.arange(shape[1], device=generator.device)
     return _with_bias(normal(shape, generator), -SHRINK_STEP * (keys // SHRINK_KEYS))
 
 
 def spike(shape, generator):
-    """Draws from N(0, 1). One key in 500 has scores that are 12 higher, so that row maxima jump in the middle of a row.
-    """
+    """Draws from N(0, 1). One key in 500 has scores that are 12 higher, so that row maxima jump within a row."""
     keys = torch.arange(shape[1], device=generator.device)
     stands_out = keys % SPIKE_KEYS == SPIKE_KEYS // 2
     return _with_bias(normal(shape, generator), SPIKE_HEIGHT * stands_out)
@@ -143,9 +140,7 @@ def _tiled(x, shape):
 
 
 def _safetensors(path):
-    """The half-precision tensors of a safetensors file. The file has the header's length, the header, and the tensors'
-    bytes.
-    """
+    """The half-precision tensors of a safetensors file, which has the header's length, the header, and the bytes."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])

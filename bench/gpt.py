@@ -42,9 +42,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A model that returns the logits of each next token, or only those of the last token. The head shares the token
-    embedding's weights.
-    """
+    """Returns the logits of all next tokens, or only of the last one. The head shares the token embedding's weights."""
 
     def __init__(self, sizes, attention):
         super().__init__()

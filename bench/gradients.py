@@ -16,9 +16,7 @@ BACKWARD, STEP = 2.5, 3.5
 
 
 def backward(fa3_library, peers):
-    """Implementations of the backward pass, by name: ours, FlashAttention-3's C++ if it is given, and `peers` from
-    PyTorch.
-    """
+    """Backward passes by name: ours, FlashAttention-3's C++ if it is given, and `peers` from PyTorch."""
     return _all(fa3_library, peers, _ours_backward, _flash_attention_3_backward, _autograd_backward)
 
 

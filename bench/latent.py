@@ -8,8 +8,7 @@ and 64 rotated columns, which are a row of one paged cache. Ours is `fa3.flash_m
 FlashAttention-3's C++ gets views of the same cache, as `qv`, where --fa3 gives its compiled extension. A CUDA graph has
 a call for each of several caches, which together are larger than L2. TFLOP/s count 2 · (576 + 512) operations for each
 query head and key, and TB/s count the cache's rows in use, read once. Prefill is causal, with head_dim 512, and its
-TFLOP/s count visible scores. FlashAttention-3 does not support this head_dim, so ours is compared with torch's own
-attention.
+TFLOP/s count visible scores. FlashAttention-3 lacks this head_dim, so torch's own attention is measured.
 
 The ratio is the other implementation's time divided by ours. O is compared with float64 on two heads of the first and
 of the last sequence, and the exit code is 1 if one is wrong.

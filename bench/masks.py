@@ -25,9 +25,7 @@ WRONG = 0.02
 
 
 class Mask(NamedTuple):
-    """A mask: its intervals, the function for FlexAttention, and the arguments of our own kernel for it, if we have
-    one.
-    """
+    """A mask: its intervals, FlexAttention's function, and the arguments of our own kernel for it, if there is one."""
 
     intervals: torch.Tensor
     function: object

@@ -33,8 +33,7 @@ class Measured:
     def wrong(self, bounds=None):
         """The relative errors that are too large, or NaN, by implementation.
 
-        `bounds` has bounds by implementation. An implementation without a bound is not judged. By default all have the
-        bound WRONG.
+        `bounds` are by implementation. One without a bound is not judged. By default all bounds are WRONG.
         """
         bounds = dict.fromkeys(self.rmse, WRONG) if bounds is None else bounds
         judged = {name: error for name, error in self.relative().items() if name in bounds}

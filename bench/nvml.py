@@ -30,8 +30,7 @@ class Meter:
         self._call("nvmlDeviceGetHandleByUUID", ctypes.c_char_p(uuid), ctypes.byref(self._gpu))
 
     def joules(self):
-        """The energy that the board has taken since the driver was loaded. The counter is constant between its updates.
-        """
+        """The energy that the board has taken since the driver was loaded. The counter moves only at its updates."""
         millijoules = ctypes.c_ulonglong()
         self._call("nvmlDeviceGetTotalEnergyConsumption", self._gpu, ctypes.byref(millijoules))
         return millijoules.value / 1000

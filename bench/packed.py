@@ -58,9 +58,7 @@ class Cell:
     causal: bool
 
     def tflops(self, milliseconds, work):
-        """TFLOP/s of `work` times a forward pass's operations, counted by visible scores. A causal mask halves the
-        scores.
-        """
+        """TFLOP/s for `work` times a forward pass's operations on the visible scores, which a causal mask halves."""
         scores = sum(length**2 for length in self.lengths) / (2 if self.causal else 1)
         return work * 4 * self.heads * self.head_dim * scores / milliseconds / 1e9
 

@@ -51,9 +51,7 @@ PAPER = product([64, 128, 256], [512, 1024, 2048, 4096, 8192, 16384], [False, Tr
 
 
 def parser_of(description, rounds, slice_ms=None, has_fa3=True):
-    """A parser of the options that all benchmarks have. If functions take turns, `slice_ms` is the default length of a
-    turn.
-    """
+    """A parser of the options that all benchmarks have. If `slice_ms` is None, there is no option for it."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

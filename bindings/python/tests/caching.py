@@ -106,9 +106,7 @@ may stand. `rows` lists the rows of Q of each sequence; it is one number if q is
             yield self.q[of_o], *(x[i : i + 1, :n] for x in self.own), of_o, of_lse
 
     def judge(self, out, lse, qv=None, **options):
-        """Fails unless each sequence has its own results, and rows of Q outside all sequences have those of rows
-        without keys.
-        """
+        """Fails unless each sequence has its own results, and other rows have O = 0 and LSE = -inf."""
         *batch, rows, heads, _ = self.q.shape
         assert (out.shape, out.dtype) == ((*batch, rows, heads, self.v.shape[3]), self.q.dtype) and out.is_contiguous()
         assert (lse.shape, lse.dtype) == ((*batch, heads, rows), F32) and lse.is_contiguous()

@@ -83,9 +83,7 @@ def first_two(results):
 
 
 def names_of_interface(b, used, window_size=(-1, -1), **options):
-    """The low-level interface takes the two sides of the window apart, and its backward pass has the names sequed_q and
-    sequed_k.
-    """
+    """The low-level interface takes the two sides of a window, and its backward pass says sequed for seqused."""
     options |= dict(window_size_left=window_size[0], window_size_right=window_size[1], sm_margin=2)
     return options | (lists(b) | dict(zip((f"{used}_q", f"{used}_k"), b.used)) if isinstance(b, Packed) else {})
 

@@ -15,9 +15,7 @@ def microseconds(function, blocks=50, calls=50):
 
 
 def microseconds_in_turns(functions, blocks=50, calls=50):
-    """The host times of several functions. Their blocks of calls take turns, so that other processes slow all of them
-    alike.
-    """
+    """The host times of several functions. Blocks of calls take turns, so that other processes slow all alike."""
     least = [math.inf] * len(functions)
     for _ in range(blocks):
         for i, function in enumerate(functions):

@@ -114,8 +114,7 @@ def with_qv(make, **more):
 
 
 def cached(device, n=3, layout=16, rows=1, head_dims=(64, 32), heads=(4, 2)):
-    """Arguments of attention over a cache. Rows of pages that are not in use are finite, so that any row may be in use.
-    """
+    """Arguments of attention over a cache. Its unused rows are finite, so that any row may be used."""
     rows = rows if isinstance(rows, int) else [j % 4 for j in range(n)]
     given = Cached(device, keys=[10 * n + j for j in range(n)], layout=layout, rows=rows, heads=heads, head_dims=head_dims)
     return dict(q=given.q, k_cache=given.k.nan_to_num(0.5), v_cache=given.v.nan_to_num(0.5)) | given.arguments()

@@ -123,9 +123,7 @@ class Packed:
         return dout, normal(heads, total, dtype=F32, seed=4, device=self.q.device) if of_lse else None
 
     def gradients(self, dout, dlse=None, hints=(None, None), tensors=None, s_aux=None, **options):
-        """The gradients of Q, K, V and the sinks, for the gradients `dout` and `dlse` of O and LSE, either of which may
-        be None.
-        """
+        """The gradients of Q, K, V and the sinks, for gradients of O and LSE, of which one may be None."""
         tensors = [*(tensors or (self.q, self.k, self.v)), *([] if s_aux is None else [s_aux])]
         leaves = [x.detach().requires_grad_() for x in tensors]
         sinks = {} if s_aux is None else dict(s_aux=leaves[3])
@@ -134,9 +132,7 @@ class Packed:
         return torch.autograd.grad([result for result, _ in used], leaves, [given for _, given in used])
 
     def judge_gradients(self, results, dout, dlse=None, **options):
-        """Fails unless each sequence has its own gradients, and other rows have 0. The gradient of the sinks sums all
-        sequences.
-        """
+        """Fails unless each sequence has its own gradients, other rows have 0, and the sinks have sums over all."""
         of_sinks = 0
         for q, k in self.sequences():
             given = self.q[None, q], self.k[None, k], self.v[None, k]

@@ -14,9 +14,7 @@ from fa3.distributed.memory import Memory, aligned
 
 
 def run(function, world, *arguments, device="cpu"):
-    """Runs a function of a module in `world` processes, with each rank's device and these arguments. Fails if a rank
-    fails.
-    """
+    """Runs a module's function in `world` processes, with the rank's device and arguments. Fails if a rank fails."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

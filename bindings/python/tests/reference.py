@@ -25,8 +25,7 @@ def standard(q, k, v, qv=None, s_aux=None, dtype=torch.float64, **options):
 
 
 def heads_first(q, k, v, qv, dtype):
-    """Q, K and V as (batch, heads_q, seqlen, head_dim). With qv, the columns of qv join Q's, and those of V join K's.
-    """
+    """Q, K and V as (batch, heads_q, seqlen, head_dim). The columns of qv join Q's, and then V's columns join K's."""
     if qv is not None:
         q, k = torch.cat([qv, q], -1), torch.cat([v, k], -1)
     q, k, v = (x.to(dtype).transpose(1, 2) for x in (q, k, v))
@@ -177,9 +176,7 @@ def judge_codes(out, lse, q, k, v, error=0.05, **options):
 
 
 def rotated(x, cos, sin, interleaved=False, positions=0):
-    """Rotary embedding in float32, with each product and each sum rounded. Rows at positions outside the tables are
-    NaN.
-    """
+    """Rotary embedding, with products and sums rounded to float32. Rows at positions outside the tables are NaN."""
     batch, seqlen, _, head_dim = x.shape
     if not isinstance(positions, torch.Tensor):
         positions = torch.arange(positions, positions + seqlen, device=x.device).expand(batch, -1)
@@ -197,7 +194,7 @@ def rotated(x, cos, sin, interleaved=False, positions=0):
 
 def incoherent(head_dim, seed):
     """M of incoherent processing, (head_dim, head_dim): random signs times a Hadamard matrix. If head_dim is no power
-    of two, two such products are multiplied.
+    of 2, two such products.
     """
     width = 1 << (head_dim.bit_length() - 1)
 
@@ -222,8 +219,8 @@ def incoherent(head_dim, seed):
 
 
 def as_products_read(codes):
-    """Codes (batch, seqlen, heads, head_dim) as (batch, heads, head_dim, keys), where keys is seqlen rounded up to 128,
-    with zeros. Each 16 keys are in the order in which matrix products read them.
+    """Codes (batch, seqlen, heads, head_dim) as (batch, heads, head_dim, keys), padded with zeros to a multiple of 128
+    keys. Each 16 keys have the order in which matrix products read them.
     """
     batch, seqlen, heads, head_dim = codes.shape
     keys = torch.zeros(batch, heads, head_dim, -(-seqlen // 128) * 128, dtype=torch.uint8, device=codes.device)

@@ -136,8 +136,7 @@ def test_rows_without_a_place_are_left_out_on_a_gpu():
     k, v = (normal(3, 4, 2, 64, seed=5 + i, device=device) for i in range(2))
     right = [x.clone() for x in (cached.k, cached.v)]
     for memory, x in zip(right, (k, v), strict=True):
-        # Two of the four new rows of the first sequence have a place, and none of the second. One of the third has a
-        # place, since its second page is not in the cache.
+        # Two of the four rows fit; none of the second sequence; one of the third, whose second page is invalid.
         memory[1, 14:] = x[0, :2]
         memory[3, 15] = x[2, 0]
     lengths = torch.tensor([30, -3, 15], dtype=I32, device=device)
@@ -147,9 +146,7 @@ def test_rows_without_a_place_are_left_out_on_a_gpu():
 
 
 def test_keys_and_values_are_pages_of_one_pool():
-    """K and V are views of the same memory that begin a page apart, and tables list every second page, as in
-    transformers.
-    """
+    """K and V are views of one memory that begin a page apart, and tables list every second page (transformers)."""
     pool, new = normal(9, 16, 2, 64), [normal(2, 1, 2, 64, seed=i) for i in (1, 2)]
     k, v, table = pool[:-1], pool[1:], torch.tensor([[0, 4], [2, 6]], dtype=I32)
     right = pool.clone()

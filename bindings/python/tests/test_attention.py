@@ -272,9 +272,7 @@ def test_gradients_of_o_are_read_with_their_strides(device):
 
 
 def test_nan_stays_where_it_belongs(device):
-    """A NaN of a query stays in its row, of a key in the rows that see it, and of dO in its head and, for dQ, in its
-    row.
-    """
+    """NaN of a query stays in its row, of a key in the rows that see it, and of dO in its head, or in its row of dQ."""
     q, k, v = tensors(device, 300, 300, (2, 2))
     dout = normal(2, 300, 2, 64, seed=5, device=device)
     expected, expected_lse = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)

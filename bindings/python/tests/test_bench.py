@@ -98,8 +98,7 @@ def test_real_scores_are_the_models_own():
     model = q @ k.transpose(-1, -2) / math.sqrt(32)
 
     def of(scores):
-        """Mean, standard deviation and maximum of the scores, and the mean distance of a row's maximum from its mean.
-        """
+        """Mean, standard deviation and maximum of scores, and the mean distance of a row's maximum from its mean."""
         above = (scores.amax(-1) - scores.mean(-1)).mean()
         return [x.item() for x in (scores.mean(), scores.std(), scores.amax(), above)]
 
@@ -141,8 +140,7 @@ def test_cells_are_the_ones_that_options_name():
     assert chosen("--causal", "1") == [cell for cell in default if cell.causal]
     cells = chosen("--head-dim", "256", "--seqlen", "2048", "--causal", "0", "1")
     assert cells == [settings.Cell(256, 2048, causal) for causal in (False, True)]
-    # There are 16k tokens and a hidden size of 2048. A call takes 4 * seqlen^2 * head_dim * heads * batch operations,
-    # or half of them if causal.
+    # 16k tokens, hidden size 2048. Operations are 4 * seqlen^2 * head_dim * heads * batch, or half of it if causal.
     assert cells[0].shape == (8, 2048, 8, 256)
     rates = [4 * 2048**2 * 256 * 64 / 1e9, 2 * 2048**2 * 256 * 64 / 1e9]
     assert [cell.tflops(1) for cell in cells] == pytest.approx(rates)
@@ -201,8 +199,7 @@ def in_rows(codes, seqlen):
 
 
 class Package:
-    """A stand-in for the package fa3, by the definitions, which notes the arguments of each call of `flash_attn_func`.
-    """
+    """A stand-in for fa3, by the definitions, which notes the arguments of each call of `flash_attn_func`."""
 
     quantize = staticmethod(quantized)
     quantize_channels = staticmethod(quantized_channels)

@@ -201,8 +201,7 @@ def exchanging(device, by, folder):
 
 
 def beside_one(device, by, folder, world_of, dtype, tolerance):
-    """Compares whole sequences and documents: each rank computes all rows alone, and its own rows with the other ranks.
-    """
+    """Compares sequences and documents: each rank computes all rows alone, and its own rows with other ranks."""
     exchanging(device, by, folder)
     generator = torch.Generator().manual_seed(0)
     world = dist.get_world_size()
@@ -349,9 +348,7 @@ def rotated(x, position):
 
 
 def losses(device, dtype, rows, seqlen, total, attend, position):
-    """The losses of some training steps. Each rank has the loss of its own rows, and gradients are summed over the
-    ranks.
-    """
+    """The losses of training steps. A rank has the loss of its own rows, and gradients are summed over ranks."""
     torch.manual_seed(0)
     model = Model().to(device, dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

@@ -1,6 +1,5 @@
-"""Functions by which other software calls attention (doors): the error law compares their results and gradients with
-float64 attention, for each feature that a door offers. Tests of one door alone are in the file with its name. Needs
-torch.
+"""Doors, by which other software calls attention: their results and gradients obey the error law, for each feature that
+a door offers. Tests of one door alone are in the file with its name. Needs torch.
 """
 
 import pytest

@@ -58,9 +58,7 @@ def test_gradients_of_packed_sequences_are_parts_of_one_tensor(device):
 
 
 def test_keys_in_parts_are_as_all_keys_at_once(device):
-    """Ring attention computes parts of the keys one after the other, and merges them by LSE. Gradients take the O and
-    LSE of all keys.
-    """
+    """Ring attention merges parts of the keys by LSE. Their gradients are computed from the O and LSE of all keys."""
     dtype = F32 if device == "cpu" else BF16
     q, k, v, dout = dense(device, dtype)
     parts = [(k[:, rows], v[:, rows]) for rows in (slice(0, 16), slice(16, 40))]

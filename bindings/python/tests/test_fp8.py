@@ -289,8 +289,7 @@ def test_repeated_calls_give_the_same_bits(codes):
 @pytest.mark.hopper
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_sums_have_no_bias(head_dim):
-    """If V is about 1, O does not shrink with more keys, though sums of e4m3 products have only about 13 fraction bits.
-    """
+    """If V is about 1, O does not shrink with more keys, though sums of e4m3 products keep about 13 fraction bits."""
     for seqlen in (1024, 4096, 16384, 65536):
         generator = torch.Generator("cuda").manual_seed(seqlen)
         q, k, v = (torch.randn(1, seqlen, 2, head_dim, device="cuda", generator=generator) for _ in "qkv")

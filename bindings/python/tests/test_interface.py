@@ -147,8 +147,7 @@ def test_operations_are_counted_as_torch_counts_its_own(seqlen, heads_kv, head_d
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_operations_of_packed_sequences(requires_grad):
-    """The count is exact if all sequences have one length. With a hint, it is as if all had the hint's number of keys.
-    """
+    """The count is exact for sequences of one length. With a hint, all count as having the hint's number of keys."""
 
     def tensors(*rows):
         return [normal(*rows[i > 0], heads, d).requires_grad_(requires_grad) for i, (heads, d) in enumerate(((4, 64), (2, 64), (2, 32)))]

@@ -159,9 +159,7 @@ def test_strides_are_as_they_are(device, splits):
 @pytest.mark.parametrize("splits", [0, 1])
 @pytest.mark.parametrize("new", [False, True])
 def test_a_part_of_a_table_is_the_limit_of_lengths(nan_in_new_tensors, splits, new):
-    """Behind the slice of the table are pages of other sequences. A length that is too large neither reads nor writes
-    them.
-    """
+    """Behind the table's slice are other sequences' pages. Too large a length neither reads nor writes them."""
     cached = Cached("cuda", layout=16)
     pages = cached.table.shape[1] - 2
     cached.k.nan_to_num_(nan=1.0)
@@ -220,8 +218,7 @@ def test_a_cache_of_e4m3_beside_queries_of_16_bits(nan_in_new_tensors, device, l
         cached = Cached(device, dtype, layout=layout, rows=rows, head_dims=head_dims)
         k, v, scales = e4m3_of(cached)
         results = cached.call((cached.q, k, v), return_softmax_lse=True, num_splits=splits, **scales, **mask)
-        # The error law needs 16-bit inputs, but a scale times a code is not exact in 16 bits. So tolerances are fixed
-        # here.
+        # The error law needs 16-bit inputs, in which a scale times a code is not exact. So tolerances are fixed.
         for q, own_k, own_v, of_o, of_lse in cached.sequences():
             right, right_lse = standard(q, own_k, own_v, **mask)
             torch.testing.assert_close(results[0][of_o].double(), right, rtol=2e-2, atol=4e-3)

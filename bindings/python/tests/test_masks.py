@@ -1,5 +1,4 @@
-"""Masks as intervals of keys: each function's mask is compared with that of a mask function. Needs torch, but no GPU.
-"""
+"""Masks as intervals of keys, compared with the masks of mask functions. Needs torch, but no GPU."""
 
 import pytest
 
@@ -13,9 +12,7 @@ SIZES = [(7, 7), (3, 9), (9, 4), (1, 12), (40, 33)]
 
 
 def check(intervals, mask_mod, batch, heads, rows, keys):
-    """Compares intervals with those of a mask function, number by number, and the dense mask with the function's
-    values.
-    """
+    """Compares intervals with a mask function's intervals, and the dense mask with the function's values."""
     expected = masks.from_mask_mod(mask_mod, batch, heads, rows, keys, device=intervals.device)
     assert intervals.dtype == expected.dtype == I32 and intervals.is_contiguous()
     if expected.shape[-1] < intervals.shape[-1]:

@@ -38,9 +38,7 @@ def test_gradients_lie_as_their_tensors(device):
 
 
 def test_results_lie_between_the_elements_of_what_is_read(device):
-    """Q, K, V, O and gradients are slices of one tensor, (batch, rows, 5, heads, head_dim) or (batch, 5, heads, rows,
-    ...).
-    """
+    """Q, K, V, O and gradients are slices of one tensor (batch, rows, parts, heads, head_dim), or with heads first."""
     for are_heads_first in (False, True):
         memory = normal(2, 5, 8, 40, 64, device=device) if are_heads_first else normal(2, 40, 5, 8, 64, device=device)
         parts = memory.transpose(2, 3).unbind(1) if are_heads_first else memory.unbind(2)
@@ -62,9 +60,7 @@ def test_results_lie_between_the_elements_of_what_is_read(device):
 
 
 def test_gradients_are_parts_of_one_tensor(device):
-    """Gradients are slices of one tensor (batch, rows, heads_q + 2 heads_kv, head_dim), in any order, or with heads
-    first.
-    """
+    """Gradients are slices of one tensor, in any order: (batch, rows, heads_q + 2 heads_kv, ...), or heads first."""
     q, k, v = (normal(2, 40, heads, 64, device=device, seed=seed) for seed, heads in enumerate((4, 2, 2)))
     dout = normal(2, 40, 4, 64, device=device, seed=5)
     o, lse = torch.ops.fa3.forward(q, k, v, *OPTIONS)

@@ -367,8 +367,7 @@ REFUSED = dict(
         ("k is torch.float16, expected torch.bfloat16 like q", dict(k=shape(16, 4, 64, dtype=F16))),
     ],
 )
-# Table, the sentence by the rules of a GPU, the sentence by the rules of the CPU and of meta tensors (None if they
-# accept the call), and the arguments that differ.
+# (table, sentence on a GPU, sentence on the CPU and for meta tensors, changed arguments). None is no refusal.
 TYPES = "the forward kernels take torch.float16, torch.bfloat16 and torch.float8_e4m3fn, not torch.float32"
 PLACES = [
     ("attention", TYPES, None, {name: floats(2, 16, 4, 64) for name in "qkv"}),

@@ -1,5 +1,4 @@
-"""SGLang's calls of FlashAttention-3. If SGLang is installed, they go through its own functions and hooks. Needs torch.
-"""
+"""SGLang's calls of FlashAttention-3, which go through SGLang's own functions if it is installed. Needs torch."""
 
 import importlib
 import importlib.metadata

@@ -338,8 +338,7 @@ def test_the_memory_of_a_backward_pass(make):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     results = torch.autograd.grad(out, (q, k, v), dout)
-    # Expected memory: the gradients; dQ in float32; 8 bytes for each row of a head of Q, and 4 for each 64 of these
-    # rows.
+    # Memory for the gradients; dQ in float32; 8 bytes for each row of a head of Q, and 4 for each 64 of these rows.
     rows = 4 * 16 * 1024
     workspace = 4 * q.numel() + 8 * rows + 4 * (rows // 64)
     # Torch may take a cached block up to 1 MB larger than asked, for each of four tensors.

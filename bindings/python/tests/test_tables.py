@@ -1,6 +1,4 @@
-"""One table of work tiles for several calls with packed sequences: `get_scheduler_metadata` and scheduler_metadata.
-Needs torch.
-"""
+"""One table of work tiles for several calls with packed sequences: scheduler_metadata. Needs torch."""
 
 import pytest
 

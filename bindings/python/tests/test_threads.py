@@ -1,6 +1,5 @@
 """Calls of several threads on one stream. A call may launch several kernels, which pass data to each other in the
-stream's workspace. So kernels of other calls that use the workspace must not come between them. Needs a C compiler and
-no GPU."""
+stream's workspace. So kernels of other calls that use it must not come between. Needs a C compiler and no GPU."""
 
 import json
 import os
@@ -40,9 +39,7 @@ def test_every_operation_is_called():
 
 
 def test_a_call_is_on_its_stream_as_a_whole(seen):
-    """The kernels of a call are adjacent on its stream, whatever other threads launch there. Only calls of a single
-    kernel may come between them.
-    """
+    """A call's kernels are adjacent on its stream. Only calls of one kernel, by other threads, may come between."""
     assert not seen["failures"]
     several = {name: kernels for name, kernels in seen["kernels"].items() if len(kernels) > 1}
     assert several.keys() >= {"forward", "append", "fp8_forward", "backward", "quantize"}

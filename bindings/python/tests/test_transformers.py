@@ -101,9 +101,7 @@ class Models:
         assert implementations == ["eager", NAME, "eager"]
 
     def check(self, compute, given=None, rows=slice(None)):
-        """Compares the tensors that `compute` returns for our model and for the eager one, for which `given` replaces
-        it.
-        """
+        """Compares what `compute` returns for our model and for the eager one, for which `given` may replace it."""
         right = [x.float()[rows] for x in (given or compute)(self.right)]
         ours = [x.float()[rows] for x in compute(self.ours)]
         rounded = right if self.rounded is None else [x.float()[rows] for x in (given or compute)(self.rounded)]
@@ -111,10 +109,9 @@ class Models:
             if self.rounded is None:
                 error, bound = (x - expected).abs().max(), 1e-5 * expected.abs().max()
             else:
-                # Norms are compared, since the largest of many rounding errors is random. The errors of both models are
-                # samples of one size, and their norms over m numbers differ by exp(4 / sqrt(m)) at four standard
-                # deviations. Rounding a number of attention to bfloat16 changes it by up to 2^-8, or 2^-9 in norm;
-                # several roundings add up by squares.
+                # Norms are compared, since the largest of many errors is random. Both models' errors are samples of one
+                # size, whose norms over m numbers differ by exp(4 / sqrt(m)) at four standard deviations. A rounding to
+                # bfloat16 changes a number by up to 2^-8, or 2^-9 in norm, and roundings add up by squares.
                 spread = math.exp(4 / math.sqrt(max(x.numel(), 1)))
                 of_attention = math.sqrt(ROUNDINGS) * 2**-9 * expected.norm()
                 error, bound = (x - expected).norm(), spread * (of_eager - expected).norm() + of_attention
@@ -427,9 +424,7 @@ def test_models_in_16_bits(device, dtype):
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.hopper)])
 def test_compiled_models(device, backend):
-    """A model compiles to one graph, with the same results. In float32 transformers itself breaks the graph, with a
-    warning.
-    """
+    """One graph gives the results of plain calls. In float32 transformers itself breaks the graph, with a warning."""
     torch._dynamo.reset()
     model = make("qwen3", NAME).to(device, torch.bfloat16)
     compiled = torch.compile(model, fullgraph=True, backend=backend)

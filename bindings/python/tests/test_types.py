@@ -78,9 +78,7 @@ def test_calls_have_exact_types(tmp_path):
 
 
 def test_stubs_are_what_the_package_is(tmp_path):
-    """Stubs have the names, signatures and defaults of the package, and the package's code has the types that it
-    declares.
-    """
+    """Stubs have the package's names, signatures and defaults, and its code has the types that it declares."""
     config, without = tmp_path / "mypy.ini", tmp_path / "without"
     config.write_text("[mypy]\n[mypy-vllm.*]\nignore_missing_imports = True\n")
     without.write_text(WITHOUT)

@@ -24,8 +24,7 @@ OPTIONS = dict(softmax_scale=0.5, causal=True, window_size=(9, 3), attention_chu
 
 @pytest.fixture(params=[Packed.check, Packed.check_gradients], ids=["results", "gradients"])
 def check(request):
-    """Runs a test with `Packed.check`, which judges results, and with `Packed.check_gradients`, which judges gradients.
-    """
+    """Runs a test with `Packed.check`, for results, and with `Packed.check_gradients`, for gradients."""
     return request.param
 
 

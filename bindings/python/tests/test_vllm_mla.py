@@ -23,8 +23,7 @@ import fa3.vllm
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 BF16, F16, I32 = torch.bfloat16, torch.float16, torch.int32
 PAGE = 16
-# The numbers of new rows and of keys of four sequences: a decoding one, a draft of two tokens, a short prompt, and a
-# row that pads a captured batch.
+# New rows and keys of sequences: decoding, a draft of two tokens, a short prompt, and padding of a captured batch.
 ROWS, KEYS = [1, 2, 7, 1], [37, 20, 7, 0]
 # (latent columns, rotated columns) of DeepSeek's models, a smaller model, and a model that rotates nothing.
 DIMS = [(512, 64), (256, 64), (512, 0)]

@@ -17,7 +17,6 @@ def run(
     stream: int | None,
     # Tensors by name: each is a torch tensor or a tuple (dtype, address, shape, strides).
     tensors: Mapping[str, Any],
-    # Allocates a workspace: (bytes, whether it is zeroed) -> (address, owner). On the CPU, and for a call that is only
-    # checked, None suffices.
+    # Allocates a workspace: (bytes, zeros) -> (address, owner). None for the CPU, or if the call is only checked.
     allocate: Callable[[int, int], tuple[int, object]] | None,
 ) -> int | None: ...

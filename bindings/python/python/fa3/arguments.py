@@ -61,8 +61,7 @@ def whole(name: str, given: Any) -> int:
 
 
 def hint(name: str, given: Any) -> int | None:
-    """Converts a hint, which changes no result. Returns None if reading the hint would wait for a GPU or break a trace.
-    """
+    """Converts a hint, which changes no result. Returns None if to read it would wait for a GPU or break a trace."""
     if isinstance(given, Tensor) and given.dim() == 0 and not (given.is_cpu and operator.is_plain(given)):
         return None
     return None if given is None else integer(name, given)

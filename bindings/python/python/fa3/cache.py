@@ -6,9 +6,7 @@ from torch import Tensor
 
 
 class Cache(NamedTuple):
-    """The arguments that tell operators which rows of the cache and of Q belong to each sequence, in the operators'
-    order.
-    """
+    """The arguments that tell operators each sequence's rows of the cache and of Q, in the operators' order."""
 
     seqused_k: Tensor | None
     page_table: Tensor | None

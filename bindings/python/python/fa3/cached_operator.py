@@ -38,8 +38,7 @@ class Options(NamedTuple):
     qv: Tensor | None = None
 
 
-# The names of the options that the extension module takes: the first fields of `Options`, and the last fields of
-# `Cache`.
+# The names of the extension module's options: the first fields of `Options`, and the last fields of `Cache`.
 _SCORES = " ".join((*Options._fields[:7], *Cache._fields[6:]))
 
 

@@ -81,8 +81,8 @@ def _flash_attn_forward(
             If one of them is given, or seqused_k without cu_seqlens_k, then k and v are a cache, seqused_k is
             cache_seqlens, and there are no gradients.
         k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, seqlens_rotary, rotary_interleaved: new rows that are
-            first written to k and v, and their rotation. In `flash_attn_with_kvcache` k_new, v_new and seqlens_rotary
-            are named k, v and rotary_seqlens.
+            first written to k and v, and their rotation. `flash_attn_with_kvcache` names them k, v, rotary_seqlens and
+            so on.
         out_: a tensor for O, as `out` of these functions.
         window_size_left, window_size_right: both sides of window_size.
         scheduler_metadata: as in `flash_attn_varlen_func` where q and k are packed; ignored elsewhere, where nothing

@@ -28,8 +28,7 @@ def flash_mla_with_kvcache(
     """Attention over a cache of latent vectors. Each row of the cache is a token's key, and its first head_dim_v
     columns are the token's value.
 
-    It calls `flash_attn_with_kvcache`, which takes lengths and tables as data, with these views, so that nothing is
-    copied:
+    It calls `flash_attn_with_kvcache` with views, so nothing is copied. Lengths and tables are data there, too:
 
         q = q[..., head_dim_v:]            k_cache = k_cache[..., head_dim_v:]        the rotated columns
         qv = q[..., :head_dim_v]           v_cache = k_cache[..., :head_dim_v]        the latent ones

@@ -197,9 +197,7 @@ def compute(
     values: tuple[Any, ...],
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns O and, if wanted, LSE of dense or of packed sequences. `values` are the operation's options: `more` names
-    those that only one of the two has, which come last.
-    """
+    """Returns O and, if wanted, LSE of dense or of packed sequences. `more` names the last of the options, `values`."""
     operator.refuse_tangents(NAMES, *operator.given(q, k, v, cos, sin, *positions.values(), *sequences.values()))
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in (torch.float16, torch.bfloat16):

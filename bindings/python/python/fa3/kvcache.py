@@ -325,8 +325,7 @@ def get_scheduler_metadata(
         batch_size: the number of sequences.
         max_seqlen_q, max_seqlen_k, cu_seqlens_q, cu_seqlens_k, seqused_q, causal, window_size, attention_chunk,
             sm_margin: as in `flash_attn_varlen_func`. Give its seqused_k, or None, as cache_seqlens.
-        num_heads_q, num_heads_kv, headdim, headdim_v, qkv_dtype: of that function's tensors. A qkv_dtype of None is
-        bfloat16.
+        num_heads_q, num_heads_kv, headdim, headdim_v, qkv_dtype: of that function's tensors. None is bfloat16.
         has_softcap: whether scores are capped.
         total_q, total_k: the number of rows of q, and of k and v.
 
@@ -417,7 +416,5 @@ def _lengths(cache_seqlens: Any, q: Tensor, cu_seqlens_q: Tensor | None) -> Tens
 
 @functools.lru_cache(maxsize=256)
 def _filled(device: torch.device, stream: int, count: int, rows: int) -> Tensor:
-    """`count` times the number `rows`, filled on the current stream and cached, so that later calls on this stream
-    share it.
-    """
+    """`count` times the number `rows`. The cached tensor serves later calls on the stream that fills it."""
     return torch.full((count,), rows, dtype=torch.int32, device=device)

@@ -246,8 +246,7 @@ def chunked(
 
 
 def padding(lengths: Tensor, seqlen_q: int, seqlen_kv: int, *, left: bool = False) -> Tensor:
-    """Makes a mask in which all rows of a batch entry see the entry's first `lengths` keys, or its last ones, if
-    padding is on the left.
+    """Makes a mask in which a batch entry's rows see its first `lengths` keys, or if padding is left its last ones.
 
     lengths is an integer tensor (batch,). Returns int32 (batch, 1, seqlen_q, 2) on its device. `intersection` combines
     the mask with another.
@@ -416,9 +415,7 @@ def _intervals(seen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_counts(counts: Tensor, sides: Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]) -> None:
-    """Refuses a mask if a row has three or more intervals. `sides` returns the first and the last keys of this row's
-    intervals.
-    """
+    """Refuses a mask if a row has three or more intervals. `sides` gives the first and last keys of its intervals."""
     if _must_not_wait(counts):
         _assert_two(counts)
     elif counts.numel() and int(counts.max()) > 2:

@@ -468,8 +468,8 @@ def define_attention(
     name: str, arguments: str, launch: Callable[..., Any], function: str | None, out: str = "a"
 ) -> None:
     """Defines an operator that returns O and LSE, and its variant that writes O to a given tensor. `function` is the
-    caller's name for errors, or None if `launch` itself refuses gradients. `out` is the schema's letter for the written
-    tensor.
+    caller's name for errors, or None if `launch` itself refuses gradients. `out` is the written tensor's letter in the
+    schema.
     """
 
     def launch_into(*inputs: Any, o: Tensor) -> Tensor:

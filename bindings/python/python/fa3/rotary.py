@@ -7,8 +7,7 @@ from torch import Tensor
 
 from . import arguments, operator
 
-# The positions of one tensor: (name, list or None, first position if there is no list, the tensor whose rows have
-# them).
+# The positions of a tensor's rows: (name, list or None, first position if there is no list, the tensor).
 Positions = tuple[str, Tensor | None, int, Tensor]
 
 

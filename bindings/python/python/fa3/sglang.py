@@ -3,8 +3,8 @@
     FA3_SGLANG=1 python -m sglang.launch_server --model-path MODEL --attention-backend fa3
 
 SGLang calls the plugins of the group "sglang.srt.plugins" in each of its processes. If the environment variable is 1,
-the plugin of this module registers the package: SGLang's backend still plans batches, but its calls of FlashAttention-3
-come here.
+this module's plugin registers the package: SGLang's backend still plans batches, and its calls of FlashAttention-3 come
+here.
 """
 
 import os

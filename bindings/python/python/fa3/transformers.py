@@ -48,8 +48,7 @@ _MASKS_OF_MASKS = {"and_masks", "remap_positions_for_packed_sequence"}
 
 
 class _Positions(Tensor):
-    """Positions that tell packed sequences apart. They take the place of the mask, as some models pass no position_ids.
-    """
+    """Positions that tell packed sequences apart, in the place of the mask: some models pass no position_ids."""
 
 
 def register() -> str:
@@ -293,8 +292,7 @@ def _assert_packed_as_transformers_knows(positions: Tensor, batch: int) -> None:
 
 
 def _refuse_holes(mask: Tensor) -> None:
-    """Refuses a mask with padding between keys. The caller has a sliding window, which would count the padding as keys.
-    """
+    """Refuses a mask with padding between keys, beside a sliding window, which would count padding as keys."""
     sentence = f"padding between keys beside a sliding window is not supported by {NAME}, use sdpa or eager"
     if _must_not_wait(mask):
         torch._assert_async(~_hole(mask), sentence)
@@ -365,8 +363,7 @@ def _positions_of(mask: Callable[..., Any]) -> Tensor | None:
     """Positions that tell packed sequences apart as the mask does, or None if it is not a mask of packed sequences."""
     for part in _parts(mask):
         if part.__qualname__.startswith("packed_sequence_mask_function."):
-            # `numbers` has the index of each token's sequence. The returned positions jump from one sequence to the
-            # next.
+            # The index of each token's sequence. The positions returned jump from one sequence to the next.
             [numbers] = [x for x in _insides(part) if isinstance(x, Tensor)]
             rows = numbers.shape[1]
             return (torch.arange(rows, device=numbers.device) + numbers * (rows + 1)).as_subclass(_Positions)

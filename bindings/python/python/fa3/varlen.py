@@ -283,9 +283,7 @@ def _attend(
     out: Tensor | None,
     table: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Computes O and, if wanted, LSE of packed sequences. A call with `out` writes O to it. Traces see the torch
-    operators, autograd sees its own function, and other calls launch directly.
-    """
+    """Computes O and, if wanted, LSE: into `out`, by operators for traces, with autograd, or by a plain launch."""
     q = tensors[0]
     of_options = options.q_descale, options.k_descale, options.v_descale, options.s_aux, options.qv
     given = (*tensors[:5], *operator.given(*tensors[5:], *of_options))

@@ -365,9 +365,7 @@ def _by_heads(
 
 
 def _method(method: str | None, heads_q: int, heads_kv: int, world: int) -> str:
-    """The given method, or the method that sends fewer bytes. all_gather sends K and V of all other ranks, and ulysses
-    sends a share of Q, K, V and O.
-    """
+    """The given method, or the one that sends fewer bytes: K and V of all other ranks, or a share of Q, K, V and O."""
     if method not in (None, ALL_GATHER, ULYSSES):
         raise ValueError(f"method is {method!r}, expected {ALL_GATHER!r}, {ULYSSES!r} or None")
     divides = heads_kv % world == 0

@@ -86,9 +86,7 @@ def backward(
     dlse: Tensor | None,
     s_aux: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Computes the gradients of a rank's rows of Q, K and V, to which the rows of all ranks contribute; and the
-    gradient of the sinks from the rank's own rows.
-    """
+    """Computes gradients of a rank's rows of Q, K and V from all ranks' rows, and of the sinks from its own rows."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     dsinks = None if s_aux is None else torch.zeros_like(s_aux, dtype=torch.float32)
 

@@ -99,9 +99,7 @@ class Returned:
 
 
 def _contiguous(own: tuple[Copy, ...], copy: Copy, k: Tensor, v: Tensor, buffer: Tensor) -> Tensor:
-    """The rows of K and V that a copy sends: a slice of the rank's own buffer if it has these rows, otherwise a new
-    tensor.
-    """
+    """The rows of K and V that a copy sends: a slice of the rank's buffer if it has them, otherwise a new tensor."""
     for its in own:
         if its.row <= copy.row and copy.here.stop <= its.here.stop:
             first = its.offset + copy.row - its.row

@@ -17,8 +17,7 @@ from .layout import Layout, Piece, owners
 # the whole sequence, and results have the same bits. Rows of the buffer before the first visible key stay unwritten.
 GRID = 26880
 
-# The largest KV block. In the block of the first visible key, the rows before this key are zeroed, since they must not
-# be NaN.
+# The largest KV block. In the block of the first visible key, the rows before it must not be NaN: they are zeroed.
 MOST_KEYS = 256
 
 
@@ -82,9 +81,7 @@ class Launch(NamedTuple):
 
     @property
     def keys(self) -> slice:
-        """The rows, from the launch's first key to its last, of the rank's own keys if `is_local`, otherwise of the
-        buffer.
-        """
+        """The rows from its first key to its last: of the rank's own keys if `is_local`, otherwise of the buffer."""
         return slice(self.calls[0].key, self.calls[-1].key + self.calls[-1].keys)
 
 
@@ -245,9 +242,7 @@ def returns(layout: Layout, owner: int, window: Window) -> tuple[Return, ...]:
 
 
 def _append_return(found: list[Return], part: Return) -> None:
-    """Appends a return. If it continues the last return, in both the launch's keys and the owner's rows, extends the
-    last one.
-    """
+    """Appends a return, or extends the last return if both the launch's keys and the owner's rows continue."""
     last = found[-1] if found else None
     if last and last[:2] == part[:2] and (last.key + last.rows, last.row + last.rows) == (part.key, part.row):
         found[-1] = last._replace(rows=last.rows + part.rows)
@@ -325,8 +320,7 @@ def _shifted(window: Window, ahead: int) -> Window:
 
 def _copies(layout: Layout, need: Piece, offset: int, earlier: tuple[Piece, int] | None) -> list[Copy]:
     """Copies of the needed keys to the buffer, from row `offset` on, by the pieces of their owners. `earlier` are keys
-    of this document that the buffer already has, with the buffer's first row of them. None of these keys follows the
-    last needed key.
+    of this document that the buffer already has, with their first row; none of them follows the last needed key.
     """
     if earlier is None or earlier[0].stop <= need.start:
         return _owned(layout, need, offset)
@@ -348,9 +342,7 @@ def _owned(layout: Layout, need: Piece, offset: int) -> list[Copy]:
 
 
 def _append_copy(copies: list[Copy], copy: Copy) -> None:
-    """Appends a copy. If its rows continue the last copy's rows, both at the owner and in the buffer, extends the last
-    copy.
-    """
+    """Appends a copy, or extends the last copy if both the owner's rows and the buffer's rows continue."""
     last = copies[-1] if copies else None
     if last and (last.owner, last.here.stop, last.there.stop) == (copy.owner, copy.row, copy.offset):
         copies[-1] = last._replace(rows=last.rows + copy.rows)

@@ -24,8 +24,7 @@ def shard(
         dim: the dimension of its rows.
         group: the ranks; all if None.
         layout: "zigzag", which gives all ranks the same number of scores under a causal mask, or "contiguous". The
-            number of rows of a sequence is a multiple of twice the number of ranks ("zigzag"), or of the number of
-            ranks ("contiguous").
+            number of a sequence's rows is a multiple of the number of ranks, or for "zigzag" of twice that number.
         cu_seqlens: where packed documents begin and end, on the host: 0, then the end of each document. Long documents
             are split over all ranks, and short documents are assigned to one rank each.
 

@@ -69,9 +69,7 @@ def _to_rows(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, hea
 
 
 def _pieces(layout: Layout) -> list[tuple[int, slice, slice]]:
-    """For each piece of each rank: the rank, the piece's rows among the rank's rows, and its rows among all documents'
-    rows.
-    """
+    """For each rank's pieces: the rank, the piece's rows among the rank's rows, and its rows among all rows."""
     return [
         (rank, number, slice(at.start, at.stop))
         for rank in range(layout.world)

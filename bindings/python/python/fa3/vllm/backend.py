@@ -52,8 +52,7 @@ class Fa3Backend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        """Kernels take pages of any number of rows, and are fast with multiples of 8. vLLM's pages are multiples of 16.
-        """
+        """Kernels take any number of rows, and are fast with multiples of 8. vLLM's pages have multiples of 16."""
         return [MultipleOf(16)]
 
     @classmethod

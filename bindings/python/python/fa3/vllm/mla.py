@@ -207,8 +207,7 @@ class Fa3MLAImpl(MLACommonImpl[Fa3MLAMetadata]):
         attn_metadata: Fa3MLAMetadata,
         layer: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Computes O (tokens, heads, kv_lora_rank) of the decoding sequences, and LSE (tokens, heads) if vLLM needs it.
-        """
+        """Returns O (tokens, heads, kv_lora_rank) of decoding sequences, and if needed LSE (tokens, heads)."""
         decode = attn_metadata.decode
         assert decode is not None
         return latent(
@@ -266,8 +265,7 @@ class Fa3MLAPrefill(MLAPrefillBackend):
     def run_prefill_context_chunk(
         self, chunk: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Computes O and LSE of the new tokens over a part of the earlier tokens. Each new token sees the whole part.
-        """
+        """Computes O and LSE of the new tokens over a part of the earlier tokens, which all of them see."""
         lists = chunk.query_start_loc, chunk.cu_seq_lens, chunk.max_query_len, chunk.max_seq_len
         result = flash_attn_varlen_func(q, k, v, *lists, softmax_scale=self.scale, return_attn_probs=True, out=out)
         assert isinstance(result, tuple)

@@ -46,8 +46,7 @@ class Fa3MLASparseBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """Aligns blocks of the cache to whole rows, so that one list of row numbers can address the rows of all blocks.
-        """
+        """Makes blocks lie whole rows apart, so that one list of row numbers can address all of them."""
         return align_blocks_to_rows(spec)
 
     @classmethod
@@ -134,8 +133,7 @@ class Fa3MLASparseImpl(SparseMLACommonImpl[Fa3MLASparseMetadata]):
         is_decode: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Computes O (tokens, heads, kv_lora_rank). Each token is a sequence of its own, whose keys are pages of one
-        row. topk_indices, int32 (tokens, topk), has the rows' numbers in the cache, of which the first valid_counts are
-        used.
+        row. topk_indices, int32 (tokens, topk), has their row numbers in the cache; the first valid_counts are used.
         """
         rows, _ = flat_kv_row_view(kv_cache, block_size)
         tokens, topk = topk_indices.shape
