@@ -14,7 +14,7 @@ Zipf-like lengths, or under a window of 1,024 keys together with the first 64 ke
 
 --compile says what torch.compile compiles: nothing (FlexAttention itself is compiled in any case), each block (all
 share one graph), or the whole model, which takes minutes more. The ratio is the time before divided by the time after.
-Attention's time is that of calls with one block's shape, times the number of blocks. In a training step the calls
+Attention's time is the time of calls with one block's shape, times the number of blocks. In a training step the calls
 include gradients.
 
 O, the gradients, the losses of the first steps and the logits are compared with the results before, and the exit code

@@ -25,7 +25,7 @@ WRONG = 0.02
 
 
 class Mask(NamedTuple):
-    """A mask: its intervals, FlexAttention's function, and the arguments of our own kernel for it, if there is one."""
+    """A mask: its intervals, FlexAttention's function, and the arguments of our own kernel, if any."""
 
     intervals: torch.Tensor
     function: object

@@ -16,7 +16,7 @@ _addresses = itertools.count(1 << 44, 1 << 32)
 
 
 def address():
-    """An address that no other tensor has."""
+    """Returns an address that no other tensor has."""
     return next(_addresses)
 
 

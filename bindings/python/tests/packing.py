@@ -96,7 +96,7 @@ class Packed:
         return tuple(mask.to(self.q.device) for mask in masks)
 
     def judge(self, out, lse, qv=None, **options):
-        """Fails unless each sequence has its own results, and other rows have those of rows without keys."""
+        """Fails unless each sequence has its own results, and other rows have the results of rows without keys."""
         total, heads, _ = self.q.shape
         assert (out.shape, out.dtype) == ((total, heads, self.v.shape[2]), self.q.dtype) and out.is_contiguous()
         assert (lse.shape, lse.dtype) == ((heads, total), F32) and lse.is_contiguous()

@@ -136,7 +136,7 @@ def test_rows_without_a_place_are_left_out_on_a_gpu():
     k, v = (normal(3, 4, 2, 64, seed=5 + i, device=device) for i in range(2))
     right = [x.clone() for x in (cached.k, cached.v)]
     for memory, x in zip(right, (k, v), strict=True):
-        # Two of the four rows fit; none of the second sequence; one of the third, whose second page is invalid.
+        # Of four new rows each, two of the first sequence fit, none of the second, and one of the third.
         memory[1, 14:] = x[0, :2]
         memory[3, 15] = x[2, 0]
     lengths = torch.tensor([30, -3, 15], dtype=I32, device=device)
@@ -176,7 +176,7 @@ def test_new_rows_become_e4m3(device, layout, new, rotation):
     results = appended.call((appended.plain_q, *caches), causal=True, k_descale=of_k, v_descale=of_v, return_softmax_lse=True)
     for memory, right in zip(caches, expected, strict=True):
         assert torch.equal(memory.view(torch.uint8), right)
-    # The results are those of attention over the cache after the call.
+    # Attention over the cache after the call has the same results.
     appended.turn_queries(True)
     again = Cached.arguments(appended) | dict(cache_seqlens=torch.tensor([n + pad for n, pad in zip(appended.keys, appended.pad)], dtype=I32, device=device))
     of_cache = dict(k_descale=of_k, v_descale=of_v, causal=True, return_softmax_lse=True)

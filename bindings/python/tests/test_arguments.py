@@ -71,7 +71,7 @@ def tensors(function):
 
 def refused(function, error, sentence, **options):
     """Checks that a call is refused with the same sentence for fake tensors, which go through the operator as in a
-    trace. Arguments are checked before the direct and the traced path part.
+    trace. The check comes before the direct and the traced path separate.
     """
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(error, match=f"^{sentence}$"):
         function(*tensors(function), **options)

@@ -37,7 +37,7 @@ def test_the_module_has_flash_attention_3s_names():
     names += ["flash_attn_with_kvcache", "flash_attn_combine", "get_scheduler_metadata"]
     names += ["_flash_attn_forward", "_flash_attn_backward"]
     assert sorted(flash_attn_interface.__all__) == sorted(names)
-    # The names are those of the package's own functions.
+    # These are the package's own functions, and not others with their names.
     assert all(getattr(flash_attn_interface, name) is getattr(fa3, name) for name in names)
 
 

@@ -441,7 +441,7 @@ def test_a_graph_holds_the_length_of_all():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out, lse, *_ = flash_attn_with_kvcache(q, k, v, cache_seqlens=37, return_softmax_lse=True)
-    # So many other lengths replace the cached tensor.
+    # These other lengths replace the cached tensor.
     for length in range(300):
         flash_attn_with_kvcache(q, k, v, cache_seqlens=length % 50)
     q.copy_(torch.randn_like(q))

@@ -89,7 +89,7 @@ DIFFERENTIABLE = {name: x for name, x in OPERATIONS.items() if x.no_gradient is 
     indirect=["device"],
 )
 def test_gradients_of_other_sizes_compile_nothing_anew(device, backend, operation):
-    """The gradients are those of O and LSE, or of O alone."""
+    """Gradients come from O and LSE, or from O alone."""
     if backend == "inductor":
         needs_a_compiler()
 

@@ -412,7 +412,7 @@ def test_windows_caps_and_sinks_reach_the_kernels(device, calls):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_models_in_16_bits(device, dtype):
-    """Results differ from those in float32 only by rounding."""
+    """Results differ from float32 results only by rounding."""
     ids, mask = on(device, IDS, LEFT)
     with torch.no_grad():
         right = make("qwen3", "eager").to(device)(ids, attention_mask=mask).logits

@@ -1,5 +1,5 @@
 """vLLM's backends of latent attention: decoding, prompts in parts, and tokens that each attend to a list of rows. If
-vLLM is installed, base classes are vLLM's own, otherwise those of `vllm_mla_interface`. Needs torch.
+vLLM is installed, base classes are vLLM's own, otherwise `vllm_mla_interface` has them. Needs torch.
 """
 
 import importlib
@@ -102,7 +102,7 @@ class Latent:
         return SimpleNamespace(decode=decode)
 
     def check(self, o, lse=None):
-        """Checks that O and LSE (tokens, heads) are those of attention over each sequence's rows."""
+        """Checks O and LSE (tokens, heads) against attention over each sequence's rows."""
         start = 0
         for rows, k in zip(self.rows, self.k):
             part = slice(start, start + rows)

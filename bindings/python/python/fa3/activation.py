@@ -324,7 +324,7 @@ class _Kernels:
 
 class _Call:
     """A call of attention. Its layout is computed once, decides whether our kernels compute the call, and serves the
-    launch. The host limits the speed of a small call, and each question to a tensor takes time.
+    launch. The host limits the speed of a small call, and reading a property of a tensor takes time.
     """
 
     def __init__(

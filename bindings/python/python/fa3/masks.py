@@ -246,7 +246,7 @@ def chunked(
 
 
 def padding(lengths: Tensor, seqlen_q: int, seqlen_kv: int, *, left: bool = False) -> Tensor:
-    """Makes a mask in which a batch entry's rows see its first `lengths` keys, or if padding is left its last ones.
+    """Makes a mask in which a batch entry's rows see its first `lengths` keys, or its last keys if padding is left.
 
     lengths is an integer tensor (batch,). Returns int32 (batch, 1, seqlen_q, 2) on its device. `intersection` combines
     the mask with another.

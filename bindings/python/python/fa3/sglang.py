@@ -21,7 +21,7 @@ from .varlen import flash_attn_varlen_func as _varlen
 __all__ = ["VARIABLE", "register"]
 
 VARIABLE = "FA3_SGLANG"
-# SGLang's function that returns FlashAttention-3's kernels by their names. SGLang calls it for each launch.
+# SGLang's function that, at each call, returns FlashAttention-3's kernels by their names.
 _TARGET = "sglang.kernels.ops.attention.flash_attention_v3._load_fa3_kernels"
 
 

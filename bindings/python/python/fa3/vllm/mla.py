@@ -135,7 +135,7 @@ class Fa3MLAMetadata(MLACommonMetadata[Fa3MLADecodeMetadata]):
 class Fa3MLAMetadataBuilder(MLACommonMetadataBuilder[Fa3MLAMetadata]):
     """Makes the metadata of a batch from vLLM's own tensors, since kernels read all lengths on the GPU."""
 
-    # vLLM's own builder captures graphs only of batches that decode.
+    # vLLM's builder captures graphs of decoding batches.
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
     # A sequence with up to this number of new rows is computed over the latent cache.
