@@ -78,7 +78,7 @@ def cells(dtypes):
 
 
 def main():
-    """Prints a table of the least times of several calls."""
+    """Prints a table with the least time of several calls for each problem."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)

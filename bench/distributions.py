@@ -59,8 +59,8 @@ def spike(shape, generator):
 
 def recency(shape, generator):
     """Draws Q and K whose scores fall with the distance between query and key, as with rotary embedding. Each query and
-key is the sum of its head's shared vector from N(0, 2.25) and of its own vector from N(0, 0.36), rotated by its
-position. At distance 0 the mean score is 2.25 · sqrt(head_dim).
+    key is the sum of its head's shared vector from N(0, 2.25) and of its own vector from N(0, 0.36), rotated by its
+    position. At distance 0 the mean score is 2.25 · sqrt(head_dim).
     """
     _, seqlen, heads, head_dim = shape
     q, k, v = normal(shape, generator)

@@ -20,7 +20,7 @@ def report(cell, dtype, ms, work=1.0):
 
 def summarise(ratios):
     """Prints geometric means of ratios, and the worst cell. `ratios` are pairs of a cell and what `report` returned for
-it. The mean of an implementation is over the cells that it supports.
+    it. The mean of an implementation is over the cells that it supports.
     """
     best = [(min(others.values()), cell) for cell, others in ratios if others]
     if not best:

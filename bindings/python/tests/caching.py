@@ -17,8 +17,8 @@ NOWHERE = [-1, 10**6, 2**31 - 1, -(2**31)]
 
 class Cached:
     """Q and a cache for sequences with `keys` keys. Rows of the cache that belong to no sequence are NaN. `layout` is
-"seqused", "padded", "indexed" or "indexed padded"; or the number of rows of a page, after which "padded" and "indexed"
-may stand. `rows` lists the rows of Q of each sequence; it is one number if q is dense.
+    "seqused", "padded", "indexed" or "indexed padded"; or the number of rows of a page, after which "padded" and
+    "indexed" may stand. `rows` lists the rows of Q of each sequence; it is one number if q is dense.
     """
 
     def __init__(self, device, dtype=BF16, keys=KEYS, layout="seqused", rows=1, heads=(4, 2), head_dims=(64, 64)):

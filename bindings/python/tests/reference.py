@@ -104,7 +104,7 @@ def gradients(q, k, v, dout, dlse=None, s_aux=None, dtype=torch.float64, magnitu
 
 def law_of(oracle, baseline, lse, magnitude, dtype):
     """The largest difference from the oracle that a result may have: 2 max |baseline - oracle| + atol + noise. atol is
-twice the error of adding and subtracting 0.3 in `dtype`. noise is the error of rounding exponents to float32.
+    twice the error of adding and subtracting 0.3 in `dtype`. noise is the error of rounding exponents to float32.
     """
     rounded = oracle.to(dtype)
     atol = 2 * ((rounded + 0.3 - 0.3) - rounded).abs().max().item()

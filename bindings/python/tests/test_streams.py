@@ -37,8 +37,8 @@ def step(request):
 
 @pytest.fixture
 def make(randn):
-    """Makes Q, K, V, dO and dLSE with more work tiles than SMs. Under a causal mask their lengths differ, so that
-    launches take tiles from a counter.
+    """Makes Q, K, V, dO and dLSE with more work tiles than SMs. Under a causal mask these tiles differ in length, so
+    that launches take them from a counter.
     """
 
     def make(seqlen=1024, head_dim=128, dtype=torch.bfloat16):

@@ -102,7 +102,7 @@ def test_lengths_that_only_the_data_will_tell(device, name):
 
 @pytest.mark.parametrize("name", ["dense", "packed"])
 def test_an_export_whose_lengths_only_the_data_will_tell(name):
-    """If a trace does not know the number of rows, or their strides, these are not checked."""
+    """If a trace does not know the number or the length of rows, these are not checked."""
 
     class Masked(torch.nn.Module):
         def forward(self, x, mask, ends):

@@ -188,7 +188,7 @@ def test_one_tensor_and_its_gradients(device, calls, are_lists, num_heads_q):
     lengths = [7, 0, 64, 129]
     shape = (sum(lengths) + 5, 3, 4, 64) if num_heads_q is None else (sum(lengths) + 5, 8, 64)
     qkv, lists = normal(*shape, device=device).requires_grad_(), ends(lengths, device)
-    # The arguments have flash-attn 2's order, in which dropout_p is second.
+    # The arguments have flash-attn 2's order, in which dropout_p follows max_seqlen.
     numbers = 129, 0.0, 0.5, True, (70, 5), 20.0, None, True, True
     out, lse = flash_attn_varlen_qkvpacked_func(qkv, lists, *numbers, num_heads_q=num_heads_q)
     parts = qkv.detach().unbind(1) if num_heads_q is None else qkv.detach().split([4, 2, 2], 1)
