@@ -125,9 +125,9 @@ def flash_attn_func(
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
     device. On the CPU tensors may also be float32. Under `torch.autocast` float32 q, k, v and qv are cast to its dtype.
 
-    O and LSE are differentiable in q, k and v of float16 and bfloat16, and in s_aux, once and in reverse mode. If one
-    of them requires grad, q, k, v, O and LSE are kept for the backward pass, which computes the gradients of all of
-    them. If a tensor lies in memory as (batch, heads, seqlen, head_dim), so does its gradient; other gradients are
+    O and LSE are differentiable, once and in reverse mode, in s_aux, and in q, k and v unless these are float8_e4m3fn.
+    If one of them requires grad, q, k, v, O and LSE are kept for the backward pass, which computes the gradients of all
+    of them. If a tensor lies in memory as (batch, heads, seqlen, head_dim), so does its gradient; other gradients are
     contiguous. The backward pass takes a workspace of 8 bytes for each query row of each head, and of 4 more bytes for
     each element of q where it accumulates the gradient of q in memory. It reads the gradient of O with its own strides,
     and copies it only where these strides do not meet the rules for q.

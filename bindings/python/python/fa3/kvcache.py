@@ -325,7 +325,8 @@ def get_scheduler_metadata(
         batch_size: the number of sequences.
         max_seqlen_q, max_seqlen_k, cu_seqlens_q, cu_seqlens_k, seqused_q, causal, window_size, attention_chunk,
             sm_margin: as in `flash_attn_varlen_func`. Give its seqused_k, or None, as cache_seqlens.
-        num_heads_q, num_heads_kv, headdim, headdim_v, qkv_dtype: of that function's tensors. None is bfloat16.
+        num_heads_q, num_heads_kv, headdim, headdim_v, qkv_dtype: of that function's tensors. A qkv_dtype of None is
+        bfloat16.
         has_softcap: whether scores are capped.
         total_q, total_k: the number of rows of q, and of k and v.
 

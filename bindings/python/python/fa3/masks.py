@@ -64,7 +64,7 @@ def from_mask_mod(
     """Makes intervals from a mask function of FlexAttention, which is evaluated for every row and key; or from a
     `BlockMask`, which needs no other argument.
 
-    It evaluates 4 million elements at a time, and the host waits for the result. In a trace it evaluates all at once.
+    4 million elements are evaluated at a time, and the host waits for the result. In a trace all are evaluated at once.
 
     Arguments:
         mask_mod: gets b, h, q_idx and kv_idx, int64 tensors without dimensions, and returns a bool tensor without

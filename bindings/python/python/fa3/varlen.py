@@ -157,9 +157,9 @@ def flash_attn_varlen_func(
     other lengths when it is replayed. There, invalid lengths give unspecified results, but never an access outside the
     tensors. On the CPU they raise.
 
-    O and LSE are differentiable in q, k and v of float16 and bfloat16, as in `flash_attn_func`. Rows that are not in
-    use, or lie behind the last sequence, have gradients of 0. The lengths are kept for the backward pass, and must not
-    be changed before it.
+    O and LSE are differentiable in q, k and v unless these are float8_e4m3fn, as in `flash_attn_func`. Rows that are
+    not in use, or lie behind the last sequence, have gradients of 0. The lengths are kept for the backward pass, and
+    must not be changed before it.
 
     Arguments:
         q: (total_q, heads_q, head_dim), or a dense batch (batch, seqlen_q, heads_q, head_dim) where cu_seqlens_q is
