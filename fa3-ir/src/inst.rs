@@ -100,7 +100,7 @@ pub enum Access {
     Mbarrier {
         /// The address.
         addr: SharedAddr,
-        /// The arrivals that it is initialised for, if this is its initialisation.
+        /// The arrivals per phase, if the instruction initialises the mbarrier.
         arrivals: Option<u32>,
     },
     /// Loads a parameter into a register of this class.
@@ -188,8 +188,8 @@ impl Inst {
         }
     }
 
-    /// Whether it only computes a value from its operands, none of which is `undefined`: it then makes no difference to
-    /// a lane whether another lane executes it.
+    /// Whether all lanes may execute the instruction, guarded or not: it only computes a value from operands, none of
+    /// which is in `undefined`.
     pub(crate) fn is_harmless(&self, undefined: &HashSet<Value>) -> bool {
         let mut defined = true;
         self.visit(&mut |access| {
@@ -240,7 +240,7 @@ impl Inst {
         matches!(self, Inst::Wgmma(_) | Inst::Misc(MiscInst::SetMaxRegisters { .. }))
     }
 
-    /// The instruction's line, without a guard and without the semicolon.
+    /// The instruction's line of text, without a guard and without the semicolon.
     pub(crate) fn text(&self, names: &Names) -> String {
         match self {
             Inst::Lane(inst) => inst.text(names),

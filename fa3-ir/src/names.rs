@@ -21,7 +21,7 @@ pub(crate) struct Names<'k> {
 }
 
 impl<'k> Names<'k> {
-    /// PTX: `%f9`, `0f3F800000`, `[smem+1024]`. Values that are `gone` have no numbers.
+    /// PTX: `%f9`, `0f3F800000`, `[smem+1024]`. Values for which `gone` is true were removed, and have no numbers.
     pub(crate) fn ptx(kernel: &'k Kernel, gone: &[bool]) -> Names<'k> {
         let mut next = 0..;
         let numbers = gone.iter().map(|&gone| if gone { None } else { next.next() }).collect();
@@ -110,7 +110,7 @@ impl<'k> Names<'k> {
         self.counted_from("smem", addr)
     }
 
-    /// `base+offset`; in PTX regions are parts of `memory`.
+    /// `base+offset`. In PTX the base of a region is `memory`, which holds all regions.
     fn counted_from(&self, memory: &str, addr: SharedAddr) -> String {
         let (base, offset) = match addr.base {
             SharedBase::Value(value) => (self.value(value), addr.offset.into()),
@@ -144,7 +144,7 @@ impl<'k> Names<'k> {
         format!("[{}]", plus(&self.value(addr.base), addr.offset.into()))
     }
 
-    /// Repeats a wait that may time out until it succeeds. Predicate and label are local to the braces.
+    /// A loop that repeats a wait, which may time out, until it succeeds. Predicate and label are local to its braces.
     pub(crate) fn wait_loop(&self, wait: &str, addr: SharedAddr, parity: Operand) -> String {
         let (addr, parity) = (self.shared(addr), self.operand(parity));
         match self.style {

@@ -48,7 +48,7 @@ pub struct Buffer {
     pub shape: Vec<u64>,
     /// Its role in the program.
     pub role: BufferRole,
-    /// The address is a multiple of this many bytes.
+    /// Alignment of the address in bytes.
     pub align: u32,
     /// The layout of the elements, if other data may lie between them.
     pub tensor: Option<TensorDesc>,
@@ -108,7 +108,7 @@ pub enum Passed {
     U32(u32),
     /// 64 bits.
     U64(u64),
-    /// A number.
+    /// A binary32.
     F32(f32),
     /// The address of a buffer.
     Pointer(BufferId),
@@ -211,8 +211,8 @@ impl<K> Program<K> {
         self.steps.iter().rposition(has).filter(|_| is_output)
     }
 
-    /// Appends the steps of another program, and returns the numbers of its buffers in this one. Buffers whose names
-    /// `bind` knows are buffers of this program. The others are added, as workspace.
+    /// Appends the steps of another program, and returns the numbers of its buffers in this one. `bind` maps the name
+    /// of a buffer of `part` to a buffer of this program. Buffers that it does not map are added as workspace.
     pub fn append(&mut self, part: &Program<K>, bind: impl Fn(&str) -> Option<BufferId>) -> Vec<BufferId>
     where
         K: Clone,
@@ -268,7 +268,7 @@ impl Program<Kernel> {
     /// # Errors
     /// The first grid or argument that does not fit.
     pub fn check(&self) -> Result<(), ArgError> {
-        // Aligned as the driver aligns them, and apart from each other as long as no buffer has 2^40 bytes.
+        // Aligned as the driver aligns buffers, and without overlap as long as no buffer has more than 2^40 bytes.
         let addresses: Vec<u64> = (1..=self.buffers.len() as u64).map(|index| index << 40).collect();
         self.steps.iter().try_for_each(|step| {
             check_grid(step.grid, step.kernel.launch.cluster)?;
@@ -316,7 +316,7 @@ impl Passed {
         }
     }
 
-    /// The argument with its buffer replaced by `of`.
+    /// The argument with its buffer b replaced by `of(b)`.
     #[must_use]
     pub fn with_buffer(&self, of: impl Fn(BufferId) -> BufferId) -> Passed {
         match self {

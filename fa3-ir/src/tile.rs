@@ -35,7 +35,7 @@ pub struct TileShape {
 }
 
 impl TileShape {
-    /// A tile with the widest swizzle whose row length divides the tile's.
+    /// A tile with the widest swizzle whose row length divides the length of the tile's rows.
     pub fn new(elem: Elem, rows: u32, cols: u32) -> TileShape {
         let row = cols.saturating_mul(elem.bytes());
         let widest = [Swizzle::B128, Swizzle::B64, Swizzle::B32];
@@ -202,8 +202,8 @@ impl<'s, 'k> Tile<'s, 'k> {
         panel.mad(self.panel_stride, start) + mixed
     }
 
-    /// The addresses of elements at constant distances from this one. The caller ensures that they are in the tile, and
-    /// that the byte of the column within its panel has no bit in common with a distance.
+    /// Addresses at constant distances from the element at `row` and `col`. The caller ensures that they are in the
+    /// tile, and that no distance has a bit in common with the byte offset of `col` within its panel.
     #[track_caller]
     pub fn elements(self, row: impl Arg<Ty = B32>, col: impl Arg<Ty = B32>) -> Elements<'s, 'k> {
         Elements { first: self.element(row, col), tile: self }
@@ -350,7 +350,7 @@ impl Builder {
         self.region(name, count.saturating_mul(shape.bytes()), shape.align())
     }
 
-    /// Records a tile that does not consist of whole panels and whole patterns as a mistake.
+    /// Records a mistake if a tile does not consist of whole panels of whole swizzle patterns.
     #[track_caller]
     pub(crate) fn whole(&self, shape: TileShape) {
         if !shape.is_whole() {
@@ -358,7 +358,7 @@ impl Builder {
         }
     }
 
-    /// Declares a tile that begins where the first of `over` does. The two must never be in use at the same time.
+    /// Declares a tile that begins where the first of `over` does. It must never be in use while one of `over` is.
     #[track_caller]
     pub fn tile_over(&self, name: &str, shape: TileShape, over: &[Region]) -> Tile<'_, '_> {
         self.whole(shape);
@@ -410,7 +410,7 @@ mod tests {
         a ^ ((a >> 3) & ((1 << (4 + bits)) - 16))
     }
 
-    /// Byte offset of an element of a tile at `start`, where the copies of its panels write it.
+    /// Byte offset at which the copies of a tile's panels write an element. The tile begins at `start`.
     fn copied(shape: TileShape, start: u32, row: u32, col: u32) -> u32 {
         let (panel, within) = (col / shape.panel_cols(), col % shape.panel_cols());
         let start = start + panel * shape.panel_bytes();

@@ -153,7 +153,7 @@ impl<'k, T: Class> V<'k, T> {
         }
     }
 
-    /// Names it for the reader of the printed kernel.
+    /// Names this value for the reader of the printed kernel.
     #[must_use]
     pub fn named(self, name: &str) -> V<'k, T> {
         if let Operand::Value(register) = self.operand {
@@ -179,7 +179,7 @@ impl<'k, T: Class> Var<'k, T> {
         V::new(self.builder, self.register)
     }
 
-    /// Assigns to it.
+    /// Assigns to the variable.
     #[track_caller]
     pub fn set(self, value: impl Arg<Ty = T>) {
         self.builder.set(self.register, value);
@@ -303,7 +303,7 @@ impl std::ops::Not for V<'_, Pred> {
 
 impl std::ops::Not for Var<'_, Pred> {
     type Output = Condition;
-    /// The lanes where its content is false.
+    /// The lanes where the variable's content is false.
     fn not(self) -> Condition {
         Condition { pred: self.register(), negate: true }
     }

@@ -142,7 +142,7 @@ coords! {
     A B C D E;
 }
 
-/// How loads signal completion: an mbarrier counts their bytes.
+/// The completion mechanism of loads to shared memory: an mbarrier counts their bytes.
 const TO_SHARED: &str = "shared::cluster.global.mbarrier::complete_tx::bytes";
 
 impl LoadOptions {
@@ -173,7 +173,7 @@ fn visit_mbarrier(addr: SharedAddr, see: &mut dyn FnMut(Access)) {
     see(Access::Mbarrier { addr, arrivals: None });
 }
 
-/// Reports the number of bytes; returns it if it is constant, and 1 if not.
+/// Reports the number of bytes. Returns the number if it is constant, and 1 otherwise.
 fn visit_bytes(bytes: Operand, see: &mut dyn FnMut(Access)) -> u32 {
     see(Access::Read(bytes, Ty::B32));
     let Some(given) = bytes.constant() else { return 1 };
@@ -247,7 +247,7 @@ impl Builder {
         self.push(Inst::Tma(TmaInst::BulkReduceAddF32 { dst, src, bytes }));
     }
 
-    /// Prefetches a tensor map, so that the first copy waits less.
+    /// Prefetches a tensor map, so that the first copy that uses it waits less.
     #[track_caller]
     pub fn prefetch_tensor_map(&self, map: TensorMap) {
         self.push(Inst::Tma(TmaInst::Prefetch { map }));

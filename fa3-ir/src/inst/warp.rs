@@ -8,9 +8,9 @@ use crate::{Inst, Operand, SharedAddr, Ty, Value};
 /// The lane that a shuffle reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ShflMode {
-    /// The given number.
+    /// The lane with the given number.
     Idx,
-    /// This lane's number ⊕ the given number.
+    /// The lane whose number is this lane's number ⊕ the given number.
     Bfly,
     /// This lane's number − the given number; this lane itself if there is no such lane.
     Up,
@@ -215,14 +215,14 @@ impl Builder {
         self.result(|dst| Inst::Warp(WarpInst::Elect { dst }))
     }
 
-    /// Waits for the warp's other lanes. Memory accesses before it are visible to them afterwards.
+    /// Waits for the warp's other lanes. Each lane then sees the memory accesses that the others made before the call.
     #[track_caller]
     pub fn warp_sync(&self) {
         self.push(Inst::Warp(WarpInst::Sync));
     }
 
-    /// Loads `N` (1, 2 or 4) 8 x 8 matrices of 16-bit elements. Lane 8i + r gives the address of row r of matrix
-    /// i; lane l gets elements 2(l mod 4) and the next of row l / 4, of the transposed matrix if `trans`.
+    /// Loads `N` (1, 2 or 4) 8 x 8 matrices of 16-bit elements. Lane 8i + r gives the address of row r of matrix i.
+    /// Lane l gets elements 2 (l mod 4) and 2 (l mod 4) + 1 of row l / 4, of the transposes if `trans`.
     #[track_caller]
     pub fn ldmatrix<const N: usize>(&self, addr: impl Into<SharedAddr>, trans: bool) -> [V<'_, B32>; N] {
         let dst = [(); N].map(|()| self.define(B32::TY));

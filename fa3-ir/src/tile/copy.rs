@@ -42,7 +42,7 @@ fn panels(
     let cols = tile.shape.panel_cols();
     let panel = |panel: u32| {
         let mut coords = coords.to_vec();
-        // V-10 reports a copy without coordinates.
+        // Without coordinates there is none to advance. V-10 reports such a copy.
         if let Some(first) = coords.first_mut().filter(|_| panel > 0) {
             *first = match *first {
                 Operand::Imm(Imm::B32(first)) => first.wrapping_add(panel * cols).operand(),

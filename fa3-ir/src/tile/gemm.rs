@@ -9,7 +9,7 @@ use crate::tile::OperandSide;
 use crate::watch::{DutyId, GroupId};
 use crate::{Elem, Fault, Mma, ScaleD, Source, WgmmaA, WgmmaType};
 
-/// A result that is not complete yet. Only [`InFlight::wait`] returns it.
+/// The result of a product that may not be complete yet. Only [`InFlight::wait`] returns it.
 ///
 /// ```compile_fail,E0308
 /// use fa3_ir::lang::{Frag, Fresh, Rows, Tile, gemm};
@@ -19,7 +19,7 @@ use crate::{Elem, Fault, Mma, ScaleD, Source, WgmmaA, WgmmaType};
 /// }
 /// ```
 ///
-/// Until then its operands must stay: a stage that the product reads cannot be released.
+/// Until the wait the product's operands must stay: a stage that the product reads cannot be released.
 /// ```compile_fail,E0505
 /// use fa3_ir::lang::{Fresh, FullStage, Tile, gemm};
 /// fn release_in_flight(q: Tile, stage: FullStage<1>) {

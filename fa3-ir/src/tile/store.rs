@@ -6,8 +6,8 @@ use crate::{Elem, SharedAddr, WgmmaType};
 impl<'k> Frag<'k> {
     /// Writes the fragment, rounded to the tile's element type, to a tile of 64 rows.
     ///
-    /// Each warp writes its 16 rows: 16-bit elements by `stmatrix`, which touches every bank once; binary32 in pairs,
-    /// of which two rows share banks. The number of columns is a multiple of 16, or of 8 for binary32.
+    /// Each warp writes its 16 rows: 16-bit elements by `stmatrix`, which touches every bank once, or binary32 elements
+    /// in pairs, where two rows share banks. The number of columns is a multiple of 16, or of 8 for binary32.
     #[track_caller]
     pub fn store(&self, tile: Tile<'_, '_>) {
         let shape = tile.shape();

@@ -30,7 +30,7 @@ pub struct StageHandoff<'k, const N: usize> {
 }
 
 impl<'k, const N: usize> StageHandoff<'k, N> {
-    /// The stage, filled or empty, to be handed over by a commit. It must be here.
+    /// The stage, filled or empty, to be handed over by a commit. It must not be with the consumer already.
     #[track_caller]
     pub fn hand_over(&mut self) -> EmptyStage<'k, N> {
         let due = self.pipeline.due("committed", Location::caller());
