@@ -9,7 +9,7 @@ use fa3_ir::{BufferRole, Passed, Program};
 use fa3_sim::{Policy, ProgramSimulation};
 use half::bf16;
 
-/// The rows of Q of a CTA, the keys of a block, and the columns of both.
+/// Number of rows of Q in a CTA, of keys in a block, and of columns of Q and K.
 const TILE: u32 = 64;
 
 /// lse = ln Σ exp(q · k / 8) over the keys up to the row's own position, for a head of `rows` rows of 64 bf16.

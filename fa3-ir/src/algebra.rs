@@ -94,9 +94,9 @@ impl<'k> Real for V<'k, F32> {
         self.ex2()
     }
 
-    /// Computed from an exponential and a reciprocal, tanh x = 1 - 2 / (exp 2x + 1), because the special-function
-    /// unit's own tanh has 11 bits. Near 0, where the difference from 1 would leave few bits, it is the first terms of
-    /// the series, x - x³ / 3 + 2x⁵ / 15.
+    /// Computes tanh x = 1 - 2 / (exp 2x + 1), because the special-function unit's own tanh has only 11 bits. Near 0
+    /// the difference from 1 would leave few bits, so the result is the first terms of the series, x - x³ / 3 + 2x⁵ /
+    /// 15.
     #[track_caller]
     fn tanh(self) -> Self {
         let x = self;

@@ -112,7 +112,6 @@ impl Builder {
         self.state.borrow_mut()
     }
 
-    /// The notes on tokens that must be given back, and on products in flight.
     pub(crate) fn watch(&self) -> RefMut<'_, Watch> {
         RefMut::map(self.state(), |state| &mut state.watch)
     }
@@ -361,7 +360,7 @@ impl Builder {
         });
     }
 
-    /// Builds the body of `role`, which its warps run after the prologue, with the role's registers.
+    /// Builds the body of `role`. The role's warps run it after the prologue, with the role's registers.
     #[track_caller]
     pub fn role(&self, role: Role, body: impl FnOnce()) {
         let source = Location::caller();
@@ -469,8 +468,7 @@ impl Builder {
         self.on_behalf_of(Some(self.source()))
     }
 
-    /// While the result lives, statements are attributed to `source`. With `None`, each one is attributed to its own
-    /// line.
+    /// While the result lives, statements are attributed to `source`; with `None`, each statement to its own line.
     pub(crate) fn on_behalf_of(&self, source: Option<Source>) -> OnBehalf<'_> {
         OnBehalf { builder: self, outer: std::mem::replace(&mut self.state().source, source) }
     }

@@ -114,7 +114,7 @@ pub enum Elem {
 }
 
 impl Elem {
-    /// Its size.
+    /// Size of an element in bytes.
     pub const fn bytes(self) -> u32 {
         match self {
             Elem::U8 | Elem::E4m3 => 1,

@@ -59,7 +59,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// `p` or `!p`.
+    /// A condition as text: `p` or `!p`.
     pub(crate) fn condition(&self, condition: Condition) -> String {
         format!("{}{}", if condition.negate { "!" } else { "" }, self.value(condition.pred))
     }
@@ -77,7 +77,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// `{a, b}`; the IR print writes long lists as `{a .. z}`.
+    /// A list of values as text: `{a, b}`. The printed IR shortens long lists to `{a .. z}`.
     pub(crate) fn list(&self, values: &[Value]) -> String {
         match values {
             [first, .., last] if self.style == Style::Ir && values.len() > 4 => {
@@ -87,7 +87,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// `{a, b}`.
+    /// A list of operands as text: `{a, b}`.
     pub(crate) fn operands(&self, operands: &[Operand]) -> String {
         format!("{{{}}}", comma(operands.iter().map(|&operand| self.operand(operand))))
     }
@@ -100,7 +100,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// `[base+offset]`.
+    /// A shared-memory address as text: `[base+offset]`.
     pub(crate) fn shared(&self, addr: SharedAddr) -> String {
         format!("[{}]", self.counted_from("%smem", addr))
     }
@@ -139,7 +139,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// `[base+offset]`.
+    /// A global address as text: `[base+offset]`.
     pub(crate) fn global(&self, addr: GlobalAddr) -> String {
         format!("[{}]", plus(&self.value(addr.base), addr.offset.into()))
     }
@@ -185,7 +185,7 @@ impl<'k> Names<'k> {
     }
 }
 
-/// `a, b, c`.
+/// Joins items to a text such as `a, b, c`.
 pub(crate) fn comma(items: impl Iterator<Item = String>) -> String {
     items.collect::<Vec<_>>().join(", ")
 }

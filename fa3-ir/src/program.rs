@@ -74,17 +74,17 @@ pub enum BufferRole {
 }
 
 impl BufferRole {
-    /// Whether the caller provides it as part of the workspace.
+    /// Whether the caller provides such a buffer as part of the workspace.
     pub const fn is_workspace(self) -> bool {
         matches!(self, BufferRole::Scratch | BufferRole::TileCounter)
     }
 
-    /// Whether the program works without it.
+    /// Whether the program works without such a buffer.
     pub const fn is_optional(self) -> bool {
         matches!(self, BufferRole::OptionalInput | BufferRole::OptionalOutput)
     }
 
-    /// Whether the program writes it, so that nothing else may use its memory meanwhile.
+    /// Whether the program writes such a buffer, so that nothing else may use its memory meanwhile.
     pub const fn is_written(self) -> bool {
         !matches!(self, BufferRole::Input | BufferRole::OptionalInput)
     }
@@ -132,7 +132,7 @@ impl Buffer {
         self.shape.iter().fold(1, |len: usize, &dim| len.saturating_mul(dim as usize))
     }
 
-    /// Whether it has no elements.
+    /// Whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -230,7 +230,7 @@ impl<K> Program<K> {
         buffers
     }
 
-    /// The same program with other kernels.
+    /// This program with `f` of each kernel in the kernel's place.
     ///
     /// # Errors
     /// The first error of `f`.
@@ -242,7 +242,7 @@ impl<K> Program<K> {
         Ok(Program { buffers: self.buffers.clone(), steps })
     }
 
-    /// The same program with other kernels.
+    /// This program with `f` of each kernel in the kernel's place.
     pub fn map<'p, T>(&'p self, mut f: impl FnMut(&'p K) -> T) -> Program<T> {
         let Ok(program) = self.try_map(|kernel| Ok::<T, std::convert::Infallible>(f(kernel)));
         program
@@ -256,7 +256,7 @@ pub trait BuildKernel {
 }
 
 impl<K: BuildKernel> Program<K> {
-    /// The same program with its kernels built, as a simulation and a device take it.
+    /// This program with its kernels built, for a simulation or a device.
     pub fn kernels(&self) -> Program<Kernel> {
         self.map(K::build)
     }
@@ -308,7 +308,7 @@ impl<K> Step<K> {
 }
 
 impl Passed {
-    /// The buffer that it refers to, if any.
+    /// The buffer that the argument refers to, if any.
     pub fn buffer(&self) -> Option<BufferId> {
         match self {
             Passed::U32(_) | Passed::U64(_) | Passed::F32(_) => None,
@@ -379,7 +379,7 @@ mod tests {
         program
     }
 
-    /// x becomes a buffer of the outer program, whatever its name there. Other buffers become workspace.
+    /// Buffer x becomes a buffer of the outer program, which has another name for it. Other buffers become workspace.
     #[test]
     fn programs_are_appended() {
         let x = ("x".to_owned(), Passed::Pointer(BufferId(0)));

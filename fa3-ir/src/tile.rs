@@ -70,12 +70,12 @@ impl TileShape {
         self.panels().saturating_mul(self.panel_bytes())
     }
 
-    /// Alignment of its address, for tensor copies and for descriptors.
+    /// Alignment of the tile's address, for tensor copies and for descriptors.
     pub fn align(&self) -> u32 {
         self.swizzle.pattern_bytes().max(128)
     }
 
-    /// Whether it consists of whole panels, which have whole patterns of 8 rows.
+    /// Whether the tile consists of whole panels, whose rows are whole swizzle patterns of 8 rows.
     fn is_whole(&self) -> bool {
         let whole = |given: u32, of: u32| given > 0 && given.is_multiple_of(of);
         whole(self.rows, 8) && whole(self.cols, self.panel_cols()) && self.bytes() < u32::MAX
@@ -110,7 +110,6 @@ impl<'s, 'k> Tile<'s, 'k> {
         Tile { builder, shape, address, panel_stride: shape.panel_bytes(), stage: PhantomData }
     }
 
-    /// The kernel that it belongs to.
     pub(crate) fn builder(&self) -> &'k Builder {
         self.builder
     }
@@ -266,7 +265,6 @@ pub(crate) enum OperandSide {
 }
 
 impl<'s, 'k> Matrix<'s, 'k> {
-    /// The kernel that it belongs to.
     pub(crate) fn builder(&self) -> &'k Builder {
         self.tile.builder
     }

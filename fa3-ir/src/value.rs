@@ -100,7 +100,7 @@ pub type U32<'k> = V<'k, B32>;
 /// A value of 64 bits.
 pub type U64<'k> = V<'k, B64>;
 
-/// A mutable register of class `T`: the state that a loop carries. Only [`Var::set`] assigns it, and a product whose
+/// A mutable register of class `T`: the state that a loop carries. Only [`Var::set`] assigns it, and products whose
 /// accumulator it is. As an operand it stands for its content at that time; [`Var::get`] keeps that content.
 ///
 /// It takes values of its own class only:
@@ -134,7 +134,6 @@ impl<'k, T: Class> V<'k, T> {
         V { builder, operand: operand.operand(), class: PhantomData }
     }
 
-    /// The kernel that it belongs to.
     pub(crate) fn builder(self) -> &'k Builder {
         self.builder
     }

@@ -48,7 +48,7 @@ struct Open {
 #[derive(Debug)]
 struct Emptied {
     pipeline: String,
-    /// Number of warps that it was declared for.
+    /// Number of warps for which the pipeline was declared.
     declared: u32,
     warps: BTreeSet<u32>,
     /// The source line where one of these warps releases a stage.
@@ -108,7 +108,7 @@ impl Watch {
     }
 }
 
-/// Pipelines.
+/// Notes on pipelines.
 impl Watch {
     /// Notes a declared pipeline, whose stages `declared` warps release.
     pub(crate) fn pipeline(&mut self, pipeline: String, declared: u32) -> PipelineId {
@@ -143,7 +143,7 @@ impl Watch {
     }
 }
 
-/// Blocks.
+/// Entry and exit of blocks.
 impl Watch {
     /// Begins the block of a branch or a loop.
     pub(crate) fn enter(&mut self) -> Outer {
@@ -167,7 +167,7 @@ impl Watch {
     }
 }
 
-/// Duties.
+/// Notes on duties.
 impl Watch {
     /// Notes that `what` (such as `stage of pipeline kv is released`) must happen in this block.
     pub(crate) fn due(&mut self, what: String, source: Source) -> DutyId {
@@ -190,8 +190,8 @@ impl Watch {
         }
     }
 
-    /// Notes a mistake if `what`, a part of the duty, is not in the duty's block: a branch may leave it out, a loop may
-    /// repeat it.
+    /// Notes a mistake if `what`, a part of the duty, happens outside the duty's block, because a branch may leave it
+    /// out and a loop may repeat it.
     pub(crate) fn part(&mut self, DutyId(duty): DutyId, what: String, source: Source) {
         if self.duties.get(duty).is_none_or(|duty| duty.block != self.block) {
             self.fault(Fault::DoneElsewhere { what }, source);
@@ -199,7 +199,7 @@ impl Watch {
     }
 }
 
-/// Products.
+/// Notes on products, and the waits that they need.
 impl Watch {
     /// Notes that a group of products has been committed.
     pub(crate) fn commit(&mut self, source: Source) -> GroupId {

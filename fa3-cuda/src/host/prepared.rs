@@ -25,14 +25,14 @@ struct Arguments {
     maps: Vec<Map>,
 }
 
-/// Parameter `param` is the address of a buffer.
+/// The parameter number `param`, which is the address of a buffer.
 #[derive(Clone, Copy, Debug)]
 struct Pointer {
     param: usize,
     buffer: BufferId,
 }
 
-/// Parameter `param` is a tensor map over a buffer.
+/// The parameter number `param`, which is a tensor map over a buffer.
 #[derive(Debug)]
 struct Map {
     param: usize,

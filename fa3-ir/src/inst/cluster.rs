@@ -21,7 +21,7 @@ pub enum ClusterInst {
 }
 
 impl ClusterInst {
-    /// Whether it is `.aligned`.
+    /// Whether the instruction is `.aligned`.
     pub(crate) fn is_collective(&self) -> bool {
         matches!(self, ClusterInst::Arrive { .. } | ClusterInst::Wait)
     }

@@ -170,7 +170,7 @@ impl Builder {
         self.push(Inst::Mbarrier(MbarrierInst::Wait { addr: addr.into(), parity: parity.operand() }));
     }
 
-    /// Whether the phase of `parity` is complete, after waiting a little if it is not.
+    /// Whether the phase of `parity` is complete. If it is not, waits a little first.
     #[track_caller]
     pub fn mbarrier_try_wait(&self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) -> V<'_, Pred> {
         let (addr, parity) = (addr.into(), parity.operand());

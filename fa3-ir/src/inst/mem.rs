@@ -14,7 +14,7 @@ pub enum Cache {
     ReadOnly,
 }
 
-/// Operation of an atomic on memory m and its operand a. All are relaxed and GPU-scoped.
+/// The operation of an atomic on memory m with the operand a. All atomics are relaxed and GPU-scoped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AtomicOp {
     /// m + a, integers of 32 bits.

@@ -160,13 +160,13 @@ impl<'k, T: Word> V<'k, T> {
         self.shfl(ShflMode::Bfly, mask)
     }
 
-    /// The value `delta` lanes below; this lane's own if there is no such lane.
+    /// The value in the lane `delta` below this lane; this lane's own value if there is no such lane.
     #[track_caller]
     pub fn shfl_up(self, delta: impl Arg<Ty = B32>) -> V<'k, T> {
         self.shfl(ShflMode::Up, delta)
     }
 
-    /// The value `delta` lanes above; this lane's own if there is no such lane.
+    /// The value in the lane `delta` above this lane; this lane's own value if there is no such lane.
     #[track_caller]
     pub fn shfl_down(self, delta: impl Arg<Ty = B32>) -> V<'k, T> {
         self.shfl(ShflMode::Down, delta)
@@ -209,7 +209,7 @@ impl<'k> V<'k, Pred> {
 
 /// Operations of a whole warp. All 32 lanes must take part.
 impl Builder {
-    /// True in one lane, always the same one of a warp.
+    /// A predicate that is true in one lane, always the same lane of a warp.
     #[track_caller]
     pub fn elect(&self) -> V<'_, Pred> {
         self.result(|dst| Inst::Warp(WarpInst::Elect { dst }))

@@ -16,7 +16,7 @@ impl TileMap {
         self.map
     }
 
-    /// The tile that it copies.
+    /// The shape of the tiles that this map copies.
     pub fn shape(&self) -> TileShape {
         self.shape
     }
@@ -57,8 +57,8 @@ fn panels(
 
 /// Tensor maps of tiles.
 impl Builder {
-    /// Declares a parameter that is the tensor map of a matrix, for copies of tiles of this shape. Their coordinates
-    /// are the first column and the first row.
+    /// Declares a parameter that is the tensor map of a matrix, for copies of tiles of this shape. The coordinates of a
+    /// copy are the tile's first column and first row.
     #[track_caller]
     pub fn tile_map(&self, name: &str, shape: TileShape) -> TileMap {
         self.tile_map_of(name, shape, 2, 1)

@@ -88,7 +88,7 @@ impl<'k> Frag<'k> {
         frag
     }
 
-    /// The kernel that it belongs to.
+    /// The builder of the fragment's kernel.
     pub fn builder(&self) -> &'k Builder {
         self.builder
     }
@@ -396,7 +396,7 @@ impl<'k> AFrag<'k> {
         AFrag { builder, ty, steps }
     }
 
-    /// The kernel that it belongs to.
+    /// The builder of the operand's kernel.
     pub fn builder(&self) -> &'k Builder {
         self.builder
     }
@@ -406,12 +406,12 @@ impl<'k> AFrag<'k> {
         self.steps.len() as u32 * self.ty.k()
     }
 
-    /// The type of the products that it is for.
+    /// The type of the products that read this operand.
     pub fn product_type(&self) -> WgmmaType {
         self.ty
     }
 
-    /// Its element type.
+    /// The element type.
     pub fn elem(&self) -> Elem {
         match self.ty {
             WgmmaType::F16 => Elem::F16,

@@ -262,7 +262,7 @@ pub struct FullStage<'k, const N: usize> {
 }
 
 impl<'k> FullStage<'k, 1> {
-    /// Its tile.
+    /// The stage's tile.
     pub fn tile(&self) -> Tile<'_, 'k> {
         let [tile] = self.tiles;
         tile
@@ -276,7 +276,7 @@ impl<'k, const N: usize> FullStage<'k, N> {
         FullStage { pipeline, index, tiles, due }
     }
 
-    /// Its tiles.
+    /// The stage's tiles.
     pub fn tiles(&self) -> [Tile<'_, 'k>; N] {
         self.tiles
     }
@@ -336,7 +336,7 @@ impl<'k, const N: usize> FullStage<'k, N> {
         b.warp_sync();
     }
 
-    /// Records that the warps that run this release the stage.
+    /// Notes that the warps that run the code being built release the stage.
     fn by_these_warps(&self, source: Source) {
         let (b, pipeline) = (self.pipeline.builder, self.pipeline.watched);
         let warps = b.warps();

@@ -35,7 +35,7 @@ pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
 struct LoopState {
     /// Number of branches around the loop that lanes may take differently.
     divergence: u32,
-    /// The values and variables that are known at each of its breaks.
+    /// The values and variables that are known at each of the loop's breaks.
     exits: Vec<Vec<bool>>,
 }
 

@@ -108,7 +108,7 @@ impl<'k, const N: usize> HeldStage<'k, N> {
         self.give_back(old);
     }
 
-    /// Releases its stage, if it holds one.
+    /// Releases the held stage, if there is one.
     #[track_caller]
     pub fn release(&mut self) {
         let _one = self.pipeline.builder.as_one();
@@ -121,7 +121,7 @@ impl<'k, const N: usize> HeldStage<'k, N> {
         }
     }
 
-    /// Releases `stage`, the one held so far.
+    /// Releases `stage`, which was held so far.
     #[track_caller]
     fn give_back(&self, stage: FullStage<'k, N>) {
         match self.state {
