@@ -37,7 +37,7 @@ fn causal_lse(rows: u32) -> Program<Kernel> {
         });
         b.role(Role::new("consumer", 4..8), || {
             let (mut of_q, mut of_k) = (of_q.consumer(), of_k.consumer());
-            let scale = 0.125 * std::f32::consts::LOG2_E; // of base 2
+            let scale = 0.125 * std::f32::consts::LOG2_E; // for exponentials of base 2
             let softmax = RowSoftmax::new(b, b.value(scale), 0.0);
             let row = |half: Half| first + b.frag_row() + half.rows();
             let q = of_q.wait();

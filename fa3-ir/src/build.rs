@@ -21,7 +21,7 @@ pub struct TensorMap(pub Param);
 
 /// Builds one [`Kernel`]. [`Kernel::build`] passes it to the function that describes the kernel.
 ///
-/// It is shared: values, variables, tiles and tokens hold a reference to it. Code that is built outside
+/// A builder is shared: values, variables, tiles and tokens hold a reference to it. Code that is built outside
 /// [`Builder::role`] is the prologue, which every warp runs. Methods of the instruction families append one instruction
 /// each; the methods here declare things and build control flow.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ struct State {
     source: Option<Source>,
     /// Notes on tokens that must be given back, and on products in flight.
     watch: Watch,
-    /// Whether guards also cover instructions without side effects.
+    /// Whether [`Builder::once_per_warp`] also guards instructions without side effects.
     guards_all: bool,
 }
 
@@ -180,7 +180,7 @@ impl Builder {
         Barrier(id - 1)
     }
 
-    /// Declares `count` named barriers of `threads` threads. Returns the hardware number of the first, to compute with.
+    /// Declares `count` named barriers of `threads` threads. Returns the first one's hardware number, to compute with.
     pub fn barriers(&self, name: &str, count: u32, threads: u32) -> u32 {
         let first = self.state().kernel.barriers.len() as u32 + 1;
         (0..count).for_each(|index| _ = self.barrier(&format!("{name} {index}"), threads));
@@ -259,13 +259,13 @@ impl Builder {
 
 /// Control flow.
 impl Builder {
-    /// Runs `then` where `condition` holds. All lanes of a warp agree on it.
+    /// Runs `then` where `condition` holds. All lanes of a warp agree on the condition.
     #[track_caller]
     pub fn if_uniform(&self, condition: impl Into<Condition>, then: impl FnOnce()) {
         self.branch(condition.into(), true, then, || ());
     }
 
-    /// Runs `then` where `condition` holds and `otherwise` elsewhere. All lanes of a warp agree on it.
+    /// Runs `then` where `condition` holds and `otherwise` elsewhere. All lanes of a warp agree on the condition.
     #[track_caller]
     pub fn if_else_uniform(
         &self,
@@ -309,7 +309,7 @@ impl Builder {
         self.append(Node::Loop { body });
     }
 
-    /// Leaves the innermost loop where `condition` holds. All lanes that run the loop agree on it.
+    /// Leaves the innermost loop where `condition` holds. All lanes that run the loop agree on the condition.
     #[track_caller]
     pub fn break_if(&self, condition: impl Into<Condition>) {
         self.append(Node::Break { condition: condition.into() });

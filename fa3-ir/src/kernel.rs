@@ -27,7 +27,7 @@ pub struct Kernel {
     pub prologue: Block,
     /// Code that the warps of each role run after the prologue. Without roles the prologue is everything.
     pub roles: Vec<RoleBody>,
-    /// Mistakes that the builder found while the kernel grew: rules V-25 to V-28.
+    /// Mistakes that the builder found while the kernel grew, such as violations of V-25 to V-29.
     pub misuse: Vec<VerifyError>,
 }
 

@@ -142,17 +142,17 @@ macro_rules! lane_ops {
                 match self { $(LaneOp::$op => stringify!($op),)+ }
             }
 
-            /// Its PTX, with the letters `a b c` for operands and `d e` for results.
+            /// The operation's PTX, with the letters `a b c` for operands and `d e` for results.
             pub const fn ptx(self) -> &'static str {
                 match self { $(LaneOp::$op => $ptx,)+ }
             }
 
-            /// The classes of its operands.
+            /// The classes of the operands.
             pub const fn inputs(self) -> &'static [Ty] {
                 match self { $(LaneOp::$op => &[$(Ty::$class),+],)+ }
             }
 
-            /// The classes of its results.
+            /// The classes of the results.
             pub const fn outputs(self) -> &'static [Ty] {
                 match self { $(LaneOp::$op => <lane_ops!(@result $result) as Results<'static>>::TYPES,)+ }
             }

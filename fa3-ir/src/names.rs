@@ -167,7 +167,7 @@ impl<'k> Names<'k> {
         self.kernel.params.get(param.0 as usize).map_or("?", |info| &info.name)
     }
 
-    /// The address of a tensor map: in PTX a register that the entry sets.
+    /// The address of a tensor map. In PTX it is a register that the kernel's entry sets.
     pub(crate) fn tensor_map(&self, TensorMap(param): TensorMap) -> String {
         match self.style {
             Style::Ptx => format!("%map_{}", self.param_name(param)),
@@ -175,7 +175,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// The number of a named barrier, or its name.
+    /// A named barrier: in PTX its number, in the printed IR its name.
     pub(crate) fn barrier(&self, barrier: crate::Barrier) -> String {
         let Some(info) = self.kernel.barriers.get(barrier.0 as usize) else { return "?".to_owned() };
         match self.style {

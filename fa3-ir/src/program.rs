@@ -251,7 +251,7 @@ impl<K> Program<K> {
 
 /// A description from which a kernel is built.
 pub trait BuildKernel {
-    /// The kernel.
+    /// Builds the kernel.
     fn build(&self) -> Kernel;
 }
 

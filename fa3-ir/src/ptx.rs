@@ -137,8 +137,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// Prints the roles. Warps of later roles branch over a role; the verifier ensures that the last role has all
-    /// others.
+    /// Prints the roles in the order of their warps. Warps of later roles branch over a role's code. The last role
+    /// needs no branch, because the verifier ensures that roles cover all warps.
     fn roles(&mut self, roles: &[RoleBody]) {
         let mut roles: Vec<&RoleBody> = roles.iter().collect();
         roles.sort_by_key(|role| role.warps.start);

@@ -280,7 +280,7 @@ constants! {
 pub struct Condition {
     /// The predicate.
     pub pred: Value,
-    /// Whether it must be false.
+    /// Whether the predicate must be false.
     pub negate: bool,
 }
 
@@ -293,7 +293,7 @@ impl<R: Reg<Ty = Pred>> From<R> for Condition {
 
 impl std::ops::Not for V<'_, Pred> {
     type Output = Condition;
-    /// The lanes where the predicate is false, for a guard or a branch. It emits nothing.
+    /// The lanes where the predicate is false, for a guard or a branch. No instruction is emitted.
     #[track_caller]
     fn not(self) -> Condition {
         Condition { pred: self.register(), negate: true }

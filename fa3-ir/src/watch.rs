@@ -30,9 +30,9 @@ pub(crate) struct GroupId(usize);
 #[derive(Debug)]
 struct Group {
     source: Source,
-    /// The block that commits it.
+    /// The block that commits the group.
     block: BlockId,
-    /// Whether some wait finishes it.
+    /// Whether some wait finishes the group.
     waited: bool,
 }
 
@@ -153,8 +153,8 @@ impl Watch {
         outer
     }
 
-    /// Ends a branch's or a loop's block and goes back to `outer`. The block may not have run: groups that it waited
-    /// for may still be open, groups that it left open may not exist.
+    /// Ends a branch's or a loop's block and goes back to `outer`. As the block may not have run, groups that it waited
+    /// for may still be open, and groups that it left open may not exist.
     pub(crate) fn leave(&mut self, outer: Outer) {
         let inside = std::mem::replace(&mut self.open, outer.open);
         let known: Vec<GroupId> = self.open.iter().flat_map(|open| open.groups.clone()).collect();

@@ -121,7 +121,7 @@ impl Device {
 
     /// The limits that plans depend on.
     pub fn limits(&self) -> DeviceLimits {
-        // Every GPU has at least one.
+        // Every GPU has at least one SM.
         let sms = NonZeroU32::new(self.sm_count()).unwrap_or(NonZeroU32::MIN);
         DeviceLimits::h100_sxm().sms(sms).smem_bytes(self.smem_bytes())
     }

@@ -165,7 +165,7 @@ impl Recent {
         self.encoded.iter().find(|(of, _)| *of == address).map(|(_, image)| *image)
     }
 
-    /// Caches the image in place of the oldest one.
+    /// Caches the image. A full cache first drops its oldest image.
     fn insert(&mut self, address: u64, image: ParamImage) {
         if self.encoded.len() == KEPT {
             self.encoded.pop_front();

@@ -299,13 +299,13 @@ impl Builder {
         self.push(Inst::Mem(MemInst::CopyAsync { dst, src, src_bytes }));
     }
 
-    /// Commits this thread's group of asynchronous copies.
+    /// Commits this thread's asynchronous copies since the last commit as a group.
     #[track_caller]
     pub fn copy_async_commit(&self) {
         self.push(Inst::Mem(MemInst::CopyAsyncCommit));
     }
 
-    /// Waits until at most `pending` of this thread's groups are unfinished.
+    /// Waits until at most `pending` groups of this thread's asynchronous copies are unfinished.
     #[track_caller]
     pub fn copy_async_wait(&self, pending: u32) {
         self.push(Inst::Mem(MemInst::CopyAsyncWait { pending }));

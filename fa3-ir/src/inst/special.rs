@@ -15,12 +15,12 @@ macro_rules! specials {
             /// Every special register.
             pub const ALL: &[Special] = &[$(Special::$register),+];
 
-            /// Its class.
+            /// The register's class.
             pub const fn ty(self) -> Ty {
                 match self { $(Special::$register => $class::TY,)+ }
             }
 
-            /// Its name in PTX.
+            /// The register's name in PTX.
             pub const fn ptx(self) -> &'static str {
                 match self { $(Special::$register => $ptx,)+ }
             }

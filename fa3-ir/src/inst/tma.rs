@@ -209,7 +209,7 @@ impl Builder {
         self.push(Inst::Tma(TmaInst::ReduceAdd { map, coords: coords.operands(), src: src.into() }));
     }
 
-    /// Begins to load `bytes`, a multiple of 16; `mbarrier` counts them.
+    /// Begins to load `bytes` bytes, a multiple of 16; `mbarrier` counts them.
     #[track_caller]
     pub fn bulk_load(
         &self,
@@ -223,7 +223,7 @@ impl Builder {
         self.push(Inst::Tma(TmaInst::BulkLoad { dst, src, bytes, mbarrier, options }));
     }
 
-    /// Begins to store `bytes`, a multiple of 16, in this thread's open bulk group.
+    /// Begins to store `bytes` bytes, a multiple of 16, in this thread's open bulk group.
     #[track_caller]
     pub fn bulk_store(
         &self,
@@ -235,7 +235,7 @@ impl Builder {
         self.push(Inst::Tma(TmaInst::BulkStore { dst, src, bytes }));
     }
 
-    /// Begins to add `bytes` of binary32 to global memory, in this thread's open bulk group.
+    /// Begins to add `bytes` bytes of binary32 numbers to global memory, in this thread's open bulk group.
     #[track_caller]
     pub fn bulk_reduce_add_f32(
         &self,
@@ -253,7 +253,7 @@ impl Builder {
         self.push(Inst::Tma(TmaInst::Prefetch { map }));
     }
 
-    /// Commits this thread's bulk group.
+    /// Commits this thread's open bulk group.
     #[track_caller]
     pub fn bulk_commit(&self) {
         self.push(Inst::Tma(TmaInst::Commit));

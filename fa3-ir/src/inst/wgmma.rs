@@ -253,7 +253,7 @@ impl Builder {
         self.push(Inst::Wgmma(WgmmaInst::Mma(mma)));
     }
 
-    /// Commits the group of products.
+    /// Commits the products since the last commit as a group.
     #[track_caller]
     pub fn wgmma_commit(&self) {
         self.push(Inst::Wgmma(WgmmaInst::Commit));

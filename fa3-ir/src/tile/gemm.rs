@@ -167,8 +167,8 @@ pub fn gemm<'s, 'k: 's, D: Destination<'k>>(
 }
 
 /// Products that are added to one fragment, one after the other, across the rounds of a loop. After [`Chain::new`] the
-/// first product overwrites the fragment. It belongs in the block of that call (V-25), since in a loop it would
-/// overwrite in every round.
+/// first product overwrites the fragment. The first product belongs in the block of the call (V-25), since in a loop it
+/// would overwrite in every round.
 #[derive(Debug)]
 pub struct Chain<'k> {
     frag: Frag<'k>,

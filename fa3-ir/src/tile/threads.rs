@@ -63,7 +63,7 @@ impl Builder {
         }
     }
 
-    /// Runs `body` in one thread of the warp where `warp` is `which`. Its statements are attributed to `served`.
+    /// Runs `body` in one thread of the warp in which `warp` is `which`, and attributes its statements to `served`.
     fn once_where(&self, warp: V<'_, B32>, which: u32, served: Option<Source>, body: impl FnOnce()) {
         let chosen = warp.shfl_idx(0).eq(which);
         self.if_uniform(chosen, || {

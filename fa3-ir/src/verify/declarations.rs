@@ -5,7 +5,7 @@ use crate::{
     Block, Inst, Kernel, MiscInst, Node, ParamInfo, ParamKind, Region, RegionInfo, RoleBody, SmemPlan, Source,
 };
 
-/// Every violation.
+/// All violations of these rules.
 pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
     let mut faults = Vec::new();
     launch(kernel, &mut faults);

@@ -8,7 +8,7 @@ use crate::{
     RegionKind, SharedAddr, SharedBase, Source, Stmt, TensorMap, Ty, Value, ValueInfo,
 };
 
-/// Every violation.
+/// All violations of these rules.
 pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
     let mut walk = Walk {
         kernel,
@@ -42,7 +42,7 @@ struct LoopState {
 struct Walk<'k> {
     kernel: &'k Kernel,
     errors: Vec<VerifyError>,
-    /// The values that may be read here, and the variables that are assigned on every path to here.
+    /// The values that the current statement may read, and the variables that are assigned on every path to it.
     known: Vec<bool>,
     /// The values that some earlier instruction assigns.
     assigned: Vec<bool>,

@@ -55,7 +55,7 @@ impl<'k, const N: usize> CpAsyncPipeline<'k, N> {
     }
 }
 
-/// Fills a pipeline by copies. One warp has it.
+/// Fills a pipeline by copies. Exactly one warp uses this value.
 #[derive(Debug)]
 pub struct CpAsyncProducer<'k, const N: usize> {
     cursor: Cursor<'k, N>,
@@ -77,7 +77,7 @@ impl<'k, const N: usize> CpAsyncProducer<'k, N> {
     }
 }
 
-/// Passes on the stages of a pipeline. One warp has it.
+/// Passes the filled stages of a pipeline on. Exactly one warp uses this value.
 #[derive(Debug)]
 pub struct FenceWarp<'k, const N: usize> {
     cursor: Cursor<'k, N>,

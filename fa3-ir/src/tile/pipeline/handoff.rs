@@ -37,7 +37,7 @@ impl<'k, const N: usize> StageHandoff<'k, N> {
         EmptyStage::new(self.pipeline.clone(), self.pipeline.only_stage(), due)
     }
 
-    /// Waits until the stage is returned. Returns its tiles, with the consumer's results.
+    /// Waits until the consumer has returned the stage. Returns the stage's tiles, with the consumer's results.
     #[track_caller]
     pub fn take_back(&mut self) -> [Tile<'_, 'k>; N] {
         let (pipeline, stage) = (&self.pipeline, self.pipeline.only_stage());

@@ -108,7 +108,7 @@ impl<'k, const N: usize> HeldStage<'k, N> {
         self.give_back(old);
     }
 
-    /// Releases the held stage, if there is one.
+    /// Releases the held stage, if any.
     #[track_caller]
     pub fn release(&mut self) {
         let _one = self.pipeline.builder.as_one();
