@@ -11,8 +11,7 @@ use fa3_types::{
 use super::{Compiled, Operation, OperationError};
 use crate::kernels::{self, Spec};
 
-/// The forward pass of attention: one launch, or two if a kernel transposes V, lists packed sequences or reduces
-/// splits.
+/// The forward pass: one launch, or two if a kernel transposes V, lists packed sequences or reduces splits.
 ///
 /// ```text
 /// O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -85,8 +84,7 @@ impl Operation for forward::Plan {
     }
 }
 
-/// The backward pass: two or three launches; one more for sinks, two more for packed sequences, three more for
-/// intervals.
+/// The backward pass: two or three launches; one more for sinks, two more for packed sequences, three for intervals.
 ///
 /// ```text
 /// P = exp(S - LSE)    dP = dO Vᵀ    dS = P ∘ (dP - D + dLSE)    dV = Pᵀ dO    dQ = scale · dS K    dK = scale · dSᵀ Q

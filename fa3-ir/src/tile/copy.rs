@@ -21,14 +21,14 @@ impl TileMap {
         self.shape
     }
 
-    /// This map for tiles of `cols` columns, whole panels. Coordinates say where they begin.
+    /// This map for tiles of `cols` columns, whole panels. A copy's coordinates say where a tile begins.
     #[must_use]
     pub fn of_columns(self, cols: u32) -> TileMap {
         TileMap { shape: TileShape { cols, ..self.shape }, ..self }
     }
 }
 
-/// The boxes of a tile: where each lies in shared memory and in the tensor.
+/// The boxes of a tile: for each box, its address in shared memory and its coordinates in the tensor.
 #[track_caller]
 fn panels(
     b: &Builder,

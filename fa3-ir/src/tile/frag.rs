@@ -38,7 +38,7 @@ pub enum Half {
 }
 
 impl Half {
-    /// Both, the upper one first.
+    /// Both halves, the upper one first.
     pub const BOTH: [Half; 2] = [Half::Upper, Half::Lower];
 
     /// Number of rows below the thread's first row.
@@ -47,7 +47,7 @@ impl Half {
     }
 }
 
-/// The position of a register of a [`Frag`] in the thread's part of it.
+/// The position of one of a thread's registers in a [`Frag`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
     /// The half: which of the thread's two rows.

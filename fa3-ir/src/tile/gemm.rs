@@ -62,7 +62,7 @@ pub trait Destination<'k> {
     type Result;
     /// The registers for `cols` columns, and whether the product adds to them.
     fn registers(&self, b: &'k Builder, cols: u32) -> (Vec<Var<'k, F32>>, ScaleD);
-    /// The fragment of these registers.
+    /// The fragment that these registers hold, as the result of the wait.
     fn result(self, b: &'k Builder, registers: Vec<Var<'k, F32>>) -> Self::Result;
 }
 
@@ -173,7 +173,7 @@ pub fn gemm<'s, 'k: 's, D: Destination<'k>>(
 pub struct Chain<'k> {
     frag: Frag<'k>,
     last: Option<GroupId>,
-    /// The duty to begin the first product, which overwrites; `None` if the fragment's contents count.
+    /// The duty to begin the first product, which overwrites the fragment; `None` if the product adds to the fragment.
     begun: Option<DutyId>,
 }
 
@@ -227,7 +227,7 @@ impl<'k> Chain<'k> {
         }
     }
 
-    /// Waits for the sum.
+    /// Waits for all products, and returns the sum.
     #[track_caller]
     pub fn wait(mut self) -> Frag<'k> {
         self.wait_all();
@@ -246,7 +246,7 @@ fn issue(a: Left<'_, '_>, right: Matrix<'_, '_>, d: &[Var<'_, F32>], scale: Scal
     b.watch().commit(source)
 }
 
-/// The A operand of each step along K, by the step's number.
+/// A function that gives the A operand of a step along K, by the step's number.
 type Steps<'a> = dyn Fn(u32) -> WgmmaA + 'a;
 
 #[track_caller]

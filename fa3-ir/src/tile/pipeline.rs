@@ -32,7 +32,7 @@ pub struct Pipeline<'k, const N: usize> {
     builder: &'k Builder,
     name: String,
     stages: u32,
-    /// The index of its stage, if the pipeline is one stage of another pipeline.
+    /// The index of the pipeline's stage, if the pipeline is one stage of another pipeline.
     first: Option<V<'k, B32>>,
     full: Region,
     empty: Region,
@@ -117,7 +117,7 @@ impl<'k, const N: usize> Pipeline<'k, N> {
     /// The producer's position in the pipeline: all stages are empty.
     #[track_caller]
     pub fn producer(&self) -> Producer<'k, N> {
-        // A wait for the phase before the first returns at once.
+        // Parity 1 is the phase before the first one: a wait for that phase returns at once.
         Producer { cursor: Cursor::new(self, 1) }
     }
 
@@ -194,7 +194,7 @@ enum StageIndex<'k> {
     Number(V<'k, B32>),
 }
 
-/// Fills a pipeline. One thread uses it, or, in a [`Builder::stored_pipeline`], each of the warps that store.
+/// Fills a pipeline. One thread uses this value, or in a [`Builder::stored_pipeline`] each warp that stores.
 #[derive(Debug)]
 pub struct Producer<'k, const N: usize> {
     cursor: Cursor<'k, N>,
