@@ -180,7 +180,7 @@ impl Builder {
         Barrier(id - 1)
     }
 
-    /// Declares `count` named barriers of `threads` threads. Returns the first one's hardware number, to compute with.
+    /// Declares `count` named barriers of `threads` threads. Returns the first barrier's hardware number.
     pub fn barriers(&self, name: &str, count: u32, threads: u32) -> u32 {
         let first = self.state().kernel.barriers.len() as u32 + 1;
         (0..count).for_each(|index| _ = self.barrier(&format!("{name} {index}"), threads));
