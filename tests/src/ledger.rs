@@ -24,8 +24,7 @@ struct Score {
 }
 
 impl Ledger {
-    /// Enters the answer of `engine` on `case`, which `judge` judges. If the engine skipped the case, prints the
-    /// reason.
+    /// Enters the answer of `engine` on `case`, which `judge` judges. If the case was skipped, prints the reason.
     pub fn enter<T, P: AsRef<[Satisfied]>>(
         &mut self,
         engine: &str,

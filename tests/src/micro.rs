@@ -58,8 +58,7 @@ pub enum Rule {
     Bits,
     /// A digest of each group of this many bytes is stored and must be equal.
     Digests(usize),
-    /// All bits of binary32 numbers are stored. The simulator's numbers may differ from the hardware's by at most this
-    /// distance.
+    /// All bits of binary32 numbers are stored. The simulator's numbers may be off by at most this distance.
     Near {
         /// Largest difference in ulp of the hardware's number.
         ulp: u32,

@@ -48,8 +48,7 @@ pub trait Engine: Sync {
     }
 
     /// An engine that always uses the tile that this engine chooses for `case`; `None` if its tile does not depend on
-    /// the case. A tile decides which keys' P are rounded together, so results have equal bits only if their tiles are
-    /// equal.
+    /// the case. A tile decides which keys' P are rounded together, so only results of equal tiles have equal bits.
     fn with_tile_of(&self, _case: &Case) -> Option<Box<dyn Engine>> {
         None
     }

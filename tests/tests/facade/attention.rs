@@ -57,8 +57,7 @@ fn every_query_head_has_a_sink() {
     assert_eq!(error.to_string(), "sink has shape [3], expected [4]");
 }
 
-/// `qv` and Q act like one concatenated Q, and V and K like one K. Here the columns of each pair are parts of one
-/// array.
+/// `qv` and Q act like one concatenated Q, and V and K like one K. Here each pair is a part of one array.
 #[test]
 fn latent_attention_has_the_bits_of_joined_columns() {
     let (joined_q, joined_k) = (wave::<f32>((2, 150, 6, 56), 0.3), wave::<f32>((2, 300, 2, 56), 0.5));
@@ -204,8 +203,7 @@ fn intervals_have_the_bits_of_the_mask_that_they_say() {
     let chunk = Mask::chunk(NonZeroU32::new(12).unwrap());
     for mask in [Mask::None, Mask::Causal, Mask::window(Some(9), Some(3)), chunk] {
         let one = as_intervals(mask);
-        // All heads share the intervals. Each interval is split into two parts, and in odd rows the second part comes
-        // first.
+        // All heads share the intervals. Each interval has two parts, and in odd rows the second part comes first.
         let two = Array4::from_shape_fn((2, 4, 40, 4), |(_, _, row, bound)| {
             let [start, end] = [0, 1].map(|bound| one[[0, 0, row, bound]]);
             let middle = (start + end) / 2;

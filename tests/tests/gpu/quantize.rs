@@ -157,8 +157,7 @@ pub(crate) fn streams(device: &Device) -> Fallible<(Arc<CudaStream>, Stream)> {
     Ok((raw, stream))
 }
 
-/// Microseconds of a copy that reads and writes `bytes` bytes in total. The copies use the buffers of each of `pairs`
-/// pairs in turn.
+/// Microseconds of a copy that reads and writes `bytes` bytes in total, between the buffers of one of `pairs` in turn.
 pub(crate) fn time_of_copies(
     device: &Device,
     raw: &CudaStream,

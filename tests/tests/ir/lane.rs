@@ -69,8 +69,7 @@ fn every_row_prints() {
     assert_eq!(rows.len(), LaneOp::ALL.len() + 1);
 }
 
-/// A guard keeps the value of its condition, even if its body assigns the variable that the condition was computed
-/// from.
+/// A guard keeps the value of its condition, even if its body assigns the variable that the condition came from.
 #[test]
 fn guards_are_kept() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {

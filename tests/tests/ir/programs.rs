@@ -6,8 +6,7 @@ use proptest::prelude::*;
 
 use crate::rules::faults_in;
 
-/// A kernel of integer additions. Each addition adds two earlier values, whose indices are taken modulo the number of
-/// values.
+/// A kernel of integer additions. Each adds two earlier values, with indices modulo the number of values.
 fn program(operands: &[(usize, usize)]) -> Kernel {
     Kernel::build("program", Launch::threads(32), |b| {
         let mut values = vec![b.tid()];

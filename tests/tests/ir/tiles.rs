@@ -178,8 +178,7 @@ fn v25_products_and_loads_keep_their_block() {
     assert_eq!(load, [elsewhere("a tile of pipeline kv is loaded")], "its bytes are counted once");
 }
 
-/// Misuse of tiles is reported as a fault on the kernel's line (V-27 and others), where it would otherwise be silent or
-/// panic.
+/// Misuse of tiles is a fault on the kernel's line (V-27 and others). Otherwise it would be silent or panic.
 #[test]
 fn misuse_of_tiles_is_noted() {
     type Build = fn(&Builder);
@@ -297,8 +296,7 @@ fn waits_are_derived() {
     assert_eq!(waits, ["wait_group.sync.aligned 1;", "wait_group.sync.aligned 0;"]);
 }
 
-/// Two products with a softmax between them compile without spills or serialization, for every type and width of A and
-/// B.
+/// Two products with a softmax between them have no spills or serialization, in every type and width of A and B.
 #[test]
 fn fragments_become_operands() {
     for (elem, ty) in

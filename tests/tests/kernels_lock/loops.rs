@@ -160,8 +160,7 @@ fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<
     faults
 }
 
-/// Checks a product of depth `depth`, in instructions of `step` elements each. They must form one uninterrupted
-/// sequence.
+/// Checks that the instructions of a product of this depth, of `step` elements each, form one uninterrupted sequence.
 fn of_product(name: &'static str, product: &Product, (depth, step): (u32, u32), columns: u32) -> Vec<Fault> {
     let mut faults = Vec::new();
     let expected_parts = depth.div_ceil(step) as usize;

@@ -8,8 +8,7 @@ use fa3_types::{Int, Real};
 use crate::rules::own_word;
 use crate::runs::{assert_clean, bytes_of, floats};
 
-/// The exponential of a capped score that falls with the distance of query and key, or 0 if a mask or a threshold hides
-/// it.
+/// The exponential of a capped score that falls with the distance of query and key, or 0 if the key is masked.
 fn weight<R: Real>(score: R, slope: R, query: R::Int, key: R::Int) -> R {
     let distance = R::of_int(query.sub_sat(key));
     let capped = slope.fma(-distance, score).tanh() * score.lit(2.0);

@@ -81,8 +81,7 @@ fn elements_at_constant_distances() {
     for (elem, swizzle) in swizzled([Elem::F32, Elem::E4m3]) {
         let shape = TileShape::new(elem, 72, 128).swizzled(swizzle);
         let chunk = 16 / elem.bytes();
-        // A thread's element is in the first 8 rows and the first 4 chunks. Offsets are multiples of 8 rows and of 4
-        // chunks.
+        // A thread's element is in the first 8 rows and 4 chunks. Offsets are multiples of 8 rows and 4 chunks.
         let mut places: Vec<(u32, u32)> =
             [(0, 0), (8, 0), (0, 4), (24, 4), (64, 28)].map(|(rows, chunks)| (rows, chunks * chunk)).into();
         places.retain(|&(_, col)| col < 128);

@@ -141,8 +141,7 @@ fn results_and_copies_are_waited_for() {
     assert_eq!(actions(&trace, 0), expected.iter().collect::<Vec<_>>());
 }
 
-/// Two CTAs of a cluster synchronize, and one of them stores in bulk. There are three clusters, of which the first is
-/// traced.
+/// Two CTAs of a cluster synchronize, and one of them stores in bulk. The first of three clusters is traced.
 #[test]
 fn clusters_meet_and_stores_are_waited_for() {
     let kernel = Kernel::build("stores", Launch::threads(32).cluster(2), |b| {

@@ -1,5 +1,4 @@
-//! FP8 attention of 16-bit tensors, as one program in the simulator. It must give the same bits as its steps, run
-//! separately.
+//! FP8 attention of 16-bit tensors as one program in the simulator has the same bits as its steps, run separately.
 
 use fa3::{Device, Quantize, Quantized, Scaling};
 use fa3_cuda::kernels::{Spec, fp8, fwd};

@@ -35,8 +35,7 @@ fn every_recording_has_its_kernel() {
     }
 }
 
-/// The table of approximations states each distance between the model and the hardware. The true distance is not
-/// smaller.
+/// Each distance between model and hardware that the table of approximations states is the true one, and not larger.
 #[test]
 fn distances_are_as_said() {
     each(|_, micro, recorded| {

@@ -84,9 +84,8 @@ fn merge(a: &Forward<f32>, b: &Forward<f32>) -> Forward<f32> {
 proptest! {
     #![proptest_config(config(60))]
 
-    /// The problems are packed or dense, with or without seqused, with or without GQA, with NaN in padding rows. Every
-    /// head of every sequence has the same bits as in a problem of its own, so no row depends on another sequence or
-    /// head.
+    /// The problems are packed or dense, with or without seqused and GQA, with NaN in padding rows. Every head of every
+    /// sequence has the same bits as in a problem of its own, so no row depends on another sequence or head.
     #[test]
     fn each_head_is_the_same_alone(case in strategies::case(strategies::problem())) {
         let (problem, values) = (&case.problem, case.values());

@@ -9,8 +9,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-/// For each crate, the crates of this repository that it may depend on. A new crate needs a line here and a place in
-/// ARCHITECTURE.md.
+/// The crates of this repository that each crate depends on. A new crate needs a line here and in ARCHITECTURE.md.
 const EDGES: [(&str, &[&str]); 12] = [
     ("fa3-types", &[]),
     ("fa3-ref", &["fa3-types"]),
@@ -26,8 +25,7 @@ const EDGES: [(&str, &[&str]); 12] = [
     ("fa3-python", &["fa3", "fa3-cuda", "fa3-quant", "fa3-sched", "fa3-types"]),
 ];
 
-/// The crates on which the command, the trials and the tests may depend. None of these crates depends on them. Tests
-/// may also depend on trials (`ALL`).
+/// The crates on which command, trials and tests may depend, and which depend on none of them. Tests may use trials.
 const OPEN: [&str; 8] =
     ["fa3", "fa3-cuda", "fa3-ir", "fa3-quant", "fa3-ref", "fa3-sched", "fa3-sim", "fa3-types"];
 const ALL: [&str; 9] =
@@ -215,8 +213,7 @@ fn sources() -> BTreeMap<String, String> {
     files("rs").into_iter().filter(|(name, _)| ours(name)).collect()
 }
 
-/// Crates depend on each other as allowed, and every allowed dependency exists: a list with unused entries would show
-/// nothing.
+/// Crates depend on each other as `EDGES` states: it has no edge that is unused, and no edge is missing.
 #[test]
 fn crates_depend_on_each_other_as_allowed() {
     let ours: BTreeMap<&str, &[&str]> = EDGES.into();
@@ -231,8 +228,7 @@ fn crates_depend_on_each_other_as_allowed() {
     }
 }
 
-/// An example that is copied elsewhere works if its package depends on the example's crate, without that crate's
-/// dependencies.
+/// An example needs no crate besides its own: it takes other crates from where its crate re-exports them.
 #[test]
 fn examples_take_other_crates_from_where_they_are_re_exported() {
     let re_exporting = ["fa3/", "fa3-ref/", "fa3-quant/"];

@@ -127,8 +127,7 @@ impl Case {
         }))
     }
 
-    /// The index (cache_batch_idx) of each sequence's row in the page table. The indices differ, and one in four is
-    /// invalid.
+    /// Index (cache_batch_idx) of each sequence's row in the page table. Indices differ, and one in four is invalid.
     fn index(&self, rng: &mut Rng) -> Option<Vec<i32>> {
         let Cache::Indexed { .. } = self.cache else { return None };
         let mut rows: Vec<i32> = (0..self.count as i32).collect();

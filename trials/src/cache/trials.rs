@@ -165,8 +165,7 @@ fn of_options(levels: &mut Levels) -> Case {
 
 pub(super) const SMALL: Case = paged((64, 64));
 
-/// A case with these head dimensions over a paged cache, with split-KV. The caller must set its lengths, which are
-/// empty.
+/// A case with these head dimensions over a paged cache, with split-KV. Its lengths are empty until a caller sets them.
 pub const fn paged(columns: (usize, usize)) -> Case {
     Case {
         lengths: Vec::new(),

@@ -27,8 +27,7 @@ pub(super) const CASES: &[Case] = &[
     case("lanes do not store different values at one place", Rule::Lanes, 32, |b, broken| {
         b.store(b.region("cell", 4, 4), if broken { b.lane_id() } else { b.copy(7) });
     }),
-    // Eight lanes count in each bin. Each lane reads the bin that the other lanes write, even if they write the same
-    // number.
+    // Eight lanes count in each bin. Each lane reads what the other lanes write, even if the numbers are equal.
     case("a histogram needs atomics", Rule::Lanes, 32, |b, broken| {
         let bin = (b.lane_id() & 3).mad_wide(4, b.param_pointer("x", Elem::U32));
         if broken { b.store(bin, b.load::<B32>(bin) + 1) } else { b.reduce_add_u32(bin, 1) }
@@ -74,8 +73,7 @@ pub(super) const CASES: &[Case] = &[
         });
     })
     .cluster(2),
-    // All lanes arrive at an mbarrier. A lane that has waited for the arrivals may read the words that the lanes
-    // stored.
+    // All lanes arrive at an mbarrier. A lane that has waited for them may read the words that they stored.
     case("mbarriers order the lanes that wait", Rule::Lanes, 32, |b, broken| {
         let all = b.mbarriers("all", 1, 32);
         init(b, all, 32);

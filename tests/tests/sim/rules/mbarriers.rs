@@ -75,8 +75,7 @@ pub(super) const CASES: &[Case] = &[
     }),
     case("no more bytes are expected than come", Rule::M5, 64, |b, broken| load(b, broken, 16)),
     case("no fewer bytes are expected than come", Rule::M5, 64, |b, broken| load(b, broken, -16)),
-    // Bytes that no arrival expects are found at the end of the run at the latest. No thread waits for these bytes,
-    // either.
+    // Bytes that no arrival expects are found at the end, if not before. No thread waits for these bytes, either.
     case("bytes are expected", Rule::M5, 64, |b, broken| load(b, broken, -256)).or(Rule::Race),
     // A peer that never issues its half of the copy causes a deadlock, because the expected number of bytes is right.
     case("bytes of a stuck peer are no wrong expectation", Rule::Deadlock, 32, |b, broken| {
@@ -132,8 +131,7 @@ pub(super) const CASES: &[Case] = &[
         b.if_uniform(warp(b, 1), || _ = b.load::<F32>(from));
         b.mbarrier_wait(full, 0);
     }),
-    // The completion of a copy does not publish the writes of the thread that issued it. An arrival after the
-    // completion does.
+    // A copy's completion does not publish the writes of the thread that issued it. A later arrival does.
     case("completion orders nothing but the copy", Rule::Race, 64, |b, broken| {
         let ((full, tile), word) = (full_and_tile(b, 16), b.region("word", 4, 4));
         let x = b.param_pointer("x", Elem::F32);

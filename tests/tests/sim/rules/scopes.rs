@@ -16,8 +16,7 @@ fn copied(b: &Builder, publish: impl FnOnce(Region)) {
     _ = b.load::<F32>((lane ^ 31).mad(16, start));
 }
 
-/// Whether this is the leading CTA of a pair, and the address of this thread's word. The leading CTA writes, and the
-/// other reads.
+/// Whether this CTA leads its pair, and the address of this thread's word. The leading CTA writes, the other reads.
 fn pair(b: &Builder) -> (V<'_, Pred>, V<'_, B64>) {
     (b.cluster_cta_rank().eq(0), own_word(b, b.param_pointer("x", Elem::F32)))
 }

@@ -1,5 +1,4 @@
-//! Kernels that dequantize e4m3 K and V, or Q. If all scales are 1, results have the same bits as for the equivalent
-//! 16-bit inputs.
+//! Kernels that dequantize e4m3 K and V, or Q. With scales of 1, results equal the results of the 16-bit inputs.
 
 use fa3_quant::E4m3;
 use fa3_sched::forward::{CtaTile, Precision, TileRow};

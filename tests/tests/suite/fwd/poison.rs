@@ -185,8 +185,7 @@ fn neighbours_are_not_read() {
     });
 }
 
-/// Scores of +inf and -inf come from infinite elements. As in the oracle, they give NaN, have no effect, or fully mask
-/// a row.
+/// Infinite elements give scores of +inf and -inf. As in the oracle, these give NaN, no effect, or a fully masked row.
 #[test]
 fn infinite_scores_are_as_in_the_oracle() {
     each(|launch| {

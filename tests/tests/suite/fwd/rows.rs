@@ -13,8 +13,7 @@ use super::{launch, tiles};
 
 const ROWS: usize = 150;
 
-/// Chunks of rows that neither begin nor end at a tile boundary. The mask aligns the last row of a chunk to the last
-/// key that the chunk gets.
+/// Chunks of rows that neither begin nor end at a tile boundary. Masks align the last row of a chunk to its last key.
 const CHUNKS: [(usize, usize); 3] = [(0, 50), (37, 150), (50, 111)];
 
 /// A range of an array along the axis of rows.

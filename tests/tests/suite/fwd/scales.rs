@@ -100,8 +100,7 @@ fn small_scales_of_blocks() {
     }
 }
 
-/// A block's scale of V is far below the previous block's scale, so that the values of this block vanish beside the
-/// others.
+/// A block of V has a far smaller scale than the block before, so that its values vanish beside the others.
 #[test]
 fn scales_of_v_far_apart() {
     let tile = CtaTile { tile_n: 128, ..TINY_FP8 }.of_inputs(INPUTS[3]);

@@ -98,8 +98,7 @@ fn who_loads_does_not_matter() {
     });
 }
 
-/// Kernels without a producer cannot have the dynamic scheduler. The planner does not choose it, and refuses it as an
-/// option.
+/// A kernel without a producer has no dynamic scheduler: the planner does not choose it, and refuses it as an option.
 #[test]
 fn without_a_producer_tiles_are_dealt_out() {
     let problem = dense(Dtype::F16, 2, (150, 140), (3, 1), 64).causal().known().unwrap();

@@ -125,16 +125,14 @@ fn syncs_of_stores(kernel: &Anatomy<'_>) -> Vec<usize> {
     of_stores.collect()
 }
 
-/// Reason why the barrier after the mbarriers' initialization is redundant: only the elected lane of the first warp
-/// uses the mbarriers.
+/// Reason why the barrier after mbarrier initialization is redundant: only one elected lane uses the mbarriers.
 fn one_thread(kernel: &Anatomy<'_>) -> Option<&'static str> {
     let alone = |&line: &usize| kernel.in_lanes(line);
     let all = kernel.find(|inst| matches!(inst, Inst::Mbarrier(_))).iter().all(alone);
     (all && kernel.has_one_role()).then_some("the thread that initialises is the only one that waits")
 }
 
-/// Reason why a barrier before a write to a tile is redundant: outside of loops and before any copy, this write is the
-/// first.
+/// Reason why a barrier before a write to a tile is redundant: outside of loops and before any copy, no write precedes.
 pub(super) fn first_use(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let copies = kernel.find(is_copy_out);
     let first = kernel.innermost_loop(line).is_none() && copies.iter().all(|&copy| copy > line);

@@ -106,8 +106,7 @@ fn expecting(kernel: &Anatomy<'_>, change: fn(SharedAddr, u32) -> MbarrierInst) 
     })
 }
 
-/// Reason why an arrival is redundant: it comes after all waits. In a loop, an arrival may serve a wait in the next
-/// iteration.
+/// Reason why an arrival is redundant: it comes after all waits, and no loop contains it.
 pub(super) fn last_round(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
     let waits = kernel.waits_for(kernel.mbarrier(kernel.inst(arrival)?)?);
     let last = kernel.innermost_loop(arrival).is_none() && waits.iter().all(|&wait| wait < arrival);
@@ -115,8 +114,7 @@ pub(super) fn last_round(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'stati
 }
 
 /// Reason why an arrival may come after the next wait. If fewer stages are prefetched than exist, this wait is for a
-/// stage that the previous iteration released, and in the first iteration for a stage that was released before the
-/// loop.
+/// stage that was released in the previous iteration, or before the loop.
 fn spare_stage(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
     let region = kernel.mbarrier(kernel.inst(arrival)?)?;
     let waits = kernel.waits_for(region);
