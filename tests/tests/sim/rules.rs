@@ -28,8 +28,7 @@ pub(crate) struct Case {
     build: fn(&Builder, bool),
 }
 
-/// A case of `rule`. `build` builds the kernel that breaks the rule if its argument is true, and otherwise a correct
-/// one.
+/// A case of `rule`. If its argument is true, `build` builds the kernel that breaks the rule, else a correct one.
 ///
 /// The first letter of a parameter's name (pointer or tensor map) names its memory: x has 64 KiB of zeros, y has 64 KiB
 /// that are unwritten, z has 64 KiB that the previous grid writes, and s is one word of zero.

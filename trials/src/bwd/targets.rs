@@ -134,8 +134,7 @@ fn trial(division: Divided, mask: Mask, lengths: (usize, usize), heads: (usize, 
 }
 
 /// Problems for kernels that iterate over rows. Over the problems, the last row falls on each of a thread's four rows
-/// and on both halves of a fragment. Numbers of rows are odd, so that the last pair is incomplete, but even without
-/// dLSE.
+/// and on both halves of a fragment. With dLSE, numbers of rows are odd, so that the last pair is incomplete.
 fn stats(order: AddOrder) -> Vec<Trial> {
     let trial = |lengths| {
         let (mut tiny, options) = tiny(adds(ADDED_ROWS, order), [2, 2, 1], Mask::Causal, lengths, (2, 1));
