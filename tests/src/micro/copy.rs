@@ -38,7 +38,7 @@ impl Coords for List<'_> {
     }
 }
 
-/// Boxes to copy. The hardware faults if the innermost coordinate does not begin at a multiple of 16 bytes.
+/// Boxes to copy. The hardware faults if a box does not begin at a multiple of 16 bytes in the innermost dimension.
 fn boxes() -> Vec<Copy> {
     let copy = |name, (elem, dims, swizzle): (Elem, &[u32], Swizzle), tensor: &[u64], at: &[i32]| Copy {
         name,

@@ -221,7 +221,7 @@ fn packed_sequences() -> Result<()> {
     assert_near_gradients(vars, [&phi(&o, &lse)?, &phi(&expected_o, &expected_lse)?])
 }
 
-/// The gradients of an operation may run any number of times: of O, of LSE, or of a tensor that is its own query.
+/// An operation runs once. Its gradients run any number of times: of O, of LSE, or of a tensor that is its own query.
 #[test]
 fn gradients_add_up_as_those_of_other_operations() -> Result<()> {
     let case = Case { rows: [1, 20, 20], window: [None, Some(0)], ..Case::default() };

@@ -80,7 +80,7 @@ impl Part<'_> {
         let keys = self.problem.k().shape.seqlen;
         let below = self.problem.q().shape.seqlen - self.first - self.count;
         let (left, right) = self.problem.mask().reach();
-        // Number of last keys that none of these rows sees. The mask shifts by the number of rows below, less these.
+        // Number of last keys that none of these rows sees. The mask shifts by the rows below, less the hidden keys.
         let hidden = right.map_or(0, |right| below.saturating_sub(right as usize));
         let moved = (below - hidden) as u32;
         let mask = Mask::window(left.map(|left| left + moved), right.map(|right| right - moved));

@@ -104,7 +104,7 @@ fn purpose(inst: &Inst) -> Option<Purpose> {
     }
 }
 
-/// The barriers of a purpose.
+/// The barriers that follow an instruction of the purpose `wanted`.
 fn syncs(kernel: &Anatomy<'_>, wanted: Purpose) -> Vec<usize> {
     let barriers = kernel.find(is_sync).into_iter();
     let of_purpose = barriers.filter(|&line| {
