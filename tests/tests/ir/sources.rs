@@ -37,7 +37,7 @@ fn kernel(build: impl FnOnce(&Builder)) -> Kernel {
 }
 
 /// A method call has the line of the method's name. An operator has the line on which its expression begins, which is
-/// the location that Rust reports.
+/// the location that Rust reports. The comments at line ends give the lines of statements, counted from `first`.
 #[test]
 fn expressions_have_the_lines_of_their_operations() {
     let first = line!() + 2;

@@ -122,7 +122,7 @@ pub(super) const CASES: &[Case] = &[
         b.sync_cta();
         multiply(b, tiles);
     }),
-    // A fence by the reader, after the barrier, is also on the path.
+    // The reader may also fence the writes, after the barrier.
     case("fences of global memory do not order shared memory", Rule::W4, 128, |b, broken| {
         let (regions, tiles) = tiles(b);
         regions.iter().for_each(|&tile| fill(b, tile));
