@@ -49,7 +49,7 @@ def varlen_backward(**tensors):
     return torch.ops.fa3.varlen_backward(*(tensors[name] for name in names), 9, None, None, -1, -1, 0, 0.0, 0)
 
 
-# Good calls by the names of their tables: (function, arguments).
+# Calls that succeed: (function, arguments). REFUSED has bad variants of each call, under the call's name.
 GOOD = dict(
     attention=(fa3.flash_attn_func, dict(q=X, k=X, v=X)),
     codes=(fa3.flash_attn_func, CODES),

@@ -101,7 +101,9 @@ class Models:
         assert implementations == ["eager", NAME, "eager"]
 
     def check(self, compute, given=None, rows=slice(None)):
-        """Compares what `compute` returns for our model and for the eager one, for which `given` may replace it."""
+        """Compares what `compute` returns for our model and for the eager model. The eager model may have a `given` function
+        in place of `compute`.
+        """
         right = [x.float()[rows] for x in (given or compute)(self.right)]
         ours = [x.float()[rows] for x in compute(self.ours)]
         rounded = right if self.rounded is None else [x.float()[rows] for x in (given or compute)(self.rounded)]
