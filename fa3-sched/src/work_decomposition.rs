@@ -116,7 +116,7 @@ impl WorkDecomposition<u32> {
         }
     }
 
-    /// Makes a unit of each `count` successive heads. There are `count` times as many heads and CTAs as these shares say.
+    /// Makes a unit of each `count` successive heads. There are `count` times as many heads and CTAs as `self` says.
     #[must_use]
     pub fn co_scheduled(self, count: u32) -> WorkDecomposition<u32> {
         WorkDecomposition { co_scheduled: Some(count), ..self }
