@@ -101,8 +101,8 @@ class Models:
         assert implementations == ["eager", NAME, "eager"]
 
     def check(self, compute, given=None, rows=slice(None)):
-        """Compares what `compute` returns for our model and for the eager model, whose results come from `given` instead
-        if it is passed.
+        """Compares what `compute` returns for our model and for the eager model. If `given` is passed, it returns the
+        eager model's results instead.
         """
         right = [x.float()[rows] for x in (given or compute)(self.right)]
         ours = [x.float()[rows] for x in compute(self.ours)]

@@ -48,8 +48,8 @@ impl TileRow {
         TABLE
     }
 
-    /// The table's row for `problem`: among the rows that serve it, the row whose tile pads head dimensions least. Among
-    /// equal rows, the row with the smallest `max_rows`, then with the largest `min_seqlen_k`.
+    /// The table's row for `problem`: among the rows that serve it, the row whose tile pads head dimensions least.
+    /// Among equal rows, the row with the smallest `max_rows`, then with the largest `min_seqlen_k`.
     ///
     /// # Errors
     /// If no tile fits, [`PlanError::Latent`] with `qv`, otherwise [`PlanError::HeadDim`].
