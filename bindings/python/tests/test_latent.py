@@ -17,19 +17,19 @@ from fa3.flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
 F32, F16, BF16, I32 = torch.float32, torch.float16, torch.bfloat16, torch.int32
 HALF = [F16, BF16]
-# head_dim and head_dim_v, which a GPU's kernels take.
+# (head_dim, head_dim_v) that a GPU's kernels support.
 DIMS = [(64, 512), (64, 256), (32, 512)]
 
 
 def dense(device, dtype=BF16, dims=DIMS[0], rows=(70, 90), heads=(4, 2)):
-    """Q, K, V and qv."""
+    """Makes Q, K, V and qv."""
     (of_q, of_k), (head_dim, head_dim_v) = rows, dims
     q, qv = (normal(2, of_q, heads[0], d, dtype=dtype, seed=d, device=device) for d in (head_dim, head_dim_v))
     k, v = (normal(2, of_k, heads[1], d, dtype=dtype, seed=1 + d, device=device) for d in (head_dim, head_dim_v))
     return q, k, v, qv
 
 
-# What is computed.
+# Tests of results.
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -128,11 +128,11 @@ def test_new_rows_go_into_both_parts_of_one_cache(device, paged):
     assert_equal([out], [flash_attn_with_kvcache(q, *parts, qv=qv, cache_seqlens=before + 2, **options)])
 
 
-# FlashMLA's interface.
+# Tests of FlashMLA's interface.
 
 
 class Paged:
-    """Q and a cache of latent vectors in pages, of sequences with these numbers of keys; other pages are NaN."""
+    """Q, and a cache of latent vectors in pages, for sequences with `keys` keys. Unused pages are NaN."""
 
     def __init__(self, device, dtype=BF16, keys=(200, 1, 64, 37, 0), rows=2, heads=(16, 1), page_rows=64, latent=512):
         self.keys, self.latent, columns = keys, latent, latent + 64

@@ -1,4 +1,4 @@
-"""SGLang's calls of FlashAttention-3. With SGLang they go through its own functions and hooks. Needs torch."""
+"""SGLang's calls of FlashAttention-3, which go through SGLang's own functions if it is installed. Needs torch."""
 
 import importlib
 import importlib.metadata
@@ -19,7 +19,7 @@ BF16, I32 = torch.bfloat16, torch.int32
 
 
 class Step:
-    """The tensors of a step of two sequences: pages of one row, as SGLang's cache has them."""
+    """The tensors of a step with two sequences. Pages have one row, as in SGLang's cache."""
 
     def __init__(self, device):
         ints = dict(dtype=I32, device=device)
@@ -40,7 +40,7 @@ class Step:
 
 
 def decode(function, step, **options):
-    """A call as SGLang's backend makes it."""
+    """Calls a function as SGLang's backend does."""
     return function(
         q=step.q,
         k_cache=step.k_cache,
@@ -129,7 +129,7 @@ def test_sglangs_functions_come_here(device, monkeypatch):
     fa3.sglang.register()
     assert len(hooks._hooks[fa3.sglang._TARGET]) == 1
     hooks.apply_hooks()
-    # It looks for a GPU.
+    # SGLang's own check would look for a GPU.
     monkeypatch.setattr(kernels, "_is_fa3_supported", lambda: True)
     check_calls(theirs.flash_attn_with_kvcache, theirs.flash_attn_varlen_func, device)
 

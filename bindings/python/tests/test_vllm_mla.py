@@ -1,5 +1,5 @@
-"""vLLM's backends of latent attention: decoding, prompts in parts, and tokens that each attend to a list of rows. With
-vLLM the classes are vLLM's own, without it the parts of its interface in `vllm_mla_interface`. Needs torch.
+"""vLLM's backends of latent attention: decoding, prompts in parts, and tokens that each attend to a list of rows. If
+vLLM is installed, base classes are vLLM's own, otherwise `vllm_mla_interface` has them. Needs torch.
 """
 
 import importlib
@@ -23,15 +23,15 @@ import fa3.vllm
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 BF16, F16, I32 = torch.bfloat16, torch.float16, torch.int32
 PAGE = 16
-# New rows and keys of sequences: decoding, a draft of two tokens, a short prompt, and a row that pads a captured batch.
+# New rows and keys of sequences: decoding, a draft of two tokens, a short prompt, and padding of a captured batch.
 ROWS, KEYS = [1, 2, 7, 1], [37, 20, 7, 0]
-# Latent and rotated columns: DeepSeek's, a smaller model's, and a model's that rotates nothing.
+# (latent columns, rotated columns) of DeepSeek's models, a smaller model, and a model that rotates nothing.
 DIMS = [(512, 64), (256, 64), (512, 0)]
 
 
 @pytest.fixture
 def classes(monkeypatch):
-    """The names of both modules, over vLLM or what stands for it."""
+    """The classes of both our modules, on vLLM or on its stand-in."""
     ours = "fa3.vllm.mla", "fa3.vllm.mla_sparse"
     if not HAS_VLLM:
         vllm_mla_interface.install(monkeypatch)
@@ -39,7 +39,7 @@ def classes(monkeypatch):
             monkeypatch.delitem(sys.modules, name, raising=False)
     elif not torch.cuda.is_available():
         vllm_interface.compute_on_the_cpu()
-    # A layer of vLLM asks for the number of its ranks, and tests have none.
+    # vLLM's layer asks for the number of tensor-parallel ranks, which tests do not set up.
     of_sparse = importlib.import_module("vllm.model_executor.layers.attention.sparse_mla_attention")
     monkeypatch.setattr(of_sparse, "get_tensor_model_parallel_world_size", lambda: 1, raising=False)
     modules = [importlib.import_module(name) for name in ours]
@@ -50,13 +50,13 @@ def classes(monkeypatch):
 
 
 def judge_o(o, lse, q, k, v, **options):
-    """`judge` for results that may have no LSE (heads, rows)."""
+    """Calls `judge`. If there is no LSE (heads, rows), the definition's LSE takes its place."""
     lse = standard(q, k, v, **options)[1].float() if lse is None else lse
     judge(o, lse, q, k, v, **options)
 
 
 def layer(kind, dims=DIMS[0], heads=16, topk_indices_buffer=None, **options):
-    """An instance of a class of layers. vLLM's base classes ask for more than attention needs."""
+    """Makes a layer of a class. vLLM's base classes require more arguments than attention needs."""
     defaults = dict(alibi_slopes=None, sliding_window=None, kv_cache_dtype="auto", logits_soft_cap=None)
     defaults |= dict(attn_type="decoder", kv_sharing_target_layer_name=None, q_lora_rank=None)
     defaults |= dict(qk_nope_head_dim=128, qk_head_dim=192, v_head_dim=128, kv_b_proj=None)
@@ -73,7 +73,7 @@ def layer(kind, dims=DIMS[0], heads=16, topk_indices_buffer=None, **options):
 
 
 class Latent:
-    """Packed rows of Q, and a cache of latent vectors in pages, with garbage in what no sequence uses."""
+    """Packed rows of Q, and a cache of latent vectors in pages. Rows that no sequence uses have garbage."""
 
     def __init__(self, device, dims=DIMS[0], dtype=BF16, heads=16, rows=ROWS, keys=KEYS):
         self.dims, self.rows, self.keys = dims, rows, keys
@@ -82,7 +82,7 @@ class Latent:
         self.k = [normal(n, 1, columns, dtype=dtype, seed=10 + i, device=device) for i, n in enumerate(keys)]
         pages = [-(-n // PAGE) for n in keys]
         numbers = torch.randperm(sum(pages) + 2, generator=torch.Generator().manual_seed(0)).tolist()
-        # Rows of other layers lie between the pages.
+        # Between the pages lie rows of other layers.
         memory = torch.full((sum(pages) + 2, 3 * PAGE, columns), torch.nan, dtype=dtype, device=device)
         self.cache = memory[:, PAGE : 2 * PAGE]
         table = torch.full((len(keys), max(pages) + 1), -1, dtype=I32)
@@ -102,7 +102,7 @@ class Latent:
         return SimpleNamespace(decode=decode)
 
     def check(self, o, lse=None):
-        """O and LSE (tokens, heads) are those of attention over each sequence's rows."""
+        """Checks O and LSE (tokens, heads) against attention over each sequence's rows."""
         start = 0
         for rows, k in zip(self.rows, self.k):
             part = slice(start, start + rows)
@@ -163,7 +163,7 @@ def test_a_captured_graph_follows_the_lengths(classes):
 @pytest.mark.parametrize("given", [False, True], ids=["new", "out"])
 @pytest.mark.parametrize("dims", [(192, 128), (128, 128), (256, 256)], ids=str)
 def test_prompts_in_parts(classes, device, dims, given):
-    """The new tokens' attention to themselves, and to all tokens before them, combined by LSE."""
+    """LSE combines attention among the new tokens with attention of the new tokens to all earlier tokens."""
     rows, context, heads = [5, 70, 1], [33, 0, 12], 2
     q, new_k, new_v = (normal(sum(rows), heads, d, seed=i, device=device) for i, d in enumerate((dims[0], *dims)))
     old_k, old_v = (normal(sum(context), heads, d, seed=3 + i, device=device) for i, d in enumerate(dims))
@@ -191,7 +191,7 @@ def test_prompts_in_parts(classes, device, dims, given):
 
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_lists_of_rows(classes, device, dims):
-    """Each token sees the rows of its list, in any order, and none behind the list's end."""
+    """Each token sees the rows in its list, in any order, and no entry behind the list's end."""
     tokens, topk, heads = 5, 128, 16
     batch = Latent(device, dims, rows=[tokens], keys=[200])
     counts = torch.tensor([128, 1, 0, 77, 64], dtype=I32, device=device)

@@ -28,7 +28,7 @@ def flash_mla_with_kvcache(
     """Attention over a cache of latent vectors. Each row of the cache is a token's key, and its first head_dim_v
     columns are the token's value.
 
-    It calls `flash_attn_with_kvcache` with views, so that nothing is copied. Lengths and tables are data, as there:
+    It calls `flash_attn_with_kvcache` with views, so nothing is copied. Lengths and tables are data there, too:
 
         q = q[..., head_dim_v:]            k_cache = k_cache[..., head_dim_v:]        the rotated columns
         qv = q[..., :head_dim_v]           v_cache = k_cache[..., :head_dim_v]        the latent ones
@@ -74,8 +74,8 @@ def flash_mla_with_kvcache(
 
 
 def get_mla_metadata(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. FlashMLA computes
-    here how CTAs share the work of a step, from arguments that differ between its versions. Our kernels find that out
+    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. FlashMLA's
+    function assigns the work of a step to CTAs, and its arguments differ between versions. Our kernels assign the work
     themselves at each launch, from the lengths.
 
     Returns: int32 zeros in FlashMLA's shapes, (1, 8) and (batch + 1,), which servers copy to their own buffers. They

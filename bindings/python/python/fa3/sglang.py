@@ -2,8 +2,9 @@
 
     FA3_SGLANG=1 python -m sglang.launch_server --model-path MODEL --attention-backend fa3
 
-SGLang calls the plugin of its group "sglang.srt.plugins" in each of its processes. If the environment variable is 1, it
-registers this package: SGLang's backend then plans batches as before, and its calls of FlashAttention-3 come here.
+SGLang calls the plugins of the group "sglang.srt.plugins" in each of its processes. If the environment variable is 1,
+this module's plugin registers the package: SGLang's backend still plans batches, and its calls of FlashAttention-3 come
+here.
 """
 
 import os
@@ -20,7 +21,7 @@ from .varlen import flash_attn_varlen_func as _varlen
 __all__ = ["VARIABLE", "register"]
 
 VARIABLE = "FA3_SGLANG"
-# At each call this function returns FlashAttention-3's kernels to SGLang, by their names.
+# SGLang's function that, at each call, returns FlashAttention-3's kernels by their names.
 _TARGET = "sglang.kernels.ops.attention.flash_attention_v3._load_fa3_kernels"
 
 
@@ -99,7 +100,7 @@ def flash_attn_varlen_func(
     sinks: Tensor | None = None,
     **options: Any,
 ) -> Any:
-    """`fa3.flash_attn_varlen_func` with SGLang's arguments; without cu_seqlens_q `fa3.flash_attn_func`."""
+    """`fa3.flash_attn_varlen_func` with SGLang's arguments, or `fa3.flash_attn_func` if there is no cu_seqlens_q."""
     arguments.refuse(only_qv=only_qv)
     options |= dict(return_attn_probs=return_softmax_lse, s_aux=sinks)
     options["attention_chunk"] = options.get("attention_chunk") or 0

@@ -21,8 +21,8 @@ from .varlen import flash_attn_varlen_func
 
 __all__ = ["NAME", "register"]
 
-# Transformers infers an implementation's properties from its name: FlashAttention contains "flash", FlashAttention with
-# paged decoding contains "flash" and later a 3, and an implementation of the hub contains a "/".
+# Transformers infers an implementation's properties from its name. The name of a FlashAttention contains "flash"; if it
+# supports paged decoding, a 3 follows; if it comes from the hub, the name contains a "/".
 NAME = "fa3-rs/flash-attn3"
 OLDEST = 5, 17
 
@@ -47,17 +47,16 @@ _MASKS_OF_MASKS = {"and_masks", "remap_positions_for_packed_sequence"}
 
 
 class _Positions(Tensor):
-    """Positions that tell packed sequences apart, passed as the mask: some models pass attention no position_ids."""
+    """Positions that tell packed sequences apart, in the place of the mask: some models pass no position_ids."""
 
 
 def register() -> str:
     """Registers this package's attention with transformers as "fa3-rs/flash-attn3", and returns that name.
 
-    The name is then a valid `attn_implementation` of `from_pretrained`, `from_config` and `set_attn_implementation`, on
-    a
-    Hopper GPU and on the CPU, for models that transformers itself runs with FlashAttention: with padded and packed
-    batches, dynamic and static caches, continuous batching, training, GQA, windows, soft caps and sinks. A second call
-    changes nothing.
+    The name is then a valid `attn_implementation` of `from_pretrained`, `from_config` and `set_attn_implementation`. It
+    works on a Hopper GPU and on the CPU, for models that transformers itself runs with FlashAttention: with padded and
+    packed batches, dynamic and static caches, continuous batching, training, GQA, windows, soft caps and sinks. A
+    second call changes nothing.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -77,7 +76,7 @@ def register() -> str:
     theirs.AttentionInterface.register(NAME, _attention(dense))
     theirs.AttentionMaskInterface.register(NAME, mask)
     if _version(theirs) < (5, 23):
-        # Before 5.23, continuous batching calls a function of its own.
+        # Before 5.23, transformers calls a separate attention function in continuous batching.
         paged = import_module("transformers.integrations.flash_paged").paged_attention_forward
         theirs.AttentionInterface.register(f"paged|{NAME}", _paged_attention(paged))
         theirs.AttentionMaskInterface.register(f"paged|{NAME}", mask)
@@ -209,7 +208,7 @@ def _without_padding(
     sequence.
 
     Transformers assumes that Q has the same padding as K, and computes no padded rows of Q. In cross-attention Q is
-    another sequence, which has no padding there.
+    another sequence, without this padding.
     """
     batch, keys = mask.shape
     rows = mask.flatten().nonzero().squeeze(1)
@@ -220,14 +219,14 @@ def _without_padding(
 
 
 def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Caches a function's last result for the same tensor. All layers of a model need the same result, and on a GPU
-    each computation waits.
+    """Caches a function's last result for the same tensor. All layers of a model need the same result, and each
+    computation waits for the GPU.
     """
     last: tuple[Any, ...] = (lambda: None, None, None)
 
     def ask(x: Tensor, *rest: Any) -> Any:
         nonlocal last
-        # Tensors of inference mode have no version counter.
+        # Tensors of inference mode have no version counter, so a result for such a tensor is not reused.
         version = None if x.is_inference() else (x._version, *rest)
         of, its_version, result = last
         if of() is not x or version is None or its_version != version:
@@ -280,8 +279,8 @@ def _ends(positions: Tensor, batch: int) -> tuple[Tensor, int] | None:
 
 
 def _assert_packed_as_transformers_knows(positions: Tensor, batch: int) -> None:
-    """Asserts in a trace, where positions are unknown, that transformers finds the same sequences. It cuts only a
-    single row into sequences, at each of its smallest positions.
+    """Asserts, in a trace, where positions are unknown, that transformers finds the same sequences. Transformers cuts
+    only a batch of one row into sequences, at each occurrence of the row's smallest position.
     """
     if batch > 1:
         are_known = (positions.diff(dim=1) == 1).all()
@@ -292,7 +291,7 @@ def _assert_packed_as_transformers_knows(positions: Tensor, batch: int) -> None:
 
 
 def _refuse_holes(mask: Tensor) -> None:
-    """Refuses padding between keys beside a window, since the window would span the padding."""
+    """Refuses a mask with padding between keys, beside a sliding window, which would count padding as keys."""
     sentence = f"padding between keys beside a sliding window is not supported by {NAME}, use sdpa or eager"
     if _must_not_wait(mask):
         torch._assert_async(~_hole(mask), sentence)
@@ -363,7 +362,7 @@ def _positions_of(mask: Callable[..., Any]) -> Tensor | None:
     """Positions that tell packed sequences apart as the mask does, or None if it is not a mask of packed sequences."""
     for part in _parts(mask):
         if part.__qualname__.startswith("packed_sequence_mask_function."):
-            # The index of each token's sequence. Positions jump from one sequence to the next.
+            # The index of each token's sequence. The positions returned jump from one sequence to the next.
             [numbers] = [x for x in _insides(part) if isinstance(x, Tensor)]
             rows = numbers.shape[1]
             return (torch.arange(rows, device=numbers.device) + numbers * (rows + 1)).as_subclass(_Positions)

@@ -66,7 +66,7 @@ impl VarlenPlan {
         let heads = problem.heads().q() as u32;
         let longest = Longest::from(problem.mask());
         let section = match options.order {
-            // The number is below 2³¹ in every problem.
+            // The number of rows is below 2³¹ in every problem.
             None => {
                 let head_tiles = (problem.longest().q as u32).div_ceil(tile.tile_m);
                 section(head_tiles, [heads, problem.heads().group_size() as u32], sms)
@@ -125,17 +125,14 @@ impl VarlenPlan {
     }
 }
 
-/// The rows of a tensor in memory.
 fn rows(name: TensorName, tensor: &TensorDesc) -> Result<MemoryRows, PlanError> {
     MemoryRows::of(tensor).map_err(|source| PlanError::VarlenRows { tensor: name, source })
 }
 
-/// The rows of `qv` in memory, if the problem has `qv`.
 pub(super) fn latent_rows(problem: &Problem) -> Result<Option<MemoryRows>, PlanError> {
     problem.qv().map(|qv| rows(TensorName::Qv, qv)).transpose()
 }
 
-/// The rows of Q, K and V in memory.
 pub(super) fn memory_rows(problem: &Problem) -> Result<[MemoryRows; 3], PlanError> {
     Ok([
         rows(TensorName::Q, problem.q())?,

@@ -1,8 +1,8 @@
 """The classes of an attention backend of vLLM 0.33 for multi-head latent attention (MLA).
 
 Decoding reads vLLM's cache of latent vectors, 16 bits, in place: a row has kv_lora_rank latent columns, which are keys
-and values, and qk_rope_head_dim rotated columns, which are keys only. Prompts are computed with all heads' keys and
-values by `Fa3MLAPrefill`, whose parts vLLM combines by LSE.
+and values, and qk_rope_head_dim rotated columns, which are keys only. `Fa3MLAPrefill` computes prompts from the keys
+and values of all heads, in parts that vLLM combines by LSE.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from ..varlen import flash_attn_varlen_func
 
 __all__ = ["Fa3MLABackend", "Fa3MLAImpl", "Fa3MLAMetadata", "Fa3MLAMetadataBuilder", "Fa3MLAPrefill", "latent"]
 
-# Columns that stand for the rotated ones of a model that has none: kernels take at least 8.
+# The number of columns that replace the rotated columns if a model has none. Kernels need at least 8.
 _NO_ROTATED_COLUMNS = 64
 
 
@@ -71,7 +71,7 @@ def latent(
         seqused_k=lengths,
         page_table=table,
         qv=q_latent,
-        # The function's default does not split the keys of a sequence over CTAs.
+        # 0 lets kernels split the keys of a sequence over CTAs; the function's default does not.
         num_splits=0,
         softmax_scale=scale,
         causal=True,
@@ -98,7 +98,7 @@ class Fa3MLABackend(MLACommonBackend):
 
     @staticmethod
     def get_name() -> str:
-        # vLLM looks its backends up by this name. This class takes the place of vLLM's own one.
+        # vLLM looks its backends up by this name. This class takes the place of vLLM's own class.
         return "FLASH_ATTN_MLA"
 
     @staticmethod
@@ -135,10 +135,10 @@ class Fa3MLAMetadata(MLACommonMetadata[Fa3MLADecodeMetadata]):
 class Fa3MLAMetadataBuilder(MLACommonMetadataBuilder[Fa3MLAMetadata]):
     """Makes the metadata of a batch from vLLM's own tensors, since kernels read all lengths on the GPU."""
 
-    # vLLM's builder captures graphs of batches that decode.
+    # vLLM's builder captures graphs of decoding batches.
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
-    # Up to this number of new rows, a sequence is computed over the latent cache.
+    # A sequence with up to this number of new rows is computed over the latent cache.
     reorder_batch_threshold: int = 512
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
@@ -207,7 +207,7 @@ class Fa3MLAImpl(MLACommonImpl[Fa3MLAMetadata]):
         attn_metadata: Fa3MLAMetadata,
         layer: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """O (tokens, heads, kv_lora_rank) of the sequences that decode, and LSE (tokens, heads) where vLLM needs it."""
+        """Returns O (tokens, heads, kv_lora_rank) of decoding sequences, and if needed LSE (tokens, heads)."""
         decode = attn_metadata.decode
         assert decode is not None
         return latent(
@@ -225,7 +225,7 @@ class Fa3MLAImpl(MLACommonImpl[Fa3MLAMetadata]):
 
 
 class Fa3MLAPrefill(MLAPrefillBackend):
-    """The attention of prompts in models with latent attention, with keys and values of all heads."""
+    """The attention of prompts in models with latent attention, computed from the keys and values of all heads."""
 
     @staticmethod
     def get_name() -> str:
@@ -254,7 +254,7 @@ class Fa3MLAPrefill(MLAPrefillBackend):
         out: Tensor | None = None,
         output_scale: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Causal attention of the new tokens to each other: O (tokens, heads, v_head_dim), and LSE (heads, tokens)."""
+        """Computes causal attention among the new tokens: O (tokens, heads, v_head_dim), and LSE (heads, tokens)."""
         if output_scale is not None:
             raise NotImplementedError("quantization of O in the kernel is not supported")
         batch = self._prefill_metadata
@@ -265,7 +265,7 @@ class Fa3MLAPrefill(MLAPrefillBackend):
     def run_prefill_context_chunk(
         self, chunk: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attention of the new tokens to a part of the tokens before them, all of which they see: O and LSE."""
+        """Computes O and LSE of the new tokens over a part of the earlier tokens, which all of them see."""
         lists = chunk.query_start_loc, chunk.cu_seq_lens, chunk.max_query_len, chunk.max_seq_len
         result = flash_attn_varlen_func(q, k, v, *lists, softmax_scale=self.scale, return_attn_probs=True, out=out)
         assert isinstance(result, tuple)

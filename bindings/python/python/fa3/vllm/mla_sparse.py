@@ -29,7 +29,7 @@ class Fa3MLASparseBackend(AttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        # vLLM looks its backends up by this name. This class takes the place of vLLM's own one.
+        # vLLM looks its backends up by this name. This class takes the place of vLLM's own class.
         return "FLASH_ATTN_MLA_SPARSE"
 
     @staticmethod
@@ -46,7 +46,7 @@ class Fa3MLASparseBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """Blocks that are whole rows apart, as one list of row numbers addresses all of them."""
+        """Makes blocks lie whole rows apart, so that one list of row numbers can address all of them."""
         return align_blocks_to_rows(spec)
 
     @classmethod
@@ -79,7 +79,7 @@ class Fa3MLASparseMetadataBuilder(SparseMLACommonMetadataBuilder[Fa3MLASparseMet
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        # Up to this number of new rows, a sequence is computed over the latent cache.
+        # A sequence with up to this number of new rows is computed over the latent cache.
         self._init_reorder_batch_threshold(256, supports_spec_as_decode=True)
 
 
@@ -132,8 +132,8 @@ class Fa3MLASparseImpl(SparseMLACommonImpl[Fa3MLASparseMetadata]):
         block_size: int,
         is_decode: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """O (tokens, heads, kv_lora_rank). Each token is a sequence of its own, and its keys are pages of one row: the
-        first valid_counts of topk_indices, int32 (tokens, topk), the numbers of rows in the cache.
+        """Computes O (tokens, heads, kv_lora_rank). Each token is a sequence of its own, whose keys are pages of one
+        row. topk_indices, int32 (tokens, topk), has their row numbers in the cache; the first valid_counts are used.
         """
         rows, _ = flat_kv_row_view(kv_cache, block_size)
         tokens, topk = topk_indices.shape
