@@ -213,6 +213,52 @@ def test_prompts_in_parts(classes, device, dims, given):
         judge(o[None, new].to(BF16), lse[None, :, new].float(), q[None, new], k, v, causal=True, softmax_scale=0.1)
 
 
+@pytest.mark.skipif(not HAS_VLLM or torch.cuda.is_available(), reason="skipped: it needs vllm, without its kernels")
+def test_vllms_layer_combines_the_parts_of_prompts(classes):
+    """vLLM cuts the tokens before the new ones into parts of at most 32 rows, also of one sequence. Its kernel that
+    gathers them from the cache has a stand-in here.
+    """
+    common = importlib.import_module("vllm.model_executor.layers.attention.mla_attention")
+    rows, context, heads = [5, 7, 3], [70, 0, 33], 2
+    batch = Latent("cpu", heads=heads, rows=rows, keys=[n + m for n, m in zip(rows, context)])
+    weight = normal(heads * 256, 512, seed=5) * 512**-0.5
+
+    class Projection:
+        params_dtype = BF16
+
+        def __call__(self, x):
+            return (x @ weight.T,)
+
+    impl = layer(classes.Fa3MLAImpl, heads=heads, kv_b_proj=Projection())
+    prefill = classes.Fa3MLAPrefill(heads, 0.1, 512, 128, 64, 128, SimpleNamespace())
+    parts = common.build_mla_chunked_context_metadata(
+        context_lens_cpu=torch.tensor(context, dtype=I32),
+        prefill_query_start_loc_cpu=batch.ends,
+        chunked_prefill_workspace=torch.empty(32, 576, dtype=BF16),
+        chunked_prefill_workspace_size=32,
+        block_size=PAGE,
+        align_chunk_to_block=True,
+        device=torch.device("cpu"),
+        dcp_world_size=1,
+        dcp_local_block_size=1,
+        dcp_virtual_block_size=1,
+    )
+    assert len(parts.chunks) > 3 and any(chunk.is_continuation for chunk in parts.chunks)
+    lists = batch.table, batch.ends, max(rows), parts
+    metadata = common.MLACommonPrefillMetadata(*lists, q_data_type=BF16, prefill_backend=prefill)
+    prefill.prepare_metadata(metadata)
+    q = normal(sum(rows), heads, 192, seed=6)
+    output = torch.full((sum(rows), heads * 128), torch.nan, dtype=BF16)
+    new = torch.cat([k[-n:] for n, k in zip(rows, batch.k)])
+    latent, rotated, cache = new[:, 0, :512], new[..., 512:], batch.cache.contiguous()
+    impl.forward_mha(q, latent, rotated, cache, SimpleNamespace(prefill=metadata), torch.ones(()), output)
+    for start, n, own in zip(batch.ends.tolist(), rows, batch.k):
+        k, v = (own[:, 0, :512] @ weight.T).view(1, len(own), heads, 256).split(128, dim=-1)
+        k = torch.cat([k, own[None, ..., 512:].expand(-1, -1, heads, -1)], -1)
+        o = output.view(1, -1, heads, 128)[:, start : start + n]
+        judge_o(o, None, q[None, start : start + n], k, v, causal=True, softmax_scale=0.1)
+
+
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_lists_of_rows(classes, device, dims):
     """Each token sees the rows in its list, in any order, and no entry behind the list's end."""
