@@ -10,7 +10,9 @@ from . import arguments, operator, quantize, refusal, rotary  # type: ignore[no-
 
 NO_GRADIENT = "requires grad, and attention in 8 bits has no gradients"
 NAMES = "q, k, v, cos or sin"
-_FIELDS = "interleaved q_first k_first hadamard_seed softmax_scale window_left window_right softcap"
+# The options that dense and packed sequences have, and all options of dense sequences.
+FIELDS = "interleaved q_first k_first hadamard_seed softmax_scale window_left window_right softcap"
+_FIELDS = f"{FIELDS} v_channels"
 
 
 @overload
@@ -182,7 +184,7 @@ def _launch(
     scores = softmax_scale, window_left, window_right, softcap
     values = interleaved, q_first, k_first, quantize.seed(hadamard_seed), *scores, v_channels
     positions: operator.Tensors = {"q_positions": q_positions, "k_positions": k_positions}
-    return compute(q, k, v, cos, sin, positions, {}, "v_channels", values, with_lse)
+    return compute(q, k, v, cos, sin, positions, {}, _FIELDS, values, with_lse)
 
 
 def compute(
@@ -193,11 +195,11 @@ def compute(
     sin: Tensor | None,
     positions: operator.Tensors,
     sequences: operator.Tensors,
-    more: str,
+    fields: str,
     values: tuple[Any, ...],
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns O and, if wanted, LSE of dense or of packed sequences. `more` names the last of the options, `values`."""
+    """Returns O and, if wanted, LSE of dense or of packed sequences. `fields` are the names of the options."""
     operator.refuse_tangents(NAMES, *operator.given(q, k, v, cos, sin, *positions.values(), *sequences.values()))
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in (torch.float16, torch.bfloat16):
@@ -209,7 +211,7 @@ def compute(
     lists = {name: rotary.positions_as_read(x) for name, x in positions.items()} if cos is not None else {}
     o, lse = operator.o_like(q, v.shape[-1], None), operator.lse_like(q) if with_lse else None
     tensors: operator.Tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
-    operator.run("fp8_forward", f"{_FIELDS} {more}", values, tensors | sequences | lists | rotary.tables(cos, sin))
+    operator.run("fp8_forward", fields, values, tensors | sequences | lists | rotary.tables(cos, sin))
     return o, lse
 
 

@@ -9,6 +9,8 @@ from torch import Tensor
 from . import arguments, fp8, operator, quantize, refusal, rotary  # type: ignore[no-redef]
 from .sequences import Sequences
 
+_FIELDS = f"{fp8.FIELDS} max_seqlen_q max_seqlen_k"
+
 
 @overload
 def flash_attn_varlen_fp8_func(
@@ -199,7 +201,7 @@ def _launch(
     values = interleaved, q_first, k_first, quantize.seed(hadamard_seed), *scores, max_seqlen_q, max_seqlen_k
     positions: operator.Tensors = {"q_positions": q_positions, "k_positions": k_positions}
     lists = sequences._asdict()
-    return fp8.compute(q, k, v, cos, sin, positions, lists, "max_seqlen_q max_seqlen_k", values, with_lse)
+    return fp8.compute(q, k, v, cos, sin, positions, lists, _FIELDS, values, with_lse)
 
 
 operator.define(

@@ -240,7 +240,7 @@ fn first_row<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>) -> U32<'k> {
     work.varlen.map_or(fwd.builder.value(0), |varlen| varlen.q_row)
 }
 
-/// Number of elements of LSE before those of this sequence and head.
+/// Number of elements of LSE before the elements of this sequence and head.
 #[track_caller]
 fn before<'k>(strides: &BatchStrides<InKernel<'k>>, work: &WorkTile<'k>, head: U32<'k>) -> U64<'k> {
     work.batch.to_u64() * strides.lse + head.to_u64() * strides.lse_head

@@ -23,7 +23,7 @@ pub(super) struct First<'k> {
 /// Scores whose products have been issued, the stage that they read last, and whether that stage was already full.
 pub(super) type IssuedScores<'k> = (Chain<'k>, FullStage<'k, 1>, Option<V<'k, Pred>>);
 
-/// The stages that the scores of one block read: those of K, and those of V with `qv`.
+/// The stages that the scores of one block read: K's stages, and with `qv` also V's stages.
 pub(super) struct KeyStages<'k> {
     k: FullStage<'k, 1>,
     /// The stages of both halves of V's columns, with `qv`.
@@ -100,8 +100,8 @@ impl<'k> First<'k> {
     }
 
     /// Issues the products of Q and the next block of K. If K has two parts, the stage of the first part is released as
-    /// soon as its products are complete, while those of the second part run. Hands P over as `scores` does, but with
-    /// `qv` leaves that to `scores`.
+    /// soon as its products are complete, while the products of the second part run. Hands P over as `scores` does, but
+    /// with `qv` leaves that to `scores`.
     #[track_caller]
     pub(super) fn products_of_k(
         &mut self,

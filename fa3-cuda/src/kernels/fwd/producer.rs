@@ -49,7 +49,7 @@ pub(super) fn run(fwd: &Fwd<'_>) {
     }
 }
 
-/// The pipelines of K and those of V. Each pipeline has a part of the columns.
+/// The pipelines of K and the pipelines of V. Each pipeline has a part of the columns.
 fn parts<'f, 'k>(fwd: &'f Fwd<'k>) -> [Vec<&'f TmaPipeline<'k>>; 2] {
     let of_k = [Some(&fwd.k), fwd.k_second.as_ref()].into_iter().flatten().collect();
     [of_k, std::iter::once(&fwd.v).chain(&fwd.v_second).collect()]

@@ -20,7 +20,7 @@ pub(crate) const NOWHERE: u32 = u32::MAX;
 params! {
     /// The page table of a launch.
     struct Pages {
-        /// The page numbers. Each row of the table has those of one sequence.
+        /// The page numbers. Each row of the table has the numbers of one sequence.
         table: pointer = "page_table",
         /// The table row of each sequence, and the number of table rows, with an indirect page table.
         index: maybe pointer = "cache_batch_idx",
