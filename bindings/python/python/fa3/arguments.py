@@ -31,8 +31,8 @@ def under_autocast(*given: Any) -> tuple[Any, ...]:
 
 
 def scores_of_values(q: Any, k: Any, v: Any, qv: Any, softmax_scale: Any) -> tuple[Any, Any, Any]:
-    """Q, K and the factor on scores. If Q and K are None, scores are the product of `qv` and V alone: then Q is zeros, K
-    is a part of V's columns, and their product adds nothing.
+    """Q, K and the factor on scores. If Q and K are None, scores are the product of `qv` and V alone: then Q is zeros,
+    K is a part of V's columns, and their product adds nothing.
     """
     if not (q is k is None) or not all(isinstance(x, Tensor) and x.dim() for x in (qv, v)):
         return q, k, softmax_scale
