@@ -232,7 +232,7 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
     any(seed, kernels).trial()
 }
 
-/// A random problem of wide heads or of latent attention, like [`random`], but with more query heads, and with few
+/// A random problem of wide heads or of latent attention, like `random`, but with more query heads, and with few
 /// enough rows and keys for the oracle.
 ///
 /// # Panics
