@@ -7,6 +7,7 @@ this module's plugin registers the package: SGLang's backend still plans batches
 here.
 """
 
+import functools
 import inspect
 import os
 from importlib import import_module
@@ -64,13 +65,16 @@ def _kernels() -> dict[str, Any]:
     return dict(flash_attn_with_kvcache=flash_attn_with_kvcache, flash_attn_varlen_func=flash_attn_varlen_func)
 
 
+_signature = functools.cache(inspect.signature)
+
+
 def _around(name: str) -> Callable[..., Any]:
     """A hook around a function of FlashMLA. It calls this package's function of this name, or SGLang's own one for rows
     of 8 bits. Metadata without arguments are for either, and come from SGLang.
     """
 
     def hook(theirs: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        options = dict(inspect.signature(theirs).bind(*given, **named).arguments)
+        options = dict(_signature(theirs).bind(*given, **named).arguments)
         is_fp8, *descales = (options.pop(x, None) for x in ("is_fp8_kvcache", "descale_q", "descale_k"))
         if not options or is_fp8 or any(x is not None for x in descales):
             return theirs(*given, **named)
