@@ -190,7 +190,7 @@ fn backward_of<T: Scalar<Output = T>>(
     Ok(())
 }
 
-/// The call of a problem as an `fa3::Attention`, which refuses to be another one.
+/// The call as an `fa3::Attention`, which is refused if it differs from `problem`.
 fn attention<'a, T: Scalar>(
     problem: &Problem,
     [q, k, v]: [ArrayView4<'a, T>; 3],

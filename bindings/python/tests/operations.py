@@ -18,10 +18,10 @@ OF_CODES = "q is torch.float8_e4m3fn, for which attention has no gradients"
 class Operation:
     """A public function, and valid arguments of it.
 
-    `make(device, n)` gives arguments by name, for another `n` of other sizes. `options` are added to each call.
-    `no_gradient` is the sentence that refuses a backward pass; None where there is one. `inputs` says whose tangents
-    are refused, and `transforms` is the sentence that torch.func's transforms are refused with, if it is another one.
-    `writes` names arguments that a call writes. `takes_out` says whether O may be given as `out`.
+    `make(device, n)` gives arguments by name, whose sizes depend on `n`. `options` are added to each call.
+    `no_gradient` is the sentence that refuses a backward pass, or None if there are gradients. `inputs` names the
+    tensors whose tangents are refused. `transforms` is the sentence that refuses torch.func's transforms, if it
+    differs. `writes` names the arguments that a call writes. `takes_out` says whether O may be given as `out`.
     """
 
     function: Callable
@@ -50,7 +50,7 @@ class Operation:
 
 
 def heads_outside(x):
-    """The same tensor with heads outside rows, if it has heads."""
+    """The tensor with heads outside rows in memory, if it has heads."""
     return x.transpose(-3, -2).contiguous().transpose(-3, -2) if x.dim() > 2 else x
 
 
@@ -78,7 +78,7 @@ def unhinted(device, n=3, **options):
 
 
 def codes(make, **more):
-    """The same arguments in e4m3, with scales of heads."""
+    """The arguments of `make` with q, k and v in e4m3, and per-head scales."""
 
     def made(device, n=3):
         given = make(device, n, **more)
@@ -89,7 +89,7 @@ def codes(make, **more):
 
 
 def codes_by_channels(device, n=3):
-    """Codes with scales of blocks of Q and K, and of channels of V, which have means."""
+    """Codes with scales per block of Q and K, and with scales and means per channel of V."""
     given = codes(dense, head_dims=(64, 64))(device, n)
     shapes = dict(q_descale=(n, 4, 1), k_descale=(n, 2, 1), v_descale=(n, 2, 64), v_mean=(n, 2, 64))
     return given | {name: normal(*shape, dtype=F32, device=device).abs() for name, shape in shapes.items()}
@@ -115,7 +115,7 @@ def with_qv(make, **more):
 
 
 def cached(device, n=3, layout=16, rows=1, head_dims=(64, 32), heads=(4, 2)):
-    """Whatever is in a page may be in use."""
+    """Arguments of attention over a cache. Its unused rows are finite, so that any row may be used."""
     rows = rows if isinstance(rows, int) else [j % 4 for j in range(n)]
     given = Cached(device, keys=[10 * n + j for j in range(n)], layout=layout, rows=rows, heads=heads, head_dims=head_dims)
     return dict(q=given.q, k_cache=given.k.nan_to_num(0.5), v_cache=given.v.nan_to_num(0.5)) | given.arguments()
@@ -126,7 +126,7 @@ def of_one_length(device, n=3):
 
 
 def appended(device, n=3, layout=16, rows=1, rotates=True, **options):
-    """The last row of each sequence is a new one, or the last two where new rows are packed."""
+    """Arguments with new rows: the last row of each sequence, or the last two rows if new rows are packed."""
     given = cached(device, n, layout=layout, rows=rows, **options)
     heads, *dims = given["k_cache"].shape[2], *(given[name].shape[3] for name in ("k_cache", "v_cache"))
     new = (n, 1) if isinstance(rows, int) else (2 * n,)
@@ -150,7 +150,7 @@ def sparse(device, n=3, rows=2, columns=96, topk=None):
 
 
 def parts(device, n=3, rows=None, dtype=F32):
-    """O and LSE of parts, some of which are empty."""
+    """O and LSE of several parts of the keys. Some rows see no key of a part."""
     rows = (2, 5 * n, 3) if rows is None else rows
     lse = normal(n, *rows, dtype=F32, seed=1, device=device)
     return dict(out_partial=normal(n, *rows, 64, dtype=dtype, device=device), lse_partial=lse.where(lse > -1, -torch.inf))
@@ -235,7 +235,7 @@ def quantizing(options={}, function=fa3.quantize, **more):
 
     refusal = refused("x, cos or sin", "codes have", takes_out=False)
     if function is fa3.quantize_channels:
-        # The backward pass names tables that it has not, as `quantize` has them.
+        # The backward pass also names cos and sin, which only `quantize` has.
         refusal |= dict(no_gradient="x(, cos or sin)? requires grad, and codes have no gradients", inputs="x")
     return Operation(function, make, options, **refusal)
 
@@ -274,7 +274,7 @@ OPERATIONS = {
     "quantize heads": quantizing(dict(hadamard_seed=5, scales_of="heads", heads_per_scale=4)),
     "quantize channels": quantizing(dict(transposed=True), fa3.quantize_channels),
 }
-# Calls of other sizes and ways, which the operators' own laws are of, too.
+# Calls with other sizes and options. The laws of torch's operators hold for them, too.
 EDGES = {
     **{f"dense, {name}": attention(make) for name, make in SHAPES.items() if name != "grouped heads"},
     "dense, sinks": attention(lambda device, n=3: dense(device, n) | dict(s_aux=normal(4, dtype=F32, device=device))),

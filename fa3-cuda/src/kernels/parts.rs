@@ -1,6 +1,6 @@
-//! Parts of kernels. Each takes the two or three values that it uses, and imports no operation's module. Most parts
-//! serve several operations. `gather`, `pages`, `shares` and `walk` serve the forward pass alone, `key_tiles` and
-//! `row_blocks` the backward pass alone.
+//! Parts of kernels. A part takes only the two or three values that it uses, and imports no operation's module. Most
+//! parts serve several operations. Only the forward pass uses `gather`, `pages`, `shares` and `walk`, and only the
+//! backward pass uses `key_tiles` and `row_blocks`.
 //!
 //! Public parts serve kernels of other crates, too. They are unstable: any version may change them.
 

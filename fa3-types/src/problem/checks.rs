@@ -61,7 +61,7 @@ pub(crate) fn check_sequences(
         if given > limit {
             return Err(ProblemError::PagesTooMany { pages, rows: seqlen, limit });
         }
-        // A table with rows has at least that many entries, unless its rows are empty.
+        // The limit holds for the table's entries and row stride, and for its number of rows even where rows are empty.
         let (stride, entries) = seqs.table_entries().unwrap_or_default();
         let entries = entries.max(stride).max(seqs.table_rows().unwrap_or(0));
         return if entries > limit { Err(ProblemError::TableTooLarge { entries, limit }) } else { Ok(()) };

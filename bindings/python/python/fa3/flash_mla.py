@@ -43,7 +43,7 @@ def flash_mla_with_kvcache(
     """Attention over a cache of latent vectors. Each row of the cache is a token's key, and its first head_dim_v
     columns are the token's value. With indices, each token of q attends to the rows that it lists (sparse attention).
 
-    It calls attention with views, so that nothing is copied. Lengths, tables and lists are data:
+    It calls attention with views, so nothing is copied. Lengths, tables and lists are data:
 
         q = q[..., head_dim_v:]            k_cache = k_cache[..., head_dim_v:]        the rotated columns
         qv = q[..., :head_dim_v]           v_cache = k_cache[..., :head_dim_v]        the latent ones
@@ -316,8 +316,8 @@ def _check_dims(name: str, x: Any, dims: int, what: str) -> None:
 
 
 def get_mla_metadata(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. FlashMLA computes
-    here how CTAs share the work of a step, from arguments that differ between its versions. Our kernels find that out
+    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. FlashMLA's
+    function assigns the work of a step to CTAs, and its arguments differ between versions. Our kernels assign the work
     themselves at each launch, from the lengths.
 
     Returns: int32 zeros in FlashMLA's shapes, (1, 8) and (batch + 1,), which servers copy to their own buffers. They

@@ -1,4 +1,4 @@
-//! Where each load of a work tile reads: a sequence, pages, or rows.
+//! The places from which the loads of a work tile read: a sequence, pages, or rows.
 
 use fa3_ir::lang::*;
 use fa3_sched::SeqLens;
@@ -26,7 +26,7 @@ impl<'k> Fwd<'k> {
         [of_q, keys(strides.k), keys(strides.v)]
     }
 
-    /// The sequence that consists of these rows of Q or of `qv`.
+    /// The sequence that consists of the rows `rows` of Q or of `qv`.
     pub(super) fn of_queries(&self, rows: RowSpan<'k>) -> Sequence<'k> {
         match self.pack {
             None => Sequence::Rows(rows),
@@ -51,7 +51,7 @@ impl<'k> Fwd<'k> {
     }
 
     /// The row-wise copies of K (1) or V (2) of a work tile that visits some block, if rows are copied one by one. The
-    /// last block is copied first. A whole warp must call it, and copy.
+    /// last block is copied first. All lanes of a warp must call this, and copy.
     #[track_caller]
     pub(super) fn gather(&self, work: &WorkTile<'k>, of: usize) -> Option<Gather<'k>> {
         let (rows, span, tile) = (self.params.gathered.as_ref()?, self.pages(work, of)?, &self.spec.tile);

@@ -1,4 +1,4 @@
-//! The key of a forward kernel.
+//! The spec of a forward kernel, which is its key in caches.
 
 use fa3_ir::Elem;
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, PlanKind, Precision, packed_positions};
@@ -14,7 +14,8 @@ use crate::kernels::tensors::elem;
 /// strides, scales and the reach of a window are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FwdSpec {
-    /// The elements of Q as products read them, and of K and V unless these are dequantized: f16, bf16 or e4m3.
+    /// The elements of Q as products read them: f16, bf16 or e4m3. K and V have the same type, or are dequantized to
+    /// it.
     pub elem: Elem,
     /// The elements of O: the elements of Q, or f16 or bf16 if Q is e4m3.
     pub output: Elem,
@@ -32,7 +33,7 @@ pub struct FwdSpec {
     pub order: Order,
     /// The tile scheduler.
     pub scheduler: Scheduler,
-    /// CTAs of a cluster, which multicast K and V to each other.
+    /// Number of CTAs of a cluster, which multicast K and V to each other.
     pub cluster: u32,
     /// Where lengths of sequences are known.
     pub sequences: SequenceForm,
@@ -40,13 +41,13 @@ pub struct FwdSpec {
     pub given_table: bool,
     /// How CTAs find their shares of the keys, in a split-KV kernel.
     pub shares: Option<ShareForm>,
-    /// CTAs that an SM's registers must hold.
+    /// Number of CTAs that an SM's registers must hold.
     pub per_sm: u32,
-    /// Query heads whose rows share a tile (PackGQA): 1 except in split-KV kernels.
+    /// Number of query heads whose rows share a tile (PackGQA): 1 except in split-KV kernels.
     pub pack: u32,
-    /// Rows of K and V that are copied at once, if the cache is paged.
+    /// Number of rows of K and V that are copied at once, if the cache is paged.
     pub page_block: Option<u32>,
-    /// Columns of K, if its rows are copied one by one.
+    /// Number of columns of K, if its rows are copied one by one.
     pub gathered_cols: Option<u32>,
     /// Whether the page table is indirect: cache_batch_idx has the row of each sequence.
     pub indexed: bool,
@@ -59,11 +60,11 @@ pub(super) enum Loading {
     Thread,
     /// One warp loads Q, K and V, and another finds the blocks that a tile visits under a mask of intervals.
     Ranges,
-    /// Three warps load: one Q, one K, one V.
+    /// Three warps load: one loads Q, one K, and one V.
     WarpEach,
-    /// One warp loads Q, and one K and V. The other two transpose V.
+    /// One warp loads Q, and one loads K and V. The other two transpose V.
     WarpForBoth,
-    /// One warp loads Q, two copy K and V row by row, and the last fences and commits what these have copied.
+    /// One warp loads Q, and two copy K and V row by row. The fourth fences and commits what they have copied.
     Gathered,
 }
 
@@ -108,7 +109,7 @@ impl FwdSpec {
 
     /// The division of loads among the producer's warps.
     pub(super) fn loading(&self) -> Loading {
-        // Loads are spread over warps where a tile takes many copies, or where tiles are short.
+        // Several warps load if a tile takes many copies, or if tiles are short.
         let in_warps = self.shares.is_some() || self.page_block.is_some();
         match (in_warps, self.tile.precision.transposes_v()) {
             (true, true) => Loading::WarpForBoth,
@@ -124,7 +125,7 @@ impl FwdSpec {
         self.gathered_cols.is_some()
     }
 
-    /// Warps that load K and V, or commit their stages, beside the warp that loads Q.
+    /// Number of warps that load K and V, or commit their stages, beside the warp that loads Q.
     pub(super) fn loaders(&self) -> u32 {
         match self.loading() {
             Loading::Thread | Loading::Ranges => 0,
@@ -134,7 +135,7 @@ impl FwdSpec {
         }
     }
 
-    /// Warps of the producer that transpose V: all warps that load nothing.
+    /// Number of the producer's warps that transpose V: all warps that load nothing.
     pub(super) fn transposers(&self) -> u32 {
         if self.tile.precision.transposes_v() { 3 - self.loaders() } else { 0 }
     }
@@ -164,7 +165,7 @@ impl FwdSpec {
         self.key_elem() == Elem::E4m3
     }
 
-    /// Rows of a tile of Q that are copied: all rows, or with PackGQA the rows of whole positions.
+    /// Number of rows of a tile of Q that are copied: all rows, or with PackGQA only the rows of whole positions.
     pub(super) fn q_rows(&self) -> u32 {
         match self.shares {
             None => self.tile.tile_m,
@@ -172,7 +173,7 @@ impl FwdSpec {
         }
     }
 
-    /// Whether CTAs fetch tile numbers from a counter, and a number alone gives the work tile.
+    /// Whether CTAs fetch the number of a tile from a counter, and the number alone determines the work tile.
     pub(super) fn fetches_indices(&self) -> bool {
         self.scheduler == Scheduler::DynamicPersistent && !self.lengths_are_data()
     }
@@ -203,8 +204,8 @@ impl FwdSpec {
     }
 
     /// Whether code of one thread of a warp is predicated as a whole, by
-    /// [`guard_all`](fa3_ir::lang::Builder::guard_all). Without it, ptxas waits for PV before most exponentials, in
-    /// 16-bit kernels that compute the maxima of every block.
+    /// [`guard_all`](fa3_ir::lang::Builder::guard_all). Otherwise, in 16-bit kernels that compute the maxima of every
+    /// block, ptxas waits for PV before most exponentials.
     pub(super) fn guards_all(&self) -> bool {
         !self.is_fp8() && !self.tile.rescales_lazily()
     }

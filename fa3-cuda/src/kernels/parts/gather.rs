@@ -1,8 +1,8 @@
 //! Row-wise `cp.async` loads of K and V, for pages that are too small, or too misaligned by padding on the left, for a
 //! box of a tensor map.
 //!
-//! A warp loads a tile by copies of 16 bytes a thread. The threads of a row of a panel copy neighbouring chunks of it.
-//! In the next step each thread copies as many rows further down as a step covers:
+//! A warp loads a tile by copies of 16 bytes per thread. The threads of a row of a panel copy neighbouring chunks of
+//! it. A step covers some rows, and in the next step each thread copies that many rows further down:
 //!
 //! ```text
 //! a panel of 64 columns, 16 bits: 8 threads a row, 4 rows at a time
@@ -14,10 +14,10 @@
 //! 24, 25 .. 31                  4i + 3    3,  7 .. 31      35, 39 .. 63
 //! ```
 //!
-//! Each thread looks up the memory rows of a few tile rows in the page table, and a shuffle brings a memory row to the
-//! threads that copy it. Page numbers are loaded two tiles ahead, into the registers that the copies of a tile have
-//! just finished with; loaded one tile ahead, every tile would wait for them. Zeros fill rows beyond the sequence's
-//! end, rows of a missing page, and columns that the tensor does not have; nothing is read for them.
+//! Each thread looks up the memory rows of a few tile rows in the page table, and shuffles bring these to the threads
+//! that copy. Page numbers are loaded two tiles ahead, into the registers that the copies of a tile no longer need. If
+//! they were loaded one tile ahead, every tile would wait for them. Zeros fill rows beyond the sequence's end, rows of
+//! a missing page, and columns that the tensor does not have; nothing is read for them.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -38,9 +38,9 @@ const LANES: u32 = 32;
 #[derive(Clone, Copy)]
 pub(crate) struct RowStrides<S: Side> {
     address: S::Pointer,
-    /// Bytes from a row to the next.
+    /// Bytes from one row to the next.
     row: S::U32,
-    /// Bytes from a head to the next.
+    /// Bytes from one head to the next.
     head: S::U64,
 }
 
@@ -63,7 +63,7 @@ impl RowStrides<Form> {
 }
 
 impl RowStrides<Host> {
-    /// A tensor of a launch, whose rows are less than 2³² bytes apart.
+    /// The arguments of a launch for a tensor whose rows are less than 2³² bytes apart.
     pub(crate) fn of(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows) -> RowStrides<Host> {
         let ([_, head, _], row) = (strides(tensor), rows.stride * tensor.dtype.bytes() as u64);
         RowStrides { address: buffer, row: row as u32, head }
@@ -73,13 +73,13 @@ impl RowStrides<Host> {
 /// The division of a tile among a warp's threads.
 #[derive(Clone, Copy)]
 struct Cut<'k> {
-    /// Threads that copy a row of a panel.
+    /// Number of threads that copy a row of a panel.
     threads: u32,
-    /// Rows that are copied at once.
+    /// Number of rows that a warp copies at once.
     rows: u32,
-    /// The first of the threads that copy the same row of a panel as this one.
+    /// The lane of the first thread that copies the same row of a panel as this thread.
     first: U32<'k>,
-    /// The index of this thread among them.
+    /// The index of this thread among the threads that copy its row.
     nth: U32<'k>,
     /// The first row that this thread copies.
     row: U32<'k>,
@@ -95,27 +95,27 @@ impl<'k> Cut<'k> {
     }
 }
 
-/// The keys of a head of a sequence. A warp loads their tiles, of this shape, from the last to the first.
+/// The keys of a head of a sequence. A warp loads them in tiles of shape `shape`, from the last tile to the first.
 pub(crate) struct Gather<'k> {
     shape: TileShape,
-    /// Columns that the tensor has.
+    /// Number of columns that the tensor has.
     cols: u32,
     cut: Cut<'k>,
     span: PageSpan<'k>,
-    /// The address of this thread's chunk in the head's first row of memory.
+    /// The address of this thread's chunk in row 0 of the head in memory.
     from: U64<'k>,
-    /// Bytes from a row to the next.
+    /// Bytes from one row to the next.
     apart: U32<'k>,
-    /// The first row of a tile that this thread looks up.
+    /// The first row of a tile whose page this thread looks up.
     finds: U32<'k>,
-    /// The pages of the rows that this thread looks up: one array for the next tile and one for the tile after it, in
-    /// alternation.
+    /// The pages of the rows that this thread looks up. There is one array for the next tile and one for the tile after
+    /// it; the two swap roles after each tile.
     pages: [Vec<Var<'k, B32>>; 2],
 }
 
 impl<'k> Gather<'k> {
-    /// The keys of `head`. The tile that begins with row `row` is loaded first. Page numbers are read at once, so there
-    /// must be at least one page.
+    /// Prepares to load the keys of `head`, with the tile that begins with row `row` first. Page numbers are read at
+    /// once, so there must be at least one page.
     #[track_caller]
     pub(crate) fn begin(
         b: &'k Builder,
@@ -135,8 +135,8 @@ impl<'k> Gather<'k> {
         Gather { shape, cols, cut, span, from, apart: rows.row, finds, pages }
     }
 
-    /// Begins to load `rows` rows, tile by tile, from the last tile, which begins with row `last`, to the first. Each
-    /// pipeline takes the columns of a tile that begin with its column.
+    /// Begins to load `rows` rows, from the tile that begins with row `last` back to the first tile. Each pipeline
+    /// takes the columns of a tile from the column beside it on.
     #[track_caller]
     pub(crate) fn load(&self, pipelines: &mut [(CpAsyncProducer<'k, 1>, u32)], last: U32<'k>, rows: U32<'k>) {
         let (b, tile) = (self.span.builder(), self.shape.rows);
@@ -146,7 +146,7 @@ impl<'k> Gather<'k> {
         });
     }
 
-    /// Begins to load the tiles that begin with row `row`, and then reads the pages of the tiles two steps ahead.
+    /// Begins to load the tile that begins with row `row`. Then reads the pages of the tile two steps ahead.
     #[track_caller]
     fn load_tiles(&self, pipelines: &mut [(CpAsyncProducer<'k, 1>, u32)], turn: usize, row: U32<'k>) {
         for (pipeline, col) in pipelines {
@@ -158,7 +158,7 @@ impl<'k> Gather<'k> {
         }
     }
 
-    /// Begins to load the tile that begins with this row and column.
+    /// Begins to load the tile that begins with row `row` and column `col`.
     #[track_caller]
     fn load_tile(&self, pipeline: &mut CpAsyncProducer<'k, 1>, turn: usize, (row, col): (U32<'k>, u32)) {
         let pages = self.pages[turn].iter().zip((0..).step_by(LANES as usize));

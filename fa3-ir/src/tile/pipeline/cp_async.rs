@@ -1,9 +1,9 @@
 //! Pipelines that a warp fills by cp.async: copies of 16 bytes a thread, each thread from its own addresses.
 //!
 //! These copies write through the generic proxy, and products read through the async proxy, so that a fence must lie
-//! between the two. The copying warp should not execute it, since it would have to wait until its copies are complete,
-//! nor should a computing warp. Another warp does, the pipeline's [`FenceWarp`]: it waits until the copies of a stage
-//! have landed, executes the fence, and passes the stage on.
+//! between the two. A warp that executes the fence first has to wait for the copies, so neither the copying warp nor a
+//! computing warp should execute it. The pipeline's [`FenceWarp`] does: it waits until the copies of a stage have
+//! landed, executes the fence, and passes the stage on.
 
 use super::{Cursor, Pipeline};
 use crate::lang::{Builder, Tile, TileShape};
@@ -55,7 +55,7 @@ impl<'k, const N: usize> CpAsyncPipeline<'k, N> {
     }
 }
 
-/// Fills a pipeline by copies. One warp has it.
+/// Fills a pipeline by copies. Exactly one warp uses this value.
 #[derive(Debug)]
 pub struct CpAsyncProducer<'k, const N: usize> {
     cursor: Cursor<'k, N>,
@@ -77,7 +77,7 @@ impl<'k, const N: usize> CpAsyncProducer<'k, N> {
     }
 }
 
-/// Passes on the stages of a pipeline. One warp has it.
+/// Passes the filled stages of a pipeline on. Exactly one warp uses this value.
 #[derive(Debug)]
 pub struct FenceWarp<'k, const N: usize> {
     cursor: Cursor<'k, N>,
