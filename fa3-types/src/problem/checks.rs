@@ -88,11 +88,11 @@ pub(crate) fn check_sequences(
     }
 }
 
-/// Checks that Q has as many sequences as K. For two dense batches the error names the batch dimension.
+/// Checks that Q has as many sequences as K. For two batches the error names the batch dimension.
 pub(super) fn check_counts(q: Sequences, k: Sequences) -> Result<(), ProblemError> {
     match (q.count(), k.count()) {
         (q, k) if q == k => Ok(()),
-        (expected, given) if !q.is_packed() && !k.is_packed() && !k.is_cache() => {
+        (expected, given) if !q.is_packed() && !k.is_packed() && k.list().is_none() => {
             Err(ProblemError::DimMismatch { tensor: TensorName::K, dim: Dim::Batch, given, expected })
         }
         (q, k) => Err(ProblemError::SequenceCount { q, k }),
