@@ -504,7 +504,7 @@ impl<'a, 'py> Tensors<'a, 'py> {
         Ok(Some(Sequences::listed(count, keys).table_stride(if count > 1 { stride as usize } else { keys })))
     }
 
-    /// The second cache of `count` sequences that list their keys, if there is one.
+    /// The second cache of `count` sequences that list their keys, if it is given.
     ///
     /// # Errors
     /// A tensor is missing, or a list does not fit.

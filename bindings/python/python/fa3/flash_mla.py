@@ -68,8 +68,8 @@ def flash_mla_with_kvcache(
             no row of the cache, such as -1, is no key, wherever it is. A row that is listed twice counts twice.
         attn_sink: with indices, a logit of each head, float32 (heads_q,): O is multiplied by
             1 / (1 + exp(attn_sink - LSE)). LSE is without it.
-        extra_k_cache, extra_indices_in_kvcache: a second cache with rows and lists like the first one's, whose keys
-            follow. On a GPU, it is not supported yet.
+        extra_k_cache, extra_indices_in_kvcache: a second cache with rows like the first cache's, and its lists. Its
+            keys follow the first cache's. On a GPU, it is not supported yet.
         topk_length, extra_topk_length: how many of the first entries of each list count, int32 (batch,) or (batch,
             seqlen_q), clamped to 0 and topk.
         out: a tensor for O.
@@ -276,7 +276,7 @@ def _listed(
 def _listed_extra(
     cache: Tensor | None, fp8: bool, q: Tensor, latent: int, given: dict[str, Tensor | None]
 ) -> _Cache | None:
-    """The second cache as `_listed` gives it, if there is one."""
+    """The second cache as `_listed` gives it, if it is given."""
     (name, indices), (of_lengths, lengths) = given.items()
     if (cache is None) != (indices is None):
         one, other = (name, "extra_k_cache") if cache is None else ("extra_k_cache", name)
