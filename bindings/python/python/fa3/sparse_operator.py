@@ -1,5 +1,5 @@
-"""The torch operator of attention over listed keys (sparse attention), `fa3::sparse_forward`, and its variant that writes
-O to a given tensor.
+"""The torch operator of attention over listed keys (sparse attention), `fa3::sparse_forward`, and its variant that
+writes O to a given tensor.
 """
 
 from typing import Any, NamedTuple
@@ -79,8 +79,8 @@ def compute(
 
 
 def _pages_of_one_row(k: Tensor, v: Tensor, lists: Lists) -> tuple[tuple[Tensor, Tensor], Cache]:
-    """The cache as pages of one row each, which kernels read today. Entries that are no key are moved behind the others,
-    and are not in use.
+    """The cache as pages of one row each, which kernels read today. Entries that are no key are moved behind the
+    others, and are not in use.
     """
     if lists.extra_indices is not None:
         raise NotImplementedError("a second cache is not supported on a GPU yet")
