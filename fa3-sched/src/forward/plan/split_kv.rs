@@ -286,8 +286,8 @@ impl SplitKvPlan {
         self.lists
     }
 
-    /// The sequences, cut into tiles of positions. If keys are listed, the rows of K are the keys of all blocks of whole
-    /// lists, and `seqused` is for the first list.
+    /// The sequences, cut into tiles of positions. If keys are listed, the rows of K are the keys of all blocks of
+    /// whole lists, and `seqused` is for the first list.
     pub fn sequences(&self) -> &packed::Plan {
         &self.sequences
     }
