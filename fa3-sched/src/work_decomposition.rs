@@ -38,8 +38,12 @@
 //! once. CTA c computes a unit's head c / shares in share c mod shares, so that the splits of a head's tile are in
 //! neighbouring CTAs here, too.
 
+mod equal_sequences;
+
 use crate::packed::Cut;
 use crate::{FastDiv, Int, SeqLens};
+
+pub use equal_sequences::EqualSequences;
 
 /// The numbers of a launch that determine each CTA's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,15 +62,6 @@ pub struct WorkDecomposition<T> {
     split_blocks: Option<FastDiv<T>>,
     /// The iteration space, if all sequences have equally many iterations.
     equal: Option<EqualSequences<T>>,
-}
-
-/// The iteration space of sequences that have equally many iterations each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EqualSequences<T> {
-    /// The iteration space.
-    pub space: IterationSpace<T>,
-    /// Iterations of a sequence.
-    iterations: FastDiv<T>,
 }
 
 /// The units (work tiles) of a sequence, which are equally long.
@@ -270,25 +265,6 @@ impl<T: Int> WorkDecomposition<T> {
         let two = cta + cta;
         let of_first = T::select(split.left.eq(zero), zero, two + one + one);
         T::select(split.first.eq(zero), of_first, two + one)
-    }
-}
-
-impl<T> EqualSequences<T> {
-    fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> EqualSequences<U> {
-        let IterationSpace { share, total, least } = self.space;
-        let [share, total, least] = [("space_share", share), ("space_total", total), ("space_least", least)]
-            .map(|(name, x)| f(name, x));
-        let iterations = self.iterations.map_named("space_sequence", f);
-        EqualSequences { space: IterationSpace { share, total, least }, iterations }
-    }
-}
-
-impl<T: Int> EqualSequences<T> {
-    /// The sequence that has iteration `at`, and the first iteration of that sequence; for an iteration behind the last
-    /// one, the number of sequences and of iterations.
-    pub fn sequence(&self, at: T) -> [T; 2] {
-        let sequence = self.iterations.quotient(at.at_most(self.space.total));
-        [sequence, sequence * self.iterations.divisor()]
     }
 }
 

@@ -195,9 +195,9 @@ impl Problem {
         Problem { q, k, v, qv: self.qv.map(like_v), o: like_v(self.o), extra, ..self.clone() }
     }
 
-    /// This attention after the pages or the listed rows of its cache are gathered into contiguous keys and values: K and
-    /// V (sequences, capacity, …), with `seqused`. Listed rows of a second cache follow the rows of the first one. A
-    /// problem without a cache is copied.
+    /// This attention after the pages or the listed rows of its cache are gathered into contiguous keys and values: K
+    /// and V (sequences, capacity, …), with `seqused`. Listed rows of a second cache follow the rows of the first one.
+    /// A problem without a cache is copied.
     #[must_use]
     pub fn gathered(&self) -> Problem {
         if !self.seqs_k.is_cache() {

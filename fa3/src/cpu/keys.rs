@@ -102,7 +102,8 @@ impl<T: Scalar> KeyTensor for ArrayView4<'_, T> {
     }
 }
 
-/// Listed rows of K or of V of one or two caches. Rows are numbered through both, so that an entry of [`Pages`] is a row.
+/// Listed rows of K or of V of one or two caches. Rows are numbered through both, so that an entry of [`Pages`] is a
+/// row.
 pub(crate) struct ListedRows<'a, T>(pub(crate) [Option<ArrayView4<'a, T>>; 2]);
 
 impl<T: Scalar> KeyTensor for ListedRows<'_, T> {
