@@ -52,7 +52,7 @@ pub(crate) fn sums<F: Copy + Into<f64>>(
             let (dout, dlse) = output.head(problem, index, head);
             let rows = dout.rows().into_iter().zip(dlse).enumerate().map(|(row, (dout, dlse))| {
                 let lse: f64 = lse[[batch, head, first + row]].into();
-                // A row that sees no key, with a sink of -inf.
+                // The row sees no key, and its sink is -inf.
                 if lse == f64::NEG_INFINITY {
                     return 0.0;
                 }

@@ -34,7 +34,7 @@ pub struct RotatedQueries {
     /// Queries (batch, seqlen_q, heads_q, head_dim), f16 or bf16, or f32 on the CPU.
     pub q: TensorDesc,
     /// The sequences of the queries: dense, or packed by `cu_seqlens_q`. Rows beyond `seqused_q` are rotated as well;
-    /// rows of a packed tensor behind its last sequence are copied.
+    /// rows of a packed tensor behind its last sequence are copied without rotation.
     pub sequences: Sequences,
     /// The positions of a sequence's rows.
     pub positions: QueryPositions,
@@ -90,8 +90,8 @@ pub struct AppendRotary {
 /// q_rotated[i][t] = rotate(q[i][t], base[i] + t)                         or, for all rows, at base[i]
 /// ```
 ///
-/// An element of an e4m3 cache is the code nearest to the 16-bit element divided by its head's scale, ties to even,
-/// saturating at ±448.
+/// `base[i]` is the position of sequence i's first new row and first query ([`SequenceBase`]). An element of an e4m3
+/// cache is the code nearest to the 16-bit element divided by its head's scale, ties to even, saturating at ±448.
 ///
 /// ```
 /// use fa3_types::{AppendSpec, AppendedRows, Dtype, Sequences, Shape, TensorDesc};

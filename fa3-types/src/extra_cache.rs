@@ -3,9 +3,9 @@
 use crate::problem::check_sequences;
 use crate::{ProblemError, Sequences, Shape, TensorDesc, TensorName};
 
-/// A second cache of keys and values, with its own list of rows for each sequence. A sequence's keys are the listed rows
-/// of K, and behind them the listed rows of this cache.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// A second cache of keys and values, with its own list of rows for each sequence. A sequence's keys are the listed
+/// rows of K, and behind them the listed rows of this cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExtraCache {
     /// Keys (pages, page_rows, heads_kv, head_dim), of K's type.
     pub k: TensorDesc,

@@ -130,10 +130,10 @@ impl Problem {
         })
     }
 
-    /// A specification of which [`Problem::new`] makes an equal problem. Its numbers are given ones, also if they were
-    /// defaults.
+    /// A specification from which [`Problem::new`] makes an equal problem. It states numbers such as the softmax scale
+    /// even where they are defaults.
     pub fn spec(&self) -> ProblemSpec {
-        // No `..` here: a property that is forgotten is another problem.
+        // No `..` here: a specification that lacks a property is one of another problem.
         let Problem {
             q,
             k,
@@ -195,8 +195,9 @@ impl Problem {
         Problem { q, k, v, qv: self.qv.map(like_v), o: like_v(self.o), extra, ..self.clone() }
     }
 
-    /// This attention of a cache gathered into contiguous keys and values: K and V (sequences, capacity, …), with
-    /// `seqused`. The listed rows of a second cache follow the rows of the first one. Other problems are copied.
+    /// This attention after the pages or the listed rows of its cache are gathered into contiguous keys and values: K
+    /// and V (sequences, capacity, …), with `seqused`. Listed rows of a second cache follow the rows of the first one.
+    /// A problem without a cache is copied.
     #[must_use]
     pub fn gathered(&self) -> Problem {
         if !self.seqs_k.is_cache() {

@@ -5,9 +5,10 @@ use crate::Feature;
 /// The sequences of Q, or of K and V: dense (batch, seqlen, …), packed one after the other into (1, total, …), or, of K
 /// and V, in pages (pages, page_rows, …) or listed row by row.
 ///
-/// It has no lengths, which are data: `cu_seqlens` has the first rows of packed sequences, `seqused` the rows in use of
-/// each, `page_table` their pages, `indices` their rows. A GPU reads them from its own memory, and the host has them as [`SequenceRows`].
-/// Problems and plans do not depend on lengths.
+/// It knows no lengths, because lengths are data: `cu_seqlens` has the first rows of packed sequences, `seqused` each
+/// sequence's number of rows in use, `page_table` each sequence's pages, `indices` its listed rows. A GPU reads these
+/// arrays from its own memory, and the host has their values as [`SequenceRows`]. Problems and plans do not depend on
+/// lengths.
 ///
 /// [`SequenceRows`]: crate::SequenceRows
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,8 +44,8 @@ impl Sequences {
         Sequences::of(Layout::Paged { count, pages, longest: None, listed: None, stride: pages })
     }
 
-    /// `count` sequences of `pages` pages each, whose rows of `page_table` (rows, pages) `cache_batch_idx` (count)
-    /// selects.
+    /// `count` sequences of `pages` pages each. `cache_batch_idx` (count) selects each sequence's row of `page_table`
+    /// (rows, pages).
     pub fn indexed(count: usize, [rows, pages]: [usize; 2]) -> Sequences {
         Sequences::of(Layout::Paged { count, pages, longest: None, listed: Some(rows), stride: pages })
     }
@@ -147,8 +148,8 @@ impl Sequences {
         }
     }
 
-    /// The stride of `page_table`'s rows in entries, and the number of entries from its first one to its last one, if
-    /// paged.
+    /// The stride of `page_table`'s rows in entries, and the number of entries from the table's first one to its last
+    /// one, if paged.
     pub fn table_entries(self) -> Option<(usize, usize)> {
         let Layout::Paged { pages, stride, .. } = self.layout else { return None };
         let last_row = self.table_rows()?.checked_sub(1).filter(|_| pages > 0);

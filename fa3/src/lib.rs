@@ -1,4 +1,4 @@
-// The examples of the README ask for a GPU first, which only the feature `cuda` does.
+// The examples of the README open a GPU, which only the feature `cuda` can do.
 #![cfg_attr(any(feature = "cuda", not(doctest)), doc = include_str!("../README.md"))]
 //!
 //! # Where to begin

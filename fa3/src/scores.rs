@@ -14,7 +14,7 @@ pub(crate) struct Scores<'a> {
     pub(crate) softmax_scale: Option<f64>,
     pub(crate) softcap: Option<f64>,
     pub(crate) sink: Option<ArrayView1<'a, f32>>,
-    /// The problem that the call must be, if any.
+    /// The problem that `for_problem` was given, if any: the call must be this problem.
     pub(crate) problem: Option<Problem>,
 }
 
@@ -37,10 +37,10 @@ impl<'a> Scores<'a> {
     }
 
     /// `spec`, which has all other properties of the call, with these options. `used` says whether the call has
-    /// `seqused` of Q and of K; `None` asks the problem for nothing.
+    /// `seqused` of Q and of K; `None` leaves `seqused` out of the comparison with the problem.
     ///
     /// # Errors
-    /// The mask is invalid, the sinks have another shape, or the call is another problem than it must be.
+    /// The mask is invalid, the sinks have a wrong shape, or the call is not the problem that `for_problem` was given.
     pub(crate) fn given_to(&self, spec: ProblemSpec, used: [Option<bool>; 2]) -> Result<ProblemSpec, Error> {
         // No `..` here: how scores are computed must not be forgotten.
         let Scores { mask, softmax_scale, softcap, sink, problem } = self;
@@ -54,7 +54,7 @@ impl<'a> Scores<'a> {
     }
 }
 
-/// Checks that a call, of contiguous tensors, is `problem`. Strides do not matter. Of sequences only their form does.
+/// Checks that a call on contiguous tensors is `problem`. Strides and the lengths of sequences are not compared.
 fn check_problem(problem: &Problem, call: &ProblemSpec, used: [Option<bool>; 2]) -> Result<(), Error> {
     let tensors = [
         (TensorName::Q, call.seqs_q, problem.seqs_q(), used[0]),
@@ -136,11 +136,11 @@ macro_rules! score_setters {
             self
         }
 
-        /// Takes mask, softmax scale and soft cap from a problem, and asks for this problem: a call that then lacks one
-        /// of its properties, such as sinks, or has another one, is refused with [`Error::OtherProblem`]. The problem's
-        /// strides and sequences do not matter.
+        /// Takes mask, softmax scale and soft cap from a problem, and checks the call against it: a call that lacks one
+        /// of the problem's properties, such as sinks, or has another one, is refused with [`Error::OtherProblem`]. The
+        /// problem's strides and sequences do not matter.
         ///
-        /// It is for code that gets problems as plain data, so that a property which it does not know is an error.
+        /// This is for code that gets problems as plain data: a property that the code does not know is then an error.
         pub fn for_problem(mut self, problem: &Problem) -> Self {
             self.scores = self.scores.of(problem);
             self

@@ -6,17 +6,17 @@
 //! |lse − oracle|ᵢ  ≤ maxⱼ δᵢⱼ + 1e-5 · max(1, |oracle|ᵢ)        j over the keys that row i sees
 //! ```
 //!
-//! This is [`fa3_ref::law`] with the second line and the term δ added. δ bounds the error that the arithmetic may add
-//! to a score: the log-sum-exp moves by no more than the score that moves most. The oracle takes the inputs as rounded
-//! to the case's dtype. If row sums add the rounded P, [`rounded_row_sum_loss`] is added to the bound on LSE.
+//! This is [`fa3_ref::law`] with the second line and the term δ added. δᵢⱼ bounds the error that the arithmetic may add
+//! to the score of row i and key j. LSE moves by no more than the score that moves most. The oracle takes the inputs as
+//! rounded to the case's dtype. If row sums add the rounded P, [`rounded_row_sum_loss`] is added to the bound on LSE.
 //!
-//! For results exact to f32, δ = 0. For FP8 the baseline of O is the paper's (§4.3, Table 3), or the emulator of this
-//! library's algorithm if there are block scales, which the paper's baseline lacks. If row sums add the rounded P, the
-//! largest error may instead be twice the emulator's error with such sums. The reason: a few keys may have half of a
-//! row's weight while all other scores are equal. The equal scores are then rounded in the same way, and their errors
-//! add up to an error of the sum. The bound on the root mean square has no such exception. 1e-5 would be too strict for
-//! FP8: the tensor core keeps 13 bits below the largest of the 32 products and the accumulator that it adds at once
-//! (MMA-Sim, arXiv 2511.10909), so that each of the 33 addends and their sum may lose 2⁻¹³ of the largest.
+//! For results exact to f32, δ = 0. For FP8 the baseline of O is the paper's (§4.3, Table 3). If there are block
+//! scales, which the paper's baseline lacks, it is the emulator of this library's algorithm. If row sums add the
+//! rounded P, the largest error of O may instead be twice the emulator's error with such sums: where a few keys have
+//! half of a row's weight and all other scores are equal, the equal scores are rounded in the same way, and their
+//! errors add up. The bound on the root mean square has no such exception. δ of FP8 covers the tensor core, which keeps
+//! 13 bits below the largest of the 32 products and the accumulator that it adds at once (MMA-Sim, arXiv 2511.10909):
+//! each of the 33 addends and their sum may lose 2⁻¹³ of the largest.
 
 use std::borrow::Cow;
 
@@ -65,7 +65,7 @@ impl<'a> Judge<'a> {
         let precision = Precision::of_output(case.problem.o().dtype);
         let law = ForwardLaw::new(&inputs, precision);
         let fp8 = (case.problem.dtype() == Dtype::E4m3).then(|| {
-            // The standard baseline has per-tensor scales only.
+            // The paper's baseline has per-tensor scales only.
             let baseline = match case.problem.has_block_scales() {
                 true => emulated(&case, &values, EMULATOR),
                 false => {
@@ -78,8 +78,8 @@ impl<'a> Judge<'a> {
             let norms = ErrorNorms::of(&baseline, &law.oracle().o);
             let largest =
                 law.oracle().o.iter().filter(|o| o.is_finite()).fold(0.0, |max: f64, o| max.max(o.abs()));
-            // Results are rounded to bf16, the baseline to f16. f16 numbers are multiples of 2^-24. In bf16, products
-            // with a factor that is subnormal in f32 are flushed to 0.
+            // 2^-9: the result is rounded to bf16, but the baseline to f16. 2^-25: f16 numbers are multiples of 2^-24.
+            // 2^-110: in bf16, products with a factor that is subnormal in f32 are flushed to 0.
             let least = f64::powi(2.0, if precision == Precision::F16 { -25 } else { -110 });
             let rmse = 2.0 * norms.rmse + f64::powi(2.0, -9) * largest + least;
             let law = law.with_baseline(&inputs, baseline.view(), precision);
@@ -109,7 +109,7 @@ impl<'a> Judge<'a> {
                     Precision::F16 => f64::powi(2.0, -11),
                     Precision::Bf16 => f64::powi(2.0, -8),
                 };
-                // A score is rounded as a product, after the scaling, and after the softcap.
+                // The score is rounded three times: as a product, after the scaling, and after the softcap.
                 let loss = |q: ArrayView1<'_, f32>, k: ArrayView1<'_, f32>| {
                     3.0 * half_ulp * products(q, k).sum::<f64>().abs()
                 };
@@ -141,7 +141,7 @@ impl<'a> Judge<'a> {
         self.law.with_baseline(&self.values.inputs(&self.case.problem), baseline.view(), precision)
     }
 
-    /// The law if each product q · k may be off by `loss(q, k)`, and the logarithm of a row sum by `of_sums`.
+    /// The law if each product q · k may be off by `loss(q, k)`, and the logarithm of each row sum by `of_sums`.
     fn with_moved_scores(
         &self,
         law: &ForwardLaw,
@@ -197,8 +197,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// O of a baseline. If there are sinks, O is rounded once more: the factor of a row is exact, and only the product is
-/// rounded.
+/// O of a baseline. If there are sinks, O is multiplied by an exact factor for each row, and rounded once more.
 fn baseline_o(case: &Case, baseline: Result<Output, QuantError>) -> Array4<f32> {
     let Output { o, .. } = baseline.unwrap_or_else(|e| panic!("{}: {e}", case.name));
     let precision = Precision::of_output(case.problem.o().dtype);

@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(out.o.as_slice().unwrap(), [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
     }
 
-    /// A sink of ln 4 beside scores (ln 3, 0) and (0, 0): sums of exponentials of 8 and 6.
+    /// A sink of ln 4 beside scores (ln 3, 0) and (0, 0) makes the sums of exponentials 8 and 6.
     #[test]
     fn a_sink_is_in_the_denominator_alone() {
         let q = rows([[2.0, 0.0, 0.0, 0.0], [0.0; 4]]);

@@ -55,11 +55,11 @@ pub struct Plan {
 /// How a launch finds its tiles.
 #[derive(Clone, Debug)]
 pub enum PlanKind {
-    /// By their index: all sequences have one length, which the host knows.
+    /// Tiles are found by their index: all sequences have one length, which the host knows.
     Dense(DensePlan),
-    /// Through a table in device memory: lengths are data (varlen).
+    /// Tiles are found through a table in device memory: lengths are data (varlen).
     Varlen(VarlenPlan),
-    /// As splits of the keys: decoding, where Q has few rows.
+    /// Tiles are splits of the keys: decoding, where Q has few rows.
     SplitKv(SplitKvPlan),
 }
 

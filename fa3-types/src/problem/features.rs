@@ -7,8 +7,8 @@ names! {
     /// All features.
     const ALL;
 
-    /// A part of a [`Problem`] that changes what is computed, or where tensors have it. Numbers and shapes are none:
-    /// every problem has them.
+    /// A property of a [`Problem`] that changes what is computed, or where tensors have it. Numbers and shapes are no
+    /// features: every problem has them.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]
     pub enum Feature {

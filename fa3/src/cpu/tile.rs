@@ -105,7 +105,8 @@ impl Seen {
     }
 }
 
-/// The reference of a row. A row that has seen no key has m = -inf; 0 in its place makes every exponential 0.
+/// The number that is subtracted from a row's scores: the maximum m. If the row has seen no key, m is -inf, and 0 in
+/// its place makes every exponential 0.
 #[inline(always)]
 fn finite(m: f32) -> f32 {
     if m == f32::NEG_INFINITY { 0.0 } else { m }
@@ -116,7 +117,7 @@ struct Softmax<'a> {
     tile: &'a Tile,
     block: &'a Block,
     unit: ScoreUnit,
-    /// The columns that were multiplied.
+    /// The columns of S that were computed.
     columns: Range<usize>,
     scores: &'a mut [f32],
     seen: &'a mut Seen,
@@ -163,7 +164,7 @@ fn hide<'a>(row: &'a mut [f32], columns: &Range<usize>, visible: Range<usize>) -
     row[start..end].as_chunks_mut().0
 }
 
-/// The largest of `first` and all numbers that are not NaN.
+/// The largest of `first` and the numbers of `x` that are not NaN.
 #[inline(always)]
 fn largest(x: &[[f32; LANES]], first: f32) -> f32 {
     let larger = |max: f32, x: f32| if x > max { x } else { max };

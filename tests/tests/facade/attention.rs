@@ -57,7 +57,7 @@ fn every_query_head_has_a_sink() {
     assert_eq!(error.to_string(), "sink has shape [3], expected [4]");
 }
 
-/// `qv` and Q act like concatenated columns, and so do V and K. In this test their columns are parts of one array.
+/// `qv` and Q act like one concatenated Q, and V and K like one K. Here each pair is a part of one array.
 #[test]
 fn latent_attention_has_the_bits_of_joined_columns() {
     let (joined_q, joined_k) = (wave::<f32>((2, 150, 6, 56), 0.3), wave::<f32>((2, 300, 2, 56), 0.5));
@@ -79,7 +79,7 @@ fn latent_attention_has_the_bits_of_joined_columns() {
     same(packed.map(|call| call.packed(&[0, 130, 150], &[0, 50, 300]).causal()));
 }
 
-/// The first entry of the batch.
+/// The first entry of the batch in `x`.
 fn first(x: ArrayView4<'_, f32>) -> ArrayView4<'_, f32> {
     x.slice_axis_move(Axis(0), Slice::from(..1))
 }
@@ -203,7 +203,7 @@ fn intervals_have_the_bits_of_the_mask_that_they_say() {
     let chunk = Mask::chunk(NonZeroU32::new(12).unwrap());
     for mask in [Mask::None, Mask::Causal, Mask::window(Some(9), Some(3)), chunk] {
         let one = as_intervals(mask);
-        // All heads share the intervals, each of which is split in two parts. In odd rows the second part comes first.
+        // All heads share the intervals. Each interval has two parts, and in odd rows the second part comes first.
         let two = Array4::from_shape_fn((2, 4, 40, 4), |(_, _, row, bound)| {
             let [start, end] = [0, 1].map(|bound| one[[0, 0, row, bound]]);
             let middle = (start + end) / 2;

@@ -1,5 +1,5 @@
-//! Each plan and each reference computes a feature of a problem, or refuses it by its name. The test compares the
-//! answers with the table of docs/what-works-where.md.
+//! Each plan and each reference computes a feature of a problem, or refuses the feature by its name. The test compares
+//! the answers with the table of docs/what-works-where.md.
 
 use std::fs;
 use std::path::Path;
@@ -26,11 +26,11 @@ const KV: Shape = Shape { batch: 1, seqlen: 512, heads: 2, head_dim: 64 };
 enum Answer {
     Computed,
     Refused,
-    /// Another plan computes the problem.
+    /// This plan refuses the problem, and another plan computes it.
     OfOthers,
 }
 
-/// Requests a plan or a result. A refusal must name a feature of the problem.
+/// Requests a plan or a result of a problem. A refusal must name a feature of the problem.
 type Ask = fn(ProblemSpec) -> Answer;
 
 fn dense() -> ProblemSpec {
@@ -204,12 +204,12 @@ fn zeros() -> Array4<f16> {
     Array4::zeros(KV.dims())
 }
 
-/// Whether a call is refused since it is another problem than the one that it was made for.
+/// Whether a call is refused because it differs from the problem that it was made for.
 fn is_other(problem: Result<KnownProblem, Error>) -> bool {
     matches!(problem, Err(Error::OtherProblem { .. }))
 }
 
-/// A call takes mask and soft cap from its problem. What else the problem has, and the call does not, is refused.
+/// A call takes the mask and the soft cap of its problem. It is refused if the problem has a property that it lacks.
 #[test]
 fn a_call_is_the_problem_that_it_was_made_for() {
     let x = zeros();

@@ -16,8 +16,8 @@ const SHAPE: Shape = Shape { batch: 1, seqlen: 4, heads: 1, head_dim: 16 };
 /// A setter with arguments.
 type Set<'s, B> = &'s dyn Fn(B) -> B;
 
-/// Any two setters give the same builder in either order, and this builder differs from the builder with only one of
-/// the setters. The `Debug` output shows all fields.
+/// Any two setters give the same builder in either order. This builder differs from the builders with only one of the
+/// two setters. The `Debug` output, which shows all fields, is compared.
 fn nothing_is_lost<B: Clone + Debug>(new: &B, setters: &[Set<'_, B>]) {
     let text =
         |calls: &[Set<'_, B>]| format!("{:?}", calls.iter().fold(new.clone(), |builder, call| call(builder)));

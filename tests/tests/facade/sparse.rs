@@ -7,7 +7,7 @@ use ndarray::{Array1, Array2, Array4, Axis, concatenate, s};
 
 use crate::wave;
 
-/// Lists of 5 tokens: of the first `rows` rows, with entries that are no row; of one row again and again; and of no row.
+/// Lists of 5 tokens: of the first `rows` rows, with entries that are no row; of one row many times; and of no row.
 fn lists(entries: usize, rows: usize) -> Array2<i32> {
     Array2::from_shape_fn((5, entries), |(token, at)| match (token, at % 5) {
         (0, 2) => -1,

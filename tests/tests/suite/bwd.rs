@@ -9,7 +9,7 @@ use fa3_tests::bwd::BwdCase;
 
 use crate::obey;
 
-/// The bytes of all buffers after a run on these. Results are compared with each other: any arithmetic will do.
+/// The bytes of all buffers after a run on `before`. They are only compared with each other: any arithmetic will do.
 fn simulate(trial: &Trial, before: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let after = fa3_tests::simulate(&trial.program.map(Loaded::new), before, Policy::Random(7), Mode::Fast);
     after.unwrap_or_else(|fault| panic!("{}: {fault}", trial.name))

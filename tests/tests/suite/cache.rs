@@ -11,7 +11,7 @@ fn case(keys: Keys, split_keys: Option<SplitKeys>, rows: usize) -> Case {
     Case { lengths, keys, queries, sink: false, layout, split_keys, seed: 11, ..paged((64, 64)) }
 }
 
-/// The KV blocks do not depend on how rows are stored or copied.
+/// The KV blocks do not depend on how rows are stored or copied, so the bits of the results do not, either.
 #[test]
 fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
     let pages = [Pages::of(1), Pages::of(3).indexed(), Pages::of(64), Pages::of(16).padded()];
@@ -27,7 +27,7 @@ fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
     }
 }
 
-/// No lengths, page table or index cause an access outside of the tensors.
+/// No values of lengths, page table or index cause an access outside of the tensors.
 #[test]
 fn invalid_numbers_lead_nowhere() {
     let pages =

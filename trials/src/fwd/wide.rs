@@ -22,8 +22,8 @@ const TILES: [CtaTile; 4] = [
     CtaTile { head_dim: 192, tile_n: 48, ..HALVES },
 ];
 
-/// Latent tiles: with one warpgroup; with two that have rows of their own; with two that have the same rows; and with
-/// two and three blocks of V.
+/// Tiles for latent attention: one warpgroup; two warpgroups with separate rows; two warpgroups that share the rows;
+/// and two and three blocks of V.
 const LATENT: [CtaTile; 5] = [
     CtaTile { qv: true, stages: 2, ..HALVES },
     CtaTile { qv: true, stages: 3, head_dim_v: 256, tile_n: 32, ..HALVES },
@@ -41,8 +41,8 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
 
 fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     let tile = levels.pick(tiles);
-    // Number of columns by which the problem is narrower than the tile, in Q and K, and in V: none; some; all but 8
-    // columns of the second warpgroup; all columns of the second and some of the first.
+    // Number of columns by which Q and K, and V, are narrower than the tile: none; some; for V, all but 8 columns of
+    // the second warpgroup; for V, all columns of the second warpgroup and some of the first.
     let (less, less_v) = levels.pick(&[(0, 0), (8, 8), (24, 56), (0, 72)]);
     let less_v = less_v.min(tile.head_dim_v - 24);
     let [head_dim, head_dim_v] =

@@ -38,7 +38,7 @@ class Options(NamedTuple):
     qv: Tensor | None = None
 
 
-# The first fields and the last ones of `Cache`, for the extension module.
+# The names of the extension module's options: the first fields of `Options`, and the last fields of `Cache`.
 _SCORES = " ".join((*Options._fields[:7], *Cache._fields[6:]))
 
 
@@ -97,8 +97,8 @@ def attention(
     out: Tensor | None,
     function: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns O and, if wanted, LSE: computed into `out`, by the operators for traces, or directly. `function` is the
-    caller's name for errors.
+    """Returns O and, if wanted, LSE. O is written to `out`, if it is given. Traces and autograd see the torch
+    operators; other calls skip them. `function` is the caller's name for errors.
     """
     given_options = (getattr(options, name) for name in _FLOATS)
     floats = (*tensors, *operator.given(*given_options))
@@ -159,7 +159,7 @@ _ARGUMENTS = (
     "Tensor? s_aux=None, Tensor? qv=None"
 )
 _TENSORS = "Tensor q, Tensor k, Tensor v"
-# The operator writes to the cache.
+# `fa3::append_forward` writes to the cache, so the schema marks k and v as written.
 _WRITTEN = (
     "Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor k_new, Tensor v_new, Tensor? cu_seqlens_k_new, Tensor? rotary_cos, "
     "Tensor? rotary_sin, Tensor? rotary_seqlens, bool rotary_interleaved"

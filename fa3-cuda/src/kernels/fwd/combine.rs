@@ -1,13 +1,13 @@
-//! The split-KV reduction: a step behind the attention kernel, if CTAs split keys (see
+//! The split-KV reduction, a step that follows the attention kernel if CTAs split keys (see
 //! [`parts::shares`](crate::kernels::parts::shares)).
 //!
-//! The attention kernel says which work units are split. It writes a [`Reduction`] for each unit, or for each CTA about
-//! the unit that begins in it and that others continue. CTA (i, j) reduces the rows of message i, from row j on. A unit
-//! that begins in CTA c has its first split at index 2c + 1, and the others at 2 (c + 1), 2 (c + 2), ...
-//! ([`fa3_sched::WorkDecomposition`]).
+//! The attention kernel tells the reduction which work units are split. It writes a [`Reduction`] message for each
+//! unit, or for each CTA about the unit that begins in it and that others continue. CTA (i, j) reduces the rows of
+//! message i, from row j on. A unit that begins in CTA c has its first split at index 2c + 1, and the others at 2c + 2,
+//! 2c + 4, ... ([`fa3_sched::WorkDecomposition`]).
 //!
-//! With splits of fixed size, the number of splits follows from the lengths of a sequence. CTA (i, j) reduces the rows
-//! of pair i of a sequence and a tile's heads, and split p of all rows is at index p.
+//! Splits of fixed size need no messages: their number follows from the lengths of a sequence. CTA (i, j) reduces the
+//! rows of pair i of a sequence and a tile's heads, from row j on, and split p of all rows is at index p.
 
 use fa3_ir::Program;
 use fa3_ir::lang::*;
@@ -28,8 +28,7 @@ use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::elem;
 use crate::kernels::{self, KernelSpec};
 
-/// Smallest number of splits that the reduction's warps are chosen for: long sequences have more splits than the
-/// average.
+/// The smallest number of splits for which warps are chosen. Long sequences have more splits than the average.
 const LEAST_PARTS: u32 = 4;
 
 /// Everything that the reduction kernel's code depends on.
@@ -43,9 +42,9 @@ pub struct FwdCombineSpec {
     pub tile_m: u32,
     /// Whether query heads have sinks.
     pub sink: bool,
-    /// The warps that reduce a row.
+    /// The team of warps that reduces a row.
     pub team: Team,
-    /// With splits of fixed size: how lengths are said, and the mask.
+    /// How the kernel finds lengths, and the mask, if splits have a fixed size.
     pub pieces: Option<(ShareForm, Mask)>,
 }
 
@@ -59,16 +58,16 @@ params! {
         begun: maybe pointer,
         o_partial: pointer,
         lse_partial: pointer,
-        /// The query heads of a tile.
+        /// Number of query heads in a tile.
         pack: div,
-        /// Elements of LSE per split, and lengths, if splits have a fixed size.
+        /// Number of elements of LSE in a split, and the lengths of sequences, if splits have a fixed size.
         rows: maybe u64 = "part_rows",
         shares: maybe all Shares,
     }
 }
 
 impl FwdCombineSpec {
-    /// The spec of a split-KV plan.
+    /// The spec of the reduction in a split-KV plan.
     pub fn of(plan: &Plan, shared: &SplitKvPlan) -> FwdCombineSpec {
         let head_dim_v = plan.problem().head_dim_v() as u32;
         FwdCombineSpec {
@@ -101,7 +100,7 @@ impl FwdCombineSpec {
     }
 }
 
-/// Adds the step that reduces the splits of the attention step before.
+/// Adds the step that reduces the splits of the preceding attention step.
 pub(super) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, shared: &SplitKvPlan) {
     let find = |name| program.find(name).expect("a program of shares has their results");
     let (o, [lse_batch, lse_head]) = out_strides(plan.problem());
@@ -149,13 +148,13 @@ impl KernelSpec for FwdCombineSpec {
     }
 }
 
-/// The unit of this CTA's message.
+/// The unit that the message of this CTA describes.
 #[track_caller]
 fn said<'k>(b: &'k Builder, begun: U64<'k>) -> Reduction<'k> {
     Reduction::load(b, Reduction::at(begun, b.cta_x()))
 }
 
-/// All units of a sequence and of a tile's heads, which have as many splits each; no rows if they have one split.
+/// All units of a sequence and of a tile's heads, whose numbers of splits are equal. A single split is not reduced.
 #[track_caller]
 fn of_lengths<'k>(b: &'k Builder, shares: &Shares<InKernel<'k>>) -> Reduction<'k> {
     let batch = b.cta_x().div(shares.heads());
@@ -205,14 +204,14 @@ impl FwdCombineSpec {
         combine.row(parts, part, sink, to);
     }
 
-    /// The addresses of a row of a fixed-size split; `row` counts rows of all splits.
+    /// The addresses of LSE and O of a row of a fixed-size split; `row` counts the rows of all splits.
     #[track_caller]
     fn piece<'k>(&self, params: &Params<InKernel<'k>>, row: U64<'k>) -> Part<'k> {
         let bytes = u64::from(4 * self.head_dim_v);
         Part { lse: params.lse_partial + (row << 2), o: params.o_partial + row * bytes }
     }
 
-    /// The addresses of a row of split `number` of the unit that begins in this CTA.
+    /// The addresses of LSE and O of a row of split `number` of the unit that begins in this CTA.
     #[track_caller]
     fn part<'k>(
         &self,

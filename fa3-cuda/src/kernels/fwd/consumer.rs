@@ -1,5 +1,4 @@
-//! The consumer: a warpgroup computes 64 rows of O, or the first half of their columns, one block of keys after
-//! another.
+//! The consumer: a warpgroup that computes 64 rows of O, or half of their columns, with one block of keys at a time.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::{Pipeline, Precision};
@@ -36,7 +35,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let mut attend = Attend { fwd, q, qv, k, v, p: fwd.p, turn, first };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
     fwd.scheduler.consume(|work, again| {
-        // Computed again for each tile, because it would occupy a register all along.
+        // The row is computed again for each tile, because keeping it would occupy a register all along.
         let row = fwd.first_row(&work, me);
         let scales = TileScales::new(fwd, &work, || work.row + fwd.row_block(me) * 64);
         let o = Frag::zeros(b, fwd.spec.tile.columns()); // A1:13
@@ -77,7 +76,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
 }
 
 impl<'k> Attend<'_, 'k> {
-    /// All blocks of a tile.
+    /// Computes all blocks of a tile.
     fn tile(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let tile = &self.fwd.spec.tile;
         if let Some(mut first) = self.first.take() {

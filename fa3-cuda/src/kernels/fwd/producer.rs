@@ -1,4 +1,4 @@
-//! The producer: loads Q, K and V of every work tile as soon as pipeline stages are free, and transposes e4m3 V.
+//! The producer: it loads Q, K and V of every work tile as soon as pipeline stages are free, and transposes e4m3 V.
 
 use fa3_ir::lang::*;
 
@@ -49,15 +49,15 @@ pub(super) fn run(fwd: &Fwd<'_>) {
     }
 }
 
-/// The pipelines of K and of V, each for a part of the columns.
+/// The pipelines of K and the pipelines of V. Each pipeline has a part of the columns.
 fn parts<'f, 'k>(fwd: &'f Fwd<'k>) -> [Vec<&'f TmaPipeline<'k>>; 2] {
     let of_k = [Some(&fwd.k), fwd.k_second.as_ref()].into_iter().flatten().collect();
     [of_k, std::iter::once(&fwd.v).chain(&fwd.v_second).collect()]
 }
 
-/// Loads in one thread. Blocks go from the last to the first, K one block ahead of V, as consumers read them. Loads of
-/// the next tile follow at once, while consumers still compute this one. Where waiting for a stage of K would delay V,
-/// V is loaded first.
+/// Loads in one thread. Blocks go from the last to the first, K one block ahead of V, as consumers read them. The next
+/// tile's loads follow at once, while consumers still compute this tile. V is loaded before K where waiting for a stage
+/// of K would delay V.
 fn load(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let scheduler = fwd.scheduler.begin();
@@ -120,8 +120,7 @@ fn load(fwd: &Fwd<'_>) {
     });
 }
 
-/// Loads the blocks under a mask of intervals, in the order of `load`, in a warp. Another warp finds which blocks a
-/// tile visits.
+/// Loads the blocks under a mask of intervals in a warp, in the order of `load`. Another warp finds these blocks.
 fn load_ranges(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let scheduler = fwd.scheduler.begin();
@@ -150,7 +149,7 @@ fn load_ranges(fwd: &Fwd<'_>) {
                 key.set(block.key);
             });
         });
-        // Meanwhile another warp finds the blocks of the next tile.
+        // Meanwhile another warp finds the blocks that the next tile visits.
         fetch_next();
         b.if_uniform(visits, || v.load_in_warp(kv_head, key.get(), &of_v));
     });
@@ -265,7 +264,7 @@ fn feed<'k>(fwd: &Fwd<'k>, k: &[&TmaPipeline<'k>], v: &[&TmaPipeline<'k>]) {
     });
 }
 
-/// The keys of a work tile, of tensor `of` (K is 1, V is 2).
+/// The keys of a work tile as loads of tensor `of` (K is 1, V is 2) address them.
 fn keys_of<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>, of: usize) -> Keys<'k> {
     fwd.pages(work, of).map_or_else(|| Keys::Of(fwd.sequences(work)[of]), Keys::InPages)
 }

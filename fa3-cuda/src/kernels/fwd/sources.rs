@@ -1,4 +1,4 @@
-//! Where each load of a work tile reads: a sequence, pages, or rows.
+//! The places from which the loads of a work tile read: a sequence, pages, or rows.
 
 use fa3_ir::lang::*;
 use fa3_sched::SeqLens;
@@ -28,7 +28,7 @@ impl<'k> Fwd<'k> {
         [of_q, keys(strides.k), keys(strides.v)]
     }
 
-    /// The sequence that consists of these rows of Q or of `qv`.
+    /// The sequence that consists of the rows `rows` of Q or of `qv`.
     pub(super) fn of_queries(&self, rows: RowSpan<'k>) -> Sequence<'k> {
         match self.pack {
             None => Sequence::Rows(rows),

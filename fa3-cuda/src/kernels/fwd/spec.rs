@@ -1,4 +1,4 @@
-//! The key of a forward kernel.
+//! The spec of a forward kernel, which is its key in caches.
 
 use fa3_ir::Elem;
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, PlanKind, Precision, packed_positions};
@@ -16,7 +16,8 @@ use crate::kernels::tensors::elem;
 /// strides, scales and the reach of a window are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FwdSpec {
-    /// The elements of Q as products read them, and of K and V unless these are dequantized: f16, bf16 or e4m3.
+    /// The elements of Q as products read them: f16, bf16 or e4m3. K and V have the same type, or are dequantized to
+    /// it.
     pub elem: Elem,
     /// The elements of O: the elements of Q, or f16 or bf16 if Q is e4m3.
     pub output: Elem,
@@ -34,7 +35,7 @@ pub struct FwdSpec {
     pub order: Order,
     /// The tile scheduler.
     pub scheduler: Scheduler,
-    /// CTAs of a cluster, which multicast K and V to each other.
+    /// Number of CTAs of a cluster, which multicast K and V to each other.
     pub cluster: u32,
     /// Where lengths of sequences are known.
     pub sequences: SequenceForm,
@@ -42,13 +43,13 @@ pub struct FwdSpec {
     pub given_table: bool,
     /// How CTAs find their shares of the keys, in a split-KV kernel.
     pub shares: Option<ShareForm>,
-    /// CTAs that an SM's registers must hold.
+    /// Number of CTAs that an SM's registers must hold.
     pub per_sm: u32,
-    /// Query heads whose rows share a tile (PackGQA): 1 except in split-KV kernels.
+    /// Number of query heads whose rows share a tile (PackGQA): 1 except in split-KV kernels.
     pub pack: u32,
-    /// Rows of K and V that are copied at once, if the cache is paged.
+    /// Number of rows of K and V that are copied at once, if the cache is paged.
     pub page_block: Option<u32>,
-    /// Columns of K, if its rows are copied one by one.
+    /// Number of columns of K, if its rows are copied one by one.
     pub gathered_cols: Option<u32>,
     /// Whether the page table is indirect: cache_batch_idx has the row of each sequence.
     pub indexed: bool,
@@ -61,9 +62,9 @@ pub(super) enum Loading {
     Thread,
     /// One warp loads Q, K and V, and another finds the blocks that a tile visits under a mask of intervals.
     Ranges,
-    /// Three warps load: one Q, one K, one V.
+    /// Three warps load: one loads Q, one K, and one V.
     WarpEach,
-    /// One warp loads Q, and one K and V. The other two transpose V.
+    /// One warp loads Q, and one loads K and V. The other two transpose V.
     WarpForBoth,
     /// Three warps copy K and V row by row. One thread of another loads Q, and fences and commits what these have
     /// copied.
@@ -114,7 +115,7 @@ impl FwdSpec {
 
     /// The division of loads among the producer's warps.
     pub(super) fn loading(&self) -> Loading {
-        // Loads are spread over warps where a tile takes many copies, or where tiles are short.
+        // Several warps load if a tile takes many copies, or if tiles are short.
         let in_warps = self.shares.is_some() || self.page_block.is_some();
         match (in_warps, self.tile.precision.transposes_v()) {
             (true, true) => Loading::WarpForBoth,
@@ -144,7 +145,7 @@ impl FwdSpec {
         (self.tile.qv && self.gathers() && first < self.tile.tile_n).then_some(first)
     }
 
-    /// Warps that load K and V beside the warp that loads Q.
+    /// Number of warps that load K and V beside the warp that loads Q.
     pub(super) fn loaders(&self) -> u32 {
         match self.loading() {
             Loading::Thread | Loading::Ranges => 0,
@@ -154,7 +155,7 @@ impl FwdSpec {
         }
     }
 
-    /// Warps of the producer that transpose V: all warps that load nothing.
+    /// Number of the producer's warps that transpose V: all warps that load nothing.
     pub(super) fn transposers(&self) -> u32 {
         if self.tile.precision.transposes_v() { 3 - self.loaders() } else { 0 }
     }
@@ -184,7 +185,7 @@ impl FwdSpec {
         self.key_elem() == Elem::E4m3
     }
 
-    /// Rows of a tile of Q that are copied: all rows, or with PackGQA the rows of whole positions.
+    /// Number of rows of a tile of Q that are copied: all rows, or with PackGQA only the rows of whole positions.
     pub(super) fn q_rows(&self) -> u32 {
         match self.shares {
             None => self.tile.tile_m,
@@ -199,7 +200,7 @@ impl FwdSpec {
         if self.lists().is_some() { self.pack.next_multiple_of(8) } else { self.pack }
     }
 
-    /// Whether CTAs fetch tile numbers from a counter, and a number alone gives the work tile.
+    /// Whether CTAs fetch the number of a tile from a counter, and the number alone determines the work tile.
     pub(super) fn fetches_indices(&self) -> bool {
         self.scheduler == Scheduler::DynamicPersistent && !self.lengths_are_data()
     }
@@ -230,8 +231,8 @@ impl FwdSpec {
     }
 
     /// Whether code of one thread of a warp is predicated as a whole, by
-    /// [`guard_all`](fa3_ir::lang::Builder::guard_all). Without it, ptxas waits for PV before most exponentials, in
-    /// 16-bit kernels that compute the maxima of every block.
+    /// [`guard_all`](fa3_ir::lang::Builder::guard_all). Otherwise, in 16-bit kernels that compute the maxima of every
+    /// block, ptxas waits for PV before most exponentials.
     pub(super) fn guards_all(&self) -> bool {
         !self.is_fp8() && !self.tile.rescales_lazily()
     }

@@ -34,7 +34,7 @@ pub(super) struct Fwd<'k> {
     /// The part of the queries that is multiplied by V, in latent attention.
     pub(super) qv: Option<TmaPipeline<'k>>,
     pub(super) k: TmaPipeline<'k>,
-    /// The last columns of K, if two warpgroups share O's columns and there is no `qv`; `k` has the first columns.
+    /// The last columns of K, if two warpgroups share O's columns and there is no `qv`. Then `k` has the first columns.
     pub(super) k_second: Option<TmaPipeline<'k>>,
     pub(super) v: TmaPipeline<'k>,
     /// The second half of V's columns, if two warpgroups share O's columns: `v` has the first half. With `qv`, the
@@ -43,19 +43,20 @@ pub(super) struct Fwd<'k> {
     pub(super) v_second: Vec<TmaPipeline<'k>>,
     /// The pipeline of transposed e4m3 V, if V is to be transposed.
     pub(super) transposed: Option<Transposed<'k>>,
-    /// The pipelines of dequantized K and V, and perhaps Q, if these are e4m3 beside products of 16 bits.
+    /// The pipelines of dequantized K and V, and perhaps of Q, if e4m3 tensors are converted for products of 16 bits.
     pub(super) dequantized: Option<Dequantized<'k>>,
     pub(super) p: PType,
-    /// Query heads of a tile, if it may have rows of several heads (PackGQA).
+    /// Number of query heads in a tile, if a tile may have rows of several heads (PackGQA).
     pub(super) pack: Option<FastDiv<U32<'k>>>,
     pub(super) ping_pong: Option<PingPong<'k>>,
-    /// The hand-off of P from one warpgroup to another that has the same rows.
+    /// The hand-off of P from one warpgroup to another that computes the same rows.
     pub(super) hand_over: Option<HandOver<'k>>,
     /// Which keys of blocks exist, if keys are listed.
     pub(super) seen: Option<Seen<'k>>,
 }
 
-/// The two halves of the columns of a tile that begins with column `col`, in whole panels; a single panel is one part.
+/// The columns of a tile in two halves of whole panels; a single panel is one half. Gives the first column and the
+/// shape of each half. The tile begins with column `col`.
 fn halves((col, shape): (u32, TileShape)) -> impl Iterator<Item = (u32, TileShape)> {
     let first = shape.panels().div_ceil(2) * shape.panel_cols();
     let parts = [(col, first), (col + first, shape.cols - first)].into_iter();
@@ -67,7 +68,7 @@ impl<'k> Fwd<'k> {
         let tile = &spec.tile;
         let params = Params::<Form>::form(spec).pass(&mut Declare(b));
         let warps = 4 * tile.consumers;
-        // Warps that compute scores.
+        // Number of warps that compute scores.
         let first = warps / tile.column_groups();
         let (loaders, transposers) = (spec.loaders(), spec.transposers());
         let transposed = (transposers > 0).then(|| Transposed::declare(b, tile, transposers));
@@ -77,7 +78,7 @@ impl<'k> Fwd<'k> {
         let of_v = if transposers > 0 { transposers } else { of_k };
         let walkers = warps + loaders + transposers + 4 * tile.converters();
         let hand_over = (tile.column_groups() > 1).then(|| HandOver::declare(b, spec));
-        // A pipeline of the columns from `col` on that `shape` has.
+        // Makes the pipeline of the columns from `col` on; `shape` says how many there are.
         let keys = |name, map: Option<TileMap>, (col, shape): (u32, TileShape), consumers| {
             let pipeline = match (map.map(|map| map.of_columns(shape.cols)), spec.page_block) {
                 (Some(map), None) => TmaPipeline::declare_shared(b, name, map, [tile.stages, consumers]),
@@ -168,8 +169,7 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// Waits for the other CTA of a cluster, which may still load into this CTA's shared memory, or arrive at its
-    /// mbarriers.
+    /// Waits for the cluster's other CTA, which may still load into this CTA's memory, or arrive at its mbarriers.
     #[track_caller]
     pub(super) fn leave_together(&self) {
         if self.spec.cluster > 1 {
@@ -177,8 +177,8 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// Stores what no load writes, before threads take roles: ones behind V that is transposed in memory, in each
-    /// stage, and zeros in rows of Q beyond the last whole position.
+    /// Stores rows of tiles that no load writes, before threads take roles: a column of ones behind V in each stage, if
+    /// V is transposed in memory, and zeros in rows of Q beyond the last whole position.
     #[track_caller]
     pub(super) fn store_constants(&self) {
         let (b, tile) = (self.builder, &self.spec.tile);
@@ -199,7 +199,7 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// The functions between QKᵀ and the softmax: the soft cap, and the mask.
+    /// The functions that turn QKᵀ into the scores for the softmax: the soft cap, and the mask.
     pub(super) fn scores(&self, work: &WorkTile<'k>, row: ThreadRow<'k>) -> Scores<'k> {
         let (walk, (left, _)) = (self.params.walk, self.spec.mask.reach());
         let (lens, position) = (work.lens, self.positions(work, row));

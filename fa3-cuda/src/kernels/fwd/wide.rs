@@ -1,8 +1,8 @@
-//! Two consumers with the same 64 rows that share O's columns, where one cannot hold all of them.
+//! Two consumers that compute the same 64 rows and share O's columns, where one warpgroup cannot hold all of them.
 //!
-//! The first one is the kernel's [consumer](super::consumer): it computes scores and softmax, and the first half of O's
-//! columns. Through shared memory it hands P and the rescale factor of each row to the second one, which multiplies P
-//! by its half of V's columns.
+//! The first one is the kernel's [consumer](super::consumer). It computes scores and softmax, and the first half of O's
+//! columns. It hands P and the rescale factor of each row to the second one, through shared memory. The second one
+//! multiplies P by its half of V's columns.
 //!
 //! ```text
 //!                 first                                    second
@@ -14,8 +14,8 @@
 //! ```
 //!
 //! P is handed over when the next block's scores are nearly complete. So the second consumer's products run under the
-//! softmax of the first consumer, and delay nothing that the softmax waits for. Only where the next block has not been
-//! loaded yet, P is handed over earlier.
+//! softmax of the first consumer, and delay nothing that the softmax waits for. P is handed over earlier only if the
+//! next block has not been loaded yet.
 
 use fa3_ir::lang::*;
 
@@ -29,8 +29,8 @@ use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
 
 impl<'k> Attend<'_, 'k> {
-    /// Algorithm 2 with lazy rescaling, in the first consumer. PV of the block before is issued before QKᵀ, so that its
-    /// stage of V is released early. With `qv`, the stage is held from a block's scores to its PV.
+    /// Algorithm 2 with lazy rescaling, in the first consumer. PV of the previous block is issued before QKᵀ, so that
+    /// its stage of V is released early. With `qv`, that stage is held from the block's scores to its PV.
     pub(super) fn algorithm2_of_first(
         &mut self,
         first: &mut First<'k>,
@@ -53,7 +53,7 @@ impl<'k> Attend<'_, 'k> {
         q.apply(&mut s, &block);
         let mut p = sum.softmax.first(&mut s, *ty); // A2:6, O is still 0
         blocks.for_each(1, |block| {
-            // A2:7, to T_c - 1
+            // A2:7, for each block up to T_c - 1
             let waited = held.is_none().then(|| v.wait()); // A2:10
             let of_v = waited.as_ref().map(FullStage::tile).or(held.as_ref().map(HeldStage::tile));
             let stored = p.copied();
@@ -89,7 +89,7 @@ impl<'k> Attend<'_, 'k> {
     }
 }
 
-/// Releases the stage that was waited for, and the stage that is held.
+/// Releases the stage `waited` that the consumer waited for, and the stage `held`, if they exist.
 #[track_caller]
 fn give_back<'k>(waited: Option<FullStage<'k, 1>>, held: Option<&mut HeldStage<'k, 1>>) {
     if let Some(waited) = waited {

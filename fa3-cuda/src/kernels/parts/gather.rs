@@ -243,8 +243,8 @@ pub(crate) struct Gather<'k> {
 }
 
 impl<'k> Gather<'k> {
-    /// Begins with the tiles `kv` of `tile` rows, at least one tile, in copying warp number `warp`, which all lanes know
-    /// alike. Page numbers are read at once, so the sequence has a page at least.
+    /// Begins with the tiles `kv` of `tile` rows, at least one tile, in copying warp number `warp`, which all lanes
+    /// know alike. Page numbers are read at once, so the sequence has a page at least.
     #[track_caller]
     pub(crate) fn begin(
         found: Found<'k>,

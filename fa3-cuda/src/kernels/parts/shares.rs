@@ -1,10 +1,9 @@
 //! Decoding: how CTAs split the keys of a few query rows, and how the splits become one result.
 //!
-//! **Work decomposition** (Stream-K). A work unit is a tile of query rows of one sequence, which may have rows of
-//! all query heads that share a head of K and V (PackGQA). It visits a number of KV blocks. The units of a launch lie
-//! on a line, one behind the other, with a place for each KV block, and each CTA takes an equal share of the line,
-//! whatever the lengths of sequences. [`fa3_sched::WorkDecomposition`] has the arithmetic, which the host and the
-//! kernel share.
+//! **Work decomposition** (Stream-K). A work unit is a tile of query rows of one sequence, which may have rows of all
+//! query heads that share a head of K and V (PackGQA). It visits a number of KV blocks. The units of a launch lie on a
+//! line, one behind the other, with a place for each KV block. Each CTA takes an equal share of the line, whatever the
+//! lengths of sequences. [`fa3_sched::WorkDecomposition`] has the arithmetic, which the host and the kernel share.
 //!
 //! ```text
 //! units   ├─ 0 ───┼─ 1 ───────────────────┼─ 2 ───┼─ 3 ───┤      in KV blocks
@@ -13,17 +12,17 @@
 //!              O          splits of unit 1: f32 buffers ──► reduction ──► O
 //! ```
 //!
-//! No kernel runs before to make a schedule. The producer's warps of a CTA find the sequence in which the CTA's share
-//! begins, by a sum over the lengths of all sequences ([`Shares::start`]). One thread goes on from there, and sends a
-//! [`WorkTileInfo`] of each work tile to the other warps ([`Shares::walk`]). A work tile is the part of a unit that
-//! lies in the CTA's share: the unit's rows, and a range of its KV blocks.
+//! No earlier kernel makes a schedule. The producer's warps of a CTA find the sequence in which the CTA's share begins,
+//! by a sum over the lengths of all sequences ([`Shares::start`]). One thread goes on from there, and sends a
+//! [`WorkTileInfo`] message about each work tile to the other warps ([`Shares::walk`]). A work tile is the part of a
+//! unit that lies in the CTA's share: the unit's rows, and a range of its KV blocks.
 //!
-//! **Split.** A work tile that has all KV blocks of its unit writes O and LSE. Any other is a split: it writes O in f32
-//! and LSE to a buffer, at the index that [`Out`] says (`fwd/epilogue.rs`). A CTA has two splits at most, one at each
-//! end of its share.
+//! **Split.** A work tile that has all KV blocks of its unit writes O and LSE. Any other work tile is a split: it
+//! writes O in f32 and LSE to a buffer, at the index that [`Out`] gives (`fwd/epilogue.rs`). A CTA has at most two
+//! splits, one at each end of its share.
 //!
-//! **Reduction.** The kernel of `fwd/combine.rs`, launched behind, adds up the splits of each row by their LSE. It
-//! knows the splits in one of three ways ([`ReductionSource`]): from a [`Reduction`] for each unit; from one for each
+//! **Reduction.** A later kernel, of `fwd/combine.rs`, adds up the splits of each row by their LSE. It learns of the
+//! splits in one of three ways ([`ReductionSource`]): from a [`Reduction`] message for each unit; from one for each
 //! CTA, about the unit that begins in it; or, where splits have a fixed number of keys, from the lengths of a sequence.
 //! With splits of fixed size, the bits of a sequence's result do not depend on other sequences.
 
@@ -45,7 +44,7 @@ use super::side_rows::SideRows;
 use super::work_tile_info::{Word, WorkTileInfo};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
-/// Everything that the code of a split-KV kernel depends on, beside the tile.
+/// Everything that the code of a split-KV kernel depends on, apart from the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ShareForm {
     /// The arrays of lengths of Q.
@@ -54,7 +53,7 @@ pub struct ShareForm {
     pub k: Arrays,
     /// How the reduction kernel learns of the splits.
     pub said_by: ReductionSource,
-    /// Whether the tiles of a group of heads are co-scheduled at equal iterations
+    /// Whether the tiles of a group of heads are at the same KV block at the same time
     /// ([`fa3_sched::WorkDecomposition::co_scheduled`]).
     pub twins: bool,
     /// The lists, if keys are listed.
@@ -81,9 +80,9 @@ params! {
         shares: numbers WorkShares,
         /// The tile sizes and the mask.
         tiling: numbers Tiling,
-        /// Query heads of a tile.
+        /// Number of query heads of a tile.
         pack: u32,
-        /// A [`Reduction`] for each unit or for each CTA, if messages say what is to be reduced.
+        /// The array of [`Reduction`] messages, for each unit or for each CTA, if messages say what is to be reduced.
         begun: maybe pointer,
         said_by: fixed ReductionSource,
         /// The lengths of lists, if keys are listed: then K has the rows of all blocks of whole lists.
@@ -133,11 +132,11 @@ impl Shares<Host> {
     }
 }
 
-/// The first work tile of a CTA's share.
+/// The beginning of a CTA's share.
 #[derive(Clone, Copy)]
 pub(crate) struct Start<'k> {
     line: IterationSpace<U32<'k>>,
-    /// The sequence in which the share begins, and the place where that sequence's units begin.
+    /// The sequence in which the share begins, and the place on the line where that sequence's units begin.
     sequence: U32<'k>,
     first: U32<'k>,
 }
@@ -150,7 +149,7 @@ struct Entry<'k> {
 }
 
 impl<'k> Shares<InKernel<'k>> {
-    /// Groups of heads whose rows share a tile.
+    /// Number of groups of heads whose rows share a tile.
     pub(crate) fn heads(&self) -> U32<'k> {
         self.shares.heads()
     }
@@ -174,7 +173,7 @@ impl<'k> Shares<InKernel<'k>> {
         self.lists.map(|lists| (lists.lens(b, &self.k, number), lists.form.log_keys))
     }
 
-    /// Number of entries: sequences, and one more for the rows behind the last sequence, if Q is packed.
+    /// Number of entries: one for each sequence, and one for the rows behind the last sequence, if Q is packed.
     #[track_caller]
     fn entries(&self) -> U32<'k> {
         if self.q.cu_seqlens.is_some() { self.count + 1 } else { self.count }
@@ -217,7 +216,7 @@ impl<'k> Shares<InKernel<'k>> {
         self.shares.num_splits(&units).map(|pieces| (q, pieces))
     }
 
-    /// Finds where the CTA's share begins. Whole warps must call it.
+    /// Finds where the CTA's share begins. All lanes of a warp must call this.
     #[track_caller]
     pub(super) fn start(&self, b: &'k Builder) -> Start<'k> {
         if let Some(equal) = self.shares.equal() {
@@ -266,9 +265,9 @@ impl<'k> Shares<InKernel<'k>> {
         }
     }
 
-    /// Runs `each` for every work tile of the CTA's share, and once more at the end, in one thread. `each` gets a
-    /// function that writes the message about the work tile, and whether there is a work tile. The last message has a
-    /// tile without rows.
+    /// Runs `each`, in one thread, for every work tile of the CTA's share, and once more at the end. `each` gets a
+    /// function that writes the message about the work tile, and a predicate that is false at the end. The last message
+    /// has a tile without rows.
     #[track_caller]
     pub(super) fn walk(
         &self,
@@ -287,7 +286,7 @@ impl<'k> Shares<InKernel<'k>> {
         let zero = || b.var("rows", 0);
         let rows = [zero(), zero(), zero(), zero(), zero()];
         if self.said_by == ReductionSource::Lengths {
-            // The share may begin within a split of fixed size, which belongs to the CTA before.
+            // If splits have a fixed size, the share may begin within a split, which then belongs to the previous CTA.
             b.if_uniform(place.get().lt(end), || {
                 let Entry { units, .. } = self.entry(b, sequence.get());
                 place.set(first.get() + self.shares.begin(&units, place.get() - first.get()));
@@ -349,7 +348,7 @@ impl<'k> Shares<InKernel<'k>> {
         });
     }
 
-    /// The work tile whose words `read` gives.
+    /// The work tile that a message describes; `read` gives the message's words.
     #[track_caller]
     pub(super) fn work(&self, read: impl Fn(Word) -> U32<'k>) -> WorkTile<'k> {
         let info = WorkTileInfo::load(&read);
@@ -358,13 +357,13 @@ impl<'k> Shares<InKernel<'k>> {
     }
 }
 
-/// Reduces `x` over the lanes of a warp; all lanes get the result.
+/// The reduction of `x` over the lanes of a warp, in each lane.
 #[track_caller]
 fn over_warp<'k>(x: U32<'k>, reduce: fn(U32<'k>, U32<'k>) -> U32<'k>) -> U32<'k> {
     [16, 8, 4, 2, 1].into_iter().fold(x, |x, mask: u32| reduce(x, x.shfl_bfly(mask))).shfl_idx(0)
 }
 
-/// The sum of `x` over the lanes up to and including the calling one.
+/// The sum of `x` over all lanes up to the calling lane, which is included.
 #[track_caller]
 fn sum_up_to_lane<'k>(lane: U32<'k>, x: U32<'k>) -> U32<'k> {
     [1, 2, 4, 8, 16].into_iter().fold(x, |sum, distance: u32| {

@@ -1,4 +1,4 @@
-//! The shipped forward kernels: `fwd/bf16/d128/128x128x3/causal/cap/dynamic` names the element type, head dimension,
+//! The shipped forward kernels. `fwd/bf16/d128/128x128x3/causal/cap/dynamic` names the element type, head dimension,
 //! tile (rows x keys x stages), bounded sides of the mask, soft cap and scheduler. More words follow for everything
 //! that differs from the tile table.
 
@@ -19,17 +19,17 @@ use super::packed::rows_word;
 use super::{Shipped, scheduler_word, sides_word};
 use crate::kernels::fwd::{FwdCombineSpec, FwdSpec, SequenceForm, ShareForm};
 
-/// Heads whose tiles outnumber a GPU's SMs.
+/// A number of heads with which tiles outnumber a GPU's SMs.
 const MANY_HEADS: usize = 400;
 
 const SOFTCAP: f64 = 30.0;
 
-/// Head dimensions of Q and K, and of V.
+/// Pairs of head dimensions: that of Q and K, then that of V.
 const DIMS: [(usize, usize); 7] =
     [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
 const CACHE_DIMS: [(usize, usize); 6] = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
 
-/// No bounded side of a mask, both sides, and each side alone.
+/// Masks with no bounded side, with both, and with each side alone.
 const MASKS: [Mask; 5] = [
     Mask::None,
     Mask::Causal,
@@ -65,8 +65,8 @@ fn half() -> impl Iterator<Item = ProblemSpec> {
     })
 }
 
-/// Problems in e4m3. Each tile and mask has eight of them, in which every two of six features meet in all four ways: a
-/// feature is the parity of some bits of the problem's number.
+/// Problems in e4m3. For each tile and mask there are eight, in which every two of six features meet in all four
+/// combinations: whether a problem has a feature is the parity of some bits of the problem's number.
 fn fp8() -> impl Iterator<Item = ProblemSpec> {
     let cells = [64, 128, 256].into_iter().flat_map(|head_dim| MASKS.map(|mask| (head_dim, mask)));
     let cells = cells.flat_map(|cell| [(512, 512), (512, 8192)].map(|lengths| (cell, lengths)));
@@ -155,7 +155,7 @@ fn given() -> impl Iterator<Item = ProblemSpec> {
 }
 
 /// Problems with sinks, whose kernels have a few more instructions at the end of a tile. GPT-OSS has head_dim 64,
-/// causal masks and windows; wider heads leave the fewest registers there.
+/// causal masks and windows; kernels of wider heads have the fewest free registers at the end of a tile.
 fn sinks() -> impl Iterator<Item = ProblemSpec> {
     let left = Mask::Window { left: Some(127), right: Some(0) };
     let bf16 = [Mask::Causal, left].into_iter().flat_map(|mask| {
@@ -187,8 +187,8 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
     two.into_iter().chain(one).chain(short)
 }
 
-/// Problems with more columns of V than one warpgroup's registers hold, dense and packed, with all columns of a tile
-/// and with some.
+/// Problems with more columns of V than one warpgroup's registers hold, dense and packed. Some have all columns of a
+/// tile, and some have fewer.
 fn wide() -> impl Iterator<Item = ProblemSpec> {
     let dense = |dtype, heads, dims: (usize, usize), mask| {
         problem(dtype, (4096, 4096), heads, dims.0).head_dim_v(dims.1).mask(mask)
@@ -315,8 +315,8 @@ fn chunks() -> impl Iterator<Item = ProblemSpec> {
     specs.into_iter().map(move |spec| spec.causal().mask(chunks))
 }
 
-/// Plans over caches. Most are split-KV plans with equal shares; a few have splits of fixed size, with which decoding
-/// has the same bits in any batch.
+/// Plans for problems over caches. Most are split-KV plans with equal shares; a few have splits of fixed size, with
+/// which decoding gives the same bits in any batch.
 fn shared_plans() -> impl Iterator<Item = Plan> {
     let equally = PlanOptions::default().split_keys(SplitKeys::Even);
     let in_pieces = PlanOptions::default().split_keys(SplitKeys::FixedSize { keys: 1024 });

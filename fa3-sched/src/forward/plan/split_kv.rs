@@ -45,8 +45,8 @@ const PERIOD: u32 = 8;
 /// The most tiles that are co-scheduled. H100 and H200 have 132 SMs, which 2, 3 and 4 divide.
 const MOST_CO_SCHEDULED: u32 = 4;
 
-/// Limit of the iterations of a sequence: the device divides them by a number that it alone knows, exactly below this
-/// limit.
+/// Limit of the iterations of a sequence. The device divides them by a number that it alone knows, and the division is
+/// exact below this limit.
 const MOST_ITERATIONS: u32 = 1 << 24;
 
 /// Splits per unit for which the reduction of fixed-size splits is planned, whatever the lengths: the warps that reduce
@@ -74,21 +74,21 @@ pub struct SplitKvPlan {
 /// How work tiles are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SplitRule {
-    /// At the ends of equal shares. The start of a work tile counts as `extra` blocks. `units` is the number of work
-    /// tiles, if it is known and at most the number of CTAs.
+    /// Work tiles are split at the ends of equal shares. The start of a work tile counts as `extra` blocks. `units` is
+    /// the number of work tiles, if it is known and at most the number of CTAs.
     Even { extra: u32, units: Option<u32> },
-    /// Every `blocks` blocks. A unit has at most `most` splits.
+    /// Work tiles are split every `blocks` blocks, into at most `most` splits each.
     FixedSize { blocks: u32, most: u32 },
 }
 
 /// Where the reduction kernel reads which splits to reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReductionSource {
-    /// From each work tile's entry.
+    /// The entry of each work tile.
     Units,
-    /// From each CTA's entry. The entry describes the work tile that begins in the CTA and continues in the next CTA.
+    /// The entry of each CTA, about the work tile that begins in the CTA and continues in the next CTA.
     Ctas,
-    /// From the lengths of sequences.
+    /// The lengths of sequences.
     Lengths,
 }
 
@@ -101,8 +101,8 @@ const FEW_BLOCKS: u64 = 4;
 const REDUCTION_COST: u32 = 4;
 const REDUCTION_ELEMENTS: u32 = 4096;
 
-/// Number of query positions up to which keys are split for any number of tiles: a token and a few speculative ones. A
-/// tile of one head would have no more rows than this.
+/// Keys are split, whatever the number of tiles, if sequences have at most this number of query positions: a token and
+/// a few speculative ones. A tile of one head would have no more rows than this.
 const FEW: usize = 8;
 
 /// Number of query heads that are rows of one tile (PackGQA): as many heads of a group as one copy can move.
@@ -162,7 +162,7 @@ fn split_blocks(
     if rows > u32::MAX.into() {
         return Err(PlanError::SplitRows { rows });
     }
-    // No sequence has more blocks.
+    // No sequence has more than `MOST_ITERATIONS` blocks.
     Ok((keys / u64::from(block)).min(MOST_ITERATIONS.into()) as u32)
 }
 
@@ -259,7 +259,8 @@ impl SplitKvPlan {
         let extra = u32::from(u64::from(heads) * problem.batch() as u64 > ctas.into());
         let about = (problem.longest().k as u64).div_ceil(tile.tile_n.into());
         let is_short = about * u64::from(heads) * problem.batch() as u64 <= FEW_BLOCKS * u64::from(ctas);
-        // Where results must not depend on other sequences, kernels must not, either.
+        // With splits of a fixed size, results must not depend on other sequences, and so neither may the choice of
+        // kernel.
         let per_sm = if is_slim && is_short && split_blocks.is_none() { 2 } else { 1 };
         let (rows, latent_rows) = (memory_rows(problem)?, latent_rows(problem)?);
         // All sequences of a dense tensor have the same number of work tiles.
@@ -413,8 +414,8 @@ impl SplitKvPlan {
         unit_rows(problem, self.pack)
     }
 
-    /// Splits per unit for which the reduction is planned: their number if all units are equally long, or with a fixed
-    /// size a number that does not depend on other sequences.
+    /// Splits per unit for which the reduction is planned. With even shares it is the largest number of splits if units
+    /// are equally long, or 2 if their number is unknown; with a fixed size it does not depend on other sequences.
     pub fn planned_splits(&self) -> u32 {
         match self.split {
             SplitRule::Even { units, .. } => units.map_or(1, |units| self.ctas / units.max(1)) + 1,

@@ -66,7 +66,7 @@ impl VarlenPlan {
         let heads = problem.heads().q() as u32;
         let longest = Longest::from(problem.mask());
         let section = match options.order {
-            // The number is below 2³¹ in every problem.
+            // The number of rows is below 2³¹ in every problem.
             None => {
                 let head_tiles = (problem.longest().q as u32).div_ceil(tile.tile_m);
                 section(head_tiles, [heads, problem.heads().group_size() as u32], sms)
@@ -125,12 +125,10 @@ impl VarlenPlan {
     }
 }
 
-/// The rows of a tensor in memory.
 fn rows(name: TensorName, tensor: &TensorDesc) -> Result<MemoryRows, PlanError> {
     MemoryRows::of(tensor).map_err(|source| PlanError::VarlenRows { tensor: name, source })
 }
 
-/// The rows of `qv` in memory, if the problem has `qv`.
 pub(super) fn latent_rows(problem: &Problem) -> Result<Option<MemoryRows>, PlanError> {
     problem.qv().map(|qv| rows(TensorName::Qv, qv)).transpose()
 }
