@@ -96,7 +96,8 @@ impl Seen {
             // The sum is relative to the larger of row maximum and sink.
             let largest = m.max(sink);
             let shrink = (m - largest).exp();
-            let sum = shrink * f64::from(l) + (sink - largest).exp();
+            let of_sink = if sink == largest { 1.0 } else { (sink - largest).exp() };
+            let sum = shrink * f64::from(l) + of_sink;
             o.iter_mut().for_each(|o| *o = (f64::from(*o) * shrink / sum) as f32); // A1:24
             (largest + sum.ln()) as f32 // A1:24
         });

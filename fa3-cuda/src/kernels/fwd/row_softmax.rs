@@ -277,7 +277,7 @@ impl<'k> RowSoftmax<'k> {
     ///
     /// A sink, in base 2, is one more score whose P is not multiplied by any value. It may exceed row_max by any
     /// amount, so the sums become relative to the larger of the two. LSE of a row without keys is then the sink. A sink
-    /// of -inf changes no bit.
+    /// of -inf changes no bit, and with a sink of +inf O is 0 and LSE +inf.
     #[track_caller]
     pub fn finish(self, sink: Option<Rows<'k>>) -> Finished<'k> {
         let parts = self.row_sum.get();
@@ -289,8 +289,8 @@ impl<'k> RowSoftmax<'k> {
         };
         let old = self.row_max.get();
         let row_max = old.zip(sink, |row_max, sink| row_max.max(sink));
-        let (shrink, of_sink) =
-            (shrink(old, row_max), row_max.zip(sink, |row_max, sink| (sink - row_max).ex2()));
+        let shrink = shrink(old, row_max);
+        let of_sink = row_max.zip(sink, |row_max, sink| sink.eq(row_max).select(1.0, (sink - row_max).ex2()));
         let keys = row_sum * shrink;
         let sum = keys + of_sink;
         let inverse = shrink * rounded.fma(shrink, of_sink).map(|rounded| rounded.rcp());
