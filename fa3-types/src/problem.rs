@@ -1,8 +1,8 @@
 //! An attention problem, validated.
 
 use crate::{
-    Bytes, Dim, Dtype, Granularity, Heads, Intervals, Lengths, Mask, ProblemError, ProblemSpec, ScaleBlocks,
-    Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout,
+    Bytes, Dim, Dtype, Granularity, Heads, Intervals, Lengths, LseForm, Mask, ProblemError, ProblemSpec,
+    ScaleBlocks, Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout,
 };
 
 mod checks;
@@ -40,6 +40,7 @@ pub struct Problem {
     softmax_scale: SoftmaxScale,
     softcap: Option<SoftCap>,
     sink: bool,
+    lse: LseForm,
 }
 
 impl Problem {
@@ -62,6 +63,7 @@ impl Problem {
             softmax_scale,
             softcap,
             sink,
+            lse,
         } = spec;
         let tensors = [
             (TensorName::Q, &q, HEAD_DIM_LIMIT),
@@ -120,6 +122,7 @@ impl Problem {
             softmax_scale,
             softcap,
             sink,
+            lse: LseForm { without_sink: lse.without_sink && sink, ..lse },
         })
     }
 
@@ -142,6 +145,7 @@ impl Problem {
             softmax_scale,
             softcap,
             sink,
+            lse,
         } = *self;
         ProblemSpec {
             q,
@@ -157,6 +161,7 @@ impl Problem {
             softmax_scale: Some(softmax_scale.natural()),
             softcap: softcap.map(SoftCap::bound),
             sink,
+            lse,
         }
     }
 
@@ -231,6 +236,7 @@ impl Problem {
             softmax_scale,
             softcap,
             sink,
+            lse,
         } = self;
         let some = |x: &TensorDesc, seqlen| {
             TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen, heads: 1, ..x.shape })
@@ -250,6 +256,7 @@ impl Problem {
             softmax_scale: *softmax_scale,
             softcap: *softcap,
             sink: *sink,
+            lse: *lse,
         }
     }
 
@@ -352,6 +359,11 @@ impl Problem {
     /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf has no effect.
     pub fn has_sink(&self) -> bool {
         self.sink
+    }
+
+    /// The form of LSE. It leaves out the sink only if there are sinks.
+    pub fn lse_form(&self) -> LseForm {
+        self.lse
     }
 
     /// The sequences of Q and O.

@@ -1,7 +1,7 @@
 //! Specification of an attention problem.
 
 use crate::{
-    Dtype, Granularity, KnownProblem, Mask, Problem, ProblemError, SequenceRows, Sequences, Shape,
+    Dtype, Granularity, KnownProblem, LseForm, Mask, Problem, ProblemError, SequenceRows, Sequences, Shape,
     TensorDesc, ValueLayout, setters,
 };
 
@@ -56,6 +56,8 @@ pub struct ProblemSpec {
     /// Whether each query head has an attention sink: a logit in the softmax's denominator alone. Its values are data:
     /// f32 (heads_q).
     pub sink: bool,
+    /// The form of LSE.
+    pub lse: LseForm,
 }
 
 impl ProblemSpec {
@@ -78,6 +80,7 @@ impl ProblemSpec {
             softmax_scale: None,
             softcap: None,
             sink: false,
+            lse: LseForm::default(),
         }
     }
 
@@ -134,6 +137,9 @@ impl ProblemSpec {
 
         /// Gives each query head a sink.
         sink() { sink: true }
+
+        /// Sets the form of LSE.
+        lse_form(form: LseForm) { lse: form }
     }
 
     /// Gives V and O, contiguous, their own head dimension.

@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 
 use fa3_types::{
-    Intervals, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName,
-    UnknownFeature,
+    Intervals, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Shape, TensorDesc,
+    TensorName, UnknownFeature,
 };
 use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 

@@ -39,5 +39,5 @@ pub use quantize::{Quantize, Quantized};
 pub use scalar::Scalar;
 
 pub use fa3_quant::{E4m3, QuantError, Rope, RopeStyle, RopeTable};
-pub use fa3_types::{Mask, Scaling};
+pub use fa3_types::{LseForm, Mask, Scaling};
 pub use {half, ndarray};

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
-use fa3_types::{Intervals, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc};
+use fa3_types::{Intervals, LseForm, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc};
 
 use crate::arguments::{Options, Tensors};
 use crate::call::{At, Call};
@@ -51,6 +51,8 @@ pub(crate) struct Numbers {
     pub(crate) v_transposed: bool,
     /// The number of rows of Q that share a block scale (128 rows of K and V share one); `None` for scales per head.
     pub(crate) block_rows: Option<usize>,
+    /// The form of LSE.
+    pub(crate) lse: LseForm,
     /// Hints of the longest sequences of Q, and of K and V.
     pub(crate) longest: [Option<usize>; 2],
 }
@@ -107,7 +109,7 @@ impl Attention {
         }
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(numbers.softmax_scale), number(numbers.softcap));
-        (spec.qv, spec.sink) = (self.qv, self.sink);
+        (spec.qv, spec.sink, spec.lse) = (self.qv, self.sink, numbers.lse);
         if let Some([of_q, of_k]) = self.sequences {
             spec = spec.seqs_q(of_q).seqs_k(of_k);
         }
@@ -173,6 +175,11 @@ impl Call for Attention {
             sm_margin: options.number("sm_margin")?.unwrap_or(0),
             v_transposed: options.flag("v_transposed")?,
             block_rows: options.number("block_rows")?,
+            lse: LseForm {
+                base_two: options.flag("lse_base_two")?,
+                without_sink: options.flag("lse_without_sink")?,
+                empty_is_infinite: options.flag("lse_empty_is_infinite")?,
+            },
             longest: options.hints()?,
         })
     }

@@ -23,8 +23,9 @@ use crate::table::Table;
 /// that an operation does not know are refused.
 ///
 /// - forward: attention. Options: softmax_scale, window (left, right, chunk), softcap, sm_margin, the hints
-///   max_seqlen_q and max_seqlen_k, split_keys (0: not, -1: equally, or keys of a split), v_transposed, and block_rows,
-///   the rows of q that share a scale, where scales are of blocks.
+///   max_seqlen_q and max_seqlen_k, split_keys (0: not, -1: equally, or keys of a split), v_transposed, block_rows, the
+///   rows of q that share a scale, where scales are of blocks, and the form of LSE: lse_base_two, lse_without_sink and
+///   lse_empty_is_infinite.
 /// - append: forward over a cache, to which new rows are written before. Options: interleaved, too.
 /// - forward_table: writes the table that calls of forward with the same lists and options take. Its words of 32 bits
 ///   are returned, and nothing is written where there is no table.

@@ -11,6 +11,7 @@ pub(crate) mod intervals;
 pub(crate) mod key_tiles;
 pub(crate) mod kv_blocks;
 pub(crate) mod lookup;
+pub(crate) mod lse_form;
 pub(crate) mod out;
 pub(crate) mod pages;
 pub(crate) mod ping_pong;

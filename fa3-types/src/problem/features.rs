@@ -1,7 +1,7 @@
 //! The features of a problem, which every implementation must know.
 
 use crate::names::names;
-use crate::{Dtype, Granularity, Mask, Problem, Sequences, ValueLayout};
+use crate::{Dtype, Granularity, LseForm, Mask, Problem, Sequences, ValueLayout};
 
 names! {
     /// All features.
@@ -44,6 +44,8 @@ names! {
         Index = "cache_batch_idx",
         /// [`Sequences::has_leftpad`].
         Leftpad = "padding before keys",
+        /// A [`Problem::lse_form`] that is not the default.
+        LseForm = "another form of LSE",
     }
 }
 
@@ -114,6 +116,7 @@ impl Problem {
             softmax_scale: _,
             softcap,
             sink,
+            lse,
         } = self;
         let of_mask = match mask {
             Mask::None => None,
@@ -130,6 +133,7 @@ impl Problem {
             (matches!(of_q, Granularity::Block { .. }), Feature::BlockScales),
             (*of_v == Granularity::Channel, Feature::VChannels),
             (*v_layout == ValueLayout::Transposed, Feature::TransposedV),
+            (*lse != LseForm::default(), Feature::LseForm),
         ];
         let others = others.into_iter().filter_map(|(is_there, feature)| is_there.then_some(feature));
         of_mask.into_iter().chain(others).chain([*seqs_q, *seqs_k].into_iter().flat_map(Sequences::features))

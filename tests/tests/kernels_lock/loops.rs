@@ -226,6 +226,7 @@ mod tests {
             mask: Mask::None,
             softcap: false,
             sink: false,
+            lse_without_sink: false,
             order: Order::Linear,
             scheduler: Scheduler::StaticPersistent,
             cluster: 1,

@@ -1,13 +1,13 @@
 """FlashMLA's interface: decoding of multi-head latent attention over one cache."""
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from . import arguments
-from .kvcache import flash_attn_with_kvcache
+from . import arguments, cached_operator, kvcache
+from .cache import Cache
 
 __all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
 
@@ -24,6 +24,10 @@ def flash_mla_with_kvcache(
     causal: bool = False,
     is_fp8_kvcache: bool = False,
     indices: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    *,
+    lse_base: Literal[2] | None = None,
+    neutral_lse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attention over a cache of latent vectors. Each row of the cache is a token's key, and its first head_dim_v
     columns are the token's value.
@@ -46,9 +50,13 @@ def flash_mla_with_kvcache(
         causal: the last row of q is aligned with the last key in use, and each row sees keys up to its own
             position.
         indices: None. Sparse attention is not supported yet.
+        attn_sink: a sink for each query head, float32 (heads_q,), as s_aux in `flash_attn_func`. LSE leaves it out.
+        lse_base: None, or 2: LSE is then the base-2 logarithm, as FlashInfer's merges take it.
+        neutral_lse: whether LSE of rows that see no key is -inf, which adds nothing to a merge of results over parts of
+            the keys. FlashMLA's +inf does not do that.
 
     Returns: O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, and LSE float32 (batch, heads_q, seqlen_q), the
-        natural logarithm of the sum of exp(score). Rows that see no key have O = 0 and LSE = -inf.
+        natural logarithm of the sum of exp(score). Rows that see no key have O = 0 and LSE = +inf.
 
     Raises:
         NotImplementedError: an argument is not supported yet. The backward pass always raises it.
@@ -66,10 +74,23 @@ def flash_mla_with_kvcache(
         if not 0 < latent < x.shape[3]:
             raise ValueError(f"head_dim_v is {latent}, expected 1 to {x.shape[3] - 1}: a part of {name}'s columns")
     (qv, q), (v_cache, k_cache) = (x.tensor_split((latent,), dim=3) for x in (q, k_cache))
-    options: dict[str, Any] = dict(cache_seqlens=cache_seqlens, page_table=block_table, softmax_scale=softmax_scale)
-    out, lse, _, _ = flash_attn_with_kvcache(
-        q, k_cache, v_cache, qv=qv, **options, causal=causal, return_softmax_lse=True
+    if lse_base not in (None, 2):
+        raise ValueError(f"lse_base is {lse_base}, expected None or 2")
+    neutral = arguments.flag("neutral_lse", neutral_lse)
+    q, _, _, qv = arguments.under_autocast(q, None, None, qv)
+    cache = Cache(cache_seqlens, arguments.page_table(block_table, None), None, None, None, None, None, None)
+    options = cached_operator.Options(
+        *arguments.scores(softmax_scale, causal, (-1, -1), 0, 0.0),
+        sm_margin=0,
+        split_keys=arguments.split_keys(None, 0),
+        s_aux=attn_sink,
+        qv=qv,
+        lse_base_two=lse_base == 2,
+        lse_without_sink=attn_sink is not None,
+        lse_empty_is_infinite=not neutral,
     )
+    out, lse = kvcache.attention((q, k_cache, v_cache), None, cache, options, with_lse=True)
+    assert lse is not None
     return out, lse
 
 

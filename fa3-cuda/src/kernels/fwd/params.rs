@@ -14,6 +14,7 @@ use crate::kernels::parts::gather::RowStrides;
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::intervals::{INTERVALS, IntervalRows};
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
+use crate::kernels::parts::lse_form::StoredLse;
 use crate::kernels::parts::pages::Pages;
 use crate::kernels::parts::ragged;
 use crate::kernels::parts::scores::units;
@@ -33,6 +34,7 @@ params! {
         o: named Strided,
         /// The address of LSE; 0 if LSE is not to be written.
         lse: pointer,
+        stored_lse: all StoredLse,
         /// Sink logits of query heads, in natural units.
         sink: maybe pointer,
         /// Scales of e4m3 tensors.
@@ -117,6 +119,7 @@ impl Params<Form> {
             v: (!spec.gathers()).then_some(v),
             o: Strided::form(spec.output),
             lse: Elem::F32,
+            stored_lse: StoredLse::FORM,
             sink: spec.sink.then_some(Elem::F32),
             descales: spec.has_scales().then(|| Descales::form(spec)),
             heads: (),
@@ -265,6 +268,7 @@ impl Params<Host> {
             v,
             o: Strided::of(buffers::O, problem.o()),
             lse: buffers::LSE,
+            stored_lse: StoredLse::of(problem.lse_form()),
             sink: None,
             descales: problem.has_scales().then(|| Descales::of(problem, false)),
             heads: problem.heads().q() as u32,

@@ -29,6 +29,8 @@ pub struct FwdSpec {
     pub softcap: bool,
     /// Whether query heads have sinks.
     pub sink: bool,
+    /// Whether LSE leaves out the sinks.
+    pub lse_without_sink: bool,
     /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
     /// The tile scheduler.
@@ -86,6 +88,7 @@ impl FwdSpec {
             mask: sides(problem.mask()),
             softcap: problem.softcap().is_some(),
             sink: problem.has_sink(),
+            lse_without_sink: problem.lse_form().without_sink,
             order: form(plan.order()),
             scheduler: plan.scheduler(),
             cluster: plan.cluster(),

@@ -11,7 +11,7 @@ use fa3_sched::forward::{
 };
 use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{
-    Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
+    Dtype, Intervals, IntervalsOfRow, LseForm, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
 };
 
 use super::packed::rows_word;
@@ -234,6 +234,7 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
         latent(2, 32, 512, 1),
         latent(1, 32, 256, 64),
         latent(2048, 32, 512, 64),
+        latent(1, 128, 512, 64).sink().lse_form(LseForm { without_sink: true, ..LseForm::default() }),
     ]
     .into_iter()
 }
@@ -395,7 +396,11 @@ fn combines() -> impl Iterator<Item = Shipped> {
         PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
     });
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| {
-        let sink = if spec.sink { "/sink" } else { "" };
+        let sink = match (spec.sink, spec.lse_without_sink) {
+            (false, _) => "",
+            (true, false) => "/sink",
+            (true, true) => "/sink/lse-without",
+        };
         let pieces = spec.pieces.map_or(String::new(), |(ShareForm { q, k, .. }, mask)| {
             format!("/pieces/{}/{}/{}", rows_word(q), rows_word(k), sides_word(mask))
         });
@@ -423,7 +428,8 @@ fn plan(spec: ProblemSpec, options: PlanOptions) -> Plan {
 /// The name of a forward kernel.
 fn name(spec: &FwdSpec) -> String {
     let FwdSpec { elem, output, tile, mask, softcap, sink, order, scheduler, cluster, sequences, .. } = *spec;
-    let FwdSpec { shares, pack, page_block, gathered_cols, indexed, given_table, .. } = *spec;
+    let FwdSpec { lse_without_sink, shares, pack, page_block, gathered_cols, indexed, given_table, .. } =
+        *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -464,6 +470,7 @@ fn name(spec: &FwdSpec) -> String {
         (sequences == SequenceForm::Varlen && shares.is_none(), "listed"),
         (given_table, "given-table"),
         (sink, "sink"),
+        (lse_without_sink, "lse-without"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     if let Some(ShareForm { q, k, said_by, twins }) = shares {
