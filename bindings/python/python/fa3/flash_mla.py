@@ -9,7 +9,7 @@ from torch import Tensor
 from . import arguments, cached_operator, kvcache
 from .cache import Cache
 
-__all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
+__all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
 
 
 def flash_mla_with_kvcache(
@@ -94,14 +94,21 @@ def flash_mla_with_kvcache(
     return out, lse
 
 
-def get_mla_metadata(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. FlashMLA computes
-    here how CTAs share the work of a step, from arguments that differ between its versions. Our kernels find that out
-    themselves at each launch, from the lengths.
+class FlashMLASchedMeta:
+    """FlashMLA's metadata of a step, which it fills at the step's first call. Here it stays empty."""
 
-    Returns: int32 zeros in FlashMLA's shapes, (1, 8) and (batch + 1,), which servers copy to their own buffers. They
-        are on the device of the first tensor argument, which has the lengths; without one, on the CPU.
+
+def get_mla_metadata(*given: Any, **named: Any) -> tuple[FlashMLASchedMeta, None] | tuple[Tensor, Tensor]:
+    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. FlashMLA computes
+    there how CTAs share the work of a step. Our kernels find that out themselves at each launch, from the lengths.
+
+    Returns: without arguments, as newer versions of FlashMLA are called, an object and None. With the arguments of
+        older versions, int32 tensors that servers slice, and copy to their own buffers: the metadata (0, 8) has a row
+        for no CTA, and num_splits (batch + 1,) is 0. They are on the device of the first tensor argument, which has the
+        lengths.
     """
-    lengths = next((x for x in (*given, *named.values()) if isinstance(x, Tensor)), torch.empty(0))
+    lengths = next((x for x in (*given, *named.values()) if isinstance(x, Tensor)), None)
+    if lengths is None:
+        return FlashMLASchedMeta(), None
     zeros = functools.partial(torch.zeros, dtype=torch.int32, device=lengths.device)
-    return zeros(1, 8), zeros(lengths.shape[0] + 1)
+    return zeros(0, 8), zeros(lengths.shape[0] + 1)
