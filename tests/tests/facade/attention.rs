@@ -78,6 +78,19 @@ fn lse_has_every_form() {
     }
 }
 
+/// The first key of 5,000,001 has 2^22 times the weight of any other, and its value is 1, not 0.
+#[test]
+fn a_sequence_may_have_millions_of_keys() {
+    const KEYS: usize = 5_000_001;
+    let q = Array4::from_elem((1, 1, 1, 1), 22.0 * std::f32::consts::LN_2);
+    let mut k = Array4::zeros((1, KEYS, 1, 1));
+    k[[0, 0, 0, 0]] = 1.0;
+    let output = Attention::new(&q, &k, &k).causal().forward(&Device::Cpu).unwrap();
+    let sum = f64::from(1 << 22) + 5e6;
+    assert!((f64::from(output.o[[0, 0, 0, 0]]) - f64::from(1 << 22) / sum).abs() < 1e-6);
+    assert!((f64::from(output.lse[[0, 0, 0]]) - sum.ln()).abs() < 1e-5);
+}
+
 #[test]
 fn every_query_head_has_a_sink() {
     let x = Array4::from_elem((1, 8, 4, 8), 1.0f32);
