@@ -227,6 +227,7 @@ mod tests {
             softcap: false,
             sink: false,
             lse_without_sink: false,
+            stored_lse: false,
             order: Order::Linear,
             scheduler: Scheduler::StaticPersistent,
             cluster: 1,

@@ -45,6 +45,8 @@ pub struct FwdCombineSpec {
     pub sink: bool,
     /// Whether LSE leaves out the sinks.
     pub lse_without_sink: bool,
+    /// Whether LSE is stored in another form than the default one.
+    pub stored_lse: bool,
     /// The team of warps that reduces a row.
     pub team: Team,
     /// How the kernel finds lengths, and the mask, if splits have a fixed size.
@@ -55,7 +57,8 @@ params! {
     struct Params {
         o: named Strided,
         lse: pointer,
-        stored_lse: all StoredLse,
+        /// The form of LSE, if it is not the default.
+        stored_lse: maybe all StoredLse,
         sink: maybe pointer,
         lse_batch: u64,
         lse_head: u64,
@@ -80,6 +83,7 @@ impl FwdCombineSpec {
             tile_m: plan.tile().tile_m,
             sink: plan.problem().has_sink(),
             lse_without_sink: plan.problem().lse_form().without_sink,
+            stored_lse: StoredLse::of(plan.problem().lse_form()).is_some(),
             team: Team::new(shared.planned_splits().max(LEAST_PARTS), head_dim_v, Dtype::F32),
             pieces: FwdSpec::of(plan)
                 .shares
@@ -92,7 +96,7 @@ impl FwdCombineSpec {
         Params {
             o: Strided::form(self.output),
             lse: Elem::F32,
-            stored_lse: StoredLse::FORM,
+            stored_lse: self.stored_lse.then_some(StoredLse::FORM),
             sink: self.sink.then_some(Elem::F32),
             lse_batch: (),
             lse_head: (),
@@ -201,7 +205,7 @@ impl FwdCombineSpec {
             o: params.o.global().at([batch, head, in_memory]),
             elem: self.output,
             is_there,
-            stored_lse: Some(params.stored_lse),
+            stored_lse: params.stored_lse,
             lse_without_sink: self.lse_without_sink,
         };
         let part = |part| match params.rows {

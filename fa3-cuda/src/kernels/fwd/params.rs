@@ -34,7 +34,8 @@ params! {
         o: named Strided,
         /// The address of LSE; 0 if LSE is not to be written.
         lse: pointer,
-        stored_lse: all StoredLse,
+        /// The form of LSE, if it is not the default.
+        stored_lse: maybe all StoredLse,
         /// Sink logits of query heads, in natural units.
         sink: maybe pointer,
         /// Scales of e4m3 tensors.
@@ -119,7 +120,7 @@ impl Params<Form> {
             v: (!spec.gathers()).then_some(v),
             o: Strided::form(spec.output),
             lse: Elem::F32,
-            stored_lse: StoredLse::FORM,
+            stored_lse: spec.stored_lse.then_some(StoredLse::FORM),
             sink: spec.sink.then_some(Elem::F32),
             descales: spec.has_scales().then(|| Descales::form(spec)),
             heads: (),

@@ -35,6 +35,7 @@ pub struct RowSoftmax<'k> {
     /// The factor by which the last block rescaled the previous sums, if another warpgroup must use it for its part of
     /// O.
     scores_scale: Option<RowsVar<'k>>,
+    lse_without_sink: bool,
 }
 
 /// The results of a tile's softmax.
@@ -74,7 +75,13 @@ impl<'k> RowSoftmax<'k> {
             row_sum: zeros("row_sum"),
             rounding: zeros("rounding"),
             scores_scale: None,
+            lse_without_sink: false,
         }
+    }
+
+    /// Makes LSE leave out the sink.
+    pub(super) fn with_lse_without_sink(self) -> RowSoftmax<'k> {
+        RowSoftmax { lse_without_sink: true, ..self }
     }
 
     /// Makes the softmax publish the factor by which each block under lazy rescaling rescales the previous sums.
@@ -277,9 +284,9 @@ impl<'k> RowSoftmax<'k> {
     ///
     /// A sink, in base 2, is one more score whose P is not multiplied by any value. It may exceed row_max by any
     /// amount, so the sums become relative to the larger of the two. LSE of a row without keys is then the sink. A sink
-    /// of -inf changes no bit, and with a sink of +inf O is 0 and LSE +inf. LSE may leave out the sink.
+    /// of -inf changes no bit, and with a sink of +inf O is 0 and LSE +inf.
     #[track_caller]
-    pub fn finish(self, sink: Option<Rows<'k>>, lse_without_sink: bool) -> Finished<'k> {
+    pub fn finish(self, sink: Option<Rows<'k>>) -> Finished<'k> {
         let parts = self.row_sum.get();
         let [row_sum, rounded] =
             [parts, parts + self.rounding.get()].map(|parts| parts.over_quad(|x, y| x + y));
@@ -296,7 +303,7 @@ impl<'k> RowSoftmax<'k> {
         let inverse = shrink * rounded.fma(shrink, of_sink).map(|rounded| rounded.rcp());
         Finished {
             inverse: row_sum.zip(inverse, |sum, inverse| sum.eq(0.0).select(0.0, inverse)),
-            lse: if lse_without_sink { lse(old, row_sum) } else { lse(row_max, sum) },
+            lse: if self.lse_without_sink { lse(old, row_sum) } else { lse(row_max, sum) },
             of_keys: Some(keys * sum.map(|sum| sum.rcp())),
         }
     }

@@ -7,6 +7,7 @@ use fa3_types::Mask;
 
 use crate::kernels::parts::geometry::{form, sides};
 use crate::kernels::parts::lookup::SequenceForm;
+use crate::kernels::parts::lse_form::StoredLse;
 use crate::kernels::parts::shares::ShareForm;
 use crate::kernels::tensors::elem;
 
@@ -31,6 +32,9 @@ pub struct FwdSpec {
     pub sink: bool,
     /// Whether LSE leaves out the sinks.
     pub lse_without_sink: bool,
+    /// Whether LSE is stored in another form than the default one. Its numbers are arguments, which not all kernels
+    /// have registers for.
+    pub stored_lse: bool,
     /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
     /// The tile scheduler.
@@ -89,6 +93,7 @@ impl FwdSpec {
             softcap: problem.softcap().is_some(),
             sink: problem.has_sink(),
             lse_without_sink: problem.lse_form().without_sink,
+            stored_lse: StoredLse::of(problem.lse_form()).is_some(),
             order: form(plan.order()),
             scheduler: plan.scheduler(),
             cluster: plan.cluster(),

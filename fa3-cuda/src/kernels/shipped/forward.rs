@@ -224,6 +224,7 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
         let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(dims.1).causal();
         spec.seqs_k(Sequences::paged(2, 4096 / page).used())
     };
+    let of_flash_mla = LseForm { base_two: false, without_sink: true, empty_is_infinite: true };
     let latent = |rows, heads, cols_v, page| with_qv(over_pages(rows, heads, (64, cols_v), page));
     [
         over_pages(1, 8, (512, 512), 64),
@@ -234,7 +235,9 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
         latent(2, 32, 512, 1),
         latent(1, 32, 256, 64),
         latent(2048, 32, 512, 64),
-        latent(1, 128, 512, 64).sink().lse_form(LseForm { without_sink: true, ..LseForm::default() }),
+        // FlashMLA's LSE.
+        latent(1, 128, 512, 64).lse_form(of_flash_mla),
+        latent(1, 128, 512, 64).sink().lse_form(of_flash_mla),
     ]
     .into_iter()
 }
@@ -405,7 +408,9 @@ fn combines() -> impl Iterator<Item = Shipped> {
             format!("/pieces/{}/{}/{}", rows_word(q), rows_word(k), sides_word(mask))
         });
         let Team { warps, at_once } = spec.team;
-        let name = format!("merge/{}/d{}/{warps}x{at_once}{sink}{pieces}", spec.output, spec.head_dim_v);
+        let form = if spec.stored_lse { "/lse-form" } else { "" };
+        let name =
+            format!("merge/{}/d{}/{warps}x{at_once}{sink}{form}{pieces}", spec.output, spec.head_dim_v);
         Shipped::new(name, spec)
     })
 }
@@ -428,8 +433,17 @@ fn plan(spec: ProblemSpec, options: PlanOptions) -> Plan {
 /// The name of a forward kernel.
 fn name(spec: &FwdSpec) -> String {
     let FwdSpec { elem, output, tile, mask, softcap, sink, order, scheduler, cluster, sequences, .. } = *spec;
-    let FwdSpec { lse_without_sink, shares, pack, page_block, gathered_cols, indexed, given_table, .. } =
-        *spec;
+    let FwdSpec {
+        lse_without_sink,
+        stored_lse,
+        shares,
+        pack,
+        page_block,
+        gathered_cols,
+        indexed,
+        given_table,
+        ..
+    } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -471,6 +485,7 @@ fn name(spec: &FwdSpec) -> String {
         (given_table, "given-table"),
         (sink, "sink"),
         (lse_without_sink, "lse-without"),
+        (stored_lse, "lse-form"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     if let Some(ShareForm { q, k, said_by, twins }) = shares {
