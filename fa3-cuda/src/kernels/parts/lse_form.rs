@@ -26,7 +26,7 @@ impl StoredLse<Form> {
 }
 
 impl StoredLse<Host> {
-    /// The numbers of a form; `None` for those of the default form, which takes no code.
+    /// The numbers of a form; `None` for the default form, which takes no code.
     pub(crate) fn of(form: LseForm) -> Option<StoredLse<Host>> {
         let is_other = form.base_two || form.empty_is_infinite;
         is_other.then(|| StoredLse { unit: form.unit() as f32, empty: form.empty() })

@@ -399,18 +399,14 @@ fn combines() -> impl Iterator<Item = Shipped> {
         PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
     });
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| {
-        let sink = match (spec.sink, spec.lse_without_sink) {
-            (false, _) => "",
-            (true, false) => "/sink",
-            (true, true) => "/sink/lse-without",
-        };
+        let words =
+            [(spec.sink, "/sink"), (spec.lse_without_sink, "/lse-without"), (spec.stored_lse, "/lse-form")];
+        let words: String = words.iter().filter(|(is_so, _)| *is_so).map(|(_, word)| *word).collect();
         let pieces = spec.pieces.map_or(String::new(), |(ShareForm { q, k, .. }, mask)| {
             format!("/pieces/{}/{}/{}", rows_word(q), rows_word(k), sides_word(mask))
         });
         let Team { warps, at_once } = spec.team;
-        let form = if spec.stored_lse { "/lse-form" } else { "" };
-        let name =
-            format!("merge/{}/d{}/{warps}x{at_once}{sink}{form}{pieces}", spec.output, spec.head_dim_v);
+        let name = format!("merge/{}/d{}/{warps}x{at_once}{words}{pieces}", spec.output, spec.head_dim_v);
         Shipped::new(name, spec)
     })
 }
@@ -433,17 +429,8 @@ fn plan(spec: ProblemSpec, options: PlanOptions) -> Plan {
 /// The name of a forward kernel.
 fn name(spec: &FwdSpec) -> String {
     let FwdSpec { elem, output, tile, mask, softcap, sink, order, scheduler, cluster, sequences, .. } = *spec;
-    let FwdSpec {
-        lse_without_sink,
-        stored_lse,
-        shares,
-        pack,
-        page_block,
-        gathered_cols,
-        indexed,
-        given_table,
-        ..
-    } = *spec;
+    let FwdSpec { shares, pack, page_block, gathered_cols, indexed, given_table, .. } = *spec;
+    let FwdSpec { lse_without_sink, stored_lse, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
