@@ -1,8 +1,8 @@
 //! An attention problem, validated.
 
 use crate::{
-    Bytes, Dim, Dtype, ExtraCache, Granularity, Heads, Intervals, Lengths, Mask, ProblemError, ProblemSpec,
-    ScaleBlocks, Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout,
+    Bytes, Dim, Dtype, ExtraCache, Granularity, Heads, Intervals, Lengths, LseForm, Mask, ProblemError,
+    ProblemSpec, ScaleBlocks, Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout,
 };
 
 mod checks;
@@ -41,6 +41,7 @@ pub struct Problem {
     softcap: Option<SoftCap>,
     sink: bool,
     extra: Option<ExtraCache>,
+    lse: LseForm,
 }
 
 impl Problem {
@@ -64,6 +65,7 @@ impl Problem {
             softcap,
             sink,
             extra,
+            lse,
         } = spec;
         let tensors = [
             (TensorName::Q, &q, HEAD_DIM_LIMIT),
@@ -127,6 +129,7 @@ impl Problem {
             softcap,
             sink,
             extra: extra.map(ExtraCache::canonical),
+            lse: LseForm { without_sink: lse.without_sink && sink, ..lse },
         })
     }
 
@@ -150,6 +153,7 @@ impl Problem {
             softcap,
             sink,
             extra,
+            lse,
         } = *self;
         ProblemSpec {
             q,
@@ -166,6 +170,7 @@ impl Problem {
             softcap: softcap.map(SoftCap::bound),
             sink,
             extra,
+            lse,
         }
     }
 
@@ -251,6 +256,7 @@ impl Problem {
             softcap,
             sink,
             extra: _,
+            lse,
         } = self;
         let some = |x: &TensorDesc, seqlen| {
             TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen, heads: 1, ..x.shape })
@@ -271,6 +277,7 @@ impl Problem {
             softcap: *softcap,
             sink: *sink,
             extra: None,
+            lse: *lse,
         }
     }
 
@@ -379,6 +386,11 @@ impl Problem {
     /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf has no effect.
     pub fn has_sink(&self) -> bool {
         self.sink
+    }
+
+    /// The form of LSE. It leaves out the sink only if there are sinks.
+    pub fn lse_form(&self) -> LseForm {
+        self.lse
     }
 
     /// The sequences of Q and O.

@@ -1,8 +1,8 @@
 //! Specification of an attention problem.
 
 use crate::{
-    Dtype, ExtraCache, Granularity, KnownProblem, Mask, Problem, ProblemError, SequenceRows, Sequences,
-    Shape, TensorDesc, ValueLayout, setters,
+    Dtype, ExtraCache, Granularity, KnownProblem, LseForm, Mask, Problem, ProblemError, SequenceRows,
+    Sequences, Shape, TensorDesc, ValueLayout, setters,
 };
 
 /// A caller's request, not yet checked: plain data that [`Problem::new`] takes.
@@ -58,6 +58,8 @@ pub struct ProblemSpec {
     pub sink: bool,
     /// The second cache of keys and values, whose listed rows follow the ones of K and V.
     pub extra: Option<ExtraCache>,
+    /// The form of LSE.
+    pub lse: LseForm,
 }
 
 impl ProblemSpec {
@@ -81,6 +83,7 @@ impl ProblemSpec {
             softcap: None,
             sink: false,
             extra: None,
+            lse: LseForm::default(),
         }
     }
 
@@ -156,6 +159,8 @@ impl ProblemSpec {
         /// # Ok::<(), fa3_types::ProblemError>(())
         /// ```
         extra(extra: ExtraCache) { extra: Some(extra) }
+        /// Sets the form of LSE.
+        lse_form(form: LseForm) { lse: form }
     }
 
     /// Gives V and O, contiguous, their own head dimension.

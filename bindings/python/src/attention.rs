@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_types::{
-    ExtraCache, Intervals, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc,
+    ExtraCache, Intervals, LseForm, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc,
 };
 
 use crate::arguments::{Options, Tensors};
@@ -55,6 +55,8 @@ pub(crate) struct Numbers {
     pub(crate) v_transposed: bool,
     /// The number of rows of Q that share a block scale (128 rows of K and V share one); `None` for scales per head.
     pub(crate) block_rows: Option<usize>,
+    /// The form of LSE.
+    pub(crate) lse: LseForm,
     /// Hints of the longest sequences of Q, and of K and V.
     pub(crate) longest: [Option<usize>; 2],
 }
@@ -111,7 +113,7 @@ impl Attention {
         }
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(numbers.softmax_scale), number(numbers.softcap));
-        (spec.qv, spec.sink, spec.extra) = (self.qv, self.sink, self.extra);
+        (spec.qv, spec.sink, spec.lse, spec.extra) = (self.qv, self.sink, numbers.lse, self.extra);
         if let Some([of_q, of_k]) = self.sequences {
             spec = spec.seqs_q(of_q).seqs_k(of_k);
         }
@@ -178,6 +180,11 @@ impl Call for Attention {
             sm_margin: options.number("sm_margin")?.unwrap_or(0),
             v_transposed: options.flag("v_transposed")?,
             block_rows: options.number("block_rows")?,
+            lse: LseForm {
+                base_two: options.flag("lse_base_two")?,
+                without_sink: options.flag("lse_without_sink")?,
+                empty_is_infinite: options.flag("lse_empty_is_infinite")?,
+            },
             longest: options.hints()?,
         })
     }

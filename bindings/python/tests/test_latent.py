@@ -186,7 +186,7 @@ class Paged:
         return flash_mla_with_kvcache(self.q, self.cache, self.table, self.lengths, self.latent, *arguments, **options)
 
     def check(self, *arguments, **options):
-        out, lse = self.call(*arguments, **options)
+        out, lse = self.call(*arguments, neutral_lse=True, **options)
         assert out.shape == (*self.q.shape[:3], self.latent) and lse.shape == (*self.q.shape[:1], *self.q.shape[2:0:-1])
         for i, own in enumerate(self.own):
             judge(out[i : i + 1], lse[i : i + 1], self.q[i : i + 1], own, own[..., : self.latent], **options)
@@ -203,6 +203,27 @@ def test_rows_of_one_cache_are_keys_and_values(device, given, dtype, causal):
     paged = Paged(device, dtype, **given)
     paged.check(*get_mla_metadata(paged.lengths, 32, 1), causal=causal)
     paged.check(softmax_scale=0.1)
+
+
+def test_lse_of_flash_mla_has_other_forms(device):
+    """LSE without the sink, +inf in rows that see no key, or -inf; and in base 2."""
+    paged = Paged(device)
+    sinks = torch.linspace(-2, 3, paged.q.shape[2], device=device)
+    out, lse = paged.call(causal=True)
+    with_sinks, of_keys = paged.call(causal=True, attn_sink=sinks)
+    assert_equal([of_keys], [lse])
+    weight = 1 / (1 + torch.exp(sinks[:, None] - lse)).transpose(1, 2)[..., None]
+    torch.testing.assert_close(with_sinks.float(), out.float() * weight, rtol=1e-2, atol=1e-3)
+    [infinite], [none] = (paged.call(attn_sink=torch.full_like(sinks, sink))[:1] for sink in (torch.inf, -torch.inf))
+    assert not infinite.any()
+    assert_equal([none], [paged.call()[0]])
+    base_2 = paged.call(causal=True, lse_base=2)[1]
+    torch.testing.assert_close(base_2, lse / math.log(2))
+    for neutral, empty in ((False, torch.inf), (True, -torch.inf)):
+        lse = paged.call(neutral_lse=neutral)[1]
+        assert (lse[-1] == empty).all() and lse[:-1].isfinite().all()
+    with pytest.raises(ValueError, match="lse_base is 10, expected None or 2"):
+        paged.call(lse_base=10)
 
 
 def test_nothing_is_copied(device, calls):

@@ -319,7 +319,6 @@ REFUSED = dict(
     ],
     mla=[
         ("NotImplementedError: is_fp8_kvcache without indices is not supported yet", dict(is_fp8_kvcache=True)),
-        ("NotImplementedError: attn_sink without indices is not supported yet", dict(attn_sink=floats(4))),
         ("indices is torch.float32 (1,), expected torch.int32 (2, 1, topk)", dict(indices=floats(1))),
         *((f"head_dim_v is {columns}, expected 1 to 575: a part of q's columns", dict(head_dim_v=columns)) for columns in (0, 576)),
         ("TypeError: head_dim_v is 1.5, expected an integer", dict(head_dim_v=1.5)),

@@ -12,6 +12,7 @@ pub(crate) mod key_tiles;
 pub(crate) mod kv_blocks;
 pub(crate) mod lists;
 pub(crate) mod lookup;
+pub(crate) mod lse_form;
 pub(crate) mod out;
 pub(crate) mod pages;
 pub(crate) mod ping_pong;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::score::Number;
-use crate::{Granularity, Lengths, Problem, Sequences, Shape, ValueLayout};
+use crate::{Granularity, Lengths, LseForm, Problem, Sequences, Shape, ValueLayout};
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -64,6 +64,15 @@ impl Problem {
         if let Some(cap) = self.softcap {
             write!(f, " softcap {}", Number(cap.bound()))?;
         }
-        if self.sink { write!(f, " sink") } else { Ok(()) }
+        if self.sink {
+            write!(f, " sink")?;
+        }
+        let LseForm { base_two, without_sink, empty_is_infinite } = self.lse;
+        let of_lse =
+            [(base_two, "in base 2"), (without_sink, "without sink"), (empty_is_infinite, "inf if empty")];
+        of_lse
+            .into_iter()
+            .filter(|(is_there, _)| *is_there)
+            .try_for_each(|(_, word)| write!(f, " lse {word}"))
     }
 }

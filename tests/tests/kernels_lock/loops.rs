@@ -230,6 +230,8 @@ mod tests {
             mask: Mask::None,
             softcap: false,
             sink: false,
+            lse_without_sink: false,
+            stored_lse: false,
             order: Order::Linear,
             scheduler: Scheduler::StaticPersistent,
             cluster: 1,

@@ -2,16 +2,16 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from . import arguments, operator, sparse_operator
-from .kvcache import flash_attn_with_kvcache
+from . import arguments, cached_operator, kvcache, operator, sparse_operator
+from .cache import Cache
 from .sparse_operator import Lists, Options
 
-__all__ = ["flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
+__all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
 
 # A row of FlashMLA's FP8 cache: e4m3 codes, float32 scales of 128 columns each, and bfloat16 columns.
 _CODES, _SCALES, _ROTATED = 512, 4, 64
@@ -39,6 +39,9 @@ def flash_mla_with_kvcache(
     topk_length: Tensor | None = None,
     extra_topk_length: Tensor | None = None,
     out: Tensor | None = None,
+    *,
+    lse_base: Literal[2] | None = None,
+    neutral_lse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attention over a cache of latent vectors. Each row of the cache is a token's key, and its first head_dim_v
     columns are the token's value. With indices, each token of q attends to the rows that it lists (sparse attention).
@@ -66,17 +69,19 @@ def flash_mla_with_kvcache(
             64 columns of bfloat16. A code times its scale is rounded to bfloat16. With indices, on the CPU.
         indices: rows of the cache, int32 (batch, seqlen_q, topk): page * page_rows + row of the page. An index that is
             no row of the cache, such as -1, is no key, wherever it is. A row that is listed twice counts twice.
-        attn_sink: with indices, a logit of each head, float32 (heads_q,): O is multiplied by
-            1 / (1 + exp(attn_sink - LSE)). LSE is without it.
+        attn_sink: a sink for each query head, float32 (heads_q,): O is multiplied by 1 / (1 + exp(attn_sink - LSE)).
+            LSE is without it.
         extra_k_cache, extra_indices_in_kvcache: a second cache with rows like the first cache's, and its lists. Its
             keys follow the first cache's. On a GPU, it is not supported yet.
         topk_length, extra_topk_length: how many of the first entries of each list count, int32 (batch,) or (batch,
             seqlen_q), clamped to 0 and topk.
         out: a tensor for O.
+        lse_base: None, or 2: LSE is then the base-2 logarithm, as FlashInfer's merges take it.
+        neutral_lse: whether LSE of rows that see no key is -inf, which adds nothing to a merge of results over parts of
+            the keys. FlashMLA's +inf does not do that.
 
     Returns: O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, and LSE float32 (batch, heads_q, seqlen_q), the
-        natural logarithm of the sum of exp(score). Rows that see no key have O = 0; their LSE is -inf, and +inf with
-        indices, as FlashMLA has it.
+        natural logarithm of the sum of exp(score). Rows that see no key have O = 0 and LSE = +inf.
 
     Raises:
         NotImplementedError: an argument is not supported yet. The backward pass always raises it.
@@ -87,6 +92,9 @@ def flash_mla_with_kvcache(
     for name, x in (("q", q), ("k_cache", k_cache)):
         _check_dims(name, x, 4, "(batch or pages, rows, heads, head_dim)")
     latent = arguments.integer("head_dim_v", head_dim_v)
+    if lse_base not in (None, 2):
+        raise ValueError(f"lse_base is {lse_base}, expected None or 2")
+    neutral = arguments.flag("neutral_lse", neutral_lse)
     if indices is not None:
         if arguments.flag("causal", causal):
             raise ValueError("there are causal and indices, expected one of them: a list says which keys a token sees")
@@ -96,24 +104,37 @@ def flash_mla_with_kvcache(
         extra = _listed_extra(extra_k_cache, fp8, q, latent, of_extra)
         batch, rows = q.shape[:2]
         o, lse, _ = _sparse(q, (cache, extra), latent, softmax_scale, attn_sink, out)
+        if neutral:
+            lse = lse.masked_fill(lse == math.inf, -math.inf)
+        if lse_base == 2:
+            lse = lse / math.log(2)
         return o, lse.view(batch, rows, -1).transpose(1, 2)
     of_lists = dict(topk_length=topk_length, extra_topk_length=extra_topk_length, extra_k_cache=extra_k_cache)
     for name, given_with in (of_lists | dict(extra_indices_in_kvcache=extra_indices_in_kvcache)).items():
         if given_with is not None:
             raise ValueError(f"there is {name} without indices, the lists that it belongs to")
-    if fp8 or attn_sink is not None:
-        name = "is_fp8_kvcache" if fp8 else "attn_sink"
-        raise NotImplementedError(f"{name} without indices is not supported yet")
+    if fp8:
+        raise NotImplementedError("is_fp8_kvcache without indices is not supported yet")
     arguments.tensor("block_table", block_table)
     arguments.tensor("cache_seqlens", cache_seqlens)
     for name, x in (("q", q), ("k_cache", k_cache)):
         if not 0 < latent < x.shape[3]:
             raise ValueError(f"head_dim_v is {latent}, expected 1 to {x.shape[3] - 1}: a part of {name}'s columns")
     (qv, q), (v_cache, k_cache) = (x.tensor_split((latent,), dim=3) for x in (q, k_cache))
-    options: dict[str, Any] = dict(cache_seqlens=cache_seqlens, page_table=block_table, softmax_scale=softmax_scale)
-    out, lse, _, _ = flash_attn_with_kvcache(
-        q, k_cache, v_cache, qv=qv, **options, causal=causal, return_softmax_lse=True, out=out
+    q, _, _, qv = arguments.under_autocast(q, None, None, qv)
+    cache = Cache(cache_seqlens, arguments.page_table(block_table, None), None, None, None, None, None, None)
+    options = cached_operator.Options(
+        *arguments.scores(softmax_scale, causal, (-1, -1), 0, 0.0),
+        sm_margin=0,
+        split_keys=arguments.split_keys(None, 0),
+        s_aux=attn_sink,
+        qv=qv,
+        lse_base_two=lse_base == 2,
+        lse_without_sink=attn_sink is not None,
+        lse_empty_is_infinite=not neutral,
     )
+    out, lse = kvcache.attention((q, k_cache, v_cache), None, cache, options, True, out)
+    assert lse is not None
     return out, lse
 
 
@@ -320,9 +341,18 @@ def get_mla_metadata(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
     function assigns the work of a step to CTAs, and its arguments differ between versions. Our kernels assign the work
     themselves at each launch, from the lengths.
 
-    Returns: int32 zeros in FlashMLA's shapes, (1, 8) and (batch + 1,), which servers copy to their own buffers. They
-        are on the device of the first tensor argument, which has the lengths; without one, on the CPU.
+
+def get_mla_metadata(*given: Any, **named: Any) -> tuple[FlashMLASchedMeta, None] | tuple[Tensor, Tensor]:
+    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. FlashMLA computes
+    there how CTAs share the work of a step. Our kernels find that out themselves at each launch, from the lengths.
+
+    Returns: without arguments, as newer versions of FlashMLA are called, an object and None. With the arguments of
+        older versions, int32 tensors that servers slice, and copy to their own buffers: the metadata (0, 8) has a row
+        for no CTA, and num_splits (batch + 1,) is 0. They are on the device of the first tensor argument, which has the
+        lengths.
     """
-    lengths = next((x for x in (*given, *named.values()) if isinstance(x, Tensor)), torch.empty(0))
+    lengths = next((x for x in (*given, *named.values()) if isinstance(x, Tensor)), None)
+    if lengths is None:
+        return FlashMLASchedMeta(), None
     zeros = functools.partial(torch.zeros, dtype=torch.int32, device=lengths.device)
-    return zeros(1, 8), zeros(lengths.shape[0] + 1)
+    return zeros(0, 8), zeros(lengths.shape[0] + 1)

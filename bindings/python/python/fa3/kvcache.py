@@ -280,12 +280,23 @@ def flash_attn_with_kvcache(
         qv,
     )
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
-    tensors = (q, k_cache, v_cache)
+    out, lse = attention((q, k_cache, v_cache), new, cache, options, with_lse, out)
+    return (out, lse, None, None) if with_lse else out  # type: ignore[return-value]
+
+
+def attention(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    new: NewRows | None,
+    cache: Cache,
+    options: cached_operator.Options,
+    with_lse: bool,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """O and, if wanted, LSE. Errors have the names of the arguments of `flash_attn_with_kvcache`."""
     try:
-        out, lse = cached_operator.attention(tensors, new, cache, options, with_lse, out, "flash_attn_with_kvcache")
+        return cached_operator.attention(tensors, new, cache, options, with_lse, out, "flash_attn_with_kvcache")
     except (TypeError, ValueError) as error:
         raise type(error)(_with_names_of_this(str(error))) from error
-    return (out, lse, None, None) if with_lse else out  # type: ignore[return-value]
 
 
 def get_scheduler_metadata(

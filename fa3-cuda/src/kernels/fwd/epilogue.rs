@@ -40,6 +40,7 @@ pub(super) fn finish<'k>(
     work: &WorkTile<'k>,
     row: ThreadRow<'k>,
 ) -> Finished<'k> {
+    let softmax = if fwd.spec.lse_without_sink { softmax.with_lse_without_sink() } else { softmax };
     let sink = fwd.params.sink.map(|sinks| sinks_of(fwd, sinks, work, row));
     let Finished { inverse, lse, of_keys } = softmax.finish(sink); // A1:24
     let (inverse, lse) = unless_unused(fwd, work, row, (inverse, lse));
@@ -76,7 +77,10 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
         for half in Half::BOTH {
             let at = half as usize;
             b.guarded(destination.inside[at] & destination.writes_lse, || {
-                b.store(destination.lse[at], lse[half])
+                b.store(
+                    destination.lse[at],
+                    params.stored_lse.map_or(lse[half], |form| form.stored(lse[half])),
+                )
             });
         }
     };

@@ -15,6 +15,7 @@ use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::intervals::{INTERVALS, IntervalRows};
 use crate::kernels::parts::lists::Lists;
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
+use crate::kernels::parts::lse_form::StoredLse;
 use crate::kernels::parts::pages::Pages;
 use crate::kernels::parts::ragged;
 use crate::kernels::parts::scores::units;
@@ -34,6 +35,8 @@ params! {
         o: named Strided,
         /// The address of LSE; 0 if LSE is not to be written.
         lse: pointer,
+        /// The form of LSE, if it is not the default.
+        stored_lse: maybe all StoredLse,
         /// Sink logits of query heads, in natural units.
         sink: maybe pointer,
         /// Scales of e4m3 tensors.
@@ -120,6 +123,7 @@ impl Params<Form> {
             v: (!spec.gathers()).then_some(v),
             o: Strided::form(spec.output),
             lse: Elem::F32,
+            stored_lse: spec.stored_lse.then_some(StoredLse::FORM),
             sink: spec.sink.then_some(Elem::F32),
             descales: spec.has_scales().then(|| Descales::form(spec)),
             heads: (),
@@ -275,6 +279,7 @@ impl Params<Host> {
             v,
             o: Strided::of(buffers::O, problem.o()),
             lse: buffers::LSE,
+            stored_lse: StoredLse::of(problem.lse_form()),
             sink: None,
             descales: problem.has_scales().then(|| Descales::of(problem, false)),
             heads: problem.heads().q() as u32,

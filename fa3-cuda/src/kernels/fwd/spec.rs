@@ -9,6 +9,7 @@ use crate::kernels::parts::gather::COPIERS;
 use crate::kernels::parts::geometry::{form, sides};
 use crate::kernels::parts::lists::ListForm;
 use crate::kernels::parts::lookup::SequenceForm;
+use crate::kernels::parts::lse_form::StoredLse;
 use crate::kernels::parts::shares::ShareForm;
 use crate::kernels::tensors::elem;
 
@@ -31,6 +32,11 @@ pub struct FwdSpec {
     pub softcap: bool,
     /// Whether query heads have sinks.
     pub sink: bool,
+    /// Whether LSE leaves out the sinks.
+    pub lse_without_sink: bool,
+    /// Whether LSE is stored in another form than the default one. Its numbers are arguments, which not all kernels
+    /// have registers for.
+    pub stored_lse: bool,
     /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
     /// The tile scheduler.
@@ -92,6 +98,8 @@ impl FwdSpec {
             mask: sides(problem.mask()),
             softcap: problem.softcap().is_some(),
             sink: problem.has_sink(),
+            lse_without_sink: problem.lse_form().without_sink,
+            stored_lse: StoredLse::of(problem.lse_form()).is_some(),
             order: form(plan.order()),
             scheduler: plan.scheduler(),
             cluster: plan.cluster(),

@@ -33,6 +33,7 @@ const KNOWN: Known = Known::new(
         Feature::Leftpad,
         Feature::Lists,
         Feature::Extra,
+        Feature::LseForm,
     ],
 );
 

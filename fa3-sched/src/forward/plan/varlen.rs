@@ -26,6 +26,7 @@ const KNOWN: Known = Known::new(
         Feature::Pages,
         Feature::Index,
         Feature::Leftpad,
+        Feature::LseForm,
     ],
 );
 
