@@ -99,11 +99,11 @@ def flash_mla_with_kvcache(
         if arguments.flag("causal", causal):
             raise ValueError("there are causal and indices, expected one of them: a list says which keys a token sees")
         given = dict(indices=indices, topk_length=topk_length)
-        cache = _listed("k_cache", k_cache, fp8, q, latent, given)
+        listed = _listed("k_cache", k_cache, fp8, q, latent, given)
         of_extra = dict(extra_indices_in_kvcache=extra_indices_in_kvcache, extra_topk_length=extra_topk_length)
         extra = _listed_extra(extra_k_cache, fp8, q, latent, of_extra)
         batch, rows = q.shape[:2]
-        o, lse, _ = _sparse(q, (cache, extra), latent, softmax_scale, attn_sink, out)
+        o, lse, _ = _sparse(q, (listed, extra), latent, softmax_scale, attn_sink, out)
         if neutral:
             lse = lse.masked_fill(lse == math.inf, -math.inf)
         if lse_base == 2:
@@ -133,9 +133,9 @@ def flash_mla_with_kvcache(
         lse_without_sink=attn_sink is not None,
         lse_empty_is_infinite=not neutral,
     )
-    out, lse = kvcache.attention((q, k_cache, v_cache), None, cache, options, True, out)
-    assert lse is not None
-    return out, lse
+    o, of_rows = kvcache.attention((q, k_cache, v_cache), None, cache, options, True, out)
+    assert of_rows is not None
+    return o, of_rows
 
 
 def flash_mla_sparse_fwd(
