@@ -10,6 +10,7 @@ mod forward;
 mod lists;
 mod packed;
 mod quantize;
+mod wide_cache;
 
 use fa3_ir::{Elem, Kernel};
 use fa3_sched::Scheduler;

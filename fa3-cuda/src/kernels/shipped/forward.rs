@@ -11,11 +11,12 @@ use fa3_sched::forward::{
 };
 use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{
-    Dtype, Intervals, IntervalsOfRow, LseForm, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
+    Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
 };
 
 use super::lists::listed;
 use super::packed::rows_word;
+use super::wide_cache::wide_cache;
 use super::{Shipped, scheduler_word, sides_word};
 use crate::kernels::fwd::{FwdCombineSpec, FwdSpec, SequenceForm, ShareForm};
 
@@ -215,32 +216,6 @@ fn wide() -> impl Iterator<Item = ProblemSpec> {
 pub(super) fn with_qv(spec: ProblemSpec) -> ProblemSpec {
     let qv = TensorDesc::contiguous(spec.q.dtype, spec.o.shape);
     spec.qv(qv)
-}
-
-/// Wide problems over caches: decoding and chunked prefill, in pages that are copied in blocks of rows or row by row.
-fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
-    let over_pages = |rows, heads, dims: (usize, usize), page| {
-        let q = Shape { batch: 2, seqlen: rows, heads, head_dim: dims.0 };
-        let kv = Shape { batch: 8192 / page, seqlen: page, heads: 2, ..q };
-        let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(dims.1).causal();
-        spec.seqs_k(Sequences::paged(2, 4096 / page).used())
-    };
-    let of_flash_mla = LseForm { base_two: false, without_sink: true, empty_is_infinite: true };
-    let latent = |rows, heads, cols_v, page| with_qv(over_pages(rows, heads, (64, cols_v), page));
-    [
-        over_pages(1, 8, (512, 512), 64),
-        over_pages(1, 8, (320, 320), 16).sink(),
-        over_pages(1, 32, (576, 512), 1),
-        over_pages(2048, 8, (512, 512), 64),
-        latent(1, 256, 512, 64),
-        latent(2, 32, 512, 1),
-        latent(1, 32, 256, 64),
-        latent(2048, 32, 512, 64),
-        // FlashMLA's LSE.
-        latent(1, 128, 512, 64).lse_form(of_flash_mla),
-        latent(1, 128, 512, 64).sink().lse_form(of_flash_mla),
-    ]
-    .into_iter()
 }
 
 /// Problems over caches: decoding with every head dimension and several group sizes, and chunked prefill, in pages of
