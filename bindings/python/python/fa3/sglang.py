@@ -84,9 +84,7 @@ def _around(name: str) -> Callable[..., Any]:
 
 
 _OF_LATENT = {
-    name: _around(name)
-    for name in ("flash_mla_with_kvcache", "flash_mla_sparse_fwd", "get_mla_metadata")
-    if hasattr(flash_mla, name)
+    name: _around(name) for name in ("flash_mla_with_kvcache", "flash_mla_sparse_fwd", "get_mla_metadata")
 }
 
 
