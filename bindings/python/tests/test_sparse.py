@@ -151,6 +151,17 @@ def test_an_infinite_sink_takes_all(device):
     assert_equal([lse], sparse.call()[1:])
 
 
+def test_lse_has_other_forms(device):
+    """Base 2, and -inf where a token has no key."""
+    sparse = Sparse(device)
+    sparse.lists[0][1] = -1
+    out, lse = sparse.call()
+    assert (lse[1] == math.inf).all() and lse[0].isfinite().all()
+    expected = torch.where(lse == math.inf, -lse, lse) / math.log(2)
+    found = sparse.call(lse_base=2, neutral_lse=True)
+    assert_equal(found, (out, expected))
+
+
 def test_the_scale_is_that_of_all_columns(device):
     sparse = Sparse(device)
     assert_equal(sparse.call(softmax_scale=None), sparse.call(softmax_scale=1 / 24))

@@ -104,8 +104,8 @@ def flash_mla_with_kvcache(
         extra = _listed_extra(extra_k_cache, fp8, q, latent, of_extra)
         batch, rows = q.shape[:2]
         o, lse, _ = _sparse(q, (listed, extra), latent, softmax_scale, attn_sink, out)
-        if neutral:
-            lse = lse.masked_fill(lse == math.inf, -math.inf)
+        if not neutral:
+            lse = _with_infinity(lse)
         if lse_base == 2:
             lse = lse / math.log(2)
         return o, lse.view(batch, rows, -1).transpose(1, 2)
@@ -177,7 +177,7 @@ def flash_mla_sparse_fwd(
     into = out.unsqueeze(1) if out is not None else None
     function = "flash_mla_sparse_fwd"
     o, lse, largest = _sparse(batched, (cache, None), latent, sm_scale, attn_sink, into, wants_max, function)
-    return (o.squeeze(1) if out is None else out), largest, lse
+    return (o.squeeze(1) if out is None else out), largest, _with_infinity(lse)
 
 
 # A cache (pages, page_rows, 1, head_dim) of 16 bits, its lists (tokens, topk), and their lengths (tokens,).
@@ -194,7 +194,9 @@ def _sparse(
     wants_max: bool = False,
     function: str = "flash_mla_with_kvcache",
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """O (batch, seqlen_q, heads_q, head_dim_v), LSE (tokens, heads_q), and the largest scores if they are wanted."""
+    """O (batch, seqlen_q, heads_q, head_dim_v), LSE (tokens, heads_q), which is -inf where a token has no key, and the
+    largest scores if they are wanted.
+    """
     batch, rows, heads, columns = q.shape
     scale = 1 / math.sqrt(columns) if softmax_scale is None else arguments.number("softmax_scale", softmax_scale)
     sink = None
@@ -235,7 +237,12 @@ def _sparse(
         o = out
     lse = lse.squeeze(2)
     largest = _largest_scores(tokens.squeeze(1), caches, scale) if wants_max else None
-    return o, lse.masked_fill(lse == -math.inf, math.inf), largest
+    return o, lse, largest
+
+
+def _with_infinity(lse: Tensor) -> Tensor:
+    """LSE that is +inf, as FlashMLA has it, and not -inf where a token has no key."""
+    return lse.masked_fill(lse == -math.inf, math.inf)
 
 
 def _largest_scores(q: Tensor, caches: tuple[_Cache, _Cache | None], scale: float) -> Tensor:
