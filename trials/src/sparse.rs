@@ -293,6 +293,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
         // Every entry is a row.
         Case { holes: u64::MAX, columns: (40, 328), dist: Dist::Decreasing, ..LATENT },
         Case { caches: (Listed { pages: (0, 16), keys: 70, ..LISTED }, None), ..LATENT },
+        Case { sequences: 0, caches: (used, Some(paged)), ..LATENT },
         Case { heads: (8, 2), columns: (128, 128), qv: false, caches: (used, Some(paged)), ..LATENT },
         Case {
             heads: (3, 1),

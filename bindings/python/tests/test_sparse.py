@@ -131,10 +131,9 @@ def test_tokens_attend_to_the_rows_that_they_list(device, dtype, given):
     Sparse(device, dtype, **given).check()
 
 
-# A GPU has no second list yet.
 @pytest.mark.parametrize("given", TWO.values(), ids=TWO)
-def test_two_caches(given):
-    Sparse("cpu", **given).check(sink=normal(16, dtype=F32))
+def test_two_caches(device, given):
+    Sparse(device, **given).check(sink=normal(16, dtype=F32, device=device))
 
 
 @pytest.mark.parametrize("heads", [1, 8, 12, 64, 128])

@@ -72,7 +72,7 @@ def flash_mla_with_kvcache(
         attn_sink: a sink for each query head, float32 (heads_q,): O is multiplied by 1 / (1 + exp(attn_sink - LSE)).
             LSE is without it.
         extra_k_cache, extra_indices_in_kvcache: a second cache with rows like the first cache's, and its lists. Its
-            keys follow the first cache's. On a GPU, it is not supported yet.
+            keys follow the first cache's.
         topk_length, extra_topk_length: how many of the first entries of each list count, int32 (batch,) or (batch,
             seqlen_q), clamped to 0 and topk.
         out: a tensor for O.
@@ -108,7 +108,7 @@ def flash_mla_with_kvcache(
             lse = _with_infinity(lse)
         if lse_base == 2:
             lse = lse / math.log(2)
-        return o, lse.view(batch, rows, -1).transpose(1, 2)
+        return o, lse.unflatten(0, (batch, rows)).transpose(1, 2)
     of_lists = dict(topk_length=topk_length, extra_topk_length=extra_topk_length, extra_k_cache=extra_k_cache)
     for name, given_with in (of_lists | dict(extra_indices_in_kvcache=extra_indices_in_kvcache)).items():
         if given_with is not None:
