@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import cached_operator, operator, refusal
+from . import operator, refusal
 
 NAMES = "q, a cache or attn_sink"
 NO_GRADIENT = "requires grad, and attention over a cache has no gradients"
@@ -34,14 +34,17 @@ class Options(NamedTuple):
     split_keys: int
     s_aux: Tensor | None = None
     qv: Tensor | None = None
+    lse_base_two: bool = False
+    lse_without_sink: bool = False
+    lse_empty_is_infinite: bool = False
 
     @property
     def out_dtype(self) -> None:
         """O has the dtype of Q."""
 
 
-# Options for the extension module.
-_SCORES = cached_operator.Options._fields[:7]
+# The names of the extension module's options.
+_NAMES = "softmax_scale sm_margin split_keys"
 
 
 def launch(
@@ -68,9 +71,9 @@ def compute(
     if out is not None:
         expected = *q.shape[:3], v.shape[3]
         operator.check_out_is(out, q, expected, "(tokens, 1, heads_q, head_dim_v)", None)
-    scores = options.softmax_scale, -1, -1, 0, 0.0, options.sm_margin, options.split_keys
+    fields, values = operator.with_lse_form(_NAMES, options[:3], options)
     given: operator.Tensors = {"q": q, "k": k, "v": v, **lists._asdict()}
-    return operator.attend("forward", " ".join(_SCORES), scores, given, options, v.shape[3], with_lse, out)
+    return operator.attend("forward", fields, values, given, options, v.shape[3], with_lse, out)
 
 
 def attention(
@@ -113,7 +116,8 @@ def _floats(tensors: tuple[Tensor, Tensor, Tensor], lists: Lists, options: Optio
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor indices, Tensor? seqused_k, Tensor? extra_k, Tensor? extra_v, "
     "Tensor? extra_indices, Tensor? extra_seqused_k, float? softmax_scale, SymInt sm_margin, SymInt split_keys, "
-    "Tensor? s_aux=None, Tensor? qv=None"
+    "Tensor? s_aux=None, Tensor? qv=None, bool lse_base_two=False, bool lse_without_sink=False, "
+    "bool lse_empty_is_infinite=False"
 )
 operator.define_attention("sparse_forward", _ARGUMENTS, launch, "flash_mla_with_kvcache")
 refusal.register(f"{NAMES} {NO_GRADIENT}", "sparse_forward")
