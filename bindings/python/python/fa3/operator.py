@@ -86,6 +86,16 @@ def compute(
         raise
 
 
+# The names of the options that say in which form LSE is stored.
+_LSE_FORM = "lse_base_two lse_without_sink lse_empty_is_infinite"
+
+
+def with_lse_form(fields: str, values: tuple[Any, ...], options: Any) -> tuple[str, tuple[Any, ...]]:
+    """The names and values of an operation's options, and the form of LSE, if it is not the default form."""
+    form = options.lse_base_two, options.lse_without_sink, options.lse_empty_is_infinite
+    return (f"{fields} {_LSE_FORM}", (*values, *form)) if any(form) else (fields, values)
+
+
 def attend(
     operation: str,
     fields: str,

@@ -199,7 +199,8 @@ fn check_lists(problem: &Problem, options: &PlanOptions) -> Result<(), PlanError
 impl SplitKvPlan {
     /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows.
     /// Without splits of a fixed size it is also `None` if a tile is given, if a sequence has many rows, or if there
-    /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead.
+    /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead, unless Q has no
+    /// rows.
     pub(super) fn new(
         problem: &Problem,
         sms: NonZeroU32,
@@ -244,7 +245,7 @@ impl SplitKvPlan {
         // The most iterations of one sequence. The iterations of all sequences must be fewer than 2³¹.
         let most = blocks.saturating_mul(u64::from(heads) * u64::from(sequences.most_blocks()));
         let are_too_many = most > MOST_ITERATIONS.into() || blocks.saturating_mul(units) > i32::MAX as u64;
-        if problem.batch() == 0 || !sequences.has_rows() {
+        if lists.is_none() && (problem.batch() == 0 || !sequences.has_rows()) {
             return Ok(None);
         }
         if are_too_many {
@@ -349,9 +350,9 @@ impl SplitKvPlan {
         self.per_sm
     }
 
-    /// Number of CTAs, at least one.
+    /// Number of CTAs: none if Q has no rows.
     pub fn ctas(&self) -> u32 {
-        self.ctas
+        if self.sequences.has_rows() { self.ctas } else { 0 }
     }
 
     /// The numbers that determine each CTA's share.
