@@ -77,6 +77,8 @@ pub enum PlanError {
         "a sequence may have {blocks} KV blocks in all of its tiles, more than {limit}, for splits of a fixed size"
     )]
     SplitBlocks { blocks: u64, limit: u32 },
+    #[error("splits of a fixed size would leave {bytes} bytes of partial results, more than {limit}")]
+    SplitMemory { bytes: u128, limit: u64 },
     #[error(
         "intervals are computed with head_dim and head_dim_v up to {most}, not {head_dim} and {head_dim_v}"
     )]
@@ -133,6 +135,7 @@ impl PlanError {
             | PlanError::SplitTile
             | PlanError::SplitRows { .. }
             | PlanError::SplitBlocks { .. }
+            | PlanError::SplitMemory { .. }
             | PlanError::IntervalsScheduler { .. }
             | PlanError::FixedSizeSplits(_)
             | PlanError::Table(_)

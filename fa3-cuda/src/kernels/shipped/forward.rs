@@ -329,6 +329,12 @@ fn shared_plans() -> impl Iterator<Item = Plan> {
         *x = TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen: 2, ..x.shape });
     }
     let wide = Mask::window(Some(2000), Some(0));
+    // A prompt over pages, and packed training rows of the widest head that CTAs merge.
+    let merging = PlanOptions::default().split_keys(SplitKeys::Fixed).split_bytes(0);
+    let rows = |heads| Shape { batch: 1, seqlen: 8192, heads, head_dim: 256 };
+    let trained = ProblemSpec::dense(Dtype::F16, rows(32), rows(8)).causal().sink();
+    let trained = trained.seqs_q(Sequences::packed(2)).seqs_k(Sequences::packed(2));
+    let merged = [packed.clone(), trained];
     let pieces = [
         over_pages(Dtype::Bf16, 32, 128),
         packed,
@@ -337,7 +343,8 @@ fn shared_plans() -> impl Iterator<Item = Plan> {
     ];
     let shared = cache().chain(gathered()).chain(chunks()).chain(wide_cache());
     let equally = shared.map(move |spec| plan(spec, equally));
-    equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces)))
+    let merged = merged.into_iter().map(move |spec| plan(spec, merging));
+    equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces))).chain(merged)
 }
 
 /// Problems over caches of e4m3: decoding with every head dimension, with 16-bit Q and e4m3 Q, and chunked prefill.
@@ -391,15 +398,15 @@ fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
 fn combines() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = shared_plans().filter_map(|plan| match plan.kind() {
-        PlanKind::SplitKv(shared) => Some(FwdCombineSpec::of(&plan, shared)),
-        PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
+        PlanKind::SplitKv(shared) if shared.needs_reduction() => Some(FwdCombineSpec::of(&plan, shared)),
+        PlanKind::SplitKv(_) | PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
     });
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| {
         let sink = if spec.sink { "/sink" } else { "" };
         let pieces = spec.pieces.map_or(String::new(), |(ShareForm { q, k, .. }, mask)| {
             format!("/pieces/{}/{}/{}", rows_word(q), rows_word(k), sides_word(mask))
         });
-        let Team { warps, at_once } = spec.team;
+        let Team { warps, at_once, .. } = spec.team;
         let name = format!("merge/{}/d{}/{warps}x{at_once}{sink}{pieces}", spec.output, spec.head_dim_v);
         Shipped::new(name, spec)
     })
@@ -466,10 +473,11 @@ fn name(spec: &FwdSpec) -> String {
         (sink, "sink"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
-    if let Some(ShareForm { q, k, said_by, twins }) = shares {
+    if let Some(ShareForm { q, k, said_by, twins, merges, .. }) = shares {
         let by = match said_by {
             ReductionSource::Units => "units",
             ReductionSource::Ctas => "ctas",
+            ReductionSource::Lengths if merges => "merged-pieces",
             ReductionSource::Lengths => "pieces",
         };
         let twins = if twins { "/twins" } else { "" };
