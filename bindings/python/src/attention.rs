@@ -201,6 +201,7 @@ impl Call for Attention {
             None => options,
             Some(0) => options.split_keys(SplitKeys::Whole),
             Some(-1) => options.split_keys(SplitKeys::Even),
+            Some(-2) => options.split_keys(SplitKeys::Fixed),
             // A negative number wraps to more keys than any split has, which the plan refuses.
             Some(keys) => options.split_keys(SplitKeys::FixedSize { keys: keys as u64 }),
         };
