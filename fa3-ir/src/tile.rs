@@ -121,7 +121,7 @@ impl<'s, 'k> Tile<'s, 'k> {
 
     /// Its transpose, as an operand.
     pub fn t(self) -> Matrix<'s, 'k> {
-        Matrix { tile: self, transposed: true }
+        Matrix { tile: self, transposed: true, skips: 0 }
     }
 
     /// Block `index` of `count` rows, a multiple of 8, for one of several warpgroups. A computed index is not checked.
@@ -171,6 +171,21 @@ impl<'s, 'k> Tile<'s, 'k> {
         let offset = first / self.shape.panel_cols() * self.panel_stride;
         let shape = TileShape { cols: count, ..self.shape };
         Tile { shape, address: self.address.plus(offset as i32), ..self }
+    }
+
+    /// `count` columns from column `first` on, as an operand A whose rows run along K. Both are whole steps along K,
+    /// which may be parts of a panel.
+    #[track_caller]
+    pub fn k_block(self, first: u32, count: u32) -> Matrix<'s, 'k> {
+        let step = 32 / self.shape.elem.bytes();
+        let whole = [first, count].iter().all(|cols| cols.is_multiple_of(step));
+        if !whole || count == 0 || first.saturating_add(count) > self.shape.cols {
+            let columns = format!("{count} columns from {first} on");
+            self.builder.misfit("steps along K and their tile", columns, self.shape);
+            return self.into();
+        }
+        let shape = TileShape { cols: count, ..self.shape };
+        Matrix { tile: Tile { shape, ..self }, transposed: false, skips: first / step }
     }
 
     /// Block `index` of `count` columns, whole panels, for one of several warpgroups. A computed index is not checked.
@@ -241,11 +256,13 @@ impl Elements<'_, '_> {
 pub struct Matrix<'s, 'k> {
     tile: Tile<'s, 'k>,
     transposed: bool,
+    /// Steps along K of the tile that precede its first.
+    skips: u32,
 }
 
 impl<'s, 'k> From<Tile<'s, 'k>> for Matrix<'s, 'k> {
     fn from(tile: Tile<'s, 'k>) -> Matrix<'s, 'k> {
-        Matrix { tile, transposed: false }
+        Matrix { tile, transposed: false, skips: 0 }
     }
 }
 
@@ -311,7 +328,9 @@ impl<'s, 'k> Matrix<'s, 'k> {
         let descriptor = layout.descriptor();
         let start = self.tile.builder.shared_address(self.tile.address);
         let low = start.bfe(4, 14) | (descriptor as u32);
+        let skips = self.skips;
         move |step: u32| {
+            let step = step + skips;
             let low = if step == 0 { low } else { low + (offset(step) >> 4) };
             low.below((descriptor >> 32) as u32)
         }

@@ -24,7 +24,7 @@ impl Unobserved {
 
 /// Facts about each value, from the statements visited so far.
 struct Readers {
-    /// Whether an observation reads the value, or a statement that was removed with an observation.
+    /// Whether the value is read by an observation, or by a statement that was removed with an observation.
     observed: Vec<bool>,
     /// Whether a statement that stays reads the value.
     needed: Vec<bool>,

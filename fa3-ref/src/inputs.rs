@@ -57,7 +57,7 @@ pub enum InputError {
 }
 
 /// The features that the oracle, standard attention and the tiled algorithms compute. Their inputs are numbers, so
-/// scales and the memory layout of V do not matter.
+/// scales and the memory layout of V do not matter. Neither does the form of LSE: their LSE has the default one.
 const KNOWN: Known = Known::new(
     "the reference",
     &[
@@ -73,6 +73,7 @@ const KNOWN: Known = Known::new(
         Feature::TransposedV,
         Feature::Packed,
         Feature::Used,
+        Feature::LseForm,
     ],
 );
 

@@ -17,6 +17,7 @@
 mod append;
 mod cache;
 mod inputs;
+mod lists;
 mod output;
 mod precision;
 mod sink;
@@ -33,6 +34,7 @@ pub mod tiled;
 pub use append::{AppendedTo, RotatedRows, with_scales};
 pub use cache::{CachedRows, PageTable};
 pub use inputs::{Element, InputError, Inputs, OutputGradients};
+pub use lists::KeyLists;
 pub use output::{Forward, Gradients};
 pub use precision::Precision;
 

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use crate::inputs::{Head32, Heads, OutputHeads};
 use crate::output::{GroupGradients, HeadForward, backward_groups, forward_heads};
-use crate::sink::{Row, sums};
+use crate::sink::{Row, exp_from, sums};
 use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision};
 
 /// Query rows whose scores are in memory at a time.
@@ -150,7 +150,7 @@ impl Softmax {
             }
             let max = row.fold(head.sink, |max, &s| max.max(s));
             row.mapv_inplace(|s| (s - max).exp());
-            let sum = row.sum() + (head.sink - max).exp();
+            let sum = row.sum() + exp_from(head.sink.into(), max.into()) as f32;
             row.mapv_inplace(|e| precision.round(e / sum));
             *lse = max + sum.ln();
         }

@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    /// Against the simple lower bound, with which the factor is often quoted, the factor does not hold.
+    /// The factor does not hold against the simple lower bound, with which it is often quoted.
     #[test]
     fn grahams_factor_fails_against_the_simple_bound() {
         let costs = [20, 10, 10, 10];

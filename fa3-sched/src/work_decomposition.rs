@@ -32,14 +32,21 @@
 //! tile of any call. A CTA takes the splits that begin in its share, or all splits of the units that begin there
 //! ([`WorkDecomposition::merging`]), so that it can merge them itself.
 //!
+//! Where all sequences have equally many iterations, the host computes the iteration space
+//! ([`WorkDecomposition::equal_sequences`]), and a CTA finds its first sequence by a division.
+//!
 //! The query heads that one tile packs (PackGQA) count as one head here. Heads of a group read the same keys, and
 //! several of them can be co-scheduled ([`WorkDecomposition::co_scheduled`]): they form one unit, and each share has a
 //! CTA for each of the heads. The CTAs of a share read the same keys at the same time, so that HBM delivers the keys
 //! once. CTA c computes a unit's head c / shares in share c mod shares, so that the splits of a head's tile are in
 //! neighbouring CTAs here, too.
 
+mod equal_sequences;
+
 use crate::packed::Cut;
 use crate::{FastDiv, Int, KvRange, SeqLens};
+
+pub use equal_sequences::EqualSequences;
 
 /// The numbers of a launch that determine each CTA's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +67,8 @@ pub struct WorkDecomposition<T> {
     reduces_whole: bool,
     /// Whether the CTA in whose share a unit begins computes all of its splits, and merges them.
     merges: bool,
+    /// The iteration space, if all sequences have equally many iterations.
+    equal: Option<EqualSequences<T>>,
 }
 
 /// The units (work tiles) of a sequence, which are equally long.
@@ -112,21 +121,21 @@ impl WorkDecomposition<u32> {
     /// If there are no CTAs, or `extra` is above 1.
     pub fn new(heads: u32, ctas: u32, extra: u32, cut: Cut<u32>) -> WorkDecomposition<u32> {
         assert!(extra <= 1, "a start counts as {extra} blocks");
-        let (shares, none) = (FastDiv::new(ctas), None);
         WorkDecomposition {
             heads,
-            shares,
-            co_scheduled: none,
+            shares: FastDiv::new(ctas),
+            co_scheduled: None,
             extra,
-            reduction_cost: none,
+            reduction_cost: None,
             cut,
             split_blocks: None,
             reduces_whole: false,
             merges: false,
+            equal: None,
         }
     }
 
-    /// These shares for `count` times as many heads and CTAs: each unit is `count` successive heads.
+    /// Makes a unit of each `count` successive heads. There are `count` times as many heads and CTAs as `self` says.
     #[must_use]
     pub fn co_scheduled(self, count: u32) -> WorkDecomposition<u32> {
         WorkDecomposition { co_scheduled: Some(count), ..self }
@@ -161,6 +170,16 @@ impl WorkDecomposition<u32> {
     pub fn merging(self) -> WorkDecomposition<u32> {
         WorkDecomposition { merges: true, ..self }
     }
+
+    /// These shares of `count` sequences that all have these rows and lengths. The iterations of all sequences must be
+    /// fewer than 2³¹.
+    #[must_use]
+    pub fn equal_sequences(self, count: u32, rows: u32, len: SeqLens<u32>) -> WorkDecomposition<u32> {
+        let units = self.units(rows, len);
+        let space = self.iteration_space(count * units.all(), || [count * units.count, units.iterations]);
+        let iterations = FastDiv::new(units.all().max(1));
+        WorkDecomposition { equal: Some(EqualSequences { space, iterations }), ..self }
+    }
 }
 
 impl<T> WorkDecomposition<T> {
@@ -176,6 +195,7 @@ impl<T> WorkDecomposition<T> {
             split_blocks: self.split_blocks.map(|blocks| blocks.map_named("share_piece", f)),
             reduces_whole: self.reduces_whole,
             merges: self.merges,
+            equal: self.equal.map(|equal| equal.map_named(f)),
         }
     }
 }
@@ -208,6 +228,11 @@ impl<T: Int> WorkDecomposition<T> {
             self.split_blocks.map_or_else(|| self.cut.most(len), |size| self.cut.most_from_pieces(len, size));
         let iterations = (blocks + self.extra).at_least(rows.lit(1));
         WorkUnits { tiles, blocks, iterations, count: tiles * self.heads }
+    }
+
+    /// The iteration space, if all sequences have equally many iterations.
+    pub fn equal(&self) -> Option<EqualSequences<T>> {
+        self.equal
     }
 
     /// The iteration space of units that have `total` iterations. `units` returns the number of units and the
@@ -272,12 +297,16 @@ impl<T: Int> WorkDecomposition<T> {
         let iterations = units.iterations.sub_sat(within).at_most(most);
         let end = (within + iterations).sub_sat(self.extra).at_most(units.blocks);
         let tile = unit.sub_sat(head * units.tiles);
-        let [zero, one] = [0, 1].map(|number| tile.lit(number));
-        let half = tile.shr(one);
-        let from_end = units.tiles.sub_sat(half + one);
-        let alternating = T::select(tile.sub_sat(half + half).eq(zero), half, from_end);
+        let m_block = if self.merges {
+            let [zero, one] = [0, 1].map(|number| tile.lit(number));
+            let half = tile.shr(one);
+            let from_end = units.tiles.sub_sat(half + one);
+            T::select(tile.sub_sat(half + half).eq(zero), half, from_end)
+        } else {
+            tile
+        };
         Split {
-            m_block: if self.merges { alternating } else { tile },
+            m_block,
             head,
             first: within.sub_sat(self.extra).at_most(end),
             end,
@@ -286,7 +315,8 @@ impl<T: Int> WorkDecomposition<T> {
         }
     }
 
-    /// The step of a CTA that merges a split: 4, and 1 more if the unit begins with the split, and 2 more if it ends there.
+    /// The step of a CTA that merges a split: 4, and 1 more if the unit begins with the split, and 2 more if it ends
+    /// there.
     fn step_of_merge(&self, split: &Split<T>) -> T {
         let [zero, one, two, four] = [0, 1, 2, 4].map(|number| split.first.lit(number));
         let begins = T::select(split.first.eq(zero), one, zero);

@@ -168,6 +168,8 @@ pub enum AppendProblemError {
     NewRows,
     #[error("the cache is packed; it is dense or in pages")]
     PackedCache,
+    #[error("the rows of the cache are listed, and rows are appended behind rows in use")]
+    ListedCache,
     #[error("seqused_k must say how many rows of the cache are in use, to which others are appended")]
     Unused,
     #[error("{tensor} has {given} sequences, the cache has {expected}")]
@@ -310,6 +312,9 @@ impl AppendedRows {
         check_sequences(TensorName::KNew, &self.k_new, self.new)?;
         if self.cache.is_packed() {
             return Err(AppendProblemError::PackedCache);
+        }
+        if self.cache.list().is_some() {
+            return Err(AppendProblemError::ListedCache);
         }
         if !self.cache.has_used() {
             return Err(AppendProblemError::Unused);

@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 
 use fa3_types::{
-    Intervals, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName,
-    UnknownFeature,
+    Intervals, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Shape, TensorDesc,
+    TensorName, UnknownFeature,
 };
 use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
@@ -96,8 +96,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         /// P = exp(S) / (exp(sink) + Σ exp(S))        LSE = ln (exp(sink) + Σ exp(S))
         /// ```
         ///
-        /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf has no effect. With a sink of NaN or +inf, O
-        /// and LSE of rows that see a key are NaN.
+        /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf has no effect. With a sink of +inf, O is 0
+        /// and LSE +inf. With a sink of NaN, O and LSE of rows that see a key are NaN.
         ///
         /// ```
         /// # use fa3::ndarray::{Array4, array};

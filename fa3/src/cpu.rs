@@ -56,6 +56,7 @@ pub(crate) const KNOWN: Known = Known::new(
         Feature::E4m3Keys,
         Feature::Packed,
         Feature::Used,
+        Feature::LseForm,
     ],
 );
 
@@ -78,7 +79,7 @@ pub(crate) fn forward<T: Scalar>(
         return Ok(());
     }
     o.fill(T::Output::default());
-    lse.fill(f32::NEG_INFINITY);
+    lse.fill(problem.lse_form().empty());
     let call = Call { problem, unit: ScoreUnit::of(problem), queries: queries.view(), keys: keys.view() };
     let mut strips = strips(&call, o, lse);
     // The longest strips come first, so that no long strip is left for one thread at the end.

@@ -110,6 +110,7 @@
 pub(crate) mod cached;
 mod inputs;
 mod rows;
+pub(crate) mod sparse;
 
 use fa3_quant::RopeTable;
 use fa3_types::{BackwardProblem, CombineProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem};

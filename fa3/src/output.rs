@@ -13,6 +13,7 @@ pub struct Output<T> {
     pub o: Array4<T>,
     /// Natural log-sum-exp of the scores, including the sink, if any, (batch, heads_q, seqlen_q). It is -inf in rows
     /// that see no key and rows outside every sequence. With a sink, rows of a sequence that see no key have the sink.
+    /// [`LseForm`](crate::LseForm) has other forms.
     pub lse: Array3<f32>,
     /// The problem that this output was computed from, if known.
     call: Option<KnownProblem>,

@@ -1,6 +1,6 @@
 //! Options that say how scores are computed.
 
-use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, Sequences, TensorDesc, TensorName};
+use fa3_types::{LseForm, Mask, Problem, ProblemError, ProblemSpec, Sequences, TensorDesc, TensorName};
 use ndarray::ArrayView1;
 
 use crate::Error;
@@ -14,6 +14,7 @@ pub(crate) struct Scores<'a> {
     pub(crate) softmax_scale: Option<f64>,
     pub(crate) softcap: Option<f64>,
     pub(crate) sink: Option<ArrayView1<'a, f32>>,
+    pub(crate) lse: LseForm,
     /// The problem that `for_problem` was given, if any: the call must be this problem.
     pub(crate) problem: Option<Problem>,
 }
@@ -21,7 +22,14 @@ pub(crate) struct Scores<'a> {
 impl<'a> Scores<'a> {
     /// All keys, scaled by default.
     pub(crate) fn new() -> Scores<'a> {
-        Scores { mask: Ok(Mask::None), softmax_scale: None, softcap: None, sink: None, problem: None }
+        Scores {
+            mask: Ok(Mask::None),
+            softmax_scale: None,
+            softcap: None,
+            sink: None,
+            lse: LseForm::default(),
+            problem: None,
+        }
     }
 
     /// The options of `problem`. Intervals are data, which are given apart.
@@ -32,6 +40,7 @@ impl<'a> Scores<'a> {
             softmax_scale: Some(problem.softmax_scale().natural()),
             softcap: problem.softcap().map(|cap| cap.bound()),
             sink: self.sink,
+            lse: problem.lse_form(),
             problem: Some(problem.clone()),
         }
     }
@@ -43,9 +52,10 @@ impl<'a> Scores<'a> {
     /// The mask is invalid, the sinks have a wrong shape, or the call is not the problem that `for_problem` was given.
     pub(crate) fn given_to(&self, spec: ProblemSpec, used: [Option<bool>; 2]) -> Result<ProblemSpec, Error> {
         // No `..` here: how scores are computed must not be forgotten.
-        let Scores { mask, softmax_scale, softcap, sink, problem } = self;
+        let Scores { mask, softmax_scale, softcap, sink, lse, problem } = self;
         let mut spec = spec.mask(mask.clone()?);
         (spec.softmax_scale, spec.softcap, spec.sink) = (*softmax_scale, *softcap, sink.is_some());
+        spec.lse = *lse;
         if let Some(sink) = sink {
             check_input(TensorName::Sink, sink.shape(), &[spec.q.shape.heads])?;
         }
@@ -79,6 +89,10 @@ fn check_problem(problem: &Problem, call: &ProblemSpec, used: [Option<bool>; 2])
     let tensors = [&mut expected.q, &mut expected.k, &mut expected.v, &mut expected.o];
     for x in tensors.into_iter().chain(&mut expected.qv) {
         *x = TensorDesc::contiguous(x.dtype, x.shape);
+    }
+    if let Some(extra) = &mut expected.extra {
+        [extra.k, extra.v] = [extra.k, extra.v].map(|x| TensorDesc::contiguous(x.dtype, x.shape));
+        extra.sequences = call.extra.map_or(extra.sequences, |extra| extra.sequences);
     }
     let [given, expected] = [call.clone(), expected].map(ProblemSpec::validate);
     match (given?, expected?) {
@@ -132,9 +146,15 @@ macro_rules! score_setters {
             self
         }
 
-        /// Takes mask, softmax scale and soft cap from a problem, and checks the call against it: a call that lacks one
-        /// of the problem's properties, such as sinks, or has another one, is refused with [`Error::OtherProblem`]. The
-        /// problem's strides and sequences do not matter.
+        /// Sets the form of LSE. Gradients take the default one.
+        pub fn lse_form(mut self, form: LseForm) -> Self {
+            self.scores.lse = form;
+            self
+        }
+
+        /// Takes mask, softmax scale, soft cap and the form of LSE from a problem, and checks the call against it: a
+        /// call that lacks one of the problem's properties, such as sinks, or has another one, is refused with
+        /// [`Error::OtherProblem`]. The problem's strides and sequences do not matter.
         ///
         /// This is for code that gets problems as plain data: a property that the code does not know is then an error.
         pub fn for_problem(mut self, problem: &Problem) -> Self {

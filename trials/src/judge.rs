@@ -24,7 +24,7 @@ use fa3_quant::{Accumulation, Fp8Attention, Output, QuantError, StandardFp8, rou
 use fa3_ref::law::{ForwardLaw, Satisfied, Violation};
 use fa3_ref::norms::{ErrorNorms, Worst};
 use fa3_ref::{Forward, Precision};
-use fa3_types::Dtype;
+use fa3_types::{Dtype, LseForm};
 use ndarray::{Array3, Array4, ArrayView1, Axis};
 
 use crate::engine::{completed, emulated, fp8_codes};
@@ -42,6 +42,8 @@ pub struct Judge<'a> {
     /// The case without `qv`, because the law applies to the joined problem.
     case: Cow<'a, Case>,
     values: Cow<'a, Values>,
+    /// The form of LSE. The law applies to the default form.
+    form: LseForm,
     law: ForwardLaw,
     /// The law for e4m3 cases.
     fp8: Option<Fp8Law>,
@@ -60,6 +62,7 @@ impl<'a> Judge<'a> {
     /// # Panics
     /// If the shapes of the values differ from the problem's.
     pub fn new(case: &'a Case, values: &'a Values) -> Judge<'a> {
+        let form = case.problem.lse_form();
         let (case, values) = case.joined(values);
         let inputs = values.inputs(&case.problem);
         let precision = Precision::of_output(case.problem.o().dtype);
@@ -85,7 +88,7 @@ impl<'a> Judge<'a> {
             let law = law.with_baseline(&inputs, baseline.view(), precision);
             Fp8Law { law, rmse }
         });
-        Judge { case, values, law, fp8 }
+        Judge { case, values, form, law, fp8 }
     }
 
     /// The oracle's result.
@@ -101,6 +104,7 @@ impl<'a> Judge<'a> {
     /// # Panics
     /// If 8-bit arithmetic is judged on a case that is not e4m3.
     pub fn forward(&self, arithmetic: Arithmetic, x: &Forward<f32>, replay: &str) -> Verdict<2> {
+        let x = &self.in_default_form(x);
         match arithmetic {
             Arithmetic::OfInputs => self.law.check(x, replay),
             Arithmetic::RoundedScores => {
@@ -131,6 +135,30 @@ impl<'a> Judge<'a> {
                 Ok([o, lse])
             }
         }
+    }
+
+    /// The results with LSE in the default form. Where +inf was asked for, -inf becomes NaN.
+    fn in_default_form(&self, x: &Forward<f32>) -> Forward<f32> {
+        let LseForm { without_sink, empty_is_infinite, .. } = self.form;
+        let mut lse = x.lse.mapv(|lse| match (empty_is_infinite, lse) {
+            (true, f32::INFINITY) => f32::NEG_INFINITY,
+            (true, f32::NEG_INFINITY) => f32::NAN,
+            _ => lse / self.form.unit() as f32,
+        });
+        let sinks = self.values.sink.iter().flatten().filter(|_| without_sink);
+        for (head, &sink) in sinks.enumerate() {
+            for index in 0..self.case.problem.batch() {
+                let (batch, first) = self.case.problem.rows_q().start(index);
+                let rows = first..first + self.case.problem.lengths(index).q;
+                let mut of_head = lse.index_axis_mut(Axis(0), batch).index_axis_move(Axis(0), head);
+                of_head.slice_axis_mut(Axis(0), rows.into()).mapv_inplace(|lse| {
+                    let largest = lse.max(sink);
+                    let sum = |x: f32| if x == largest { 1.0 } else { (x - largest).exp() };
+                    largest + if largest.is_finite() { (sum(lse) + sum(sink)).ln() } else { 0.0 }
+                });
+            }
+        }
+        Forward { o: x.o.clone(), lse }
     }
 
     /// The law whose baseline of O is the emulator with row sums that add the rounded P.

@@ -5,8 +5,8 @@ use std::{fmt, mem};
 
 use fa3::problem::hint;
 use fa3_types::{
-    AppendRotary, Dtype, Partials, Positions, RopeStyle, Rotary, SequenceBase, Sequences, Shape, Strides,
-    TensorDesc,
+    AppendRotary, Dtype, ExtraCache, Partials, Positions, RopeStyle, Rotary, SequenceBase, Sequences, Shape,
+    Strides, TensorDesc,
 };
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::intern;
@@ -479,7 +479,10 @@ impl<'a, 'py> Tensors<'a, 'py> {
                 };
                 paged.table_stride(stride)
             }
-            (None, None) => Sequences::dense(k.batch, k.seqlen),
+            (None, None) => {
+                let listed = self.listed("indices", count)?;
+                listed.unwrap_or(Sequences::dense(k.batch, k.seqlen))
+            }
         };
         let of_q = longest_q.map_or(of_q, |rows| of_q.longest(rows));
         let of_k = longest_k.map_or(of_k, |rows| of_k.longest(rows));
@@ -489,6 +492,27 @@ impl<'a, 'py> Tensors<'a, 'py> {
         let dense = Sequences::dense;
         let are_plain = [of_q, of_k] == [dense(q.batch, q.seqlen), dense(k.batch, k.seqlen)];
         Ok((!are_plain).then_some([of_q, of_k]))
+    }
+
+    /// Sequences that list their keys, if they do.
+    fn listed(&mut self, name: &'static str, count: usize) -> PyResult<Option<Sequences>> {
+        let Some(lists) = self.take(name, Access::Slices)? else { return Ok(None) };
+        let fits = lists.rank == 2 && lists.shape[0] == count;
+        lists.check_list(fits, format_args!("({count}, keys): (sequences, keys)"))?;
+        let ([_, keys], [stride, _]) = lists.dims(0)?;
+        // The stride of a single list is meaningless.
+        Ok(Some(Sequences::listed(count, keys).table_stride(if count > 1 { stride as usize } else { keys })))
+    }
+
+    /// The second cache of `count` sequences that list their keys, if it is given.
+    ///
+    /// # Errors
+    /// A tensor is missing, or a list does not fit.
+    pub(crate) fn extra_cache(&mut self, count: usize) -> PyResult<Option<ExtraCache>> {
+        let Some(sequences) = self.listed("extra_indices", count)? else { return Ok(None) };
+        let is_used = self.has_list("extra_seqused_k", count)?;
+        let sequences = if is_used { sequences.used() } else { sequences };
+        Ok(Some(ExtraCache { k: self.input("extra_k")?, v: self.input("extra_v")?, sequences }))
     }
 
     /// The extents and the dtype of the tables of cosines and sines. `None` without tables.

@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
-use fa3_types::{Intervals, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc};
+use fa3_types::{
+    ExtraCache, Intervals, LseForm, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc,
+};
 
 use crate::arguments::{Options, Tensors};
 use crate::call::{At, Call};
@@ -22,6 +24,8 @@ pub(crate) struct Attention {
     pub(crate) o: TensorDesc,
     /// The sequences of Q, and of K and V. `None` if all are dense and all their rows are in use. Lengths are data.
     pub(crate) sequences: Option<[Sequences; 2]>,
+    /// The second cache, if keys are listed in two.
+    pub(crate) extra: Option<ExtraCache>,
     /// The shape of the intervals that say which keys a query sees, if given.
     pub(crate) intervals: Option<[usize; 4]>,
     /// Whether query heads have sinks.
@@ -43,7 +47,8 @@ pub(crate) struct Numbers {
     pub(crate) window: Bounds,
     /// The soft cap; `None` for no cap.
     pub(crate) softcap: Option<Bits>,
-    /// Split-KV: 0 for no splits, -1 for equal shares of the CTAs, or the number of keys of a fixed-size split.
+    /// Split-KV: 0 for no splits, -1 for equal shares of the CTAs, -2 for fixed-size splits whose size the planner
+    /// chooses, or the number of keys of a fixed-size split.
     pub(crate) split_keys: Option<i64>,
     /// The number of SMs that are left to other kernels.
     pub(crate) sm_margin: i64,
@@ -51,6 +56,8 @@ pub(crate) struct Numbers {
     pub(crate) v_transposed: bool,
     /// The number of rows of Q that share a block scale (128 rows of K and V share one); `None` for scales per head.
     pub(crate) block_rows: Option<usize>,
+    /// The form of LSE.
+    pub(crate) lse: LseForm,
     /// Hints of the longest sequences of Q, and of K and V.
     pub(crate) longest: [Option<usize>; 2],
 }
@@ -107,7 +114,7 @@ impl Attention {
         }
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(numbers.softmax_scale), number(numbers.softcap));
-        (spec.qv, spec.sink) = (self.qv, self.sink);
+        (spec.qv, spec.sink, spec.lse, spec.extra) = (self.qv, self.sink, numbers.lse, self.extra);
         if let Some([of_q, of_k]) = self.sequences {
             spec = spec.seqs_q(of_q).seqs_k(of_k);
         }
@@ -151,6 +158,7 @@ impl Attention {
             qv: tensors.optional("qv")?,
             o,
             sequences,
+            extra: tensors.extra_cache(of_o.shape.batch)?,
             intervals: tensors.extents("intervals")?,
             sink: tensors.has("sink")?,
             v_channels: tensors.has("v_mean")?,
@@ -173,6 +181,11 @@ impl Call for Attention {
             sm_margin: options.number("sm_margin")?.unwrap_or(0),
             v_transposed: options.flag("v_transposed")?,
             block_rows: options.number("block_rows")?,
+            lse: LseForm {
+                base_two: options.flag("lse_base_two")?,
+                without_sink: options.flag("lse_without_sink")?,
+                empty_is_infinite: options.flag("lse_empty_is_infinite")?,
+            },
             longest: options.hints()?,
         })
     }

@@ -8,6 +8,7 @@ from caching import Cached
 from packing import Packed, ends, normal
 
 import fa3
+from fa3.flash_mla import flash_mla_with_kvcache
 
 F32, BF16, E4M3, I32 = torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int32
 OF_CODES = "q is torch.float8_e4m3fn, for which attention has no gradients"
@@ -139,6 +140,15 @@ def appended(device, n=3, layout=16, rows=1, rotates=True, **options):
     return given
 
 
+def sparse(device, n=3, rows=2, columns=96, topk=None):
+    """Lists of keys with entries that are no row of the cache."""
+    cache = normal(5, 16, 1, columns, seed=1, device=device)
+    topk = 4 * n if topk is None else topk
+    lists = (torch.arange(n * rows * topk).view(n, rows, topk) * 7 % 90 - 2).to(device, I32)
+    lengths = (torch.arange(n) * 5).to(device, I32)
+    return dict(q=normal(n, rows, 4, columns, device=device), k_cache=cache, indices=lists, topk_length=lengths)
+
+
 def parts(device, n=3, rows=None, dtype=F32):
     """O and LSE of several parts of the keys. Some rows see no key of a part."""
     rows = (2, 5 * n, 3) if rows is None else rows
@@ -209,6 +219,12 @@ def appending(make):
     return over_cache(make, **APPEND)
 
 
+def over_lists(make):
+    options = dict(block_table=None, cache_seqlens=None, head_dim_v=64, softmax_scale=0.5)
+    refusal = refused("q, a cache or attn_sink", "attention over a cache has")
+    return Operation(flash_mla_with_kvcache, make, options, **refusal)
+
+
 def combining(make, options={}):
     return Operation(fa3.flash_attn_combine, make, options, **refused("out_partial or lse_partial", "a merge has"))
 
@@ -246,6 +262,7 @@ OPERATIONS = {
     "cache packed": over_cache(lambda device, n=3: cached(device, n, rows=[]) | dict(max_seqlen_q=None)),
     "cache of one length": over_cache(of_one_length),
     "cache latent": over_cache(with_qv(cached, **LATENT)),
+    "cache sparse": over_lists(sparse),
     "append": appending(appended),
     "append packed": appending(lambda device, n=3: appended(device, n, rows=[]) | dict(max_seqlen_q=None)),
     "combine": combining(parts, dict(out_dtype=torch.float16)),
@@ -269,6 +286,8 @@ EDGES = {
     "cache, entries": over_cache(lambda device, n=3: cached(device, n, layout="seqused")),
     "cache, padded": over_cache(lambda device, n=3: cached(device, n, layout="padded")),
     "cache, all": over_cache(lambda device, n=3: cached(device, n, layout="16 padded indexed", rows=[])),
+    "cache sparse, latent columns": over_lists(lambda device, n=3: sparse(device, n, columns=64)),
+    "cache sparse, no entries": over_lists(lambda device, n=3: sparse(device, n, topk=0)),
     "append, entries": appending(lambda device, n=3: appended(device, n, layout="seqused", rotates=False)),
     "combine, packed": combining(lambda device, n=3: parts(device, n, rows=(7, 3), dtype=BF16)),
     "combine, no rows": combining(lambda device, n=3: parts(device, n, rows=(2, 0, 3))),

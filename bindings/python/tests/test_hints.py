@@ -164,7 +164,10 @@ def test_fake_tensors_on_a_gpu_too():
 
 def test_metadata_of_flash_mla_can_be_copied():
     lengths = torch.tensor([3, 4], dtype=I32)
-    for given, batch in (((lengths, 128, 1), 2), ((), 0)):
-        metadata, splits = flash_mla.get_mla_metadata(*given)
-        assert (metadata.shape, splits.shape) == ((1, 8), (batch + 1,))
+    for given, named in (((lengths, 128, 1), {}), ((), dict(cache_seqlens=lengths, num_heads_k=1))):
+        metadata, splits = flash_mla.get_mla_metadata(*given, **named)
+        assert (metadata.shape, splits.shape) == ((0, 8), (3,))
         assert metadata.dtype == splits.dtype == I32
+        torch.ones(132, 8, dtype=I32)[: metadata.shape[0]].copy_(metadata)
+    metadata, splits = flash_mla.get_mla_metadata()
+    assert isinstance(metadata, flash_mla.FlashMLASchedMeta) and splits is None

@@ -121,7 +121,7 @@ def test_functions_of_batch_and_head(device):
     for mask_mod, shape in [
         (lambda b, h, q, k: k < of_batch[b], (2, 1, 6, 2)),
         (lambda b, h, q, k: k < of_head[h], (1, 3, 6, 2)),
-        # This function reads the batch index, but its mask is the same for all.
+        # This function reads the batch index, but its mask is the same for all entries.
         (lambda b, h, q, k: k < equal[b], (1, 1, 6, 2)),
         (lambda b, h, q, k: (k < 1) | (k > q), (1, 1, 6, 4)),
         (lambda b, h, q, k: b.new_ones((), dtype=torch.bool), (1, 1, 6, 2)),

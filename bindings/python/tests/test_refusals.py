@@ -49,7 +49,7 @@ def varlen_backward(**tensors):
     return torch.ops.fa3.varlen_backward(*(tensors[name] for name in names), 9, None, None, -1, -1, 0, 0.0, 0)
 
 
-# Good calls by the names of their tables: (function, arguments).
+# Calls that succeed: (function, arguments). REFUSED has bad variants of each call, under the call's name.
 GOOD = dict(
     attention=(fa3.flash_attn_func, dict(q=X, k=X, v=X)),
     codes=(fa3.flash_attn_func, CODES),
@@ -318,8 +318,8 @@ REFUSED = dict(
         ("qkv is (8, 7, 64), expected (total, 4 + 2 * heads_kv, head_dim) with num_heads_q 4", dict(qkv=shape(8, 7, 64), num_heads_q=4)),
     ],
     mla=[
-        ("NotImplementedError: is_fp8_kvcache is not supported yet", dict(is_fp8_kvcache=True)),
-        ("NotImplementedError: indices is not supported yet", dict(indices=floats(1))),
+        ("NotImplementedError: is_fp8_kvcache without indices is not supported yet", dict(is_fp8_kvcache=True)),
+        ("indices is torch.float32 (1,), expected torch.int32 (2, 1, topk)", dict(indices=floats(1))),
         *((f"head_dim_v is {columns}, expected 1 to 575: a part of q's columns", dict(head_dim_v=columns)) for columns in (0, 576)),
         ("TypeError: head_dim_v is 1.5, expected an integer", dict(head_dim_v=1.5)),
         ("k_cache has 3 dimensions, expected 4: (batch or pages, rows, heads, head_dim)", dict(k_cache=shape(5, 64, 576))),

@@ -101,7 +101,9 @@ class Models:
         assert implementations == ["eager", NAME, "eager"]
 
     def check(self, compute, given=None, rows=slice(None)):
-        """Compares what `compute` returns for our model and for the eager one, for which `given` may replace it."""
+        """Compares what `compute` returns for our model and for the eager model. If `given` is passed, it returns the
+        eager model's results instead.
+        """
         right = [x.float()[rows] for x in (given or compute)(self.right)]
         ours = [x.float()[rows] for x in compute(self.ours)]
         rounded = right if self.rounded is None else [x.float()[rows] for x in (given or compute)(self.rounded)]
@@ -508,6 +510,14 @@ def test_masks_that_flash_attention_has_not_are_refused():
                 mask(make_mask, **of_blocks)
     with pytest.raises(NotImplementedError, match="^a mask of test_masks.*lambda> is not supported"):
         mask(and_mask_function=lambda batch, head, query, key: key < 3)
+    chunks = lambda width: dict(and_mask_function=masking_utils.chunked_overlay(width, torch.zeros(2, dtype=torch.int64)))
+    window = dict(and_mask_function=masking_utils.sliding_window_overlay(7))
+    assert mask(**chunks(20)) is None
+    for make_mask in (masking_utils.create_causal_mask, masking_utils.create_sliding_window_causal_mask):
+        with pytest.raises(NotImplementedError, match="^a mask of chunked_overlay with 19 keys is not supported by fa3"):
+            mask(make_mask, **chunks(19))
+        with pytest.raises(NotImplementedError, match="^a mask of sliding_window_overlay with 7 keys is not supported"):
+            mask(make_mask, **window)
 
 
 def test_functions_are_our_own():

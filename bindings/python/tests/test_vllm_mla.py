@@ -75,11 +75,11 @@ def layer(kind, dims=DIMS[0], heads=16, topk_indices_buffer=None, **options):
 class Latent:
     """Packed rows of Q, and a cache of latent vectors in pages. Rows that no sequence uses have garbage."""
 
-    def __init__(self, device, dims=DIMS[0], dtype=BF16, heads=16, rows=ROWS, keys=KEYS):
+    def __init__(self, device, dims=DIMS[0], dtype=BF16, heads=16, rows=ROWS, keys=KEYS, of=None):
         self.dims, self.rows, self.keys = dims, rows, keys
         columns = sum(dims)
         self.q = normal(sum(rows), heads, columns, dtype=dtype, seed=1, device=device)
-        self.k = [normal(n, 1, columns, dtype=dtype, seed=10 + i, device=device) for i, n in enumerate(keys)]
+        self.k = of or [normal(n, 1, columns, dtype=dtype, seed=10 + i, device=device) for i, n in enumerate(keys)]
         pages = [-(-n // PAGE) for n in keys]
         numbers = torch.randperm(sum(pages) + 2, generator=torch.Generator().manual_seed(0)).tolist()
         # Between the pages lie rows of other layers.
@@ -128,6 +128,30 @@ def test_decoding(classes, device, dims, dtype):
     whole, lse = impl.forward_mqa(batch.q, batch.cache, metadata, None)
     assert torch.equal(whole, o)
     batch.check(whole, lse)
+
+
+def test_ranks_of_decode_context_parallelism_share_the_keys(classes, device):
+    """Each rank has every second key, or none, of sequences with one new row. LSE of both ranks combines their O."""
+    whole = Latent(device, rows=[1] * 4, keys=KEYS)
+    parts, impl = [], layer(classes.Fa3MLAImpl)
+    impl.need_to_return_lse_for_decode = True
+    for rank in range(2):
+        shard = Latent(device, rows=[1] * 4, keys=[len(k[rank::2]) for k in whole.k], of=[k[rank::2] for k in whole.k])
+        metadata = shard.metadata(classes)
+        metadata.decode.dcp_tot_seq_lens = whole.lengths
+        parts.append(impl.forward_mqa(whole.q, shard.cache, metadata, None))
+    lse = torch.logaddexp(*(lse.double() for _, lse in parts))
+    o = sum(part.double() * (of - lse).exp().nan_to_num()[..., None] for part, of in parts)
+    whole.check(o.to(BF16), lse.float())
+    metadata.decode.max_query_len = 2
+    with pytest.raises(NotImplementedError, match="^2 new rows of a sequence are not supported with decode context"):
+        impl.forward_mqa(whole.q, shard.cache, metadata, None)
+
+
+@pytest.mark.parametrize("ranks, graphs", [(1, "UNIFORM_BATCH"), (2, "UNIFORM_SINGLE_TOKEN_DECODE")])
+def test_graphs_with_decode_context_parallelism_are_of_single_rows(classes, ranks, graphs):
+    config = SimpleNamespace(parallel_config=SimpleNamespace(decode_context_parallel_size=ranks))
+    assert classes.Fa3MLAMetadataBuilder.get_cudagraph_support(config, None).name == graphs
 
 
 @pytest.mark.parametrize("invariant", [False, True])
@@ -191,6 +215,52 @@ def test_prompts_in_parts(classes, device, dims, given):
         judge(o[None, new].to(BF16), lse[None, :, new].float(), q[None, new], k, v, causal=True, softmax_scale=0.1)
 
 
+@pytest.mark.skipif(not HAS_VLLM or torch.cuda.is_available(), reason="skipped: it needs vllm, without its kernels")
+def test_vllms_layer_combines_the_parts_of_prompts(classes):
+    """vLLM cuts the tokens before the new ones into parts of at most 32 rows, also of one sequence. Its kernel that
+    gathers them from the cache has a stand-in here.
+    """
+    common = importlib.import_module("vllm.model_executor.layers.attention.mla_attention")
+    rows, context, heads = [5, 7, 3], [70, 0, 33], 2
+    batch = Latent("cpu", heads=heads, rows=rows, keys=[n + m for n, m in zip(rows, context)])
+    weight = normal(heads * 256, 512, seed=5) * 512**-0.5
+
+    class Projection:
+        params_dtype = BF16
+
+        def __call__(self, x):
+            return (x @ weight.T,)
+
+    impl = layer(classes.Fa3MLAImpl, heads=heads, kv_b_proj=Projection())
+    prefill = classes.Fa3MLAPrefill(heads, 0.1, 512, 128, 64, 128, SimpleNamespace())
+    parts = common.build_mla_chunked_context_metadata(
+        context_lens_cpu=torch.tensor(context, dtype=I32),
+        prefill_query_start_loc_cpu=batch.ends,
+        chunked_prefill_workspace=torch.empty(32, 576, dtype=BF16),
+        chunked_prefill_workspace_size=32,
+        block_size=PAGE,
+        align_chunk_to_block=True,
+        device=torch.device("cpu"),
+        dcp_world_size=1,
+        dcp_local_block_size=1,
+        dcp_virtual_block_size=1,
+    )
+    assert len(parts.chunks) > 3 and any(chunk.is_continuation for chunk in parts.chunks)
+    lists = batch.table, batch.ends, max(rows), parts
+    metadata = common.MLACommonPrefillMetadata(*lists, q_data_type=BF16, prefill_backend=prefill)
+    prefill.prepare_metadata(metadata)
+    q = normal(sum(rows), heads, 192, seed=6)
+    output = torch.full((sum(rows), heads * 128), torch.nan, dtype=BF16)
+    new = torch.cat([k[-n:] for n, k in zip(rows, batch.k)])
+    latent, rotated, cache = new[:, 0, :512], new[..., 512:], batch.cache.contiguous()
+    impl.forward_mha(q, latent, rotated, cache, SimpleNamespace(prefill=metadata), torch.ones(()), output)
+    for start, n, own in zip(batch.ends.tolist(), rows, batch.k):
+        k, v = (own[:, 0, :512] @ weight.T).view(1, len(own), heads, 256).split(128, dim=-1)
+        k = torch.cat([k, own[None, ..., 512:].expand(-1, -1, heads, -1)], -1)
+        o = output.view(1, -1, heads, 128)[:, start : start + n]
+        judge_o(o, None, q[None, start : start + n], k, v, causal=True, softmax_scale=0.1)
+
+
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_lists_of_rows(classes, device, dims):
     """Each token sees the rows in its list, in any order, and no entry behind the list's end."""
@@ -226,6 +296,8 @@ def test_what_is_not_supported_is_refused(classes, kind):
             layer(kind, **option)
     with pytest.raises(NotImplementedError, match="^latent attention of type encoder is not supported"):
         layer(kind, attn_type="encoder")
+    with pytest.raises(NotImplementedError, match="^a cache of fp8 is not supported in latent attention$"):
+        layer(kind, kv_cache_dtype="fp8")
     prefill = classes.Fa3MLAPrefill(2, 0.1, 512, 128, 64, 128, None)
     x = torch.zeros(1, 2, 192)
     with pytest.raises(NotImplementedError, match="^quantization of O in the kernel is not supported$"):
@@ -328,5 +400,5 @@ def test_vllm_takes_the_backends(classes, sparse):
     assert not reasons() and not reasons(320) and not reasons(kv="bfloat16")
     assert reasons(major=10) == ["compute capability not supported"]
     assert reasons(kv="fp8") == ["kv_cache_dtype not supported"]
-    assert reasons(use_dcp=True) == ["DCP not supported"]
+    assert reasons(use_dcp=True) == (["DCP not supported"] if sparse else [])
     assert reasons(use_batch_invariant=True) == ["batch invariance not supported"]

@@ -117,8 +117,8 @@ impl Layout {
         self.swap(tensor)
     }
 
-    /// Swaps rows and heads if this layout has heads before rows; a second swap undoes the first. Fuses the columns of
-    /// a result.
+    /// Swaps rows and heads if this layout has heads before rows; a second swap undoes the first. In the layout
+    /// `Fused`, which only results have, makes one dimension of heads and head_dim.
     fn swap(self, tensor: Tensor) -> Tensor {
         match self {
             Layout::Bshd | Layout::Shd => tensor,

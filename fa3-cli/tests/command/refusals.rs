@@ -279,7 +279,7 @@ fn outputs_that_cannot_be() {
     untouched(&folder);
 }
 
-/// /dev/stdout may be a file by redirection, to which other programs write as well.
+/// By redirection, /dev/stdout may be a file to which other programs write as well.
 #[cfg(unix)]
 #[test]
 fn stdout_is_not_replaced() {

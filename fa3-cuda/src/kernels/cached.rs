@@ -9,7 +9,7 @@ use super::{Spec, append, fwd};
 /// Buffers that the append writes and the attention reads, by their names in the two programs.
 const PASSED: [(&str, &str); 2] = [("q_rotated", "q"), ("seqused_after", "seqused_k")];
 
-/// Lowers a plan to its program. The caller's buffers are those of the attention: `k` and `v` are written in part, and
+/// Lowers a plan to its program. The caller gives the buffers of the attention: `k` and `v` are written in part, and
 /// `q` and `seqused_k` hold the state before the append. `k_new`, `v_new`, `cu_seqlens_k_new`, `rotary_cos`,
 /// `rotary_sin` and `rotary_seqlens` are added if the append has them.
 pub fn program(plan: &Plan) -> Program<Spec> {

@@ -64,7 +64,7 @@ impl<'k> TableWriter<'k> {
     #[track_caller]
     fn write(&self) {
         let (b, count) = (self.builder, self.params.count);
-        // This load is issued before those of the sequences, so that it overlaps them.
+        // This load is issued before the loads of the sequences, so that it overlaps them.
         let end = self.params.side_q().end(b, count);
         let blocks = b.var("blocks", 0);
         b.for_each((0, count), self.threads, |first| blocks.set(self.chunk(first, blocks.get())));

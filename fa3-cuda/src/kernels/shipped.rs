@@ -7,6 +7,7 @@ mod append;
 mod backward;
 mod combine;
 mod forward;
+mod lists;
 mod packed;
 mod quantize;
 

@@ -39,6 +39,8 @@ fn shared_memory_is_what_the_kernels_declare() {
                     mask: Mask::Causal,
                     softcap: false,
                     sink: false,
+                    lse_without_sink: false,
+                    stored_lse: false,
                     order,
                     scheduler,
                     cluster: 1,

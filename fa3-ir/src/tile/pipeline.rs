@@ -19,7 +19,7 @@ use crate::lang::{Arg, B32, Builder, Pred, Tile, TileShape, V};
 use crate::watch::{DutyId, PipelineId};
 use crate::{Fault, FenceInst, Region, SharedAddr, Source};
 
-pub use cp_async::{CpAsyncPipeline, CpAsyncProducer, FenceWarp};
+pub use cp_async::{CpAsyncFence, CpAsyncPipeline, CpAsyncProducer};
 use cursor::Cursor;
 pub use empty::EmptyStage;
 pub use handoff::StageHandoff;
@@ -37,6 +37,8 @@ pub struct Pipeline<'k, const N: usize> {
     full: Region,
     empty: Region,
     tiles: [(Region, TileShape); N],
+    /// Warps that empty a stage.
+    consumers: u32,
     /// Number of CTAs that fill each other's stages.
     cluster: u32,
     watched: PipelineId,
@@ -94,8 +96,8 @@ impl Builder {
             let what = "stages of a pipeline";
             self.fault(Fault::Limit { what, given: 0, min: 1, max: u32::MAX, multiple: 1 });
         }
-        let full = self.mbarriers(&format!("{name} full"), stages, producers);
-        let empty = self.mbarriers(&format!("{name} empty"), stages, consumers.saturating_mul(cluster));
+        let [full, empty] =
+            self.barriers_of_stages(name, stages, [producers, consumers.saturating_mul(cluster)]);
         let _one = self.as_one();
         let tiles = tiles.map(|(tile, shape)| (self.tiles(tile, stages, shape), shape));
         let watched = self.watch().pipeline(name.to_owned(), consumers);
@@ -107,9 +109,17 @@ impl Builder {
             full,
             empty,
             tiles,
+            consumers,
             cluster,
             watched,
         }
+    }
+
+    /// The mbarriers of full stages and of empty stages, with these numbers of arrivals.
+    fn barriers_of_stages(&self, name: &str, stages: u32, arrivals: [u32; 2]) -> [Region; 2] {
+        let [full, empty] = arrivals;
+        [("full", full), ("empty", empty)]
+            .map(|(what, arrivals)| self.mbarriers(&format!("{name} {what}"), stages, arrivals))
     }
 }
 
@@ -125,6 +135,16 @@ impl<'k, const N: usize> Pipeline<'k, N> {
     #[track_caller]
     pub fn producer_by(&self, rounds: Rounds<'k>) -> Producer<'k, N> {
         Producer { cursor: Cursor::by(self, rounds, 1) }
+    }
+
+    /// A pipeline over the same tiles with mbarriers of its own. One of the two passes on a part of each tile, the
+    /// other one another part, and each stage has whole tiles: a consumer that reads both parts holds a stage of both.
+    #[track_caller]
+    pub fn of_same_tiles(&self, name: &str) -> Pipeline<'k, N> {
+        let b = self.builder;
+        let [full, empty] = b.barriers_of_stages(name, self.stages, [1, self.consumers]);
+        let watched = b.watch().pipeline(name.to_owned(), self.consumers);
+        Pipeline { name: name.to_owned(), full, empty, watched, ..self.clone() }
     }
 
     /// The tiles of stage `index`, for data that stays there whatever else the stage holds. Nothing that fills a stage

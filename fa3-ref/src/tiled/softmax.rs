@@ -6,6 +6,7 @@ use fa3_types::{Problem, softcap};
 use ndarray::{Array1, Array2, Axis};
 
 use crate::output::HeadForward;
+use crate::sink::exp_from;
 
 /// The unit of scores. One unit is `log2` in the exponent of 2, so that P = exp2(s · log2 − m · log2).
 ///
@@ -93,7 +94,7 @@ impl OnlineSoftmax {
             let m = f64::from(self.m[i]) * f64::from(self.unit.log2) * LN_2;
             let largest = m.max(sink);
             let shrink = (m - largest).exp();
-            let l = shrink * f64::from(self.l[i]) + (sink - largest).exp();
+            let l = shrink * f64::from(self.l[i]) + exp_from(sink, largest);
             row.mapv_inplace(|o| (f64::from(o) * shrink / l) as f32);
             lse[i] = (largest + l.ln()) as f32;
         }

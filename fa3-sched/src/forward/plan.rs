@@ -200,7 +200,9 @@ impl Plan {
             PlanKind::Dense(_) | PlanKind::Varlen(_) => 1,
             PlanKind::SplitKv(split_kv) => split_kv.per_sm(),
         };
-        self.tile.registers_of(per_sm, self.pages.is_some_and(|pages| pages.is_gathered()))
+        let gathers =
+            self.pages.is_some_and(|pages| pages.is_gathered()) || self.problem.seqs_k().list().is_some();
+        self.tile.registers_of(per_sm, gathers)
     }
 }
 

@@ -145,6 +145,28 @@ proptest! {
         prop_assert_eq!((space.least.0 > 0, space.total.0), (is_whole, u64::from(units * iterations)));
     }
 
+    /// Equal sequences have the iteration space of any sequences of these lengths, and divisions find them.
+    #[test]
+    fn equal_sequences_are_found_by_division(
+        count in 1_u32..9, (rows, k) in (0_u32..40, 0_u32..900), heads in 1_u32..4, ctas in 1_u32..40,
+        extra in 0_u32..2, cost in prop_oneof![Just(None), (0_u32..9).prop_map(Some)],
+        size in prop_oneof![Just(None), (1_u32..12).prop_map(Some)],
+    ) {
+        let shares = WorkDecomposition::new(heads, ctas, extra, Cut::new(16, 32, Mask::None));
+        let shares = cost.map_or(shares, |cost| shares.or_whole_units(cost));
+        let shares = size.map_or(shares, |size| shares.fixed_size(size));
+        let equal = checked(shares.equal_sequences(count, rows, SeqLens { q: rows, k })).equal().unwrap();
+        let shares = checked(shares);
+        let units = units_of(&shares, &vec![(rows, k); count as usize]);
+        let of_any = space(&shares, &units);
+        prop_assert_eq!(equal.space, of_any);
+        let all = units.first().map_or(0, |units| units.all().0);
+        for place in (0..ctas).map(|cta| u64::from(cta) * of_any.share.0).chain([of_any.total.0]) {
+            let sequence = place.min(of_any.total.0).checked_div(all).unwrap_or(0);
+            prop_assert_eq!(equal.sequence(Checked(place)), [sequence, sequence * all].map(Checked));
+        }
+    }
+
     /// One CTA computes each fixed-size split of each work tile: the CTA in whose share the split begins. The
     /// splits depend neither on other sequences nor on the number of CTAs. Each has the tile's blocks of one piece
     /// of the sequence.

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use fa3_types::{
-    CachedProblem, CachedSpec, Dtype, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Shape,
+    CachedProblem, CachedSpec, Dtype, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Shape,
     TensorDesc, TensorName, UnknownFeature,
 };
 use ndarray::{Array3, Array4, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};

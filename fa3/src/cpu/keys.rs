@@ -102,6 +102,31 @@ impl<T: Scalar> KeyTensor for ArrayView4<'_, T> {
     }
 }
 
+/// Listed rows of K or of V of one or two caches. Rows are numbered through both, so that an entry of [`Pages`] is a
+/// row.
+pub(crate) struct ListedRows<'a, T>(pub(crate) [Option<ArrayView4<'a, T>>; 2]);
+
+impl<T: Scalar> KeyTensor for ListedRows<'_, T> {
+    fn columns(&self) -> usize {
+        self.0[0].as_ref().map_or(0, |cache| cache.len_of(Axis(3)))
+    }
+
+    fn reader<'b>(&'b self, (listed, _): (&'b [usize], usize), head: usize) -> Reader<'b> {
+        let caches: Vec<_> = self.0.iter().flatten().map(|cache| cache.index_axis(Axis(2), head)).collect();
+        Box::new(move |row, to| {
+            let mut at = listed[row];
+            for cache in &caches {
+                let (pages, rows, _) = cache.dim();
+                if at < pages * rows {
+                    let page = cache.index_axis(Axis(0), at / rows);
+                    return widen(page.index_axis(Axis(0), at % rows), to);
+                }
+                at -= pages * rows;
+            }
+        })
+    }
+}
+
 /// Rows of one head of one sequence of K or V.
 pub(super) struct KeyRows<'a> {
     columns: usize,

@@ -65,7 +65,7 @@ impl<T: Scalar> Strip<'_, T> {
         let heads = self.o.len_of(Axis(1));
         for (tile, seen) in tiles.iter().zip(seen.unwrap_or_default()) {
             let sink = |row: usize| self.call.queries.sink(self.first_head + row % heads);
-            let (o, lse) = seen.finish(self.call.unit, sink);
+            let (o, lse) = seen.finish(self.call.unit, sink, self.call.problem.lse_form());
             let columns = o.len() / lse.len();
             for (row, (o, lse)) in o.chunks_exact(columns).zip(lse).enumerate() {
                 let (position, head) = (tile.first - self.first + row / heads, row % heads);

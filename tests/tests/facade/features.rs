@@ -11,8 +11,8 @@ use fa3_ref::{InputError, Inputs};
 use fa3_sched::forward::{PlanKind, PlanOptions, SplitKeys};
 use fa3_sched::{DeviceLimits, backward, forward, fp8};
 use fa3_types::{
-    BackwardSpec, Dtype, Feature, Fp8Spec, Intervals, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows,
-    Sequences, Shape, TensorDesc,
+    BackwardSpec, Dtype, ExtraCache, Feature, Fp8Spec, Intervals, KnownProblem, LseForm, Mask, Problem,
+    ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
 };
 use ndarray::{Array1, Array4, ArrayView4};
 
@@ -84,6 +84,7 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
         }
         Feature::SoftCap => spec.softcap(30.0),
         Feature::Sinks => spec.sink(),
+        Feature::LseForm => spec.lse_form(LseForm { base_two: true, ..LseForm::default() }),
         Feature::Qv => {
             let qv = spec.o;
             spec.qv(qv)
@@ -104,6 +105,11 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
         Feature::Pages => spec.seqs_k(Sequences::paged(count, 1).used()),
         Feature::Index => spec.seqs_k(Sequences::indexed(count, [3, 1]).used()),
         Feature::Leftpad => spec.seqs_k(Sequences::paged(count, 1).used().left_padded()),
+        Feature::Lists => spec.seqs_k(Sequences::listed(count, 100)),
+        Feature::Extra => {
+            let extra = ExtraCache { k: spec.k, v: spec.v, sequences: Sequences::listed(count, 100) };
+            spec.seqs_k(Sequences::listed(count, 100)).extra(extra)
+        }
         other => panic!("there is no problem with {other} here"),
     };
     let problem = spec.clone().validate()?;
@@ -211,7 +217,7 @@ fn a_call_is_the_problem_that_it_was_made_for() {
     for &feature in Feature::ALL {
         let problem = with(feature, dense()).unwrap().validate().unwrap();
         let call = Attention::new(&x, &x, &x).for_problem(&problem);
-        let taken = [Feature::Window, Feature::Chunks, Feature::SoftCap].contains(&feature);
+        let taken = [Feature::Window, Feature::Chunks, Feature::SoftCap, Feature::LseForm].contains(&feature);
         assert_eq!(call.problem().is_ok(), taken, "{feature}");
         assert_eq!(is_other(call.problem()), !taken, "{feature}");
         // A property that the call has and the problem has not is refused as well.

@@ -126,27 +126,31 @@ fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<
     let step = 32 / precision.bytes();
     let (columns, of_k) = (spec.tile.columns(), (head_dim / PANEL).div_ceil(2) * PANEL);
     let half = columns / PANEL / 2 * PANEL;
-    // If rows are gathered, the second half of V has one pipeline.
+    // If rows are gathered, the second half of V has two parts of rows, not of columns.
     let has_two = qv && spec.gathered_cols.is_none();
-    let parts = if has_two { vec![columns - half, half] } else { vec![columns] };
+    let parts = match spec.first_rows_of_second_half() {
+        Some(first) => vec![(first, columns), (tile_n - first, columns)],
+        None if has_two => vec![(tile_n, columns - half), (tile_n, half)],
+        None => vec![(tile_n, columns)],
+    };
     let is_second = products.len() == parts.len();
     let (sums, scores) = products.split_at(if is_second { parts.len() } else { products.len().min(1) });
     // The first warpgroup waits for PV, for the last panel, for the product before that panel, and for the first
     // columns of K.
     let (of_v, depths, expected) = match (is_second, qv) {
         (true, _) => (parts, vec![], sums.len()),
-        (false, false) => (vec![columns], vec![of_k, head_dim - of_k - PANEL, PANEL], 4),
+        (false, false) => (vec![(tile_n, columns)], vec![of_k, head_dim - of_k - PANEL, PANEL], 4),
         (false, true) if has_two => {
-            (vec![columns], vec![head_dim, columns, columns - half, half - PANEL, PANEL], 3)
+            (vec![(tile_n, columns)], vec![head_dim, columns, columns - half, half - PANEL, PANEL], 3)
         }
-        (false, true) => (vec![columns], vec![head_dim, columns, columns - PANEL, PANEL], 3),
+        (false, true) => (vec![(tile_n, columns)], vec![head_dim, columns, columns - PANEL, PANEL], 3),
     };
     let mut faults = Vec::new();
     if (sums.len(), scores.len()) != (of_v.len(), depths.len()) {
         faults.push(Fault::Products { found: products.len() });
     }
-    for (product, columns) in sums.iter().zip(of_v) {
-        faults.extend(of_product("P V", product, (tile_n, step), columns));
+    for (product, (keys, columns)) in sums.iter().zip(of_v) {
+        faults.extend(of_product("P V", product, (keys, step), columns));
     }
     for (product, depth) in scores.iter().zip(depths) {
         faults.extend(of_product("Q K^T", product, (depth, step), tile_n));
@@ -226,6 +230,8 @@ mod tests {
             mask: Mask::None,
             softcap: false,
             sink: false,
+            lse_without_sink: false,
+            stored_lse: false,
             order: Order::Linear,
             scheduler: Scheduler::StaticPersistent,
             cluster: 1,

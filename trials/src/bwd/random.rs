@@ -78,7 +78,7 @@ impl BwdCase {
         random_case(seed, &mut rng, problem, of_gradients, Poison::None, &of_kernels)
     }
 
-    /// A random varlen problem: packed sequences, or dense sequences with seqused. `seed` is used as in [`random`].
+    /// A random varlen problem: packed sequences, or dense sequences with seqused. `seed` is used as in `random`.
     ///
     /// # Panics
     /// If the planner refuses the problem.

@@ -8,7 +8,7 @@ use fa3_ir::{Buffer, Kernel, Program};
 use fa3_ref::Forward;
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_types::{
-    Dtype, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
+    Dtype, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
 };
 use ndarray::{Array4, Axis};
 
@@ -109,6 +109,8 @@ pub struct Case {
     pub softcap: Option<f64>,
     /// Whether heads have sinks.
     pub sink: bool,
+    /// The form of LSE.
+    pub lse: LseForm,
     /// Memory layout. With `qv` and a contiguous layout, a row of K and a row of V are parts of one row in memory.
     pub layout: Layout,
     /// Distribution of the inputs.
@@ -415,7 +417,7 @@ impl Case {
         let spec = if self.e4m3_keys { spec.e4m3_keys() } else { spec };
         let spec = if self.qv { with_qv(spec) } else { spec };
         let mut spec = self.layout.of(spec).mask(self.mask);
-        (spec.softcap, spec.sink) = (self.softcap, self.sink);
+        (spec.softcap, spec.sink, spec.lse) = (self.softcap, self.sink, self.lse);
         if self.qv && self.layout == Layout::Contiguous {
             // K and V are parts of one row in memory.
             let row = Shape { head_dim: self.columns.0 + self.columns.1, ..kv };

@@ -14,7 +14,8 @@ const BOXES: &[&str] = &["parts/pages.rs", "fwd/producer.rs"];
 const ROWS: &[&str] = &["parts/pages.rs", "parts/gather.rs"];
 
 /// Files that choose a CTA's splits, the place of each split's results, and the results that the reduction reads.
-const PARTS: &[&str] = &["sched/src/shares.rs", "parts/shares.rs", "fwd/epilogue.rs", "fwd/combine.rs"];
+const PARTS: &[&str] =
+    &["sched/src/work_decomposition.rs", "parts/shares.rs", "fwd/epilogue.rs", "fwd/combine.rs"];
 
 /// Equivalent mutants of attention kernels, with the reasons.
 const ATTENTION: &[Equivalent] = &[("wgmma.fence", 1, QK_FENCE), ("comparison: the opposite", 2, SAME_LSE)];
@@ -35,12 +36,29 @@ const COPIED: &[Equivalent] = &[
     ),
 ];
 
-/// Further equivalent mutants of the kernel that copies pages row by row.
-const GATHERED: &[Equivalent] = &[(
-    "full wait: after the first read",
-    1,
-    "V of a block is passed on before K of the next one, which was waited for",
-)];
+/// Further equivalent mutants of the kernel that copies row by row.
+const GATHERED: &[Equivalent] = &[
+    (
+        "full wait: after the first read",
+        1,
+        "V of a block is passed on before K of the next one, which was waited for",
+    ),
+    (
+        "fence.proxy.async: deleted",
+        1,
+        "a work tile's V, but for the last block's, is read after K of the next block, which has a fence behind it",
+    ),
+    (
+        "wgmma.wait_group: after what it protects",
+        1,
+        "the warps that load K again load V before, whose stage is given back after products behind K's",
+    ),
+    (
+        "empty wait: parity not toggled",
+        2,
+        "a CTA's last blocks of K and V are waited for, and none after them",
+    ),
+];
 
 /// Equivalent mutants of the reduction kernel.
 const MERGED: &[Equivalent] = &[("comparison: the opposite", 1, SAME_LSE)];

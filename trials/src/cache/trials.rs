@@ -4,7 +4,7 @@ use fa3_sched::forward::SplitKeys;
 use fa3_types::{Dtype, Mask};
 
 use super::{Case, Keys, Pages, Queries};
-use crate::fwd::Layout;
+use crate::fwd::{LSE_FORMS, Layout};
 use crate::values::Rng;
 use crate::{Dist, Levels, Trial, chunks, covering_cases};
 
@@ -157,6 +157,7 @@ fn of_options(levels: &mut Levels) -> Case {
         dtype: levels.pick(&DTYPES),
         softcap: levels.pick(&SOFTCAPS),
         sink: levels.pick(&SINKS),
+        lse: levels.pick(&LSE_FORMS),
         layout: levels.pick(&LAYOUTS),
         dist: levels.pick(&DISTS),
         ..SMALL
@@ -179,6 +180,7 @@ pub const fn paged(columns: (usize, usize)) -> Case {
         mask: Mask::Causal,
         softcap: None,
         sink: true,
+        lse: LSE_FORMS[0],
         layout: Layout::Contiguous,
         dist: Dist::Normal,
         split_keys: Some(SplitKeys::Even),
@@ -236,7 +238,7 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
     any(seed, kernels).trial()
 }
 
-/// A random problem of wide heads or of latent attention, like [`random`], but with more query heads, and with few
+/// A random problem of wide heads or of latent attention, like `random`, but with more query heads, and with few
 /// enough rows and keys for the oracle.
 ///
 /// # Panics
@@ -288,6 +290,7 @@ fn any(seed: u64, kernels: u64) -> Case {
         mask: MASKS[of_kernel.below(MASKS.len() as u64)],
         softcap: SOFTCAPS[of_kernel.below(2)],
         sink: SINKS[of_kernel.below(2)],
+        lse: LSE_FORMS[of_kernel.below(3)],
         layout: LAYOUTS[rng.below(2)],
         dist: DISTS[rng.below(3)],
         split_keys: SPLITS[of_kernel.below(3)],

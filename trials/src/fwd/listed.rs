@@ -66,7 +66,7 @@ const DISTS: [Dist; 2] = [Dist::Normal, Dist::Increasing];
 fn tiles() -> Vec<CtaTile> {
     let wide = CtaTile { head_dim: 128, head_dim_v: 64, ..TINY };
     let of_16_bits = others().into_iter().filter(|tile| tile.loads == Loads::Producer);
-    // A block scale of Q belongs to 128 rows in the tile `blocks`, and to 64 rows in `two`.
+    // Shapes choose the rows of a block scale of Q by consumers: 128 rows with the tile `blocks`, and 64 with `two`.
     let blocks = CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]);
     let two = CtaTile { consumers: 2, tile_m: 128, ..blocks };
     of_16_bits.step_by(3).chain([wide, TINY_FP8, blocks, two]).collect()

@@ -8,7 +8,7 @@ use fa3_types::{Dtype, Mask, ProblemSpec};
 
 use super::scores::Scores;
 use super::shapes::{INPUTS, PIPELINES, dealt, dtype, laid_out, others};
-use super::{Launch, Layout, dense, device, initial, judged, outputs, with_tile};
+use super::{LSE_FORMS, Launch, Layout, dense, device, initial, judged, outputs, with_tile};
 use super::{fp8, listed};
 use crate::{Bits, Case, Dist, Levels, Poison, Trial, Values, chunks, covering_cases};
 
@@ -131,6 +131,7 @@ fn of_features(levels: &mut Levels, choices: &Choices<'_>, seed: u64) -> Trial {
     let dist = levels.pick(&[Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::OneHot]);
     // Number of columns by which the problem's head dimension is smaller than the tile's.
     let (padding, sink) = (levels.pick(&[0, 8, 24]), levels.pick(&SINKS));
+    let lse = levels.pick(&LSE_FORMS);
     let tile_m = 64 * consumers;
     let shape = CtaTile {
         head_dim,
@@ -151,7 +152,7 @@ fn of_features(levels: &mut Levels, choices: &Choices<'_>, seed: u64) -> Trial {
     let columns = |columns: u32| (columns - padding) as usize;
     let spec = dense(dtype, batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), columns(head_dim));
     let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(mask);
-    (spec.softcap, spec.sink) = (softcap, sink);
+    (spec.softcap, spec.sink, spec.lse) = (softcap, sink, lse);
     let problem = layout.of(spec).known().expect("all levels are valid");
     let options = with_tile(shape).order(order).scheduler(dealt(&shape, scheduler)).clusters(true);
     let case = Case { name: format!("{layout:?}, {dist:?}"), problem, dist, poison: Poison::None, seed };

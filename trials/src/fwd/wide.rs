@@ -7,7 +7,7 @@ use fa3_types::{Dtype, Mask, ProblemSpec};
 use super::listed::{GIVEN, LAYOUTS, LENGTHS, problem};
 use super::shapes::{TINY, laid_out};
 use super::trials::{MASKS, SCHEDULERS, SINKS, SOFTCAPS, of_two_heads, trial};
-use super::{Layout, dense, with_tile};
+use super::{LSE_FORMS, Layout, dense, with_tile};
 use crate::cache::{self, Keys, Pages, Queries};
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
@@ -52,12 +52,13 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     let lengths = levels.pick(&LENGTHS)(tile.tile_m as usize, tile.tile_n as usize);
     let (heads, layout) = (levels.pick(&[(1, 1), (4, 2), (3, 1)]), levels.pick(&LAYOUTS));
     let (scheduler, softcap, sink) = (levels.pick(&SCHEDULERS), levels.pick(&SOFTCAPS), levels.pick(&SINKS));
+    let lse = levels.pick(&LSE_FORMS);
     let dtype = levels.pick(&[Dtype::F16, Dtype::Bf16]);
     let dist = levels.pick(&[Dist::Normal, Dist::Increasing, Dist::OneHot]);
     let change = |spec: ProblemSpec, layout: Layout| {
         let spec = laid_out(&tile, spec.head_dim_v(head_dim_v));
         let mut spec = layout.of(spec).mask(mask);
-        (spec.softcap, spec.sink) = (softcap, sink);
+        (spec.softcap, spec.sink, spec.lse) = (softcap, sink, lse);
         spec
     };
     let options = with_tile(tile);

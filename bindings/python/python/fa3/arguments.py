@@ -16,6 +16,8 @@ _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 _KEYS_OF_PIECES = 128
 # Number by which operators know the pieces that split_keys="fixed" means.
 _FIXED = -2
+# The columns of Q and K in the tiles of kernels with `qv`.
+_COLUMNS = 64
 
 
 def under_autocast(*given: Any) -> tuple[Any, ...]:
@@ -28,6 +30,17 @@ def under_autocast(*given: Any) -> tuple[Any, ...]:
                 return tuple(x.to(to) if getattr(x, "dtype", None) is _FLOAT32 else x for x in given)
             break
     return given
+
+
+def scores_of_values(q: Any, k: Any, v: Any, qv: Any, softmax_scale: Any) -> tuple[Any, Any, Any]:
+    """Q, K and the factor on scores. If Q and K are None, scores are the product of `qv` and V alone: then Q is zeros,
+    K is a part of V's columns, and their product adds nothing.
+    """
+    if not (q is k is None) or not all(isinstance(x, Tensor) and x.dim() for x in (qv, v)):
+        return q, k, softmax_scale
+    columns = min(qv.shape[-1], v.shape[-1], _COLUMNS)
+    q = qv.new_zeros(*qv.shape[:-1], columns)
+    return q, v[..., :columns], qv.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
 
 
 def number(name: str, given: Any) -> float:

@@ -180,7 +180,7 @@ def flash_attn_func(
             the call may require grad.
         s_aux: a sink for each query head, (heads_q,) of float32, float16 or bfloat16, as in GPT-OSS: the logit of one
             more key that every query sees and whose value is 0. It is neither scaled nor capped, and LSE includes it.
-            A query that sees no key has LSE = s_aux. A sink of -inf has no effect.
+            A query that sees no key has LSE = s_aux. A sink of -inf has no effect, and one of +inf makes O 0.
         intervals: a mask of one or two intervals of keys for each query, int32 (batch or 1, heads_q or 1, seqlen_q,
             2 or 4): start and end of each interval. Two intervals may come in any order, overlap or be empty. Bounds
             outside the keys are clamped. Key blocks that no query of a tile sees are skipped. It takes the place of

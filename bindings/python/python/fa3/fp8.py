@@ -199,7 +199,7 @@ def compute(
     values: tuple[Any, ...],
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns O and, if wanted, LSE of dense or of packed sequences. `fields` are the names of the options, `values`."""
+    """Returns O and, if wanted, LSE of dense or of packed sequences. `fields` are the names of the options."""
     operator.refuse_tangents(NAMES, *operator.given(q, k, v, cos, sin, *positions.values(), *sequences.values()))
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in (torch.float16, torch.bfloat16):

@@ -16,8 +16,8 @@ from .sequences import Sequences
 
 @overload
 def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
+    q: Tensor | None,
+    k_cache: Tensor | None,
     v_cache: Tensor,
     k: Tensor | None = None,
     v: Tensor | None = None,
@@ -57,8 +57,8 @@ def flash_attn_with_kvcache(
 
 @overload
 def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
+    q: Tensor | None,
+    k_cache: Tensor | None,
     v_cache: Tensor,
     k: Tensor | None = None,
     v: Tensor | None = None,
@@ -98,8 +98,8 @@ def flash_attn_with_kvcache(
 
 @overload
 def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
+    q: Tensor | None,
+    k_cache: Tensor | None,
     v_cache: Tensor,
     k: Tensor | None = None,
     v: Tensor | None = None,
@@ -138,8 +138,8 @@ def flash_attn_with_kvcache(
 
 
 def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
+    q: Tensor | None,
+    k_cache: Tensor | None,
     v_cache: Tensor,
     k: Tensor | None = None,
     v: Tensor | None = None,
@@ -200,7 +200,7 @@ def flash_attn_with_kvcache(
             the CPU. For a float8_e4m3fn cache they are divided by k_descale and v_descale, rounded, and saturated at
             448; new rows that are float8_e4m3fn themselves are copied and not rotated.
         qv: the part of q that is multiplied by v_cache, of q's shape but with head_dim_v, as in `flash_attn_func`. It
-            is not rotated.
+            is not rotated. With q and k_cache None, scores are the product of qv and v_cache alone (SGLang's only_qv).
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype. They need k, and rotate the first
             rotary_dim elements of new keys and of q. The position of a new key is its row in the cache. The first query
             of a sequence has the position cache_seqlens; the other queries follow if the mask is causal or has a window
@@ -248,6 +248,9 @@ def flash_attn_with_kvcache(
         RuntimeError: the driver reports an error; or out is given, and a tensor requires grad.
     """
     arguments.check_hints(num_splits, pack_gqa)
+    if k_cache is None and not k is v is None:
+        raise ValueError("new rows k and v need k_cache, which is None")
+    q, k_cache, softmax_scale = arguments.scores_of_values(q, k_cache, v_cache, qv, softmax_scale)
     q, k, v, qv = arguments.under_autocast(q, k, v, qv)
     q_descale, k_descale, v_descale = arguments.descales(q, k_cache, v_cache, q_descale, k_descale, v_descale)
     pages = _pages(arguments.page_table(page_table, block_table), cache_batch_idx)
@@ -275,12 +278,23 @@ def flash_attn_with_kvcache(
         qv,
     )
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
-    tensors = (q, k_cache, v_cache)
+    out, lse = attention((q, k_cache, v_cache), new, cache, options, with_lse, out)
+    return (out, lse, None, None) if with_lse else out  # type: ignore[return-value]
+
+
+def attention(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    new: NewRows | None,
+    cache: Cache,
+    options: cached_operator.Options,
+    with_lse: bool,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """O and, if wanted, LSE. Errors have the names of the arguments of `flash_attn_with_kvcache`."""
     try:
-        out, lse = cached_operator.attention(tensors, new, cache, options, with_lse, out, "flash_attn_with_kvcache")
+        return cached_operator.attention(tensors, new, cache, options, with_lse, out, "flash_attn_with_kvcache")
     except (TypeError, ValueError) as error:
         raise type(error)(_with_names_of_this(str(error))) from error
-    return (out, lse, None, None) if with_lse else out  # type: ignore[return-value]
 
 
 def get_scheduler_metadata(

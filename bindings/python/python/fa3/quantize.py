@@ -248,4 +248,5 @@ operator.define(
     "(Tensor codes, Tensor scales, Tensor mean)",
     _launch_channels,
 )
-refusal.register(f"x, cos or sin {_NO_GRADIENT}", "quantize", "quantize_channels")
+refusal.register(f"x, cos or sin {_NO_GRADIENT}", "quantize")
+refusal.register(f"x {_NO_GRADIENT}", "quantize_channels")

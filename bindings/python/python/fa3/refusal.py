@@ -11,15 +11,14 @@ from torch import Tensor
 from . import operator
 
 
-def register(sentence: str, *names: str) -> None:
-    """Registers, for the operators of these names, gradients that raise `NotImplementedError` with this sentence."""
-    for name in names:
-        torch.library.register_autograd(
-            f"fa3::{name}",
-            lambda ctx, *given: gradients(ctx, sentence, *given),
-            setup_context=lambda ctx, inputs, output: save(ctx, inputs),
-            lib=operator.library,
-        )
+def register(sentence: str, name: str) -> None:
+    """Registers gradients of the operator of this name, which raise `NotImplementedError` with this sentence."""
+    torch.library.register_autograd(
+        f"fa3::{name}",
+        lambda ctx, *given: gradients(ctx, sentence, *given),
+        setup_context=lambda ctx, inputs, output: save(ctx, inputs),
+        lib=operator.library,
+    )
 
 
 def save(ctx: Any, inputs: Sequence[Any]) -> None:

@@ -38,7 +38,6 @@ _MASKS = {
     "bidirectional_mask_function",
     "sliding_window_overlay",
     "sliding_window_bidirectional_overlay",
-    # If this mask is more than a causal mask, other code here raises.
     "chunked_overlay",
     # `_packed` finds the sequences in the positions that attention gets.
     "packed_sequence_mask_function",
@@ -332,11 +331,11 @@ def _mask(theirs: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
         batch_size: int, *rest: Any, mask_function: Callable[..., Any] | None = None, **options: Any
     ) -> Tensor | None:
         if mask_function is not None:
-            is_bidirectional = getattr(options.get("config"), "use_bidirectional_attention", None) is True
+            is_bidirectional = _is_bidirectional(options)
             # In a trace the maker of a mask function is unknown: users' functions and bidirectional models are told
             # apart by their options.
             if not torch.compiler.is_compiling():
-                makers = _makers(mask_function, is_bidirectional)
+                makers = _makers(mask_function, options)
                 positions = _positions_of(mask_function)
                 if positions is not None:
                     return positions
@@ -381,16 +380,35 @@ def _parts(mask: Callable[..., Any]) -> list[Callable[..., Any]]:
     return [x for x in _insides(mask) if callable(x)]
 
 
-def _makers(mask: Callable[..., Any], is_bidirectional: bool) -> set[str]:
+def _is_bidirectional(options: dict[str, Any]) -> bool:
+    """Whether a mask is for a bidirectional model."""
+    return getattr(options.get("config"), "use_bidirectional_attention", None) is True
+
+
+def _check_overlay(mask: Callable[..., Any], maker: str, options: dict[str, Any]) -> None:
+    """Refuses chunks that hide keys, and a window that is not the layer's. Attention gets the layer's window and no
+    chunks, so that it would ignore both.
+    """
+    [width] = [x for x in _insides(mask) if isinstance(x, int)]
+    chunked = maker == "chunked_overlay"
+    if options["kv_offset"] + options["kv_length"] > width if chunked else options.get("local_size") != width:
+        sentence = f"a mask of {maker} with {width} keys is not supported by {NAME}, use sdpa or eager"
+        raise NotImplementedError(sentence)
+
+
+def _makers(mask: Callable[..., Any], options: dict[str, Any]) -> set[str]:
     """The names of the functions that made a mask and its parts. Masks that FlashAttention does not support raise.
     Bidirectional models (EmbeddingGemma) combine a causal mask with functions of their own, and tell attention that it
     is not causal.
     """
+    is_bidirectional = _is_bidirectional(options)
     maker = mask.__qualname__.split(".")[0]
     if maker in _MASKS and mask.__module__ == "transformers.masking_utils":
+        if maker.endswith("_overlay"):
+            _check_overlay(mask, maker, options)
         return {maker}
     if is_bidirectional and mask.__module__.startswith("transformers.models."):
         return {maker}
     if maker not in _MASKS_OF_MASKS and not (is_bidirectional and maker == "or_masks"):
         raise NotImplementedError(f"a mask of {mask.__qualname__} is not supported by {NAME}, use sdpa or eager")
-    return set().union(*(_makers(part, is_bidirectional) for part in _parts(mask)))
+    return set().union(*(_makers(part, options) for part in _parts(mask)))

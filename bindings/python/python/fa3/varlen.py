@@ -13,8 +13,8 @@ from .sequences import Batch, Sequences, check_packed
 
 @overload
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
+    q: Tensor | None,
+    k: Tensor | None,
     v: Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
@@ -49,8 +49,8 @@ def flash_attn_varlen_func(
 
 @overload
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
+    q: Tensor | None,
+    k: Tensor | None,
     v: Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
@@ -85,8 +85,8 @@ def flash_attn_varlen_func(
 
 @overload
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
+    q: Tensor | None,
+    k: Tensor | None,
     v: Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
@@ -120,8 +120,8 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
+    q: Tensor | None,
+    k: Tensor | None,
     v: Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
@@ -179,7 +179,8 @@ def flash_attn_varlen_func(
             read if they are on the CPU. Tensors on a GPU, for which the call would wait, and in a trace count as None.
         seqused_q, seqused_k: how many rows of each sequence are in use, from its first on, int32 (sequences,); all rows
             if None.
-        qv: the part of q that is multiplied by v, (total_q, heads_q, head_dim_v), as in `flash_attn_func`.
+        qv: the part of q that is multiplied by v, (total_q, heads_q, head_dim_v), as in `flash_attn_func`. With q and k
+            None, scores are the product of qv and v alone.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (sequences, heads_kv): a number
             is its code times its scale, which is not negative. A query head uses the scale of its key/value head. None
             is 1. The descale of a 16-bit tensor is ignored, as in FlashAttention-3.
@@ -213,6 +214,7 @@ def flash_attn_varlen_func(
         RuntimeError: the driver reports an error; or out is given, and a tensor requires grad.
     """
     arguments.check_hints(num_splits, pack_gqa)
+    q, k, softmax_scale = arguments.scores_of_values(q, k, v, qv, softmax_scale)
     q, k, v, qv = arguments.under_autocast(q, k, v, qv)
     q_descale, k_descale, v_descale = arguments.descales(q, k, v, q_descale, k_descale, v_descale)
     page_table = arguments.page_table(page_table, block_table)

@@ -11,7 +11,7 @@ use crate::kernels::params::{Form, Host, Pass, Side, param, params};
 use crate::kernels::parts::strided::Strided;
 
 params! {
-    /// The parameters, of which a kernel takes only those that its spec needs.
+    /// The parameters. A kernel takes only the parameters that its spec needs.
     struct Params {
         new: maybe all NewRows,
         queries: maybe all Queries,

@@ -9,10 +9,10 @@ use super::spec::Spec;
 use crate::kernels::params::Fill;
 use crate::kernels::{self, tensors};
 
-/// Lowers a plan to its program, without its step if there is nothing to do. Its buffers, where the problem has them,
-/// are `k_new`, `v_new`, `k_cache`, `v_cache`, `seqused_after`, `k_descale`, `v_descale`, `cu_seqlens_k_new`,
-/// `page_table` and `cache_batch_idx`; `q`, `q_rotated` and `cu_seqlens_q`; `rotary_cos`, `rotary_sin` and
-/// `rotary_seqlens`; `seqused_k`.
+/// Lowers a plan to a program of one launch, or of none if there is nothing to do. The program declares the buffers
+/// that the problem has among these: `k_new`, `v_new`, `k_cache`, `v_cache`, `seqused_after`, `k_descale`, `v_descale`,
+/// `cu_seqlens_k_new`, `page_table` and `cache_batch_idx`; `q`, `q_rotated` and `cu_seqlens_q`; `rotary_cos`,
+/// `rotary_sin` and `rotary_seqlens`; `seqused_k`.
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let mut program = Program::new();
     new_rows(&mut program, plan);

@@ -102,7 +102,8 @@ pub(super) fn kernel(sequences: SequenceForm) -> Kernel {
                 let [upper, lower, minus_d_upper, minus_d_lower] =
                     b.load_vector::<F32, 4>(params.stats + (at << 4));
                 for (shift, minus_d) in [(upper, minus_d_upper), (lower, minus_d_lower)] {
-                    sum.update(|sum| (sink + shift).ex2().fma(minus_d, sum));
+                    // LSE is not below the sink, but for rounding. The difference of two infinities, a NaN, becomes 0.
+                    sum.update(|sum| (sink + shift).min(0.0).ex2().fma(minus_d, sum));
                 }
             };
             // With a table, the arrays of statistics are padded, so that every row of a block has statistics.

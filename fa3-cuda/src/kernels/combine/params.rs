@@ -83,6 +83,6 @@ where
     #[track_caller]
     pub(super) fn combined(&self, row: [U32<'k>; 3], elem: Elem, is_there: V<'k, Pred>) -> Combined<'k> {
         let [o, lse] = [&self.o, &self.lse].map(|x| x.global().at(row));
-        Combined { lse, o, elem, is_there }
+        Combined { lse, o, elem, is_there, stored_lse: None, lse_without_sink: false }
     }
 }

@@ -40,6 +40,16 @@ pub const V_TRANSPOSED: &str = "v_transposed";
 pub const PAGE_TABLE: &str = "page_table";
 /// cache_batch_idx: the page-table row of each sequence (sequences); only with an indirect page table.
 pub const BATCH_IDX: &str = "cache_batch_idx";
+/// Lists of keys (sequences, keys), with a stride between lists; only if keys are listed.
+pub const INDICES: &str = "indices";
+/// The second cache, with its lists and their lengths; only if there is one.
+pub const EXTRA_K: &str = "extra_k";
+/// V of the second cache.
+pub const EXTRA_V: &str = "extra_v";
+/// Lists of rows of the second cache (sequences, keys), with a stride between lists.
+pub const EXTRA_INDICES: &str = "extra_indices";
+/// Numbers of entries that count of each list of the second cache (sequences); only if they are given.
+pub const EXTRA_SEQUSED: &str = "extra_seqused_k";
 /// O of splits in f32, before the split-KV reduction: (split, row of a tile, head_dim_v). For splits of fixed size:
 /// (split, row of LSE, head_dim_v).
 pub const O_PARTIAL: &str = "o_partial";

@@ -22,6 +22,7 @@ use super::spec::FwdSpec;
 use crate::kernels::params::{Declare, Fill, Form, Host, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::combine::{Combine, Combined, Part};
 use crate::kernels::parts::geometry::sides;
+use crate::kernels::parts::lse_form::StoredLse;
 use crate::kernels::parts::reduction::Reduction;
 use crate::kernels::parts::shares::{ShareForm, Shares};
 use crate::kernels::parts::strided::Strided;
@@ -39,6 +40,10 @@ pub struct FwdCombineSpec {
     pub tile_m: u32,
     /// Whether query heads have sinks.
     pub sink: bool,
+    /// Whether LSE leaves out the sinks.
+    pub lse_without_sink: bool,
+    /// Whether LSE is stored in another form than the default one.
+    pub stored_lse: bool,
     /// The team of warps that reduces a row.
     pub team: Team,
     /// How the kernel finds lengths, and the mask, if splits have a fixed size.
@@ -49,6 +54,8 @@ params! {
     struct Params {
         o: named Strided,
         lse: pointer,
+        /// The form of LSE, if it is not the default.
+        stored_lse: maybe all StoredLse,
         sink: maybe pointer,
         lse_batch: u64,
         lse_head: u64,
@@ -72,6 +79,8 @@ impl FwdCombineSpec {
             head_dim_v,
             tile_m: plan.tile().tile_m,
             sink: plan.problem().has_sink(),
+            lse_without_sink: plan.problem().lse_form().without_sink,
+            stored_lse: StoredLse::of(plan.problem().lse_form()).is_some(),
             team: shared.team(head_dim_v),
             pieces: FwdSpec::of(plan)
                 .shares
@@ -84,6 +93,7 @@ impl FwdCombineSpec {
         Params {
             o: Strided::form(self.output),
             lse: Elem::F32,
+            stored_lse: self.stored_lse.then_some(StoredLse::FORM),
             sink: self.sink.then_some(Elem::F32),
             lse_batch: (),
             lse_head: (),
@@ -105,6 +115,7 @@ pub(super) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, shared: &S
     let params: Params<Host> = Params {
         o,
         lse: buffers::LSE,
+        stored_lse: StoredLse::of(plan.problem().lse_form()),
         sink: program.find(buffers::SINK),
         lse_batch,
         lse_head,
@@ -113,7 +124,9 @@ pub(super) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, shared: &S
         lse_partial: find(buffers::LSE_PARTIAL),
         pack: FastDiv::new(shared.pack()),
         rows: part_rows(plan.problem(), shared),
-        shares: spec.pieces.map(|_| Shares::of(shared, plan.tiling(), None, |name| program.find(name))),
+        shares: spec
+            .pieces
+            .map(|(form, _)| Shares::of((shared, form), plan.tiling(), None, |name| program.find(name))),
     };
     let teams = shared.unit_rows(plan.problem()).div_ceil(spec.team.rows());
     // Rows behind the last sequence have a single split without keys.
@@ -194,6 +207,8 @@ impl FwdCombineSpec {
             o: params.o.global().at([batch, head, in_memory]),
             elem: self.output,
             is_there,
+            stored_lse: params.stored_lse,
+            lse_without_sink: self.lse_without_sink,
         };
         let part = |part| match params.rows {
             None => self.part(params, row, cta, part),

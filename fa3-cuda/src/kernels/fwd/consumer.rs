@@ -14,6 +14,7 @@ use super::self_loading::SelfLoading;
 use super::state::Fwd;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::ping_pong::Turn;
+use crate::kernels::parts::seen::Seen;
 
 /// Runs a consumer warpgroup.
 pub(super) fn run<'k>(fwd: &Fwd<'k>) {
@@ -30,6 +31,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let (k, v) = (k.consumer(), v.consumer());
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
+    let seen = fwd.seen.as_ref().map(Seen::consumer);
     let first = fwd.hand_over.as_ref().map(|hand_over| First::new(fwd, hand_over));
     let mut attend = Attend { fwd, q, qv, k, v, p: fwd.p, turn, first };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
@@ -45,6 +47,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         let visits = work.kv.first.lt(work.kv.end);
         let mask = fwd.spec.mask;
         let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, mask).in_ranges(work.ranges, mask);
+        let blocks = blocks.listed(seen.is_some());
         b.if_uniform(visits, || {
             if let Some(loads) = &mut loads {
                 loads.begin(&work, &mut attend.k, &mut attend.v);
@@ -54,7 +57,8 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
             let (tile, scores) = (stage.tile().row_block(fwd.row_block(me), 64), fwd.scores(&work, row));
             let of_latent =
                 latent.as_ref().map(|stage| (stage, stage.tile().row_block(fwd.row_block(me), 64)));
-            let q = Query { stage: &stage, tile, latent: of_latent, scales: &scales, scores };
+            let seen = seen.as_ref();
+            let q = Query { stage: &stage, tile, latent: of_latent, scales: &scales, scores, seen };
             attend.tile(&q, &blocks, &mut sum);
             stage.released();
             if let Some(stage) = latent {

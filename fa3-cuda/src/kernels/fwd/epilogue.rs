@@ -41,6 +41,7 @@ pub(super) fn finish<'k>(
     work: &WorkTile<'k>,
     row: ThreadRow<'k>,
 ) -> Finished<'k> {
+    let softmax = if fwd.spec.lse_without_sink { softmax.with_lse_without_sink() } else { softmax };
     let sink = fwd.params.sink.map(|sinks| sinks_of(fwd, sinks, work, row));
     let Finished { inverse, lse, of_keys } = softmax.finish(sink); // A1:24
     let (inverse, lse) = unless_unused(fwd, work, row, (inverse, lse));
@@ -79,7 +80,10 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
         for half in Half::BOTH {
             let at = half as usize;
             b.guarded(destination.inside[at] & destination.writes_lse, || {
-                b.store(destination.lse[at], lse[half])
+                b.store(
+                    destination.lse[at],
+                    params.stored_lse.map_or(lse[half], |form| form.stored(lse[half])),
+                )
             });
         }
     };
@@ -109,7 +113,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
         merged.add(b, out, (&o, lse), (places, columns.count));
         b.if_uniform(out.ends(), || {
             let sinks = params.sink.map(|sinks| natural_sinks(fwd, sinks, work, row));
-            let (scale, lse) = merged.end(sinks);
+            let (scale, lse) = merged.end(sinks, fwd.spec.lse_without_sink);
             o.scale_rows(scale);
             store_lse(Some(lse));
             store_o(o);
@@ -255,7 +259,7 @@ fn first_row<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>) -> U32<'k> {
     work.varlen.map_or(fwd.builder.value(0), |varlen| varlen.q_row)
 }
 
-/// Number of elements of LSE before those of this sequence and head.
+/// Number of elements of LSE before the elements of this sequence and head.
 #[track_caller]
 fn before<'k>(strides: &BatchStrides<InKernel<'k>>, work: &WorkTile<'k>, head: U32<'k>) -> U64<'k> {
     work.batch.to_u64() * strides.lse + head.to_u64() * strides.lse_head

@@ -16,14 +16,15 @@ pub(super) struct First<'k> {
     ends: Producer<'k, 1>,
     /// The pipeline of the last columns of K, if K has two parts.
     k_second: Option<Consumer<'k, 1>>,
-    /// The pipelines of the second half of V's columns, in one part or two. Scores read them with `qv`.
+    /// The pipelines of the second half of V's columns, in one part or two, of columns or of rows. Scores read them
+    /// with `qv`.
     v_second: Vec<Consumer<'k, 1>>,
 }
 
 /// Scores whose products have been issued, the stage that they read last, and whether that stage was already full.
 pub(super) type IssuedScores<'k> = (Chain<'k>, FullStage<'k, 1>, Option<V<'k, Pred>>);
 
-/// The stages that the scores of one block read: those of K, and those of V with `qv`.
+/// The stages that the scores of one block read: K's stages, and with `qv` also V's stages.
 pub(super) struct KeyStages<'k> {
     k: FullStage<'k, 1>,
     /// The stages of both halves of V's columns, with `qv`.
@@ -87,6 +88,10 @@ impl<'k> First<'k> {
         for part in &mut self.v_second {
             let part = part.wait();
             let (tile, of_part) = (part.tile(), part.tile().shape().cols);
+            if fwd.spec.first_rows_of_second_half().is_some() && parts.is_empty() {
+                parts.push(part);
+                continue;
+            }
             let qv = qv.col_block(first, of_part);
             first += of_part;
             if first < 2 * cols {
@@ -100,8 +105,8 @@ impl<'k> First<'k> {
     }
 
     /// Issues the products of Q and the next block of K. If K has two parts, the stage of the first part is released as
-    /// soon as its products are complete, while those of the second part run. Hands P over as `scores` does, but with
-    /// `qv` leaves that to `scores`.
+    /// soon as its products are complete, while the products of the second part run. Hands P over as `scores` does, but
+    /// with `qv` leaves that to `scores`.
     #[track_caller]
     pub(super) fn products_of_k(
         &mut self,

@@ -71,11 +71,14 @@ impl<'k> Merged<'k> {
         });
     }
 
-    /// The factors of O and LSE of the whole unit, with the sinks of the rows.
+    /// The factors of O, and LSE, of the whole unit, with the sinks of the rows.
     #[track_caller]
-    pub(super) fn end(self, sinks: Option<Rows<'k>>) -> (Rows<'k>, Rows<'k>) {
+    pub(super) fn end(self, sinks: Option<Rows<'k>>, lse_without_sink: bool) -> (Rows<'k>, Rows<'k>) {
         let (max, sum) = (self.max.get(), self.sum.get());
-        let ends = Half::BOTH.map(|half| end(max[half], sum[half], sinks.map(|sinks| sinks[half])));
+        let ends = Half::BOTH.map(|half| {
+            let sink = sinks.map(|sinks| sinks[half]);
+            end((max[half], sum[half]), sink, lse_without_sink)
+        });
         (Rows(ends.map(|(scale, _)| scale)), Rows(ends.map(|(_, lse)| lse)))
     }
 }

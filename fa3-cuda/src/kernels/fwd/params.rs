@@ -13,11 +13,13 @@ use crate::kernels::params::{Form, Host, Pass, RowDims, Side, TensorForm, param,
 use crate::kernels::parts::gather::RowStrides;
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::intervals::{INTERVALS, IntervalRows};
+use crate::kernels::parts::lists::Lists;
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
+use crate::kernels::parts::lse_form::StoredLse;
 use crate::kernels::parts::pages::Pages;
 use crate::kernels::parts::ragged;
 use crate::kernels::parts::scores::units;
-use crate::kernels::parts::shares::Shares;
+use crate::kernels::parts::shares::{ShareForm, Shares};
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::table::Table;
 use crate::kernels::parts::walk::Walk;
@@ -33,6 +35,8 @@ params! {
         o: named Strided,
         /// The address of LSE; 0 if LSE is not to be written.
         lse: pointer,
+        /// The form of LSE, if it is not the default.
+        stored_lse: maybe all StoredLse,
         /// Sink logits of query heads, in natural units.
         sink: maybe pointer,
         /// Scales of e4m3 tensors.
@@ -54,6 +58,8 @@ params! {
         pages: maybe all Pages,
         /// K and V, if a warp copies their rows one by one.
         gathered: maybe all Gathered,
+        /// The lists and their caches, if keys are listed.
+        lists: maybe all Lists,
         /// The buffers of splits, if CTAs split keys.
         partials: maybe all Partials,
     }
@@ -108,7 +114,7 @@ impl Params<Form> {
         let elem = spec.query_elem();
         let queries = |cols| match spec.shares {
             None => of(elem, tile.tile_m, cols),
-            Some(_) => ragged::form_of_heads(TileShape::new(elem, spec.q_rows(), cols), spec.pack),
+            Some(_) => ragged::form_of_heads(TileShape::new(elem, spec.q_rows(), cols), spec.q_heads()),
         };
         Params {
             q: queries(tile.head_dim),
@@ -117,6 +123,7 @@ impl Params<Form> {
             v: (!spec.gathers()).then_some(v),
             o: Strided::form(spec.output),
             lse: Elem::F32,
+            stored_lse: spec.stored_lse.then_some(StoredLse::FORM),
             sink: spec.sink.then_some(Elem::F32),
             descales: spec.has_scales().then(|| Descales::form(spec)),
             heads: (),
@@ -140,10 +147,11 @@ impl Params<Form> {
                 BatchStrides { q: (), k: (), v: (), qv, lse: (), lse_head: () }
             }),
             pages: spec.page_block.map(|_| Pages::form(spec.indexed)),
-            gathered: spec.gathers().then(|| {
+            gathered: (spec.gathers() && spec.lists().is_none()).then(|| {
                 let [k, v] = [RowStrides::form(spec.key_elem()); 2];
                 Gathered { k, v }
             }),
+            lists: spec.lists().map(|form| Lists::form(spec.key_elem(), form)),
             partials: spec.shares.map(|shares| Partials {
                 o: Elem::F32,
                 lse: Elem::F32,
@@ -201,15 +209,20 @@ impl Params<Host> {
     /// The arguments of a split-KV launch. The program has the buffers for splits.
     pub(super) fn shared<K>(plan: &Plan, shared: &SplitKvPlan, program: &Program<K>) -> Params<Host> {
         let find = |name| program.find(name).expect("a program of shares has their results");
-        let walk = Walk::Shares(Shares::of(shared, plan.tiling(), program.find(buffers::BEGUN), |name| {
-            program.find(name)
-        }));
+        let form = ShareForm::of(shared, plan.tile().tile_n);
+        let begun = program.find(buffers::BEGUN);
+        let walk = Walk::Shares(Shares::of((shared, form), plan.tiling(), begun, |name| program.find(name)));
         let q = ragged_view_of_heads(buffers::Q, plan.problem().q(), shared.rows()[0]);
         let qv = latent(plan.problem(), program).zip(shared.latent_rows());
         let qv = qv.map(|((buffer, qv), rows)| (ragged_view_of_heads(buffer, qv, rows), rows));
         let rows = part_rows(plan.problem(), shared);
         let partials = Partials { o: find(buffers::O_PARTIAL), lse: find(buffers::LSE_PARTIAL), rows };
-        Params { partials: Some(partials), ..Params::by_rows(plan, (q, shared.rows(), qv), walk, program) }
+        let lists = Lists::of(plan.problem(), shared, program);
+        Params {
+            partials: Some(partials),
+            lists,
+            ..Params::by_rows(plan, (q, shared.rows(), qv), walk, program)
+        }
     }
 
     /// The arguments of a launch over sequences whose lengths are data: Q's view, the rows of Q, K and V in memory, and
@@ -228,7 +241,8 @@ impl Params<Host> {
         };
         let gathers = plan.pages().is_some_and(|pages| pages.is_gathered());
         let keys = [(buffers::K, problem.k(), of_k), (buffers::V, problem.v(), of_v)];
-        let views = keys.map(|(buffer, x, rows)| (!gathers).then(|| view_of(buffer, x, rows)));
+        let has_views = !gathers && problem.seqs_k().list().is_none();
+        let views = keys.map(|(buffer, x, rows)| has_views.then(|| view_of(buffer, x, rows)));
         let (o, [lse, lse_head]) = out_strides(problem);
         let (qv, qv_stride) = latent.map(|(view, rows)| (view, rows.batch)).unzip();
         let pages = plan.pages().map(|pages| {
@@ -265,6 +279,7 @@ impl Params<Host> {
             v,
             o: Strided::of(buffers::O, problem.o()),
             lse: buffers::LSE,
+            stored_lse: StoredLse::of(problem.lse_form()),
             sink: None,
             descales: problem.has_scales().then(|| Descales::of(problem, false)),
             heads: problem.heads().q() as u32,
@@ -276,6 +291,7 @@ impl Params<Host> {
             strides: None,
             pages: None,
             gathered: None,
+            lists: None,
             partials: None,
         }
     }

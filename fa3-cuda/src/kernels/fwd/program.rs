@@ -1,8 +1,8 @@
 //! The program of a plan of the forward pass.
 
-use fa3_ir::{BufferRole, Elem, Program};
-use fa3_sched::Scheduler;
+use fa3_ir::{Buffer, BufferRole, Elem, Program};
 use fa3_sched::forward::{DensePlan, Plan, PlanKind, SplitKvPlan, VarlenPlan};
+use fa3_sched::{ListedRows, Scheduler};
 use fa3_types::{Granularity, Problem, ValueLayout};
 
 use super::params::Params;
@@ -82,6 +82,7 @@ fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &VarlenPlan) -> (u32
 /// Adds the arrays of lengths and the buffers of splits, for split-KV. Gives the CTAs and the arguments of attention.
 fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &SplitKvPlan) -> (u32, Params<Host>) {
     packed::arrays(program, shared.sequences());
+    lists(program, plan.problem(), shared);
     let [partials, rows] = shared.partial_dims(plan.problem());
     let cols = plan.problem().head_dim_v() as u32;
     program.buffer(buffers::O_PARTIAL, Elem::F32, &[partials, rows, cols], BufferRole::Scratch);
@@ -90,6 +91,28 @@ fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &SplitKvPlan) -> (u3
         program.buffer(buffers::BEGUN, Elem::U32, &[entries, Reduction::WORDS], BufferRole::Scratch);
     }
     (shared.ctas(), Params::shared(plan, shared, program))
+}
+
+/// Adds the lists of keys, if there are lists, and the second cache with its lists.
+fn lists(program: &mut Program<Spec>, problem: &Problem, shared: &SplitKvPlan) {
+    let Some((first, second)) = shared.lists() else { return };
+    let count = shared.sequences().count();
+    let array = |program: &mut Program<Spec>, name, entries| {
+        let (elem, role) = (Elem::U32, BufferRole::Input);
+        program.add(Buffer { name, elem, shape: vec![entries], role, align: 4, tensor: None });
+    };
+    let entries = |list: ListedRows| {
+        u64::from(count.saturating_sub(1)) * u64::from(list.list_stride) + u64::from(list.keys)
+    };
+    array(program, buffers::INDICES, entries(first));
+    if let Some((list, extra)) = second.zip(problem.extra()) {
+        array(program, buffers::EXTRA_INDICES, entries(list));
+        if list.used {
+            array(program, buffers::EXTRA_SEQUSED, count.into());
+        }
+        tensors::input(program, buffers::EXTRA_K, &extra.k);
+        tensors::input(program, buffers::EXTRA_V, &extra.v);
+    }
 }
 
 /// A program with the caller's tensors, and no steps.

@@ -5,6 +5,7 @@ use fa3_ir::lang::*;
 use super::scales::TileScales;
 use crate::kernels::parts::kv_blocks::KvBlock;
 use crate::kernels::parts::scores::Scores;
+use crate::kernels::parts::seen::SeenConsumer;
 
 /// Q of a tile, as one consumer warpgroup reads it.
 pub(super) struct Query<'s, 'k> {
@@ -18,6 +19,8 @@ pub(super) struct Query<'s, 'k> {
     pub(super) scales: &'s TileScales<'s, 'k>,
     /// The soft cap and the mask.
     pub(super) scores: Scores<'k>,
+    /// Which keys of blocks exist, if keys are listed.
+    pub(super) seen: Option<&'s SeenConsumer<'k>>,
 }
 
 impl<'k> Query<'_, 'k> {
@@ -25,6 +28,18 @@ impl<'k> Query<'_, 'k> {
     #[track_caller]
     pub(super) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>) {
         self.scores.apply(s, block, &self.scales.of(block).unit);
+        if let Some(seen) = self.seen {
+            match &block.seen {
+                Some(keys) => keys.hide(s),
+                None => seen.wait().hide(s),
+            }
+        }
+    }
+
+    /// The block, with which of its keys exist if keys are listed: to be called while products run.
+    #[track_caller]
+    pub(super) fn look(&self, block: KvBlock<'k>) -> KvBlock<'k> {
+        KvBlock { seen: self.seen.map(SeenConsumer::wait), ..block }
     }
 
     /// Releases Q and `qv` if `block` is the last one that the tile visits.

@@ -35,6 +35,7 @@ pub struct RowSoftmax<'k> {
     /// The factor by which the last block rescaled the previous sums, if another warpgroup must use it for its part of
     /// O.
     scores_scale: Option<RowsVar<'k>>,
+    lse_without_sink: bool,
 }
 
 /// The results of a tile's softmax.
@@ -74,7 +75,13 @@ impl<'k> RowSoftmax<'k> {
             row_sum: zeros("row_sum"),
             rounding: zeros("rounding"),
             scores_scale: None,
+            lse_without_sink: false,
         }
+    }
+
+    /// Makes LSE leave out the sink.
+    pub(super) fn with_lse_without_sink(self) -> RowSoftmax<'k> {
+        RowSoftmax { lse_without_sink: true, ..self }
     }
 
     /// Makes the softmax publish the factor by which each block under lazy rescaling rescales the previous sums.
@@ -277,7 +284,7 @@ impl<'k> RowSoftmax<'k> {
     ///
     /// A sink, in base 2, is one more score whose P is not multiplied by any value. It may exceed row_max by any
     /// amount, so the sums become relative to the larger of the two. LSE of a row without keys is then the sink. A sink
-    /// of -inf changes no bit.
+    /// of -inf changes no bit, and with a sink of +inf O is 0 and LSE +inf.
     #[track_caller]
     pub fn finish(self, sink: Option<Rows<'k>>) -> Finished<'k> {
         let parts = self.row_sum.get();
@@ -289,14 +296,14 @@ impl<'k> RowSoftmax<'k> {
         };
         let old = self.row_max.get();
         let row_max = old.zip(sink, |row_max, sink| row_max.max(sink));
-        let (shrink, of_sink) =
-            (shrink(old, row_max), row_max.zip(sink, |row_max, sink| (sink - row_max).ex2()));
+        let shrink = shrink(old, row_max);
+        let of_sink = row_max.zip(sink, |row_max, sink| sink.eq(row_max).select(1.0, (sink - row_max).ex2()));
         let keys = row_sum * shrink;
         let sum = keys + of_sink;
         let inverse = shrink * rounded.fma(shrink, of_sink).map(|rounded| rounded.rcp());
         Finished {
             inverse: row_sum.zip(inverse, |sum, inverse| sum.eq(0.0).select(0.0, inverse)),
-            lse: lse(row_max, sum),
+            lse: if self.lse_without_sink { lse(old, row_sum) } else { lse(row_max, sum) },
             of_keys: Some(keys * sum.map(|sum| sum.rcp())),
         }
     }

@@ -116,7 +116,7 @@ fn of_head<'k>(fwd: &Fwd<'k>, tensor: usize, work: &WorkTile<'k>) -> V<'k, F32> 
 }
 
 /// The sequence whose scales a tile reads. Rows behind all sequences of a table, and rows of a sequence without keys,
-/// see no key. Their results do not depend on scales, so they read those of sequence 0.
+/// see no key. Their results do not depend on scales, so they read the scales of sequence 0.
 #[track_caller]
 pub(super) fn sequence_of_scales<'k>(work: &WorkTile<'k>) -> U32<'k> {
     work.varlen.map_or(work.batch, |_| work.lens.k.eq(0).select(0, work.batch))

@@ -5,8 +5,11 @@ use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, PlanKind, Precision, packed_p
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
+use crate::kernels::parts::gather::COPIERS;
 use crate::kernels::parts::geometry::{form, sides};
+use crate::kernels::parts::lists::ListForm;
 use crate::kernels::parts::lookup::SequenceForm;
+use crate::kernels::parts::lse_form::StoredLse;
 use crate::kernels::parts::shares::ShareForm;
 use crate::kernels::tensors::elem;
 
@@ -29,6 +32,11 @@ pub struct FwdSpec {
     pub softcap: bool,
     /// Whether query heads have sinks.
     pub sink: bool,
+    /// Whether LSE leaves out the sinks.
+    pub lse_without_sink: bool,
+    /// Whether LSE is stored in another form than the default one. Its numbers are arguments, which not all kernels
+    /// have registers for.
+    pub stored_lse: bool,
     /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
     /// The tile scheduler.
@@ -64,7 +72,8 @@ pub(super) enum Loading {
     WarpEach,
     /// One warp loads Q, and one loads K and V. The other two transpose V.
     WarpForBoth,
-    /// One warp loads Q, and two copy K and V row by row. The fourth fences and commits what they have copied.
+    /// Three warps copy K and V row by row. One thread of another loads Q, and fences and commits what these have
+    /// copied.
     Gathered,
 }
 
@@ -78,6 +87,9 @@ impl FwdSpec {
             PlanKind::SplitKv(shared) => (SequenceForm::Varlen, false, Some(shared)),
         };
         let (output, pages) = (elem(problem.o().dtype), plan.pages());
+        let shares = shared.map(|shared| ShareForm::of(shared, plan.tile().tile_n));
+        let is_gathered = pages.is_some_and(|pages| pages.is_gathered())
+            || shares.is_some_and(|shares| shares.lists.is_some());
         FwdSpec {
             elem: if plan.tile().precision.is_converted() { output } else { elem(problem.dtype()) },
             output,
@@ -86,16 +98,18 @@ impl FwdSpec {
             mask: sides(problem.mask()),
             softcap: problem.softcap().is_some(),
             sink: problem.has_sink(),
+            lse_without_sink: problem.lse_form().without_sink,
+            stored_lse: StoredLse::of(problem.lse_form()).is_some(),
             order: form(plan.order()),
             scheduler: plan.scheduler(),
             cluster: plan.cluster(),
             sequences,
             given_table,
-            shares: shared.map(ShareForm::of),
+            shares,
             per_sm: shared.map_or(1, |shared| shared.per_sm()),
             pack: shared.map_or(1, |shared| shared.pack()),
             page_block: pages.map(|pages| pages.block_rows),
-            gathered_cols: pages.filter(|pages| pages.is_gathered()).map(|_| problem.head_dim() as u32),
+            gathered_cols: is_gathered.then(|| problem.head_dim() as u32),
             indexed: pages.is_some_and(|pages| pages.indexed.is_some()),
         }
     }
@@ -120,18 +134,32 @@ impl FwdSpec {
         }
     }
 
-    /// Whether K and V are copied row by row, by one warp each, while a third warp commits their stages.
+    /// The form of lists, if keys are listed.
+    pub(super) fn lists(&self) -> Option<ListForm> {
+        self.shares.and_then(|shares| shares.lists)
+    }
+
+    /// Whether K and V are copied row by row.
     pub(super) fn gathers(&self) -> bool {
         self.gathered_cols.is_some()
     }
 
-    /// Number of warps that load K and V, or commit their stages, beside the warp that loads Q.
+    /// Rows of the first of two parts in which a block's second half of V's columns is copied, if rows are copied one
+    /// by one and scores read them, too: each part is released as soon as it has been multiplied. `None` with a single
+    /// part.
+    pub fn first_rows_of_second_half(&self) -> Option<u32> {
+        // A product takes 16 rows at a time.
+        let first = (self.tile.tile_n / 16).div_ceil(2) * 16;
+        (self.tile.qv && self.gathers() && first < self.tile.tile_n).then_some(first)
+    }
+
+    /// Number of warps that load K and V beside the warp that loads Q.
     pub(super) fn loaders(&self) -> u32 {
         match self.loading() {
             Loading::Thread | Loading::Ranges => 0,
             Loading::WarpForBoth => 1,
             Loading::WarpEach => 2,
-            Loading::Gathered => 3,
+            Loading::Gathered => COPIERS,
         }
     }
 
@@ -169,8 +197,15 @@ impl FwdSpec {
     pub(super) fn q_rows(&self) -> u32 {
         match self.shares {
             None => self.tile.tile_m,
+            Some(_) if self.lists().is_some() => self.q_heads(),
             Some(_) => self.pack * packed_positions(self.pack, self.tile.tile_m),
         }
+    }
+
+    /// Query heads of a tile of Q that are copied, with PackGQA. A position that has its own list is all of a tile, and
+    /// whole periods of the swizzle are copied: rows of further heads, or zeros, which give no results.
+    pub(super) fn q_heads(&self) -> u32 {
+        if self.lists().is_some() { self.pack.next_multiple_of(8) } else { self.pack }
     }
 
     /// Whether CTAs fetch the number of a tile from a counter, and the number alone determines the work tile.

@@ -18,6 +18,7 @@ use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::TilesUnderIntervals;
 use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::scores::Scores;
+use crate::kernels::parts::seen::Seen;
 use crate::kernels::parts::tile_scheduler::TileScheduler;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
 use crate::kernels::parts::visible::{Position, Visible};
@@ -36,8 +37,9 @@ pub(super) struct Fwd<'k> {
     /// The last columns of K, if two warpgroups share O's columns and there is no `qv`. Then `k` has the first columns.
     pub(super) k_second: Option<TmaPipeline<'k>>,
     pub(super) v: TmaPipeline<'k>,
-    /// The second half of V's columns, if two warpgroups share O's columns. Then `v` has the first half. With `qv`, a
-    /// second half of several panels has two parts, so that one part is released while products read the other.
+    /// The second half of V's columns, if two warpgroups share O's columns: `v` has the first half. With `qv`, the
+    /// second half has two parts where it can, so that one is released while products read the other: of its columns,
+    /// or, where rows are copied one by one, of its rows.
     pub(super) v_second: Vec<TmaPipeline<'k>>,
     /// The pipeline of transposed e4m3 V, if V is to be transposed.
     pub(super) transposed: Option<Transposed<'k>>,
@@ -49,6 +51,8 @@ pub(super) struct Fwd<'k> {
     pub(super) ping_pong: Option<PingPong<'k>>,
     /// The hand-off of P from one warpgroup to another that computes the same rows.
     pub(super) hand_over: Option<HandOver<'k>>,
+    /// Which keys of blocks exist, if keys are listed.
+    pub(super) seen: Option<Seen<'k>>,
 }
 
 /// The columns of a tile in two halves of whole panels; a single panel is one half. Gives the first column and the
@@ -115,8 +119,13 @@ impl<'k> Fwd<'k> {
                 (map, _) => keys("v", map, v_parts.0, of_v),
             },
             v_second: v_parts.1.map_or_else(Vec::new, |part| {
-                // With `qv`, scores take them, too. Rows that are gathered cost instructions for each part.
+                // With `qv`, scores take them, too.
                 let readers = if tile.qv { warps } else { warps - first };
+                if let Some(first_rows) = spec.first_rows_of_second_half() {
+                    return Vec::from(
+                        keys("v_second", None, part, readers).split_rows("v_third", first_rows),
+                    );
+                }
                 let parts = if tile.qv && !spec.gathers() { halves(part).collect() } else { vec![part] };
                 let named = parts.into_iter().zip(["v_second", "v_third"]);
                 named.map(|(part, name)| keys(name, params.v, part, readers)).collect()
@@ -126,6 +135,7 @@ impl<'k> Fwd<'k> {
             p: PType(ty),
             pack: spec.shares.map(|_| FastDiv::new(spec.pack).map(|number| b.value(number))),
             hand_over,
+            seen: spec.lists().map(|_| Seen::declare(b, tile.tile_n, [tile.stages, first])),
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             scheduler: match params.walk {
                 Walk::Tiles(lookup) => {
@@ -140,11 +150,11 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// Prefetches what the first loads of a short call would otherwise wait for one after another: tensor maps, lengths
-    /// and page tables. Prefetches read nothing, so they need not wait for the previous kernel.
+    /// Prefetches what the first loads of a short call would wait for, one after another: tensor maps, lengths, page
+    /// tables and lists. Prefetches read nothing, so they need not wait for the kernel before.
     #[track_caller]
     pub(super) fn prefetch(&self) {
-        let (b, Params { q, qv, k, v, walk, pages, .. }) = (self.builder, &self.params);
+        let (b, Params { q, qv, k, v, walk, pages, lists, .. }) = (self.builder, &self.params);
         let Walk::Shares(shares) = walk else { return };
         b.once_in_warp(0, || {
             let maps = [Some(*q), *qv, *k, *v].into_iter().flatten();
@@ -153,6 +163,9 @@ impl<'k> Fwd<'k> {
         shares.prefetch(b);
         if let Some(pages) = pages {
             pages.prefetch(b, shares.count);
+        }
+        if let Some(lists) = lists {
+            lists.prefetch(b, shares.count);
         }
     }
 

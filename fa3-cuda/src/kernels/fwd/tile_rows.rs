@@ -32,7 +32,7 @@ pub(super) struct TileRow<'k> {
     pub(super) position: Position<'k>,
     /// The row's query head.
     pub(super) head: U32<'k>,
-    /// Whether the row is one of those that are copied.
+    /// Whether the row is copied.
     pub(super) is_inside: V<'k, Pred>,
 }
 
@@ -85,7 +85,7 @@ impl<'k> Fwd<'k> {
         if self.spec.tile.column_groups() > 1 { self.builder.value(0) } else { me }
     }
 
-    /// Part `part` of O's columns, without columns beyond those in memory.
+    /// Part `part` of O's columns, without columns that O in memory does not have.
     pub(super) fn columns(&self, part: u32) -> Columns {
         let most = self.spec.tile.columns();
         let first = part * most;

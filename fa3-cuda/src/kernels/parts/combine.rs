@@ -16,7 +16,9 @@ use std::f32::consts::{LN_2, LOG2_E};
 use fa3_ir::lang::*;
 use fa3_sched::combine::{CHUNK, Team};
 
+use super::lse_form::StoredLse;
 use super::unpack::unpacked;
+use crate::kernels::params::InKernel;
 
 /// The elements of a chunk of columns.
 type Columns<T> = [T; CHUNK as usize];
@@ -37,6 +39,10 @@ pub(crate) struct Combined<'k> {
     pub(crate) elem: Elem,
     /// Whether the row exists; if not, nothing is written.
     pub(crate) is_there: V<'k, Pred>,
+    /// The form in which LSE is stored; `None` for the default.
+    pub(crate) stored_lse: Option<StoredLse<InKernel<'k>>>,
+    /// Whether LSE leaves out the sink.
+    pub(crate) lse_without_sink: bool,
 }
 
 /// The reduction in a kernel whose CTAs have [`Team::cta_warps`] warps.
@@ -263,7 +269,8 @@ impl<'k> Combine<'k> {
     #[track_caller]
     fn write(&self, sums: Sums<'k>, sink: Option<V<'k, F32>>, to: Combined<'k>, thread: U32<'k>) {
         let b = self.builder;
-        let (scale, lse) = end(sums.max, sums.sum, sink);
+        let (scale, lse) = end((sums.max, sums.sum), sink, to.lse_without_sink);
+        let lse = to.stored_lse.map_or(lse, |stored| stored.stored(lse));
         let writes_lse = to.lse.ne(0u64) & to.is_there & thread.eq(0);
         b.guarded(writes_lse, || b.store(to.lse, lse));
         let threads = 32 * self.team.warps;
@@ -275,26 +282,29 @@ impl<'k> Combine<'k> {
     }
 }
 
-/// The factor of O and LSE of a row at the end of a reduction, with `sink` in the denominator.
+/// The factor of O, and LSE, of a row at the end of a reduction. A `sink` adds exp(sink) to the denominator of O, and
+/// to LSE unless LSE leaves it out.
 #[track_caller]
 pub(crate) fn end<'k>(
-    max: V<'k, F32>,
-    sum: V<'k, F32>,
+    (max, sum): (V<'k, F32>, V<'k, F32>),
     sink: Option<V<'k, F32>>,
+    lse_without_sink: bool,
 ) -> (V<'k, F32>, V<'k, F32>) {
+    let of_keys = (sum, reference(max));
     let (reference, sum, scale) = match sink {
-        None => (reference(max), sum, None),
+        None => (of_keys.1, of_keys.0, None),
         Some(sink) => {
             let reference = reference(max.max(sink));
             let scale = weight(max, reference);
-            (reference, sum.fma(scale, weight(sink, reference)), Some(scale))
+            let of_sink = sink.eq(reference).select(1.0, weight(sink, reference));
+            (reference, sum.fma(scale, of_sink), Some(scale))
         }
     };
     // Apart from rounding, the sum is at least 1, or it is 0 and then O is 0, too.
-    let inverse = sum.max(f32::MIN_POSITIVE).rcp();
+    let inverse = sum.eq(0.0).select(0.0, sum.rcp());
     let scale = scale.map_or(inverse, |scale| scale * inverse);
-    let lse = sum.lg2().fma(LN_2, reference);
-    (scale, lse)
+    let (lse_sum, lse_reference) = if lse_without_sink { of_keys } else { (sum, reference) };
+    (scale, lse_sum.lg2().fma(LN_2, lse_reference))
 }
 
 /// Stores a chunk of columns in elements of type `elem`.
@@ -324,14 +334,15 @@ pub(crate) fn weight<'k>(lse: V<'k, F32>, reference: V<'k, F32>) -> V<'k, F32> {
 mod tests {
     use fa3_ir::{BufferRole, Passed, Program};
     use fa3_sim::ProgramSimulation;
-    use fa3_types::Dtype;
+    use fa3_types::{Dtype, LseForm};
 
     use super::*;
 
     const COLS: u32 = 16;
-    const ROWS: u32 = 6;
+    const ROWS: u32 = 9;
     /// Number of parts for which each row has memory.
     const MOST: u32 = 40;
+    const FORM: LseForm = LseForm { base_two: true, without_sink: false, empty_is_infinite: true };
 
     /// A program that reduces rows. Memory has each row's number of parts, its sink, and its parts in reverse order.
     fn program(team: Team) -> Program<Kernel> {
@@ -349,7 +360,11 @@ mod tests {
                 Part { lse: number.mad_wide(4, lse), o: number.mad_wide(4 * COLS, o) }
             };
             let [to_lse, to_o] = [row.mad_wide(4, to_lse), row.mad_wide(4 * COLS, to_o)];
-            let to = Combined { lse: to_lse, o: to_o, elem: Elem::F32, is_there };
+            let stored_lse =
+                Some(StoredLse { unit: b.value(FORM.unit() as f32), empty: b.value(FORM.empty()) });
+            let lse_without_sink = false;
+            let to =
+                Combined { lse: to_lse, o: to_o, elem: Elem::F32, is_there, stored_lse, lse_without_sink };
             combine.row(b.load(count), part, Some(b.load(sink)), to);
         });
         let mut program = Program::new();
@@ -370,8 +385,9 @@ mod tests {
 
     #[test]
     fn counts_are_data_and_sinks_have_no_value() {
-        let counts = [0, 1, 3, 8, 29, 40_u32];
-        let sinks = [1.5, f32::NEG_INFINITY, -2.0, 30.0, 0.5, f32::NEG_INFINITY];
+        let counts = [0, 1, 3, 8, 29, 0_u32, 0, 8, 8];
+        let none = f32::NEG_INFINITY;
+        let sinks = [1.5, none, -2.0, 30.0, 0.5, none, f32::INFINITY, f32::INFINITY, f32::NAN];
         let number = |index: usize| (index as f32 * 0.7).sin();
         let (rows, most, cols) = (ROWS as usize, MOST as usize, COLS as usize);
         // Memory behind a row's parts is NaN.
@@ -400,12 +416,13 @@ mod tests {
                 let parts = (most * (row + 1) - counts[row] as usize)..most * (row + 1);
                 let weights: Vec<f64> = parts.clone().map(|part| f64::from(lse[part]).exp()).collect();
                 let sum = weights.iter().sum::<f64>() + f64::from(sinks[row]).exp();
-                assert!((given_lse[row] - sum.ln()).abs() < 1e-5, "row {row} of {splits} parts");
+                let is_near = |x: f64, y: f64| x == y || (x - y).abs() < 1e-5 || x.is_nan() && y.is_nan();
+                assert!(is_near(given_lse[row], FORM.of(sum.ln())), "row {row} of {splits} parts");
                 for col in 0..cols {
                     let values = parts.clone().map(|part| f64::from(o[part * cols + col]));
                     let expected = values.zip(&weights).map(|(x, weight)| x * weight).sum::<f64>() / sum;
                     let given = given_o[row * cols + col];
-                    assert!((given - expected).abs() < 1e-5, "{row}, {col} of {splits} parts: {given}");
+                    assert!(is_near(given, expected), "{row}, {col} of {splits} parts: {given}");
                 }
             }
         }

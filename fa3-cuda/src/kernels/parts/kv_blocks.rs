@@ -5,6 +5,7 @@ use fa3_sched::{KvRange, num_ranges};
 use fa3_types::Mask;
 
 use super::intervals::load_words;
+use super::seen::SeenKeys;
 
 /// The KV blocks that a tile visits.
 pub(crate) struct KvBlocks<'k> {
@@ -14,6 +15,8 @@ pub(crate) struct KvBlocks<'k> {
     pub(crate) count: U32<'k>,
     /// Number of keys of a block.
     keys: u32,
+    /// Whether blocks consist of list entries, of which no mask hides any.
+    are_listed: bool,
     /// Whether the mask has a left side, and whether it has a right side.
     left: bool,
     right: bool,
@@ -29,6 +32,8 @@ pub(crate) struct KvBlock<'k> {
     pub(crate) masked: bool,
     /// Whether the block is the last one that the tile visits.
     pub(crate) last: V<'k, Pred>,
+    /// Which of its keys exist, if keys are listed and this is known already.
+    pub(crate) seen: Option<SeenKeys<'k>>,
 }
 
 impl<'k> KvBlocks<'k> {
@@ -40,13 +45,18 @@ impl<'k> KvBlocks<'k> {
         // Intervals may hide keys on either side.
         let both = mask.intervals().is_some();
         let (left, right) = (both || left.is_some(), both || right.is_some());
-        KvBlocks { builder: b, kv, count, keys, left, right, ranges: None }
+        KvBlocks { builder: b, kv, count, keys, are_listed: false, left, right, ranges: None }
     }
 
     /// The blocks in the ranges at shared-memory address `at`, if there is one. `kv` then counts steps.
     pub(crate) fn in_ranges(self, at: Option<U32<'k>>, mask: Mask) -> KvBlocks<'k> {
         let count = mask.intervals().map_or(0, |form| num_ranges(form.of_row.count()) as u32);
         KvBlocks { ranges: at.map(|at| (at, count)), ..self }
+    }
+
+    /// These blocks, which consist of list entries if `are_listed`.
+    pub(crate) fn listed(self, are_listed: bool) -> KvBlocks<'k> {
+        KvBlocks { are_listed, ..self }
     }
 
     /// The block that is visited after `step` other blocks. It counts as masked, because it may need the mask.
@@ -61,13 +71,14 @@ impl<'k> KvBlocks<'k> {
 
     #[track_caller]
     fn block(&self, index: U32<'k>, masked: bool) -> KvBlock<'k> {
-        KvBlock { key: index * self.keys, masked, last: index.eq(self.kv.first) }
+        let masked = masked && !self.are_listed;
+        KvBlock { key: index * self.keys, masked, last: index.eq(self.kv.first), seen: None }
     }
 
     /// The block of step `step`, in a range whose top is `top`, of a tile that visits `count` blocks.
     #[track_caller]
     fn step(&self, step: U32<'k>, [top, count]: [U32<'k>; 2], masked: bool) -> KvBlock<'k> {
-        KvBlock { key: (top - step) * self.keys, masked, last: (step + 1).eq(count) }
+        KvBlock { key: (top - step) * self.keys, masked, last: (step + 1).eq(count), seen: None }
     }
 
     /// Runs `body` for every block but the first `from`, range by range. With `are_told_apart`, `body` is built twice:

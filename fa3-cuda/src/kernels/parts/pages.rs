@@ -20,7 +20,7 @@ pub(crate) const NOWHERE: u32 = u32::MAX;
 params! {
     /// The page table of a launch.
     struct Pages {
-        /// The page numbers. Each row of the table has those of one sequence.
+        /// The page numbers. Each row of the table has the numbers of one sequence.
         table: pointer = "page_table",
         /// The table row of each sequence, and the number of table rows, with an indirect page table.
         index: maybe pointer = "cache_batch_idx",
@@ -118,6 +118,11 @@ impl<'k> PageSpan<'k> {
         };
         let Pages { per_sequence, rows: page_rows, entries, .. } = pages;
         PageSpan { builder, table, pages: per_sequence, page_rows, entries, apart, first, count }
+    }
+
+    /// The rows of another tensor of the cache, whose pages are `apart` rows of memory apart.
+    pub(crate) fn of_tensor(self, apart: U32<'k>) -> PageSpan<'k> {
+        PageSpan { apart, ..self }
     }
 
     /// The builder of the kernel that the span belongs to.

@@ -22,8 +22,8 @@ impl<'k> PingPong<'k> {
         PingPong(b.warpgroup_barriers("turn", warpgroups, 2))
     }
 
-    /// The barriers of warpgroup `me`. The last warpgroup arrives at the first one's barrier, which lets that one
-    /// begin.
+    /// The barriers of warpgroup `me`. The last warpgroup arrives at the first warpgroup's barrier, which
+    /// lets the first warpgroup begin.
     #[track_caller]
     pub(crate) fn of(&self, b: &'k Builder, me: U32<'k>) -> Turn<'k> {
         let PingPong(barriers) = self;

@@ -30,10 +30,13 @@ use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::forward::{ReductionSource, SplitKvPlan};
 use fa3_sched::packed::{Arrays, ClampedRows, Cut};
-use fa3_sched::{Int, IterationSpace, SeqLens, Split, Tiling, WorkDecomposition as WorkShares, WorkUnits};
+use fa3_sched::{
+    Int, IterationSpace, ListLens, SeqLens, Split, Tiling, WorkDecomposition as WorkShares, WorkUnits,
+};
 use fa3_types::Mask;
 
 use super::geometry::WorkTile;
+use super::lists::{ListForm, ListLengths};
 use super::out::Out;
 use super::pages::prefetch_words;
 use super::reduction::Reduction;
@@ -57,15 +60,17 @@ pub struct ShareForm {
     pub reduces_whole: bool,
     /// Whether a CTA merges the splits of its units ([`fa3_sched::WorkDecomposition::merging`]).
     pub merges: bool,
+    /// The lists, if keys are listed.
+    pub lists: Option<ListForm>,
 }
 
 impl ShareForm {
-    /// The form of the kernel of a split-KV plan.
-    pub(crate) fn of(shared: &SplitKvPlan) -> ShareForm {
+    /// The form of a plan whose blocks have `keys` keys.
+    pub(crate) fn of(shared: &SplitKvPlan, keys: u32) -> ShareForm {
         let (q, k) = (shared.sequences().q().arrays, shared.sequences().k().arrays);
         let (said_by, reduces_whole) = (shared.reduction_source(), shared.reduces_whole_units());
         let (twins, merges) = (shared.co_schedules_tiles(), shared.merges_splits());
-        ShareForm { q, k, said_by, twins, reduces_whole, merges }
+        ShareForm { q, k, said_by, twins, reduces_whole, merges, lists: ListForm::of(shared, keys) }
     }
 }
 
@@ -85,6 +90,8 @@ params! {
         /// The array of [`Reduction`] messages, for each unit or for each CTA, if messages say what is to be reduced.
         begun: maybe pointer,
         said_by: fixed ReductionSource,
+        /// The lengths of lists, if keys are listed: then K has the rows of all blocks of whole lists.
+        lists: maybe all ListLengths,
     }
 }
 
@@ -93,13 +100,15 @@ copies!(Shares);
 impl Shares<Form> {
     /// The parameters that all launches with this mask share.
     pub(crate) fn form(form: ShareForm, mask: Mask) -> Shares<Form> {
-        let ShareForm { q, k, said_by, twins, reduces_whole, merges } = form;
+        let ShareForm { q, k, said_by, twins, reduces_whole, merges, lists } = form;
         let shares = WorkShares::new(1, 1, 0, Cut::new(1, 1, mask));
         let in_pieces = said_by == ReductionSource::Lengths;
         let shares = if in_pieces { shares.fixed_size(1) } else { shares.or_whole_units(0) };
         let shares = if twins { shares.co_scheduled(1) } else { shares };
         let shares = if reduces_whole { shares.reducing_whole_units() } else { shares };
         let shares = if merges { shares.merging() } else { shares };
+        let are_equal = lists.is_some_and(|lists| !k.seqused && lists.second_used != Some(true));
+        let shares = if are_equal { shares.equal_sequences(1, 1, SeqLens { q: 1, k: 1 }) } else { shares };
         Shares {
             q: SideRows::form(q),
             k: SideRows::form(k),
@@ -109,21 +118,25 @@ impl Shares<Form> {
             pack: (),
             begun: (!in_pieces).then_some(Elem::U32),
             said_by,
+            lists: lists.map(ListLengths::form),
         }
     }
 }
 
 impl Shares<Host> {
-    /// The arguments of a launch. `find` gives the buffers of arrays by their names.
+    /// The arguments of a launch of kernels of this form. `find` gives the buffers of arrays by their names.
     pub(crate) fn of(
-        shared: &SplitKvPlan,
+        (shared, form): (&SplitKvPlan, ShareForm),
         tiling: Tiling<u32>,
         begun: Option<BufferId>,
         find: impl Fn(&str) -> Option<BufferId>,
     ) -> Shares<Host> {
+        let lists = shared.lists().zip(form.lists);
+        let lists = lists.map(|(lists, form)| ListLengths::of(lists, find("extra_seqused_k"), form));
         let [q, k] = SideRows::of(shared.sequences(), find);
         let (count, shares) = (shared.sequences().count(), shared.decomposition());
-        Shares { q, k, count, shares, tiling, pack: shared.pack(), begun, said_by: shared.reduction_source() }
+        let (pack, said_by) = (shared.pack(), shared.reduction_source());
+        Shares { q, k, count, shares, tiling, pack, begun, said_by, lists }
     }
 }
 
@@ -156,6 +169,16 @@ impl<'k> Shares<InKernel<'k>> {
             let arrays = [cu_seqlens, seqused, leftpad].into_iter().flatten();
             arrays.for_each(|array| prefetch_words(b, b.tid(), array, self.count));
         }
+        if let Some(array) = self.lists.and_then(|lists| lists.second_used) {
+            prefetch_words(b, b.tid(), array, self.count);
+        }
+    }
+
+    /// The lengths of the lists of sequence `number`, which must exist, and the base-2 logarithm of the keys of a
+    /// block; `None` if keys are not listed.
+    #[track_caller]
+    pub(crate) fn list_lens(&self, b: &'k Builder, number: U32<'k>) -> Option<(ListLens<U32<'k>>, u32)> {
+        self.lists.map(|lists| (lists.lens(b, &self.k, number), lists.form.log_keys))
     }
 
     /// Number of entries: one for each sequence, and one for the rows behind the last sequence, if Q is packed.
@@ -169,7 +192,11 @@ impl<'k> Shares<InKernel<'k>> {
     fn entry(&self, b: &'k Builder, number: U32<'k>) -> Entry<'k> {
         let (is_sequence, read) = (number.lt(self.count), number.min(self.count - 1));
         let q = self.q.of_sequence(b, read, is_sequence);
-        let k = self.k.of_sequence(b, read, is_sequence);
+        let k = match self.list_lens(b, read) {
+            // Q is not packed, so that all entries are sequences.
+            Some((lens, log_keys)) => ClampedRows::dense(lens.keys(log_keys)),
+            None => self.k.of_sequence(b, read, is_sequence),
+        };
         let q = match self.q.end(b, self.count) {
             None => q,
             Some(end) => {
@@ -200,6 +227,11 @@ impl<'k> Shares<InKernel<'k>> {
     /// Finds where the CTA's share begins. All lanes of a warp must call this.
     #[track_caller]
     pub(super) fn start(&self, b: &'k Builder) -> Start<'k> {
+        if let Some(equal) = self.shares.equal() {
+            let line = equal.space;
+            let [sequence, first] = equal.sequence(self.shares.number(b.cta_x()) * line.share);
+            return Start { line, sequence, first };
+        }
         let (lane, entries) = (b.tid() & 31, self.entries());
         // Entries behind the last one have no units.
         let units = |number: U32<'k>| {

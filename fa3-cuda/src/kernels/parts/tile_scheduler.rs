@@ -1,4 +1,4 @@
-//! The work tiles of a CTA, in order, which are the same for producer and consumers (CUTLASS: the scheduler pipeline).
+//! The work tiles of a CTA, in one order for producer and consumers (CUTLASS: the scheduler pipeline).
 //!
 //! Where all sequences have one length, a role gets a tile index and computes the work tile from it ([`TileIndices`]).
 //! Where sequences are in a table, the producer looks the work tile up, by two dependent loads, and sends all words of

@@ -1,7 +1,10 @@
 //! TMA loads of tiles through a pipeline (CUTLASS: `PipelineTmaAsync`).
 
+use std::ops::Range;
+
 use fa3_ir::lang::*;
 
+use super::gather::COPIERS;
 use super::pages::PageSpan;
 use super::ragged::RowSpan;
 
@@ -12,6 +15,8 @@ pub(crate) struct TmaPipeline<'k> {
     stages: Pipeline<'k, 1>,
     /// The tensor's column with which tiles begin.
     col: u32,
+    /// The rows of its tiles that it has.
+    rows: Range<u32>,
     /// The part of each tile that this CTA multicasts to its cluster; `None` if the CTA loads whole tiles for itself.
     part: Option<U32<'k>>,
 }
@@ -20,7 +25,7 @@ pub(crate) struct TmaPipeline<'k> {
 enum Source<'k> {
     /// TMA copies by a tensor map.
     Tiles(TileMap),
-    /// A warp that copies rows.
+    /// Warps that copy rows.
     Rows(CpAsyncPipeline<'k, 1>),
 }
 
@@ -107,7 +112,9 @@ impl<'k> Sequence<'k> {
 
 impl<'k> TmaPipeline<'k> {
     fn new(source: Source<'k>, stages: Pipeline<'k, 1>) -> TmaPipeline<'k> {
-        TmaPipeline { source, along: Along::HeadDim, stages, col: 0, part: None }
+        let [tile] = stages.tiles_of(0);
+        let rows = 0..tile.shape().rows;
+        TmaPipeline { source, along: Along::HeadDim, stages, col: 0, rows, part: None }
     }
 
     /// Declares a pipeline of `stages` tiles of the map's shape, which `consumers` warps release.
@@ -166,7 +173,7 @@ impl<'k> TmaPipeline<'k> {
         TmaPipeline { part, ..TmaPipeline::new(Source::Tiles(map), stages) }
     }
 
-    /// Like `declare`, for tiles that a warp copies row by row.
+    /// Like `declare`, for tiles that warps copy row by row.
     #[track_caller]
     pub(crate) fn declare_copied(
         b: &'k Builder,
@@ -174,7 +181,7 @@ impl<'k> TmaPipeline<'k> {
         shape: TileShape,
         [stages, consumers]: [u32; 2],
     ) -> TmaPipeline<'k> {
-        let copied = b.cp_async_pipeline(name, stages, consumers, [(name, shape)]);
+        let copied = b.cp_async_pipeline(name, stages, [COPIERS, consumers], [(name, shape)]);
         let stages = copied.pipeline().clone();
         TmaPipeline::new(Source::Rows(copied), stages)
     }
@@ -182,6 +189,26 @@ impl<'k> TmaPipeline<'k> {
     /// Makes tiles begin with column `col` of the tensor.
     pub(crate) fn at_column(self, col: u32) -> TmaPipeline<'k> {
         TmaPipeline { col, ..self }
+    }
+
+    /// Divides a pipeline of tiles that warps copy: it keeps the first `count` rows, and a pipeline of this name has
+    /// the others. Stages of both have whole tiles.
+    #[track_caller]
+    pub(crate) fn split_rows(self, name: &str, count: u32) -> [TmaPipeline<'k>; 2] {
+        let Source::Rows(copied) = &self.source else { unreachable!("a tensor map copies whole tiles") };
+        let (copied, rows) = (copied.of_same_tiles(name), self.rows.clone());
+        let stages = copied.pipeline().clone();
+        let others = TmaPipeline {
+            col: self.col,
+            rows: count..rows.end,
+            ..TmaPipeline::new(Source::Rows(copied), stages)
+        };
+        [TmaPipeline { rows: rows.start..count, ..self }, others]
+    }
+
+    /// The rows of its tiles that it has: all, unless the pipeline was divided.
+    pub(crate) fn rows(&self) -> Range<u32> {
+        self.rows.clone()
     }
 
     /// Number of columns of a tile.

@@ -3,8 +3,8 @@
 use fa3_ir::lang::*;
 
 /// Selectors of [`V::prmt`] for the even bytes and for the odd bytes of two words. `ldmatrix.trans` moves pairs of
-/// bytes, which are neighbours along the columns; the selectors separate the codes of even columns from those of odd
-/// columns.
+/// bytes, which are neighbours along the columns; the selectors separate the codes of even columns from the codes
+/// of odd columns.
 pub(crate) const EVEN_ODD: [u32; 2] = [0x6420, 0x7531];
 
 /// The two numbers of a register, f16 or bf16.

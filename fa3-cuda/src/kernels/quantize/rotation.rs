@@ -44,7 +44,7 @@ impl<'f, 'k> Angles<'f, 'k> {
         Angles { builder, rotation, tables, seqlen, lane, may_be_outside, position, kept }
     }
 
-    /// Moves to row `row` of the sequence of a tile. If the thread keeps angles, begins to load those of the row.
+    /// Moves to row `row` of the sequence of a tile. If the thread keeps angles, begins to load the row's angles.
     #[track_caller]
     pub(super) fn go_to(&self, place: &HeadBlock<'k>, row: U32<'k>) {
         match place.span {

@@ -1,7 +1,7 @@
 //! Scales that take a pass over the tensor before the pass that writes codes.
 //!
-//! - `channels.rs` reduces columns to scales and means of channels: first over parts of the rows, and then over all
-//! parts. - `maxima.rs` reduces the largest magnitudes of tiles to scales of heads or of the tensor. The quantization
+//! `channels.rs` reduces columns to scales and means of channels: first over parts of the rows, and then over all
+//! parts. `maxima.rs` reduces the largest magnitudes of tiles to scales of heads or of the tensor. The quantization
 //! kernel finds these magnitudes ([`ScaleSource::Measured`]).
 
 mod channels;

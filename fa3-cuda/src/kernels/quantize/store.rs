@@ -115,10 +115,9 @@ impl<'k> Quantize<'k> {
     }
 }
 
-/// The row of the staging buffer that holds a key. Groups of eight keys are permuted, so that two kinds of accesses use
-/// different banks. Reads of the rows of a matrix have keys that differ in bits 0, 4 and 5. Stores of threads that run
-/// together have keys that differ in bit 0 with 8 threads per row, in bits 0 and 2 with 4 threads, and in bits 0 to 2
-/// with fewer.
+/// The row of the staging buffer that holds a key. Groups of eight keys are permuted, so that neither reads nor stores
+/// have bank conflicts. The keys that one read needs (rows of a matrix) differ in bits 0, 4 and 5. The keys that one
+/// store has differ in bit 0 with 8 threads per row, in bits 0 and 2 with 4 threads, and in bits 0 to 2 with fewer.
 #[track_caller]
 fn slot_of<'k>(key: U32<'k>) -> U32<'k> {
     let order = ((key & 1) << 2) | (((key >> 1) ^ (key >> 3)) & 2) | (((key >> 1) ^ (key >> 5)) & 1);

@@ -11,9 +11,10 @@ use fa3_sched::forward::{
 };
 use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{
-    Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
+    Dtype, Intervals, IntervalsOfRow, LseForm, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
 };
 
+use super::lists::listed;
 use super::packed::rows_word;
 use super::{Shipped, scheduler_word, sides_word};
 use crate::kernels::fwd::{FwdCombineSpec, FwdSpec, SequenceForm, ShareForm};
@@ -211,7 +212,7 @@ fn wide() -> impl Iterator<Item = ProblemSpec> {
 }
 
 /// The problem with a contiguous `qv`.
-fn with_qv(spec: ProblemSpec) -> ProblemSpec {
+pub(super) fn with_qv(spec: ProblemSpec) -> ProblemSpec {
     let qv = TensorDesc::contiguous(spec.q.dtype, spec.o.shape);
     spec.qv(qv)
 }
@@ -224,6 +225,7 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
         let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(dims.1).causal();
         spec.seqs_k(Sequences::paged(2, 4096 / page).used())
     };
+    let of_flash_mla = LseForm { base_two: false, without_sink: true, empty_is_infinite: true };
     let latent = |rows, heads, cols_v, page| with_qv(over_pages(rows, heads, (64, cols_v), page));
     [
         over_pages(1, 8, (512, 512), 64),
@@ -234,6 +236,9 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
         latent(2, 32, 512, 1),
         latent(1, 32, 256, 64),
         latent(2048, 32, 512, 64),
+        // FlashMLA's LSE.
+        latent(1, 128, 512, 64).lse_form(of_flash_mla),
+        latent(1, 128, 512, 64).sink().lse_form(of_flash_mla),
     ]
     .into_iter()
 }
@@ -341,7 +346,7 @@ fn shared_plans() -> impl Iterator<Item = Plan> {
         over_pages(Dtype::F16, 64, 64).mask(wide).sink(),
         over_pages(Dtype::Bf16, 16, 512),
     ];
-    let shared = cache().chain(gathered()).chain(chunks()).chain(wide_cache());
+    let shared = cache().chain(gathered()).chain(chunks()).chain(wide_cache()).chain(listed());
     let equally = shared.map(move |spec| plan(spec, equally));
     let merged = merged.into_iter().map(move |spec| plan(spec, merging));
     equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces))).chain(merged)
@@ -402,12 +407,14 @@ fn combines() -> impl Iterator<Item = Shipped> {
         PlanKind::SplitKv(_) | PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
     });
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| {
-        let sink = if spec.sink { "/sink" } else { "" };
+        let words =
+            [(spec.sink, "/sink"), (spec.lse_without_sink, "/lse-without"), (spec.stored_lse, "/lse-form")];
+        let words: String = words.iter().filter(|(is_so, _)| *is_so).map(|(_, word)| *word).collect();
         let pieces = spec.pieces.map_or(String::new(), |(ShareForm { q, k, .. }, mask)| {
             format!("/pieces/{}/{}/{}", rows_word(q), rows_word(k), sides_word(mask))
         });
         let Team { warps, at_once, .. } = spec.team;
-        let name = format!("merge/{}/d{}/{warps}x{at_once}{sink}{pieces}", spec.output, spec.head_dim_v);
+        let name = format!("merge/{}/d{}/{warps}x{at_once}{words}{pieces}", spec.output, spec.head_dim_v);
         Shipped::new(name, spec)
     })
 }
@@ -431,6 +438,7 @@ fn plan(spec: ProblemSpec, options: PlanOptions) -> Plan {
 fn name(spec: &FwdSpec) -> String {
     let FwdSpec { elem, output, tile, mask, softcap, sink, order, scheduler, cluster, sequences, .. } = *spec;
     let FwdSpec { shares, pack, page_block, gathered_cols, indexed, given_table, .. } = *spec;
+    let FwdSpec { lse_without_sink, stored_lse, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -471,9 +479,11 @@ fn name(spec: &FwdSpec) -> String {
         (sequences == SequenceForm::Varlen && shares.is_none(), "listed"),
         (given_table, "given-table"),
         (sink, "sink"),
+        (lse_without_sink, "lse-without"),
+        (stored_lse, "lse-form"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
-    if let Some(ShareForm { q, k, said_by, twins, merges, .. }) = shares {
+    if let Some(ShareForm { q, k, said_by, twins, reduces_whole: _, merges, lists }) = shares {
         let by = match said_by {
             ReductionSource::Units => "units",
             ReductionSource::Ctas => "ctas",
@@ -482,6 +492,12 @@ fn name(spec: &FwdSpec) -> String {
         };
         let twins = if twins { "/twins" } else { "" };
         word(&format!("shares-of-{by}/{}/{}/pack{pack}{twins}", rows_word(q), rows_word(k)));
+        match lists.map(|lists| lists.second_used) {
+            None => {}
+            Some(None) => word("lists"),
+            Some(Some(false)) => word("two-lists"),
+            Some(Some(true)) => word("two-used-lists"),
+        }
     }
     if let Some(rows) = page_block {
         word(&format!("pages{rows}"));

@@ -27,6 +27,7 @@ const KNOWN: Known = Known::new(
         Feature::BlockScales,
         Feature::VChannels,
         Feature::TransposedV,
+        Feature::LseForm,
     ],
 );
 

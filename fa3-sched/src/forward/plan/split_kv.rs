@@ -7,13 +7,13 @@ mod tiles;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Dtype, Feature, Known, Problem};
+use fa3_types::{Dtype, Feature, Known, Problem, TensorName, UnknownFeature};
 
 use super::varlen::{latent_rows, memory_rows};
 use crate::combine::Team;
 use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
 use crate::packed::{self, MemoryRows, Side};
-use crate::{Tiling, WorkDecomposition};
+use crate::{ListedRows, SeqLens, Tiling, WorkDecomposition};
 use tiles::tile;
 
 /// The features that split-KV kernels compute. They dequantize e4m3 to 16 bits.
@@ -32,6 +32,9 @@ const KNOWN: Known = Known::new(
         Feature::Pages,
         Feature::Index,
         Feature::Leftpad,
+        Feature::Lists,
+        Feature::Extra,
+        Feature::LseForm,
     ],
 );
 
@@ -77,6 +80,7 @@ pub struct SplitKvPlan {
     reduces_whole: bool,
     /// Whether CTAs merge splits of a fixed size.
     merges: bool,
+    lists: Option<(ListedRows, Option<ListedRows>)>,
 }
 
 /// How work tiles are split.
@@ -121,6 +125,11 @@ const FEW: usize = 8;
 fn pack(group: u32) -> u32 {
     let fits = |heads: u32| heads * positions_multiple(heads) <= ROWS;
     (1..=group.min(ROWS)).rev().find(|&heads| group.is_multiple_of(heads) && fits(heads)).unwrap_or(1)
+}
+
+/// Number of query heads that are rows of one tile of a single position, which has a list of keys.
+fn pack_of_position(group: u32) -> u32 {
+    (1..=group.min(ROWS)).rev().find(|&heads| group.is_multiple_of(heads)).unwrap_or(1)
 }
 
 /// Query positions in a tile of `rows` rows, which has `pack` query heads.
@@ -198,25 +207,60 @@ fn merges_splits(
     }
 }
 
+/// Listed rows are numbered in units of 16 bytes, and the last number stands for a missing row.
+const LISTED_BYTES: u64 = 16 * (u32::MAX as u64);
+
+/// Checks that each list belongs to one row of Q, that rows can be numbered, and that options leave the plan open.
+fn check_lists(problem: &Problem, options: &PlanOptions) -> Result<(), PlanError> {
+    KNOWN.check(problem)?;
+    if let Some(feature) = [Feature::E4m3, Feature::E4m3Keys]
+        .into_iter()
+        .find(|e4m3| problem.features().any(|feature| feature == *e4m3))
+    {
+        return Err(UnknownFeature { who: "the forward kernels of listed keys", feature }.into());
+    }
+    let first = [(TensorName::K, problem.k()), (TensorName::V, problem.v())];
+    let extra = problem.extra();
+    let second =
+        extra.into_iter().flat_map(|extra| [(TensorName::ExtraK, &extra.k), (TensorName::ExtraV, &extra.v)]);
+    for (tensor, of) in first.into_iter().chain(second) {
+        let (given, limit) = (of.extent_bytes().0, LISTED_BYTES);
+        if given > limit {
+            return Err(PlanError::ListedBytes { tensor, given, limit });
+        }
+    }
+    match (problem.seqs_q().seqlen(), options.tile) {
+        (Some(1), None) => Ok(()),
+        (Some(1), Some(_)) => Err(PlanError::SplitTile),
+        (rows, _) => Err(PlanError::ListRows { rows: rows.unwrap_or(problem.q().shape.seqlen) }),
+    }
+}
+
 impl SplitKvPlan {
     /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows.
     /// Without splits of a fixed size it is also `None` if a tile is given, if a sequence has many rows, or if there
-    /// are more blocks than can be numbered.
+    /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead.
     pub(super) fn new(
         problem: &Problem,
         sms: NonZeroU32,
         options: &PlanOptions,
     ) -> Result<Option<(CtaTile, Tiling<u32>, SplitKvPlan)>, PlanError> {
         let group = problem.heads().group_size() as u32;
-        let (pack, tile) = (pack(group), tile(problem));
+        let lists = ListedRows::of(problem);
+        if lists.is_some() {
+            check_lists(problem, options)?;
+        }
+        let (pack, tile) =
+            (if lists.is_some() { pack_of_position(group) } else { pack(group) }, tile(problem));
         let split_blocks = match options.split_keys {
+            None if lists.is_some() => Some(MOST_ITERATIONS),
             None => return Ok(None),
             Some(SplitKeys::Even | SplitKeys::Whole) if KNOWN.check(problem).is_err() => return Ok(None),
             Some(split @ (SplitKeys::Even | SplitKeys::Whole)) => {
                 let positions = problem.longest().q;
                 let is_short = positions <= FEW || positions.saturating_mul(pack as usize) <= ROWS as usize;
                 let is_whole = split == SplitKeys::Whole;
-                if options.tile.is_some() || !is_short || is_whole && pack == 1 {
+                if options.tile.is_some() || !is_short || is_whole && pack == 1 && lists.is_none() {
                     return Ok(None);
                 }
                 // No sequence has more blocks than one split of this size.
@@ -226,11 +270,16 @@ impl SplitKvPlan {
                 Some(split_blocks(problem, options, split, tile)?)
             }
         };
-        let Some((tile, is_slim)) = tile else { return Ok(None) };
+        let Some((tile, is_slim)) = tile else {
+            return if lists.is_some() { Err(TileRow::none(problem)) } else { Ok(None) };
+        };
         let is_asked = matches!(options.split_keys, Some(SplitKeys::Fixed | SplitKeys::FixedSize { .. }));
-        let positions = packed_positions(pack, ROWS);
+        let positions = if lists.is_some() { 1 } else { packed_positions(pack, ROWS) };
         let tiling = Tiling::new(positions, tile.tile_n, group / pack, problem.mask());
-        let sides = Side::both(problem);
+        let mut sides = Side::both(problem);
+        if let Some(lists) = lists {
+            sides[1].rows = ListedRows::most_keys(lists, tile.tile_n);
+        }
         let sequences = packed::Plan::new(problem.batch(), sides, [positions, tile.tile_n], problem.mask())?;
         let heads = problem.heads().q() as u32 / pack;
         let blocks = (sides[1].rows as u64).div_ceil(tile.tile_n.into()) + 1;
@@ -243,7 +292,7 @@ impl SplitKvPlan {
         }
         if are_too_many {
             let refusal = PlanError::SplitBlocks { blocks: most, limit: MOST_ITERATIONS };
-            return if is_asked { Err(refusal) } else { Ok(None) };
+            return if is_asked || lists.is_some() { Err(refusal) } else { Ok(None) };
         }
         let co_scheduled = co_scheduled(group / pack);
         let most_shares = blocks.saturating_mul(units / u64::from(co_scheduled));
@@ -261,15 +310,17 @@ impl SplitKvPlan {
         let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
         let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
         let reduction_cost = REDUCTION_COST + unit_rows(problem, pack) * tile.head_dim_v / REDUCTION_ELEMENTS;
-        // The fewest units that the rows of Q make.
-        let least_units = heads * (rows_of_lse(problem) / problem.heads().q() as u32 / positions);
         let mut merges = false;
         let split = match split_blocks {
             None => SplitRule::Even { extra, units },
             // A sequence has fewer than 2²⁴ blocks.
             Some(size) => {
                 let most = (blocks as u32 - 1).div_ceil(size).max(1);
-                merges = is_asked && merges_splits(problem, options, &tile, (most, least_units, ctas))?;
+                if is_asked {
+                    // The fewest units that the rows of Q make.
+                    let least_units = heads * (rows_of_lse(problem) / problem.heads().q() as u32 / positions);
+                    merges = merges_splits(problem, options, &tile, (most, least_units, ctas))?;
+                }
                 SplitRule::FixedSize { blocks: size, most }
             }
         };
@@ -288,6 +339,7 @@ impl SplitKvPlan {
             // Sinks of other splits are added by the kernel that has all of a unit's keys.
             reduces_whole: is_asked && problem.has_sink() && !merges,
             merges,
+            lists,
         };
         Ok(Some((tile, tiling, plan)))
     }
@@ -301,7 +353,13 @@ impl SplitKvPlan {
         }
     }
 
-    /// The sequences, cut into tiles of positions.
+    /// The cache whose rows are listed, and the second one, if keys are listed.
+    pub fn lists(&self) -> Option<(ListedRows, Option<ListedRows>)> {
+        self.lists
+    }
+
+    /// The sequences, cut into tiles of positions. If keys are listed, the rows of K are the keys of all blocks of
+    /// whole lists, and `seqused` is for the first list.
     pub fn sequences(&self) -> &packed::Plan {
         &self.sequences
     }
@@ -357,14 +415,23 @@ impl SplitKvPlan {
             let shares = shares.or_whole_units(self.reduction_cost);
             if co_scheduled > 1 { shares.co_scheduled(co_scheduled) } else { shares }
         };
-        match self.split {
+        let shares = match self.split {
             SplitRule::Even { extra, .. } => shares(extra),
             SplitRule::FixedSize { blocks, .. } => {
                 let shares = shares(0).fixed_size(blocks);
                 let shares = if self.merges { shares.merging() } else { shares };
                 if self.reduces_whole { shares.reducing_whole_units() } else { shares }
             }
+        };
+        let are_whole = |(first, second): (ListedRows, Option<ListedRows>)| {
+            !first.used && second.is_none_or(|second| !second.used)
+        };
+        if self.lists.is_some_and(are_whole) {
+            // Sequences have one row and whole lists.
+            let len = SeqLens { q: 1, k: self.sequences.k().rows as u32 };
+            return shares.equal_sequences(self.sequences.count(), 1, len);
         }
+        shares
     }
 
     /// Where the reduction kernel reads which splits to reduce: from entries of units if the number of units is known

@@ -7,7 +7,7 @@ use fa3_types::{Feature, Known, Problem, TensorDesc, TensorName};
 use super::Asked;
 use crate::forward::{Loads, PlanError};
 use crate::packed::{self, MemoryRows, Side, Tiles, section};
-use crate::{Longest, Order, Scheduler};
+use crate::{ListedRows, Longest, Order, Scheduler};
 
 /// The features that kernels of varlen plans compute.
 const KNOWN: Known = Known::new(
@@ -26,6 +26,7 @@ const KNOWN: Known = Known::new(
         Feature::Pages,
         Feature::Index,
         Feature::Leftpad,
+        Feature::LseForm,
     ],
 );
 
@@ -133,12 +134,13 @@ pub(super) fn latent_rows(problem: &Problem) -> Result<Option<MemoryRows>, PlanE
     problem.qv().map(|qv| rows(TensorName::Qv, qv)).transpose()
 }
 
+/// The rows of Q, K and V in memory; the rows of a page of K and V, if keys are listed.
 pub(super) fn memory_rows(problem: &Problem) -> Result<[MemoryRows; 3], PlanError> {
-    Ok([
-        rows(TensorName::Q, problem.q())?,
-        rows(TensorName::K, problem.k())?,
-        rows(TensorName::V, problem.v())?,
-    ])
+    let (mut k, mut v) = (*problem.k(), *problem.v());
+    if problem.seqs_k().list().is_some() {
+        [k, v] = [k, v].map(|tensor| ListedRows::of_page(&tensor));
+    }
+    Ok([rows(TensorName::Q, problem.q())?, rows(TensorName::K, &k)?, rows(TensorName::V, &v)?])
 }
 
 #[cfg(test)]

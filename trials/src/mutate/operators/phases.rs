@@ -135,12 +135,11 @@ fn elsewhere(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
 
 /// Lets every lane, not only the elected one, execute each of `lines`, if every lane computes its address.
 fn unguarded(kernel: &Anatomy<'_>, lines: Vec<usize>) -> Vec<Site> {
-    let site = |line| {
-        let guard = kernel.guard(line);
-        let together = (0..kernel.len()).filter(|&other| guard.is_some() && kernel.guard(other) == guard);
-        Site::new(line, together.map(|line| Edit::Guard(line, None)).collect())
-    };
-    lines.into_iter().map(site).collect()
+    sites(lines, |line| {
+        let guard = Some(kernel.guard(line)?);
+        let together = (0..kernel.len()).filter(|&other| kernel.guard(other) == guard);
+        Some(Site::new(line, together.map(|line| Edit::Guard(line, None)).collect()))
+    })
 }
 
 /// Changes the arrival count of the mbarriers of each region.

@@ -22,74 +22,11 @@ from vllm.model_executor.layers.attention.mla_attention import (
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
+from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
 from ..varlen import flash_attn_varlen_func
 
-__all__ = ["Fa3MLABackend", "Fa3MLAImpl", "Fa3MLAMetadata", "Fa3MLAMetadataBuilder", "Fa3MLAPrefill", "latent"]
-
-# The number of columns that replace the rotated columns if a model has none. Kernels need at least 8.
-_NO_ROTATED_COLUMNS = 64
-
-
-def latent(
-    q: Tensor | tuple[Tensor, Tensor],
-    cache: Tensor,
-    kv_lora_rank: int,
-    scale: float,
-    ends: Tensor,
-    longest: int,
-    lengths: Tensor,
-    capacity: int,
-    table: Tensor,
-    with_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Causal attention of packed rows over a cache of latent vectors.
-
-    Arguments:
-        q: latent columns (tokens, heads, kv_lora_rank) and rotated columns (tokens, heads, qk_rope_head_dim), or one
-            tensor with both.
-        cache: (pages, page_rows, kv_lora_rank + qk_rope_head_dim), in q's dtype.
-        ends: int32 (sequences + 1,), the offsets of the sequences in q; `longest` bounds their numbers of rows.
-        lengths: int32 (sequences,), the rows of the cache in use; `capacity` bounds them.
-        table: int32 (sequences, pages), the pages of each sequence.
-
-    Returns: O (tokens, heads, kv_lora_rank) and, if wanted, LSE (tokens, heads), the natural logarithm.
-    """
-    q_latent, q_rotated = q if isinstance(q, tuple) else q.tensor_split((kv_lora_rank,), dim=-1)
-    values, keys = cache.unsqueeze(2).tensor_split((kv_lora_rank,), dim=-1)
-    if not q_rotated.shape[-1]:
-        q_rotated = q_latent.new_zeros(*q_latent.shape[:-1], _NO_ROTATED_COLUMNS)
-        keys = values[..., :_NO_ROTATED_COLUMNS]
-    result = flash_attn_varlen_func(
-        q_rotated,
-        keys,
-        values,
-        ends,
-        None,
-        # A graph may be captured with a batch that has no rows.
-        max(longest, 1),
-        capacity,
-        seqused_k=lengths,
-        page_table=table,
-        qv=q_latent,
-        # 0 lets kernels split the keys of a sequence over CTAs; the function's default does not.
-        num_splits=0,
-        split_keys="fixed" if envs.VLLM_BATCH_INVARIANT else None,
-        softmax_scale=scale,
-        causal=True,
-        return_attn_probs=with_lse,
-    )
-    return (result, None) if isinstance(result, Tensor) else (result[0], result[1].T)
-
-
-def refuse(alibi_slopes: Any, sliding_window: Any, logits_soft_cap: Any, attn_type: str) -> None:
-    """Refuses options of a layer that latent attention does not have."""
-    options = dict(alibi_slopes=alibi_slopes, sliding_window=sliding_window, logits_soft_cap=logits_soft_cap)
-    for name, value in options.items():
-        if value:
-            raise NotImplementedError(f"{name} is not supported in latent attention")
-    if attn_type != AttentionType.DECODER:
-        raise NotImplementedError(f"latent attention of type {attn_type} is not supported, expected a decoder's")
+__all__ = ["Fa3MLABackend", "Fa3MLAImpl", "Fa3MLAMetadata", "Fa3MLAMetadataBuilder", "Fa3MLAPrefill"]
 
 
 class Fa3MLABackend(MLACommonBackend):
@@ -122,10 +59,12 @@ class Fa3MLABackend(MLACommonBackend):
 
 @dataclass
 class Fa3MLADecodeMetadata(MLACommonDecodeMetadata):
-    """The sequences of a batch that decode, as arguments of `latent`."""
+    """The sequences of a batch that decode. Each has seq_lens rows of the cache in pages of block_table."""
 
+    # int32 (sequences + 1,): where each sequence begins in Q; max_query_len bounds the numbers of its rows.
     query_start_loc: Tensor
     max_query_len: int
+    # A bound of seq_lens.
     max_seq_len: int
 
 
@@ -140,11 +79,17 @@ class Fa3MLAMetadataBuilder(MLACommonMetadataBuilder[Fa3MLAMetadata]):
     # vLLM's builder captures graphs of decoding batches.
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
-    # A sequence with up to this number of new rows is computed over the latent cache.
+    # A sequence with up to this number of new rows is computed over the latent cache. With decode context parallelism
+    # vLLM's builder makes it 1: a rank has keys of all positions, and a causal mask over them is right for one row.
     reorder_batch_threshold: int = 512
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, Fa3MLAMetadata)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        is_sharded = vllm_config.parallel_config.decode_context_parallel_size > 1
+        return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE if is_sharded else cls._cudagraph_support
 
     def _build_decode(
         self,
@@ -167,10 +112,13 @@ class Fa3MLAMetadataBuilder(MLACommonMetadataBuilder[Fa3MLAMetadata]):
         )
 
 
-class Fa3MLAImpl(MLACommonImpl[Fa3MLAMetadata]):
-    """The latent attention of a layer. vLLM's base class computes prompts by an `MLAPrefillBackend`."""
+class Fa3MLALayer:
+    """A base of the classes of layers. It refuses what latent attention does not have, and computes attention over a
+    cache of latent vectors.
+    """
 
-    can_return_lse_for_decode: bool = True
+    kv_lora_rank: int
+    scale: float
 
     def __init__(
         self,
@@ -186,8 +134,15 @@ class Fa3MLAImpl(MLACommonImpl[Fa3MLAMetadata]):
         kv_sharing_target_layer_name: str | None,
         **mla_args: Any,
     ) -> None:
-        refuse(alibi_slopes, sliding_window, logits_soft_cap, attn_type)
-        super().__init__(
+        options = dict(alibi_slopes=alibi_slopes, sliding_window=sliding_window, logits_soft_cap=logits_soft_cap)
+        for name, value in options.items():
+            if value:
+                raise NotImplementedError(f"{name} is not supported in latent attention")
+        if attn_type != AttentionType.DECODER:
+            raise NotImplementedError(f"latent attention of type {attn_type} is not supported, expected a decoder's")
+        if is_quantized_kv_cache(kv_cache_dtype):
+            raise NotImplementedError(f"a cache of {kv_cache_dtype} is not supported in latent attention")
+        super().__init__(  # type: ignore[call-arg]
             num_heads,
             head_size,
             scale,
@@ -202,6 +157,49 @@ class Fa3MLAImpl(MLACommonImpl[Fa3MLAMetadata]):
         )
         self.supports_quant_query_input = False
 
+    def attend(
+        self, q: Tensor | tuple[Tensor, Tensor], cache: Tensor, batch: Fa3MLADecodeMetadata, with_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Causal attention of packed rows.
+
+        Arguments:
+            q: latent columns (tokens, heads, kv_lora_rank) and rotated columns (tokens, heads, qk_rope_head_dim), or
+                one tensor with both.
+            cache: (pages, page_rows, kv_lora_rank + qk_rope_head_dim), in q's dtype.
+
+        Returns: O (tokens, heads, kv_lora_rank) and, if wanted, LSE (tokens, heads), the natural logarithm.
+        """
+        q_latent, q_rotated = q if isinstance(q, tuple) else q.tensor_split((self.kv_lora_rank,), dim=-1)
+        values, keys = cache.unsqueeze(2).tensor_split((self.kv_lora_rank,), dim=-1)
+        is_rotated = q_rotated.shape[-1] > 0
+        result = flash_attn_varlen_func(
+            q_rotated if is_rotated else None,
+            keys if is_rotated else None,
+            values,
+            batch.query_start_loc,
+            None,
+            # A graph may be captured with a batch that has no rows.
+            max(batch.max_query_len, 1),
+            batch.max_seq_len,
+            seqused_k=batch.seq_lens,
+            page_table=batch.block_table,
+            qv=q_latent,
+            # 0 lets kernels split the keys of a sequence over CTAs; the function's default does not.
+            num_splits=0,
+            split_keys="fixed" if envs.VLLM_BATCH_INVARIANT else None,
+            softmax_scale=self.scale,
+            causal=True,
+            return_attn_probs=with_lse,
+        )
+        return (result, None) if isinstance(result, Tensor) else (result[0], result[1].T)
+
+
+class Fa3MLAImpl(Fa3MLALayer, MLACommonImpl[Fa3MLAMetadata]):
+    """The latent attention of a layer. vLLM's base class computes prompts by an `MLAPrefillBackend`."""
+
+    can_return_lse_for_decode: bool = True
+    supports_dcp: bool = True
+
     def forward_mqa(
         self,
         q: Tensor | tuple[Tensor, Tensor],
@@ -209,21 +207,15 @@ class Fa3MLAImpl(MLACommonImpl[Fa3MLAMetadata]):
         attn_metadata: Fa3MLAMetadata,
         layer: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns O (tokens, heads, kv_lora_rank) of decoding sequences, and if needed LSE (tokens, heads)."""
+        """O (tokens, heads, kv_lora_rank) of the sequences that decode, and LSE (tokens, heads) where vLLM needs it.
+        With decode context parallelism they are attention to this rank's keys.
+        """
         decode = attn_metadata.decode
         assert decode is not None
-        return latent(
-            q,
-            kv_c_and_k_pe_cache,
-            self.kv_lora_rank,
-            self.scale,
-            decode.query_start_loc,
-            decode.max_query_len,
-            decode.seq_lens,
-            decode.max_seq_len,
-            decode.block_table,
-            self.need_to_return_lse_for_decode,
-        )
+        if decode.dcp_tot_seq_lens is not None and decode.max_query_len > 1:
+            found = f"{decode.max_query_len} new rows of a sequence"
+            raise NotImplementedError(f"{found} are not supported with decode context parallelism, expected one")
+        return self.attend(q, kv_c_and_k_pe_cache, decode, self.need_to_return_lse_for_decode)
 
 
 class Fa3MLAPrefill(MLAPrefillBackend):

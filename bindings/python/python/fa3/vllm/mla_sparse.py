@@ -16,7 +16,7 @@ from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, MultipleOf
 from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
 
-from .mla import Fa3MLABackend, latent, refuse
+from .mla import Fa3MLABackend, Fa3MLADecodeMetadata, Fa3MLALayer
 
 __all__ = ["Fa3MLASparseBackend", "Fa3MLASparseImpl", "Fa3MLASparseMetadata", "Fa3MLASparseMetadataBuilder"]
 
@@ -83,43 +83,16 @@ class Fa3MLASparseMetadataBuilder(SparseMLACommonMetadataBuilder[Fa3MLASparseMet
         self._init_reorder_batch_threshold(256, supports_spec_as_decode=True)
 
 
-class Fa3MLASparseImpl(SparseMLACommonImpl[Fa3MLASparseMetadata]):
+class Fa3MLASparseImpl(Fa3MLALayer, SparseMLACommonImpl[Fa3MLASparseMetadata]):
     """The sparse latent attention of a layer. vLLM's base class turns the indexer's choice into row numbers."""
 
     group_conversion_decode_only: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int,
-        alibi_slopes: list[float] | None,
-        sliding_window: int | None,
-        kv_cache_dtype: str,
-        logits_soft_cap: float | None,
-        attn_type: str,
-        kv_sharing_target_layer_name: str | None,
-        **mla_args: Any,
-    ) -> None:
-        refuse(alibi_slopes, sliding_window, logits_soft_cap, attn_type)
-        super().__init__(
-            num_heads,
-            head_size,
-            scale,
-            num_kv_heads,
-            alibi_slopes,
-            sliding_window,
-            kv_cache_dtype,
-            logits_soft_cap,
-            attn_type,
-            kv_sharing_target_layer_name,
-            **mla_args,
-        )
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         indices = self.topk_indices_buffer
         assert indices is not None
         self.ends = torch.arange(indices.shape[0] + 1, dtype=torch.int32, device=indices.device)
-        self.supports_quant_query_input = False
 
     def _forward_mqa_kernel(
         self,
@@ -137,5 +110,5 @@ class Fa3MLASparseImpl(SparseMLACommonImpl[Fa3MLASparseMetadata]):
         """
         rows, _ = flat_kv_row_view(kv_cache, block_size)
         tokens, topk = topk_indices.shape
-        lists = self.ends[: tokens + 1], 1, valid_counts, topk, topk_indices
-        return latent(q, rows.unsqueeze(1), self.kv_lora_rank, self.scale, *lists, with_lse=False)
+        batch = Fa3MLADecodeMetadata(topk_indices, valid_counts, None, self.ends[: tokens + 1], 1, topk)
+        return self.attend(q, rows.unsqueeze(1), batch, with_lse=False)

@@ -27,7 +27,7 @@ pub(super) struct DqPart<'a, 'k> {
 pub(super) struct DqStage<'a, 'k> {
     dq_part: &'a DqPart<'a, 'k>,
     stage: FullStage<'k, 1>,
-    /// What happens to dQ (a [`DqAction`]), if tiles add in order.
+    /// The [`DqAction`], which says how this tile adds to dQ, if tiles add in order.
     action: Option<U32<'k>>,
 }
 

@@ -110,8 +110,8 @@ impl<'k> Dkv<'k> {
         self.builder.for_each((head, head + self.params.group), 1, body);
     }
 
-    /// Whether an idle tile, which no row sees, may come after other tiles: a tile of keys before those of the first
-    /// row, or a tile of a sequence without rows.
+    /// Whether an idle tile, which no row sees, may come after other tiles: a tile of keys before all keys that
+    /// the first row sees, or a tile of a sequence without rows.
     pub(super) fn has_idle_tiles(&self) -> bool {
         let (_, last) = self.spec.mask.reach();
         let has_intervals = self.spec.mask.intervals().is_some();
