@@ -28,6 +28,11 @@ fn a_good_problem() {
     let text = problem.to_string();
     assert!(text.ends_with(" scale 1e-18 softcap 1e18 sink"), "{text}");
     assert!(problem.has_sink() && problem.padded().has_sink());
+    // Without sinks there is nothing to leave out.
+    let form = LseForm { without_sink: true, ..LseForm::default() };
+    let problem = |spec: ProblemSpec| spec.lse_form(form).validate().unwrap();
+    assert_eq!(problem(spec()), spec().validate().unwrap());
+    assert!(problem(spec().sink()).to_string().ends_with(" sink lse without sink"));
 }
 
 /// Problems that have all features together.
@@ -42,7 +47,7 @@ fn of_every_feature() -> Vec<ProblemSpec> {
     vec![
         strided,
         spec().mask(chunks).softmax_scale(0.3).seqs_q(Sequences::dense(2, 16).used()),
-        spec().mask(Mask::Intervals(intervals)),
+        spec().mask(Mask::Intervals(intervals)).lse_form(LseForm { base_two: true, ..LseForm::default() }),
         spec().head_dim_v(32).qv(qv(Dtype::F16, 32)).mask(Mask::Window { left: Some(9), right: Some(99) }),
         spec().e4m3_keys().seqs_k(pages),
         listed().seqs_k(Sequences::listed(2, 7).table_stride(9)).sink(),

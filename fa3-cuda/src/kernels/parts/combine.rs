@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     const COLS: u32 = 16;
-    const ROWS: u32 = 9;
+    const ROWS: u32 = 10;
     /// Number of parts for which each row has memory.
     const MOST: u32 = 40;
     const FORM: LseForm = LseForm { base_two: true, without_sink: false, empty_is_infinite: true };
@@ -385,9 +385,9 @@ mod tests {
 
     #[test]
     fn counts_are_data_and_sinks_have_no_value() {
-        let counts = [0, 1, 3, 8, 29, 0_u32, 0, 8, 8];
+        let counts = [0, 1, 3, 8, 29, 40_u32, 0, 8, 8, 0];
         let none = f32::NEG_INFINITY;
-        let sinks = [1.5, none, -2.0, 30.0, 0.5, none, f32::INFINITY, f32::INFINITY, f32::NAN];
+        let sinks = [1.5, none, -2.0, 30.0, 0.5, none, f32::INFINITY, f32::INFINITY, f32::NAN, none];
         let number = |index: usize| (index as f32 * 0.7).sin();
         let (rows, most, cols) = (ROWS as usize, MOST as usize, COLS as usize);
         // Memory behind a row's parts is NaN.
@@ -420,7 +420,8 @@ mod tests {
                 assert!(is_near(given_lse[row], FORM.of(sum.ln())), "row {row} of {splits} parts");
                 for col in 0..cols {
                     let values = parts.clone().map(|part| f64::from(o[part * cols + col]));
-                    let expected = values.zip(&weights).map(|(x, weight)| x * weight).sum::<f64>() / sum;
+                    let expected = values.zip(&weights).map(|(x, weight)| x * weight).sum::<f64>();
+                    let expected = if sum == 0.0 { 0.0 } else { expected / sum };
                     let given = given_o[row * cols + col];
                     assert!(is_near(given, expected), "{row}, {col} of {splits} parts: {given}");
                 }
