@@ -14,6 +14,7 @@ use fa3_types::{
     Dtype, Intervals, IntervalsOfRow, LseForm, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
 };
 
+use super::fixed_size::fixed_size;
 use super::lists::listed;
 use super::packed::rows_word;
 use super::{Shipped, scheduler_word, sides_word};
@@ -319,37 +320,12 @@ fn chunks() -> impl Iterator<Item = ProblemSpec> {
     specs.into_iter().map(move |spec| spec.causal().mask(chunks))
 }
 
-/// Plans for problems over caches. Most are split-KV plans with equal shares; a few have splits of fixed size, with
-/// which decoding gives the same bits in any batch.
+/// Plans for problems over caches. Most are split-KV plans with equal shares; a few have splits of fixed size.
 fn shared_plans() -> impl Iterator<Item = Plan> {
     let equally = PlanOptions::default().split_keys(SplitKeys::Even);
-    let in_pieces = PlanOptions::default().split_keys(SplitKeys::FixedSize { keys: 1024 });
-    let q = |heads, head_dim| Shape { batch: 2, seqlen: 1, heads, head_dim };
-    let over_pages = |dtype, heads, head_dim| {
-        let kv = Shape { batch: 1000, seqlen: 16, heads: 8, head_dim };
-        ProblemSpec::dense(dtype, q(heads, head_dim), kv).seqs_k(Sequences::paged(2, 512).used())
-    };
-    let mut packed = over_pages(Dtype::Bf16, 32, 128).causal().seqs_q(Sequences::packed(2));
-    for x in [&mut packed.q, &mut packed.o] {
-        *x = TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen: 2, ..x.shape });
-    }
-    let wide = Mask::window(Some(2000), Some(0));
-    // A prompt over pages, and packed training rows of the widest head that CTAs merge.
-    let merging = PlanOptions::default().split_keys(SplitKeys::Fixed).split_bytes(0);
-    let rows = |heads| Shape { batch: 1, seqlen: 8192, heads, head_dim: 256 };
-    let trained = ProblemSpec::dense(Dtype::F16, rows(32), rows(8)).causal().sink();
-    let trained = trained.seqs_q(Sequences::packed(2)).seqs_k(Sequences::packed(2));
-    let merged = [packed.clone(), trained];
-    let pieces = [
-        over_pages(Dtype::Bf16, 32, 128),
-        packed,
-        over_pages(Dtype::F16, 64, 64).mask(wide).sink(),
-        over_pages(Dtype::Bf16, 16, 512),
-    ];
     let shared = cache().chain(gathered()).chain(chunks()).chain(wide_cache()).chain(listed());
-    let equally = shared.map(move |spec| plan(spec, equally));
-    let merged = merged.into_iter().map(move |spec| plan(spec, merging));
-    equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces))).chain(merged)
+    let shared = shared.map(move |spec| (spec, equally));
+    shared.chain(fixed_size()).map(|(spec, options)| plan(spec, options))
 }
 
 /// Problems over caches of e4m3: decoding with every head dimension, with 16-bit Q and e4m3 Q, and chunked prefill.

@@ -2,6 +2,7 @@
 //! size, which do not depend on the batch. [`WorkDecomposition`] has the arithmetic, and names its counterparts in
 //! Stream-K and FlashAttention.
 
+mod fixed_size;
 mod tiles;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use crate::combine::Team;
 use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
 use crate::packed::{self, MemoryRows, Side};
 use crate::{ListedRows, SeqLens, Tiling, WorkDecomposition};
+use fixed_size::{merges_splits, split_blocks};
 use tiles::tile;
 
 /// The features that split-KV kernels compute. They dequantize e4m3 to 16 bits.
@@ -50,16 +52,6 @@ const MOST_CO_SCHEDULED: u32 = 4;
 /// Limit of the iterations of a sequence. The device divides them by a number that it alone knows, and the division is
 /// exact below this limit.
 const MOST_ITERATIONS: u32 = 1 << 24;
-
-/// Limits of the bytes of partial results of splits of a fixed size. Above them CTAs merge splits: always, and where
-/// there are many units.
-const MOST_BYTES: u64 = 1 << 30;
-const BYTES_IN_L2: u64 = 32 << 20;
-
-/// Keys of a piece under [`SplitKeys::Fixed`]: for tiles of O that one warpgroup holds beside a second tile of f32, and
-/// for wider ones and latent attention.
-const PIECE: u64 = 256;
-const WIDE_PIECE: u64 = 512;
 
 /// Plan with split-KV: tiles of 64 rows, and for each CTA about equally many KV blocks, or splits of a fixed size,
 /// whatever the lengths. The query heads of a group are rows of one tile (PackGQA).
@@ -157,54 +149,6 @@ fn unit_rows(problem: &Problem, pack: u32) -> u32 {
 /// Number of LSE entries, which is below 2³²: see [`PlanError::SplitRows`].
 fn rows_of_lse(problem: &Problem) -> u32 {
     problem.lse_shape().into_iter().map(|extent| extent as u32).product()
-}
-
-/// Blocks of a split of a fixed size.
-fn split_blocks(
-    problem: &Problem,
-    options: &PlanOptions,
-    split: SplitKeys,
-    tile: Option<(CtaTile, bool)>,
-) -> Result<u32, PlanError> {
-    KNOWN.check(problem).map_err(PlanError::FixedSizeSplits)?;
-    if options.tile.is_some() {
-        return Err(PlanError::SplitTile);
-    }
-    let (CtaTile { tile_n: block, head_dim_v, qv, .. }, _) = tile.ok_or_else(|| TileRow::none(problem))?;
-    let of_head_dim = if qv || head_dim_v > 128 { WIDE_PIECE } else { PIECE };
-    let keys = if let SplitKeys::FixedSize { keys } = split { keys } else { of_head_dim };
-    if keys == 0 || !keys.is_multiple_of(block.into()) {
-        return Err(PlanError::SplitSize { keys, block });
-    }
-    let rows = problem.lse_shape().into_iter().map(|extent| extent as u128).product();
-    if rows > u32::MAX.into() {
-        return Err(PlanError::SplitRows { rows });
-    }
-    // No sequence has more than `MOST_ITERATIONS` blocks.
-    Ok((keys / u64::from(block)).min(MOST_ITERATIONS.into()) as u32)
-}
-
-/// Whether CTAs merge splits of a fixed size, of which a unit has up to `most`: where partial results would take too
-/// much memory, or more than the L2 cache holds and whole units balance.
-fn merges_splits(
-    problem: &Problem,
-    options: &PlanOptions,
-    tile: &CtaTile,
-    (most, least_units, ctas): (u32, u32, u32),
-) -> Result<bool, PlanError> {
-    let bytes = u128::from(most) * u128::from(rows_of_lse(problem)) * 4 * u128::from(tile.head_dim_v + 1);
-    let default = if least_units >= 2 * ctas { BYTES_IN_L2 } else { MOST_BYTES };
-    if most == 1 || bytes <= options.split_bytes.unwrap_or(default).into() {
-        return Ok(false);
-    }
-    if tile.column_groups() == 1 {
-        return Ok(true);
-    }
-    if bytes <= MOST_BYTES.into() {
-        Ok(false)
-    } else {
-        Err(PlanError::SplitMemory { bytes, limit: MOST_BYTES })
-    }
 }
 
 /// Listed rows are numbered in units of 16 bytes, and the last number stands for a missing row.
