@@ -234,9 +234,12 @@ def test_a_run_for_profiling_has_zeros(backend):
     assert not make(backend).forward(None, output, None, None, torch.empty(0), None, output).any()
 
 
-def test_batch_invariance_is_not_promised(backend):
-    """The longest sequence determines the tile, and the tile affects the last bits of each sequence."""
-    assert not backend.Fa3Backend.supports_batch_invariance()
+def test_a_batch_invariant_server_has_the_same_bits_in_any_batch(backend, calls, monkeypatch):
+    assert backend.Fa3Backend.supports_batch_invariance()
+    monkeypatch.setattr(backend.envs, "VLLM_BATCH_INVARIANT", True, raising=False)
+    batch = Batch("cpu")
+    check(batch, make(backend), build(backend, batch.lists(backend)), lambda q, k, v: standard(q, k, v, causal=True)[0])
+    assert calls[-1][1]["split_keys"] == -2
 
 
 @pytest.mark.hopper
@@ -370,7 +373,7 @@ def test_vllm_takes_the_backend(registry, backend):
 
     for kind in ("decoder", "encoder", "encoder_only", "encoder_decoder"):
         assert not reasons(kind=kind, kv="fp8", has_sliding_window=True, use_non_causal=True)
-        assert reasons(kind=kind, use_batch_invariant=True)
+        assert not reasons(kind=kind, use_batch_invariant=True)
     assert reasons(capability=(8, 0)) == ["compute capability not supported"]
     assert reasons(520) == ["head_size not supported"]
     assert reasons(kv="fp8_e5m2") == ["kv_cache_dtype not supported"]

@@ -154,10 +154,12 @@ def test_graphs_with_decode_context_parallelism_are_of_single_rows(classes, rank
     assert classes.Fa3MLAMetadataBuilder.get_cudagraph_support(config, None).name == graphs
 
 
-def test_ctas_share_the_keys_of_a_sequence(classes, calls):
+@pytest.mark.parametrize("invariant", [False, True])
+def test_how_the_keys_of_a_sequence_are_split(classes, calls, monkeypatch, invariant):
+    monkeypatch.setattr(classes.envs, "VLLM_BATCH_INVARIANT", invariant, raising=False)
     batch = Latent("cpu")
     layer(classes.Fa3MLAImpl).forward_mqa(batch.split(), batch.cache, batch.metadata(classes), None)
-    assert calls[-1][1]["split_keys"] == -1
+    assert calls[-1][1]["split_keys"] == (-2 if invariant else -1)
 
 
 def test_the_list_of_a_batch_is_vllms(classes):

@@ -33,6 +33,7 @@ mod channels;
 mod constants;
 mod consumer;
 mod epilogue;
+mod merged;
 mod producer;
 mod row_softmax;
 

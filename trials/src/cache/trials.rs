@@ -184,6 +184,7 @@ pub const fn paged(columns: (usize, usize)) -> Case {
         layout: Layout::Contiguous,
         dist: Dist::Normal,
         split_keys: Some(SplitKeys::Even),
+        split_bytes: None,
         sms: 5,
         seed: 3,
     }
@@ -221,9 +222,12 @@ pub(crate) fn small() -> Vec<Trial> {
 /// ([`Case::check_alone`]). Seeds that are equal modulo `kernels` share their kernels, unless sizes of pages or groups
 /// differ.
 pub fn in_pieces(seed: u64, kernels: u64) -> Case {
-    let keys = 128 * (1 + Rng::new(seed ^ 0x51ece).below(8)) as u64;
+    let split = match Rng::new(seed ^ 0x51ece).below(9) {
+        0 => SplitKeys::Fixed,
+        pieces => SplitKeys::FixedSize { keys: 128 * pieces as u64 },
+    };
     // e4m3 scales are indexed by batch entry, and the index changes if the sequence is a batch of its own.
-    Case { split_keys: Some(SplitKeys::FixedSize { keys }), e4m3_keys: false, ..any(seed, kernels) }
+    Case { split_keys: Some(split), e4m3_keys: false, ..any(seed, kernels) }
 }
 
 /// A random problem. Seeds that are equal modulo `kernels` share their kernels, unless sizes of pages or groups differ.
@@ -290,6 +294,7 @@ fn any(seed: u64, kernels: u64) -> Case {
         layout: LAYOUTS[rng.below(2)],
         dist: DISTS[rng.below(3)],
         split_keys: SPLITS[of_kernel.below(3)],
+        split_bytes: None,
         sms: 132,
         seed,
     };

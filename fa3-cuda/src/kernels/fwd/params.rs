@@ -155,7 +155,7 @@ impl Params<Form> {
             partials: spec.shares.map(|shares| Partials {
                 o: Elem::F32,
                 lse: Elem::F32,
-                rows: (shares.said_by == ReductionSource::Lengths).then_some(()),
+                rows: (shares.said_by == ReductionSource::Lengths && !shares.merges).then_some(()),
             }),
         }
     }
@@ -308,7 +308,7 @@ fn latent<'a, K>(problem: &'a Problem, program: &Program<K>) -> Option<(BufferId
 /// Number of rows of a split of fixed size, which is the number of elements of LSE. `None` for other splits.
 pub(super) fn part_rows(problem: &Problem, shared: &SplitKvPlan) -> Option<u64> {
     let rows = problem.lse_shape().into_iter().map(|extent| extent as u64).product();
-    (shared.reduction_source() == ReductionSource::Lengths).then_some(rows)
+    (shared.reduction_source() == ReductionSource::Lengths && !shared.merges_splits()).then_some(rows)
 }
 
 /// Strides of O, and strides of LSE from sequence to sequence and from head to head, if lengths are data.

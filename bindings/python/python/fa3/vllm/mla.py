@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from vllm import envs
 from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonBackend,
     MLACommonDecodeMetadata,
@@ -185,6 +186,7 @@ class Fa3MLALayer:
             qv=q_latent,
             # 0 lets kernels split the keys of a sequence over CTAs; the function's default does not.
             num_splits=0,
+            split_keys="fixed" if envs.VLLM_BATCH_INVARIANT else None,
             softmax_scale=self.scale,
             causal=True,
             return_attn_probs=with_lse,
