@@ -79,7 +79,7 @@ impl Problem {
         }
         check_dtypes(q.dtype, k.dtype, v.dtype, o.dtype)?;
         check_shapes(q.shape, k.shape, v.shape, o.shape)?;
-        qv.as_ref().map_or(Ok(()), |qv| check_qv(qv, &q, k.dtype, o.shape))?;
+        qv.as_ref().map_or(Ok(()), |qv| check_qv(qv, &q, o.shape))?;
         let heads = Heads::new(q.shape.heads, k.shape.heads)?;
         check_sequences(TensorName::Q, &q, seqs_q)?;
         check_sequences(TensorName::K, &k, seqs_k)?;

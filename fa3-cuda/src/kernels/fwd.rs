@@ -33,6 +33,7 @@ mod chains;
 mod channels;
 mod constants;
 mod consumer;
+mod converted_rows;
 mod epilogue;
 mod producer;
 mod row_softmax;

@@ -52,7 +52,7 @@ params! {
         strides: maybe all BatchStrides,
         /// The page table, if K and V are paged.
         pages: maybe all Pages,
-        /// K and V, if a warp copies their rows one by one.
+        /// K and V, if their rows are copied or converted one by one.
         gathered: maybe all Gathered,
         /// The buffers of splits, if CTAs split keys.
         partials: maybe all Partials,
@@ -226,7 +226,7 @@ impl Params<Host> {
             let (buffer, tensor) = something(problem, buffer, tensor);
             ragged_view(buffer, tensor, if is_empty { of_q } else { rows })
         };
-        let gathers = plan.pages().is_some_and(|pages| pages.is_gathered());
+        let gathers = plan.tile().converts_rows() || plan.pages().is_some_and(|pages| pages.is_gathered());
         let keys = [(buffers::K, problem.k(), of_k), (buffers::V, problem.v(), of_v)];
         let views = keys.map(|(buffer, x, rows)| (!gathers).then(|| view_of(buffer, x, rows)));
         let (o, [lse, lse_head]) = out_strides(problem);

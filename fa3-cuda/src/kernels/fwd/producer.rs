@@ -4,6 +4,7 @@ use fa3_ir::lang::*;
 
 use super::spec::Loading;
 use super::state::Fwd;
+use super::converted_rows;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::FINDER;
 use crate::kernels::parts::kv_blocks::KvBlocks;
@@ -46,6 +47,7 @@ pub(super) fn run(fwd: &Fwd<'_>) {
             b.if_uniform(is(2), || gather(fwd, &of_v, 2));
             b.if_uniform(is(3), || pass_on(fwd, &of_k, &of_v));
         }
+        Loading::Converted => converted_rows::run(fwd, [&of_k, &of_v]),
     }
 }
 

@@ -46,7 +46,7 @@ pub struct FwdSpec {
     pub pack: u32,
     /// Rows of K and V that are copied at once, if the cache is paged.
     pub page_block: Option<u32>,
-    /// Columns of K, if its rows are copied one by one.
+    /// Columns of K, if rows are copied or converted one by one.
     pub gathered_cols: Option<u32>,
     /// Whether the page table is indirect: cache_batch_idx has the row of each sequence.
     pub indexed: bool,
@@ -65,6 +65,8 @@ pub(super) enum Loading {
     WarpForBoth,
     /// One warp loads Q, two copy K and V row by row, and the last fences and commits what these have copied.
     Gathered,
+    /// All warps convert rows of K and V, and one thread loads Q.
+    Converted,
 }
 
 impl FwdSpec {
@@ -94,7 +96,8 @@ impl FwdSpec {
             per_sm: shared.map_or(1, |shared| shared.per_sm()),
             pack: shared.map_or(1, |shared| shared.pack()),
             page_block: pages.map(|pages| pages.block_rows),
-            gathered_cols: pages.filter(|pages| pages.is_gathered()).map(|_| problem.head_dim() as u32),
+            gathered_cols: (plan.tile().converts_rows() || pages.is_some_and(|pages| pages.is_gathered()))
+                .then_some(problem.head_dim() as u32),
             indexed: pages.is_some_and(|pages| pages.indexed.is_some()),
         }
     }
@@ -111,6 +114,7 @@ impl FwdSpec {
         // Loads are spread over warps where a tile takes many copies, or where tiles are short.
         let in_warps = self.shares.is_some() || self.page_block.is_some();
         match (in_warps, self.tile.precision.transposes_v()) {
+            _ if self.tile.converts_rows() => Loading::Converted,
             (true, true) => Loading::WarpForBoth,
             (true, false) if self.gathers() => Loading::Gathered,
             (true, false) => Loading::WarpEach,
@@ -119,18 +123,21 @@ impl FwdSpec {
         }
     }
 
-    /// Whether K and V are copied row by row, by one warp each, while a third warp commits their stages.
+    /// Whether K and V are addressed row by row: by one warp each, while a third warp commits their stages, or by all
+    /// warps of the producer, which convert rows.
     pub(super) fn gathers(&self) -> bool {
         self.gathered_cols.is_some()
     }
 
-    /// Warps that load K and V, or commit their stages, beside the warp that loads Q.
+    /// Warps that load K and V, or commit their stages, beside the warp that loads Q. All warps that convert rows
+    /// receive work tiles.
     pub(super) fn loaders(&self) -> u32 {
         match self.loading() {
             Loading::Thread | Loading::Ranges => 0,
             Loading::WarpForBoth => 1,
             Loading::WarpEach => 2,
             Loading::Gathered => 3,
+            Loading::Converted => 4,
         }
     }
 
@@ -139,7 +146,7 @@ impl FwdSpec {
         if self.tile.precision.transposes_v() { 3 - self.loaders() } else { 0 }
     }
 
-    /// Whether K and V are e4m3 in memory, and dequantizing warps convert them to the type of Q.
+    /// Whether K and V are e4m3 in memory, and warps convert them to the type of Q.
     pub(super) fn converts(&self) -> bool {
         self.tile.precision.is_converted()
     }

@@ -55,6 +55,14 @@ impl<A: Side> RowStrides<A> {
     }
 }
 
+impl<'k> RowStrides<InKernel<'k>> {
+    /// The address of the first row of `head`, and the bytes from a row to the next.
+    #[track_caller]
+    pub(crate) fn of_head(&self, head: U32<'k>) -> (U64<'k>, U32<'k>) {
+        (head.to_u64() * self.head + self.address, self.row)
+    }
+}
+
 impl RowStrides<Form> {
     /// The parameters that a kernel declares for a tensor.
     pub(crate) fn form(elem: Elem) -> RowStrides<Form> {
