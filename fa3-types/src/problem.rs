@@ -287,6 +287,9 @@ impl Problem {
     /// ```text
     /// S = softmax_scale · (Q Kᵀ + Qv Vᵀ)        softmax_scale = 1/√(head_dim + head_dim_v) unless given
     /// ```
+    ///
+    /// K and V of e4m3 are parts of one row and have one scale: the scale of K is a factor of both products, the scale
+    /// of V a factor of O.
     pub fn qv(&self) -> Option<&TensorDesc> {
         self.qv.as_ref()
     }

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fa3.vllm
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
-BF16, F16, I32 = torch.bfloat16, torch.float16, torch.int32
+BF16, F16, E4M3, I32 = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int32
 PAGE = 16
 # New rows and keys of sequences: decoding, a draft of two tokens, a short prompt, and a row that pads a captured batch.
 ROWS, KEYS = [1, 2, 7, 1], [37, 20, 7, 0]
@@ -128,6 +128,16 @@ def test_decoding(classes, device, dims, dtype):
     whole, lse = impl.forward_mqa(batch.q, batch.cache, metadata, None)
     assert torch.equal(whole, o)
     batch.check(whole, lse)
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_a_cache_of_e4m3(classes, device, dims):
+    batch = Latent(device, dims)
+    impl, scale = layer(classes.Fa3MLAImpl, dims, kv_cache_dtype="fp8"), torch.tensor(0.5, device=device)
+    codes = (batch.cache.float() / scale).to(E4M3).view(torch.uint8)
+    batch.k = [((k.float() / scale).to(E4M3).float() * scale).to(BF16) for k in batch.k]
+    o, _ = impl.forward_mqa(batch.split(), codes, batch.metadata(classes), SimpleNamespace(_k_scale=scale))
+    batch.check(o)
 
 
 def test_ctas_share_the_keys_of_a_sequence(classes, calls):
@@ -324,7 +334,7 @@ def test_vllm_takes_the_backends(classes, sparse):
         )
 
     assert not reasons() and not reasons(320) and not reasons(kv="bfloat16")
+    assert reasons(kv="fp8") == (["kv_cache_dtype not supported"] if sparse else [])
     assert reasons(major=10) == ["compute capability not supported"]
-    assert reasons(kv="fp8") == ["kv_cache_dtype not supported"]
     assert reasons(use_dcp=True) == ["DCP not supported"]
     assert reasons(use_batch_invariant=True) == ["batch invariance not supported"]

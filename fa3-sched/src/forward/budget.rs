@@ -79,9 +79,6 @@ pub const ROW_SUM_COLS: u32 = 8;
 /// Number of dequantized blocks of K, and of V, in shared memory: one is read while the other is written.
 pub const CONVERTED_SLOTS: u32 = 2;
 
-/// Registers of a producer thread that converts rows: 24 loads of 16 bytes are in flight.
-const CONVERTING: u32 = 120;
-
 /// Extra registers of a consumer that also issues loads: its positions in three pipelines, the blocks of K and V that
 /// were loaded last, the first block of the tile, its sequence and its head.
 pub const LOADING_RESERVE: u32 = 10;
@@ -180,7 +177,8 @@ impl CtaTile {
             (Loads::Producer, 1) if ctas > 1 => (Some(56), 200),
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
-            (Loads::Producer, 2) if self.converts_rows() => (Some(CONVERTING), 216),
+            (Loads::Producer, 2) if self.converts_rows() && self.qv => (Some(128), 208),
+            (Loads::Producer, 2) if self.converts_rows() => (Some(120), 216),
             (Loads::Producer, 2) if converts => (Some(56), 200),
             (Loads::Producer, 2) if hands_over => (Some(56), 240),
             // Warps that load row by row need this number of registers to have several copies in flight.

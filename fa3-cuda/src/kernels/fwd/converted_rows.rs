@@ -4,12 +4,14 @@
 //!
 //! A thread has chunks of 16 codes in a few rows of each block. Chunks that are converted leave their registers, one by
 //! one, to chunks that are needed later, so that loads are in flight all the time. A block of K or V has several parts,
-//! each with its own pipeline. Without `qv`, K is one block ahead of V, as consumers release stages:
+//! each with its own pipeline. Without `qv`, K is one block ahead of V, as consumers release stages, and two arrays of
+//! registers take turns:
 //!
 //! ```text
-//! converted          V first j    K first j + 1   K second j + 1   V second j      V first j + 1 ..
-//! in registers       C            A               B                C               C
-//! loaded meanwhile   V second j   K first j + 2   K second j + 2   V first j + 1
+//! a round                 next round
+//! V₁ j    K₁ j+1  K₂ j+1  V₂ j    V₁ j+1   parts that are converted
+//! A       B       A       B       A        from these registers
+//! K₂ j+1  V₂ j    V₁ j+1  K₁ j+2  K₂ j+2   parts that are loaded to them meanwhile
 //! ```
 //!
 //! With `qv`, scores read K and V of one block, and each part has registers of its own.
@@ -34,7 +36,9 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>, pipelines: [&[&TmaPipeline<'k>]; 2]) {
     let b = fwd.builder;
     let scheduler = fwd.scheduler.begin();
     let (mut q, mut qv) = (fwd.q.producer(), fwd.qv.as_ref().map(|qv| qv.producer()));
-    let mut converter = Converter::declare(fwd, pipelines);
+    let pipelines = Converter::order(fwd, pipelines);
+    let mut stages: Vec<_> = pipelines.iter().map(|(_, pipeline)| pipeline.stages().producer()).collect();
+    let converter = Converter::declare(fwd, &pipelines);
     scheduler.produce_in_role(|work| {
         let visits = work.kv.first.lt(work.kv.end);
         b.if_uniform(visits, || {
@@ -49,14 +53,14 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>, pipelines: [&[&TmaPipeline<'k>]; 2]) {
                 }
             });
             b.warp_sync();
-            converter.convert_all(&keys, &work);
+            converter.convert_all(&mut stages, &keys, &work);
         });
     });
 }
 
 /// The columns of K or V that one pipeline takes.
-struct Part<'k> {
-    stages: Producer<'k, 1>,
+#[derive(Clone, Copy)]
+struct Part {
     /// K or V.
     of: usize,
     /// Its first column, and its number of columns.
@@ -77,7 +81,7 @@ struct Converter<'k> {
     panel: u32,
     chunks: Chunks<'k>,
     /// In the order in which a round converts them.
-    parts: Vec<Part<'k>>,
+    parts: Vec<Part>,
     /// Chunks that have been loaded, row by row: those of one part of a block.
     registers: Vec<Vec<[Var<'k, B32>; 4]>>,
     /// The rows of K and of V of the block that is being loaded.
@@ -85,27 +89,33 @@ struct Converter<'k> {
 }
 
 impl<'k> Converter<'k> {
+    /// The pipelines of K and of V, in the order in which a round converts their parts: that of `producer::load`.
+    fn order<'f>(
+        fwd: &Fwd<'k>,
+        [of_k, of_v]: [&[&'f TmaPipeline<'k>]; 2],
+    ) -> Vec<(usize, &'f TmaPipeline<'k>)> {
+        let mut pipelines: Vec<_> = of_v.iter().map(|pipeline| (V_, *pipeline)).collect();
+        let ahead = if fwd.spec.tile.qv { 0 } else { 1 };
+        pipelines.splice(ahead..ahead, of_k.iter().map(|pipeline| (K, *pipeline)));
+        pipelines
+    }
+
+    /// Declares the registers of these pipelines' parts.
     #[track_caller]
-    fn declare(fwd: &Fwd<'k>, [of_k, of_v]: [&[&TmaPipeline<'k>]; 2]) -> Converter<'k> {
+    fn declare(fwd: &Fwd<'k>, pipelines: &[(usize, &TmaPipeline<'k>)]) -> Converter<'k> {
         let (b, tile) = (fwd.builder, &fwd.spec.tile);
         let panel = TileShape::new(fwd.spec.elem, tile.tile_n, tile.head_dim).panel_cols();
         let chunks = Chunks::new(b, panel);
-        let part = |of, pipeline: &TmaPipeline<'k>, registers| Part {
-            stages: pipeline.stages().producer(),
+        let parts = pipelines.iter().enumerate().map(|(number, &(of, pipeline))| Part {
             of,
             first: pipeline.first_col(),
             cols: pipeline.cols(),
-            registers,
+            registers: if tile.qv { number } else { number % 2 },
             is_late: of == V_ && !tile.qv,
-        };
-        let of_v = of_v.iter().enumerate().map(|(number, pipeline)| {
-            part(V_, pipeline, of_k.len() + if tile.qv { number } else { 0 })
         });
-        let mut parts: Vec<_> = of_v.collect();
-        // The order of `producer::load`.
-        let ahead = if tile.qv { 0 } else { 1 };
-        parts.splice(ahead..ahead, of_k.iter().enumerate().map(|(number, pipeline)| part(K, pipeline, number)));
-        let rows: Vec<_> = (0..tile.tile_n).step_by(chunks.rows as usize).map(|row| chunks.row + row).collect();
+        let parts: Vec<_> = parts.collect();
+        let rows: Vec<_> =
+            (0..tile.tile_n).step_by(chunks.rows as usize).map(|row| chunks.row + row).collect();
         let count = parts.iter().map(|part| part.registers + 1).max().unwrap_or(0);
         let registers = (0..count).map(|number| {
             let cols = parts.iter().filter(|part| part.registers == number).map(|part| part.cols).max();
@@ -130,34 +140,33 @@ impl<'k> Converter<'k> {
     fn begin(&self, keys: &[KeyRows<'k>; 2]) {
         let tensors = || self.rows.iter().zip(keys);
         tensors().for_each(|(rows, keys)| rows.read_pages(keys, keys.last));
-        tensors().for_each(|(rows, keys)| self.find(rows, keys, keys.last, None));
-        for number in 0..self.registers.len() {
-            self.loads(self.first_of(number), keys).for_each(|load| load());
+        for (of, (rows, keys)) in tensors().enumerate() {
+            if self.parts.iter().any(|part| part.of == of && part.is_late) {
+                rows.find_none();
+            } else {
+                self.find(rows, keys, keys.last, None);
+            }
         }
+        let parts = (0..self.registers.len()).map(|number| self.first_of(number));
+        parts.filter(|part| !part.is_late).for_each(|part| self.loads(part, keys).for_each(|load| load()));
     }
 
     /// The first part in a round that has these registers.
-    fn first_of(&self, registers: usize) -> &Part<'k> {
+    fn first_of(&self, registers: usize) -> &Part {
         self.parts.iter().find(|part| part.registers == registers).expect("each array is some part's")
     }
 
     /// Finds the rows of the block that begins with row `first`, if that block `exists`, and reads the pages of the
     /// block below.
     #[track_caller]
-    fn find(
-        &self,
-        rows: &BlockRows<'k>,
-        keys: &KeyRows<'k>,
-        first: U32<'k>,
-        exists: Option<V<'k, Pred>>,
-    ) {
+    fn find(&self, rows: &BlockRows<'k>, keys: &KeyRows<'k>, first: U32<'k>, exists: Option<V<'k, Pred>>) {
         rows.find(keys, first, exists);
         rows.read_pages(keys, first - self.keys);
     }
 
     /// The loads of this thread's chunks of a part of the block whose rows have been found.
     #[track_caller]
-    fn loads(&self, part: &Part<'k>, keys: &[KeyRows<'k>; 2]) -> impl Iterator<Item = impl Fn()> {
+    fn loads(&self, part: &Part, keys: &[KeyRows<'k>; 2]) -> impl Iterator<Item = impl Fn()> {
         let (b, keys, panel, col) = (self.builder, &keys[part.of], self.panel, self.chunks.col);
         let panels = (part.first..part.first + part.cols).step_by(panel as usize);
         let rows = self.rows[part.of].addresses(keys).into_iter();
@@ -175,56 +184,65 @@ impl<'k> Converter<'k> {
         })
     }
 
-    /// Converts the blocks of a work tile, from the last to the first.
+    /// Converts the blocks of a work tile, from the last to the first. In the first round there is no V to convert yet,
+    /// and in the last one no K, unless each round has K and V of one block.
     #[track_caller]
-    fn convert_all(&mut self, keys: &[KeyRows<'k>; 2], work: &WorkTile<'k>) {
+    fn convert_all(&self, stages: &mut [Producer<'k, 1>], keys: &[KeyRows<'k>; 2], work: &WorkTile<'k>) {
         let b = self.builder;
         let all = (work.kv.end - work.kv.first) * self.keys;
         let lags = self.parts.iter().any(|part| part.is_late);
         let end = if lags { all + self.keys } else { all };
         b.for_each((0, end), self.keys, |done| {
             let mut found = [false; 2];
-            for number in 0..self.parts.len() {
-                let is_late = self.parts[number].is_late;
-                let mut convert = || self.convert(number, keys, [done, all], &mut found);
-                match (is_late, lags) {
-                    (true, _) => b.if_uniform(done.gt(0), convert),
-                    (false, true) => b.if_uniform(done.lt(all), convert),
-                    (false, false) => convert(),
+            for (number, (&part, stages)) in self.parts.iter().zip(stages).enumerate() {
+                let next = self.next(number, keys, [done, all], &mut found);
+                let mut convert = || self.convert(stages, [part, next], keys);
+                if !lags {
+                    convert();
+                    continue;
                 }
+                let is_there = if part.is_late { done.gt(0) } else { done.lt(all) };
+                b.if_else_uniform(is_there, convert, || self.loads(&next, keys).for_each(|load| load()));
             }
         });
     }
 
-    /// Converts a part of a block, and loads what its registers hold next. Before this round, rounds have converted
-    /// `done` keys of K, of `all`. `found` says of which tensors this round has found the rows of the block below.
+    /// The part that is loaded to the registers that part `number` leaves. Before this round, rounds have converted
+    /// `done` keys of K, of `all`. `found` says of which tensors this round has found the rows of the next block.
     #[track_caller]
-    fn convert(
-        &mut self,
+    fn next(
+        &self,
         number: usize,
         keys: &[KeyRows<'k>; 2],
         [done, all]: [U32<'k>; 2],
         found: &mut [bool; 2],
-    ) {
-        let free = self.parts[number].stages.acquire();
-        let this = &self.parts[number];
-        let behind = self.parts[number + 1..].iter().find(|part| part.registers == this.registers);
-        let next = behind.unwrap_or_else(|| {
-            let block = if this.is_late { done } else { done + self.keys };
-            if !std::mem::replace(&mut found[this.of], true) {
-                let keys = &keys[this.of];
-                self.find(&self.rows[this.of], keys, keys.last - block, Some(block.lt(all)));
+    ) -> Part {
+        let registers = self.parts[number].registers;
+        let behind = self.parts[number + 1..].iter().find(|part| part.registers == registers);
+        *behind.unwrap_or_else(|| {
+            // In the next round.
+            let next = self.first_of(registers);
+            let before = if next.is_late { done } else { done + self.keys };
+            if !std::mem::replace(&mut found[next.of], true) {
+                let keys = &keys[next.of];
+                self.find(&self.rows[next.of], keys, keys.last - before, Some(before.lt(all)));
             }
-            self.first_of(this.registers)
-        });
+            next
+        })
+    }
+
+    /// Converts a part of a block, and begins to load the part that its registers hold next.
+    #[track_caller]
+    fn convert(&self, stages: &mut Producer<'k, 1>, [part, next]: [Part; 2], keys: &[KeyRows<'k>; 2]) {
+        let free = stages.acquire();
         let [tile] = free.tiles();
         let to = tile.elements(self.chunks.row, self.chunks.col);
         let TileShape { rows, cols, .. } = tile.shape();
         let places = (0..rows)
             .step_by(self.chunks.rows as usize)
             .flat_map(|row| (0..cols).step_by(self.panel as usize).map(move |col| (row, col)));
-        let mut loads = self.loads(next, keys);
-        for (chunk, (row, col)) in self.registers[this.registers].iter().zip(places) {
+        let mut loads = self.loads(&next, keys);
+        for (chunk, (row, col)) in self.registers[part.registers].iter().zip(places) {
             let codes = chunk.map(Var::get);
             store_converted(self.builder, codes, self.elem, |second| to.at(row, col + second));
             if let Some(load) = loads.next() {

@@ -2,9 +2,9 @@
 
 use fa3_ir::lang::*;
 
+use super::converted_rows;
 use super::spec::Loading;
 use super::state::Fwd;
-use super::converted_rows;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::FINDER;
 use crate::kernels::parts::kv_blocks::KvBlocks;

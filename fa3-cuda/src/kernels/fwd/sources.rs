@@ -62,9 +62,7 @@ impl<'k> Fwd<'k> {
         };
         let rows = match self.pages(work, of) {
             Some(span) => SequenceRows::OfPages(span),
-            None => {
-                SequenceRows::Of { first: work.batch.mad(apart, varlen.k_row), count: work.lens.k }
-            }
+            None => SequenceRows::Of { first: work.batch.mad(apart, varlen.k_row), count: work.lens.k },
         };
         let last = work.kv.end * tile.tile_n - tile.tile_n;
         Some(KeyRows::new(rows, cols, tensor.of_head(work.kv_head), last))

@@ -120,8 +120,7 @@ impl<'k> Fwd<'k> {
             v_second: v_parts.1.map_or_else(Vec::new, |part| {
                 // With `qv`, scores take them, too. Rows that are gathered cost instructions for each part.
                 let readers = if tile.qv { warps } else { warps - first };
-                let in_halves = tile.qv && (tile.converts_rows() || !spec.gathers());
-                let parts = if in_halves { halves(part).collect() } else { vec![part] };
+                let parts = if tile.qv && !spec.gathers() { halves(part).collect() } else { vec![part] };
                 let named = parts.into_iter().zip(["v_second", "v_third"]);
                 named.map(|(part, name)| keys(name, params.v, part, readers)).collect()
             }),

@@ -216,7 +216,8 @@ fn with_qv(spec: ProblemSpec) -> ProblemSpec {
     spec.qv(qv)
 }
 
-/// Wide problems over caches: decoding and chunked prefill, in pages that are copied in blocks of rows or row by row.
+/// Wide problems over caches: decoding and chunked prefill, in pages that are copied in blocks of rows or row by row,
+/// and in e4m3.
 fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
     let over_pages = |rows, heads, dims: (usize, usize), page| {
         let q = Shape { batch: 2, seqlen: rows, heads, head_dim: dims.0 };
@@ -225,7 +226,21 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
         spec.seqs_k(Sequences::paged(2, 4096 / page).used())
     };
     let latent = |rows, heads, cols_v, page| with_qv(over_pages(rows, heads, (64, cols_v), page));
-    [
+    let of_f16 = |mut spec: ProblemSpec| {
+        let tensors = [Some(&mut spec.q), Some(&mut spec.o), spec.qv.as_mut()];
+        tensors.into_iter().flatten().for_each(|x| x.dtype = Dtype::F16);
+        spec
+    };
+    let of_e4m3 = [
+        over_pages(1, 8, (512, 512), 64),
+        of_f16(over_pages(1, 8, (320, 320), 16).sink().mask(MASKS[2])),
+        over_pages(2048, 8, (512, 512), 64),
+        latent(1, 256, 512, 64),
+        of_f16(latent(2, 32, 512, 1)),
+        latent(2048, 32, 512, 64),
+    ];
+    let of_e4m3 = of_e4m3.map(ProblemSpec::e4m3_keys);
+    let of_16_bits = [
         over_pages(1, 8, (512, 512), 64),
         over_pages(1, 8, (320, 320), 16).sink(),
         over_pages(1, 32, (576, 512), 1),
@@ -234,8 +249,8 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
         latent(2, 32, 512, 1),
         latent(1, 32, 256, 64),
         latent(2048, 32, 512, 64),
-    ]
-    .into_iter()
+    ];
+    of_16_bits.into_iter().chain(of_e4m3)
 }
 
 /// Problems over caches: decoding with every head dimension and several group sizes, and chunked prefill, in pages of

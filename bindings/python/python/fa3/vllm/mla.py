@@ -1,6 +1,6 @@
 """The classes of an attention backend of vLLM 0.33 for multi-head latent attention (MLA).
 
-Decoding reads vLLM's cache of latent vectors, 16 bits, in place: a row has kv_lora_rank latent columns, which are keys
+Decoding reads vLLM's cache of latent vectors, in 16 bits or e4m3, in place: a row has kv_lora_rank latent columns, which are keys
 and values, and qk_rope_head_dim rotated columns, which are keys only. Prompts are computed with all heads' keys and
 values by `Fa3MLAPrefill`, whose parts vLLM combines by LSE.
 """
@@ -21,6 +21,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
+from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
 from ..varlen import flash_attn_varlen_func
 
@@ -41,16 +42,18 @@ def latent(
     capacity: int,
     table: Tensor,
     with_lse: bool,
+    cache_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Causal attention of packed rows over a cache of latent vectors.
 
     Arguments:
         q: latent columns (tokens, heads, kv_lora_rank) and rotated columns (tokens, heads, qk_rope_head_dim), or one
             tensor with both.
-        cache: (pages, page_rows, kv_lora_rank + qk_rope_head_dim), in q's dtype.
+        cache: (pages, page_rows, kv_lora_rank + qk_rope_head_dim), in q's dtype, or float8_e4m3fn.
         ends: int32 (sequences + 1,), the offsets of the sequences in q; `longest` bounds their numbers of rows.
         lengths: int32 (sequences,), the rows of the cache in use; `capacity` bounds them.
         table: int32 (sequences, pages), the pages of each sequence.
+        cache_scale: the factor on codes of float8_e4m3fn, float32 (); 1 if None.
 
     Returns: O (tokens, heads, kv_lora_rank) and, if wanted, LSE (tokens, heads), the natural logarithm.
     """
@@ -59,6 +62,7 @@ def latent(
     if not q_rotated.shape[-1]:
         q_rotated = q_latent.new_zeros(*q_latent.shape[:-1], _NO_ROTATED_COLUMNS)
         keys = values[..., :_NO_ROTATED_COLUMNS]
+    scale_of_heads = None if cache_scale is None else cache_scale.expand(len(lengths), 1)
     result = flash_attn_varlen_func(
         q_rotated,
         keys,
@@ -71,6 +75,8 @@ def latent(
         seqused_k=lengths,
         page_table=table,
         qv=q_latent,
+        k_descale=scale_of_heads,
+        v_descale=scale_of_heads,
         # The function's default does not split the keys of a sequence over CTAs.
         num_splits=0,
         softmax_scale=scale,
@@ -94,7 +100,7 @@ class Fa3MLABackend(MLACommonBackend):
     """The capabilities of this package's latent attention. vLLM refuses a model that needs anything else."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
 
     @staticmethod
     def get_name() -> str:
@@ -199,6 +205,7 @@ class Fa3MLAImpl(MLACommonImpl[Fa3MLAMetadata]):
             **mla_args,
         )
         self.supports_quant_query_input = False
+        self.is_quantized = is_quantized_kv_cache(kv_cache_dtype)
 
     def forward_mqa(
         self,
@@ -210,9 +217,12 @@ class Fa3MLAImpl(MLACommonImpl[Fa3MLAMetadata]):
         """O (tokens, heads, kv_lora_rank) of the sequences that decode, and LSE (tokens, heads) where vLLM needs it."""
         decode = attn_metadata.decode
         assert decode is not None
+        cache, cache_scale = kv_c_and_k_pe_cache, None
+        if self.is_quantized:
+            cache, cache_scale = cache.view(torch.float8_e4m3fn), layer._k_scale
         return latent(
             q,
-            kv_c_and_k_pe_cache,
+            cache,
             self.kv_lora_rank,
             self.scale,
             decode.query_start_loc,
@@ -221,6 +231,7 @@ class Fa3MLAImpl(MLACommonImpl[Fa3MLAMetadata]):
             decode.max_seq_len,
             decode.block_table,
             self.need_to_return_lse_for_decode,
+            cache_scale,
         )
 
 
