@@ -1,10 +1,11 @@
 //! Kernels for latent attention, and for wide heads, where two warpgroups share the rows and each computes half of O's
 //! columns. This small family also tests the code that these kernels share with the other forward kernels.
 
+use fa3_sched::Scheduler;
 use fa3_sched::forward::{CtaTile, Precision, SplitKeys};
 use fa3_types::{Dtype, Mask, ProblemSpec};
 
-use super::listed::{GIVEN, LAYOUTS, LENGTHS, problem};
+use super::listed::{GIVEN, Given, LAYOUTS, LENGTHS, problem};
 use super::shapes::{TINY, laid_out};
 use super::trials::{MASKS, SCHEDULERS, SINKS, SOFTCAPS, of_two_heads, trial};
 use super::{Layout, dense, with_tile};
@@ -60,6 +61,11 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     let lengths = levels.pick(&LENGTHS)(tile.tile_m as usize, tile.tile_n as usize);
     let (heads, layout) = (levels.pick(&[(1, 1), (4, 2), (3, 1)]), levels.pick(&LAYOUTS));
     let (scheduler, softcap, sink) = (levels.pick(&SCHEDULERS), levels.pick(&SOFTCAPS), levels.pick(&SINKS));
+    // Work tiles come from a table.
+    let (scheduler, layout) = match tile.converts_rows() {
+        true => (Scheduler::DynamicPersistent, Given::InPart.layout(layout)),
+        false => (scheduler, layout),
+    };
     let dtype = levels.pick(&[Dtype::F16, Dtype::Bf16]);
     let dist = levels.pick(&[Dist::Normal, Dist::Increasing, Dist::OneHot]);
     let change = |spec: ProblemSpec, layout: Layout| {
@@ -241,7 +247,9 @@ fn caches(seed: u64) -> Vec<cache::Case> {
 pub(crate) fn small() -> Vec<Trial> {
     let masks = [Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let of_tile = |(index, tile): (usize, CtaTile)| {
-        let options = with_tile(tile).scheduler(SCHEDULERS[index % 3]);
+        let scheduler =
+            if tile.converts_rows() { Scheduler::DynamicPersistent } else { SCHEDULERS[index % 3] };
+        let options = with_tile(tile).scheduler(scheduler);
         of_two_heads(&tile, tile.tile_m as usize + 5, masks[index % 2], 3, &options)
     };
     let tiles = TILES.into_iter().chain(LATENT).enumerate().map(of_tile);

@@ -82,7 +82,7 @@ struct Converter<'k> {
     chunks: Chunks<'k>,
     /// In the order in which a round converts them.
     parts: Vec<Part>,
-    /// Chunks that have been loaded, row by row: those of one part of a block.
+    /// The chunks of one part of a block each, row by row.
     registers: Vec<Vec<[Var<'k, B32>; 4]>>,
     /// The rows of K and of V of the block that is being loaded.
     rows: [BlockRows<'k>; 2],

@@ -226,20 +226,6 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
         spec.seqs_k(Sequences::paged(2, 4096 / page).used())
     };
     let latent = |rows, heads, cols_v, page| with_qv(over_pages(rows, heads, (64, cols_v), page));
-    let of_f16 = |mut spec: ProblemSpec| {
-        let tensors = [Some(&mut spec.q), Some(&mut spec.o), spec.qv.as_mut()];
-        tensors.into_iter().flatten().for_each(|x| x.dtype = Dtype::F16);
-        spec
-    };
-    let of_e4m3 = [
-        over_pages(1, 8, (512, 512), 64),
-        of_f16(over_pages(1, 8, (320, 320), 16).sink().mask(MASKS[2])),
-        over_pages(2048, 8, (512, 512), 64),
-        latent(1, 256, 512, 64),
-        of_f16(latent(2, 32, 512, 1)),
-        latent(2048, 32, 512, 64),
-    ];
-    let of_e4m3 = of_e4m3.map(ProblemSpec::e4m3_keys);
     let of_16_bits = [
         over_pages(1, 8, (512, 512), 64),
         over_pages(1, 8, (320, 320), 16).sink(),
@@ -250,6 +236,13 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
         latent(1, 32, 256, 64),
         latent(2048, 32, 512, 64),
     ];
+    let of_e4m3 = of_16_bits.clone().into_iter().filter(|spec| spec.k.shape.head_dim <= 512).enumerate();
+    let of_e4m3 = of_e4m3.map(|(number, mut spec)| {
+        for x in [&mut spec.q, &mut spec.o].into_iter().chain(&mut spec.qv) {
+            x.dtype = [Dtype::Bf16, Dtype::F16][number % 2];
+        }
+        spec.e4m3_keys()
+    });
     of_16_bits.into_iter().chain(of_e4m3)
 }
 

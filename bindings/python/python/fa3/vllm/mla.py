@@ -1,8 +1,8 @@
 """The classes of an attention backend of vLLM 0.33 for multi-head latent attention (MLA).
 
-Decoding reads vLLM's cache of latent vectors, in 16 bits or e4m3, in place: a row has kv_lora_rank latent columns, which are keys
-and values, and qk_rope_head_dim rotated columns, which are keys only. Prompts are computed with all heads' keys and
-values by `Fa3MLAPrefill`, whose parts vLLM combines by LSE.
+Decoding reads vLLM's cache of latent vectors, in 16 bits or e4m3, in place: a row has kv_lora_rank latent columns,
+which are keys and values, and qk_rope_head_dim rotated columns, which are keys only. Prompts are computed with all
+heads' keys and values by `Fa3MLAPrefill`, whose parts vLLM combines by LSE.
 """
 
 from dataclasses import dataclass
