@@ -59,6 +59,9 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     let mask = levels.pick(&MASKS);
     let given = levels.pick(&[&[None][..], &GIVEN.map(Some)].concat());
     let lengths = levels.pick(&LENGTHS)(tile.tile_m as usize, tile.tile_n as usize);
+    // Rows of O have the scales of a sequence.
+    let has_none = tile.converts_rows() && lengths.is_empty();
+    let lengths = if has_none { vec![(1, 3)] } else { lengths };
     let (heads, layout) = (levels.pick(&[(1, 1), (4, 2), (3, 1)]), levels.pick(&LAYOUTS));
     let (scheduler, softcap, sink) = (levels.pick(&SCHEDULERS), levels.pick(&SOFTCAPS), levels.pick(&SINKS));
     // Work tiles come from a table.

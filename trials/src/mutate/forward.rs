@@ -2,7 +2,7 @@
 
 use fa3_ir::{Kernel, Program};
 use fa3_sched::Scheduler::{DynamicPersistent, StaticPersistent};
-use fa3_sched::forward::{CtaTile, Loads, Pipeline, PlanOptions, Precision};
+use fa3_sched::forward::{CtaTile, Loads, Pipeline, PlanOptions};
 use fa3_sched::{Order, Scheduler};
 use fa3_sim::Rule;
 use fa3_types::{KnownProblem, Mask, ProblemSpec, Shape};
@@ -70,9 +70,6 @@ const COLUMNS_SHARED: &[Equivalent] = &[
         "the only stage of K, which was waited for before, is given back right before Q's",
     ),
 ];
-
-/// Equivalent mutants of a producer that converts rows.
-const CONVERTED_ROWS: &[Equivalent] = &[];
 
 /// Equivalent mutants of two consumers that split O's columns, with two stages and `qv`.
 const LATENT_COLUMNS_SHARED: &[Equivalent] = &[
@@ -243,13 +240,9 @@ pub(crate) fn wide_targets() -> Vec<Target> {
     let causal = [(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)];
     let plain = CtaTile { head_dim: 192, ..HALVES };
     let latent = CtaTile { qv: true, stages: 2, head_dim_v: 256, ..HALVES };
-    let converted =
-        CtaTile { precision: Precision::Converted { q: false }, head_dim: 128, tile_n: 64, ..HALVES };
-    let longer = [(3, (20, 150), Mask::Causal), (1, (70, 130), Mask::Causal), (2, (9, 10), Mask::Causal)];
     vec![
         target("fwd 2, columns shared", plain, StaticPersistent, &causal, COLUMNS_SHARED),
         target("fwd 2, latent, columns shared", latent, DynamicPersistent, &causal, LATENT_COLUMNS_SHARED),
-        target("fwd 2, converted rows", converted, DynamicPersistent, &longer, CONVERTED_ROWS),
     ]
 }
 

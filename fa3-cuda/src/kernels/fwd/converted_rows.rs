@@ -43,7 +43,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>, pipelines: [&[&TmaPipeline<'k>]; 2]) {
         let visits = work.kv.first.lt(work.kv.end);
         b.if_uniform(visits, || {
             let Some((k, v)) = fwd.key_rows(&work, 1).zip(fwd.key_rows(&work, 2)) else { return };
-            let keys = [k, v].map(|keys| keys.from_column(converter.chunks.col));
+            let keys = [k, v].map(|keys| keys.at_column(converter.chunks.col));
             converter.begin(&keys);
             b.once_per_role(|| {
                 let [of_q, ..] = fwd.sequences(&work);

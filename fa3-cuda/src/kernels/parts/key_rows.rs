@@ -49,7 +49,7 @@ impl<'k> KeyRows<'k> {
 
     /// These keys for a thread that loads columns from `col` on, of e4m3.
     #[track_caller]
-    pub(crate) fn from_column(self, col: U32<'k>) -> KeyRows<'k> {
+    pub(crate) fn at_column(self, col: U32<'k>) -> KeyRows<'k> {
         KeyRows { from: self.from + col.to_u64(), ..self }
     }
 }

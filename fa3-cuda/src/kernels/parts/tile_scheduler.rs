@@ -52,6 +52,9 @@ enum WorkSource<'k> {
     Intervals(IntervalTiles<'k>, Pipeline<'k, 0>),
 }
 
+/// Stores a word of a work tile.
+type Store<'s, 'k> = &'s dyn Fn(Word, U32<'k>);
+
 /// TileIndices of a table, and the tile counter.
 #[derive(Clone, Copy)]
 struct VarlenTiles<'k> {
@@ -385,7 +388,7 @@ impl<'k> SchedulerPipeline<'k> {
     fn send_and_receive(
         &self,
         (rounds, sent, received): &mut (Rounds<'k>, Producer<'k, 1>, Consumer<'k, 1>),
-        write: &dyn Fn(&dyn Fn(Word, U32<'k>)),
+        write: &dyn Fn(Store<'_, 'k>),
         body: impl FnOnce(WorkTile<'k>),
     ) {
         let b = self.builder;
