@@ -160,8 +160,48 @@ fn caches(seed: u64) -> Vec<cache::Case> {
             ..CACHE
         },
     ];
+    let latent = cache::Case { columns: (64, 512), heads: (20, 1), qv: true, ..CACHE };
+    let latent = [
+        // There are two tiles of two positions each.
+        cache::Case { lengths: vec![150, 20], queries: Queries::Dense(4), ..latent.clone() },
+        cache::Case {
+            lengths: vec![130],
+            keys: Keys::Pages(Pages::of(1)),
+            queries: Queries::InPart(3),
+            columns: (64, 256),
+            softcap: Some(3.0),
+            dtype: Dtype::F16,
+            ..latent.clone()
+        },
+        cache::Case {
+            lengths: vec![200, 64],
+            keys: Keys::Pages(Pages::of(64).indexed()),
+            queries: Queries::Packed(2),
+            heads: (128, 1),
+            columns: (64, 512),
+            layout: Layout::HeadsFirst,
+            split_keys: pieces,
+            ..latent.clone()
+        },
+        cache::Case {
+            lengths: vec![100, 3],
+            queries: Queries::Packed(70),
+            heads: (2, 1),
+            columns: (40, 328),
+            mask: window,
+            split_keys: None,
+            ..latent
+        },
+    ];
+    cases.into_iter().chain(of_e4m3()).chain(latent).map(|case| cache::Case { seed, ..case }).collect()
+}
+
+/// Caches of e4m3.
+fn of_e4m3() -> [cache::Case; 6] {
+    let pieces = Some(SplitKeys::FixedSize { keys: 64 });
+    let window = Mask::Window { left: Some(60), right: Some(0) };
     let e4m3 = cache::Case { e4m3_keys: true, ..CACHE };
-    let e4m3 = [
+    [
         cache::Case { lengths: vec![200, 20, 0], ..e4m3.clone() },
         cache::Case {
             lengths: vec![150, 3],
@@ -209,41 +249,7 @@ fn caches(seed: u64) -> Vec<cache::Case> {
             split_keys: None,
             ..e4m3
         },
-    ];
-    let latent = cache::Case { columns: (64, 512), heads: (20, 1), qv: true, ..CACHE };
-    let latent = [
-        // There are two tiles of two positions each.
-        cache::Case { lengths: vec![150, 20], queries: Queries::Dense(4), ..latent.clone() },
-        cache::Case {
-            lengths: vec![130],
-            keys: Keys::Pages(Pages::of(1)),
-            queries: Queries::InPart(3),
-            columns: (64, 256),
-            softcap: Some(3.0),
-            dtype: Dtype::F16,
-            ..latent.clone()
-        },
-        cache::Case {
-            lengths: vec![200, 64],
-            keys: Keys::Pages(Pages::of(64).indexed()),
-            queries: Queries::Packed(2),
-            heads: (128, 1),
-            columns: (64, 512),
-            layout: Layout::HeadsFirst,
-            split_keys: pieces,
-            ..latent.clone()
-        },
-        cache::Case {
-            lengths: vec![100, 3],
-            queries: Queries::Packed(70),
-            heads: (2, 1),
-            columns: (40, 328),
-            mask: window,
-            split_keys: None,
-            ..latent
-        },
-    ];
-    cases.into_iter().chain(e4m3).chain(latent).map(|case| cache::Case { seed, ..case }).collect()
+    ]
 }
 
 /// Several tiles per CTA, several blocks, and several splits per work unit, to run under many schedules.
