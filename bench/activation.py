@@ -7,15 +7,15 @@
 A training step is a forward pass, a backward pass and a fused AdamW step; prefill is a forward pass under
 `torch.inference_mode()` that gives the logits of the last token. All is in bf16, with random weights.
 
-`before` is plain torch, whose `scaled_dot_product_attention` may choose cuDNN. `after` is torch under
-`fa3.activate()`. Activation does not touch FlexAttention: beside it `after` is `fa3.flash_attn_func` with intervals of
-the same mask. SDPA's training step has sequences of --context tokens; the others have one row of --tokens, in
-documents of Zipf-like lengths, or under a window of 1,024 keys and the first 64.
+`before` is plain torch, whose `scaled_dot_product_attention` may choose cuDNN. `after` is torch under `fa3.activate()`.
+Activation does not touch FlexAttention: there `after` is `fa3.flash_attn_func` with intervals of the same mask. SDPA's
+training step has sequences of --context tokens. The other settings have one row of --tokens, either in documents of
+Zipf-like lengths, or under a window of 1,024 keys together with the first 64 keys.
 
 --compile says what torch.compile compiles: nothing (FlexAttention itself is compiled in any case), each block (all
 share one graph), or the whole model, which takes minutes more. The ratio is the time before divided by the time after.
-Attention's time is measured on calls with one block's shape, times the number of blocks; in a training step with
-gradients.
+Attention's time is the time of calls with one block's shape, times the number of blocks. In a training step the calls
+include gradients.
 
 O, the gradients, the losses of the first steps and the logits are compared with the results before, and the exit code
 is 1 if one is wrong.
@@ -38,17 +38,17 @@ import train_gpt
 
 DEVICE, BACKEND = "cuda", "inductor"
 
-# AdamW's rate, and how many steps, or passes, are compared.
+# AdamW's learning rate, and the number of steps or passes whose results are compared.
 RATE, COMPARED = 1e-4, 3
 
-# The largest relative errors of right results: attention, the losses of training steps, logits.
+# The largest relative errors that right results may have: of attention, of the losses of training steps, of logits.
 WRONG = {"attention": 0.02, "train": 0.005, "prefill": 0.05}
 
 DOCUMENTS = 32
 
 
 class Pair(NamedTuple):
-    """Attention before and after, functions of Q, K and V (batch, seqlen, heads, head_dim)."""
+    """Attention before and after the activation: two functions of Q, K and V (batch, seqlen, heads, head_dim)."""
 
     before: object
     after: object
@@ -56,13 +56,13 @@ class Pair(NamedTuple):
 
     @property
     def contexts(self):
-        """The context managers of `timing.in_turns`."""
+        """The context managers in which functions run, by function, for `timing.in_turns`."""
         import fa3
 
         return {"after": fa3.activate} if self.is_activated else {}
 
     def within(self, by):
-        """The context of a call."""
+        """The context in which the function `by` runs."""
         return self.contexts.get(by, contextlib.nullcontext)()
 
 
@@ -85,14 +85,14 @@ def sdpa(tokens):
 
 
 def sdpa_after(q, k, v):
-    """`sdpa`, as another function: torch.compile chooses between cuDNN and flash attention when it traces, and would
-    reuse the graph from before.
+    """The same call as `train_gpt.sdpa`, in a second function. torch.compile chooses between cuDNN and flash attention
+    when it traces, and would otherwise reuse the graph from before the activation.
     """
     return train_gpt.sdpa(q, k, v)
 
 
 def document_ends(tokens):
-    """Where documents begin and end, and how long the longest is. Lengths are by Zipf's law, in a random order."""
+    """Makes cu_seqlens of documents, and the longest length. Lengths follow Zipf's law, in a random order."""
     shares = 1 / torch.arange(1, DOCUMENTS + 1).double()
     shares = shares[torch.randperm(DOCUMENTS, generator=torch.Generator().manual_seed(0))]
     ends = functional.pad((shares.cumsum(0) / shares.sum() * tokens).round(), (1, 0)).int()
@@ -130,7 +130,7 @@ def flex(mask, tokens):
 
 
 def flex_documents(tokens):
-    """The documents of `varlen`, causal in themselves."""
+    """The documents of `varlen`, each with a causal mask."""
     from fa3 import masks as of_intervals
 
     ends, _ = document_ends(tokens)
@@ -140,7 +140,7 @@ def flex_documents(tokens):
 
 
 def flex_window_and_sink(tokens):
-    """A causal window, and the first keys."""
+    """A causal window together with the first keys."""
     return flex(masks.window_and_sink(tokens, DEVICE), tokens)
 
 
@@ -240,7 +240,7 @@ def works(cell, pair, how, options):
 
 
 def work_error(functions, pair):
-    """The relative difference of what the first calls after and before return."""
+    """The relative difference between the first results after and before the activation."""
     results = {}
     for by, function in functions.items():
         with pair.within(by):
@@ -254,7 +254,7 @@ def calls(cell, pair, options):
     torch.manual_seed(0)
     shape = cell.batch, cell.seqlen, options.width // cell.head_dim, cell.head_dim
     is_training = cell.work == "train"
-    # With other than the model's inference tensors, FlexAttention would be compiled again.
+    # Tensors must be inference tensors as in the model, or FlexAttention would be compiled again.
     with torch.inference_mode(not is_training):
         qkv = torch.randn(*shape[:2], 3, *shape[2:], dtype=torch.bfloat16, device=DEVICE)
         dout = torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
@@ -269,7 +269,7 @@ def calls(cell, pair, options):
 
 
 def call_error(functions, pair):
-    """The largest relative difference of O and of gradients."""
+    """The largest relative difference between O and gradients after and before the activation."""
     results = {}
     for by, function in functions.items():
         with pair.within(by):
@@ -319,7 +319,7 @@ def wrong(result):
 
 
 def summarise(results):
-    """Prints means."""
+    """Prints the mean ratios, by the kind of work."""
     for work in WORKS:
         for after in ("activate()", "intervals"):
             ratios = [

@@ -6,8 +6,8 @@
 
 Ours is the installed Python package fa3. The others are FlashAttention-3's C++, where --fa3 gives its
 compiled extension, and cuDNN and FlashAttention-2 as PyTorch has them (--peers chooses among these two; without
-a name it leaves both out). The settings are the 36 of peers.py. dO is N(0, 1). The backward pass has 2.5 times
-the forward pass's operations, and with --step, which measures both as training runs them, it is 3.5 times.
+a name it leaves both out). The settings are the 36 of peers.py. dO is N(0, 1). The backward pass counts 2.5 times the
+forward pass's operations. With --step, both passes are measured as training runs them, and count 3.5 times as much.
 
 A ratio is another implementation's time divided by ours. Cells that an implementation does not support are named and
 left out: FlashAttention-3 has no deterministic form for head_dim 256.
@@ -29,10 +29,10 @@ import timing
 # A relative error that rounding to 16 bits never makes.
 WRONG = 2e-2
 
-# Sequences for which the float64 matrices of one head fit into the GPU's memory.
+# The longest sequence for which the float64 matrices of one head fit into the GPU's memory.
 LONGEST_CHECKED = 16384
 
-# A spike leaves one key in each row, and its gradient the difference of two nearly equal 16-bit numbers.
+# With `spike`, one key has a row's weight, and its gradient is the difference of two nearly equal 16-bit numbers.
 KINDS = [kind for kind in distributions.KINDS if kind != "spike"]
 
 
@@ -52,7 +52,7 @@ def parse(words=None):
 
 
 def takers(makers, cell, *arguments):
-    """The implementations that support these arguments, bound to them. Prints why the other ones do not."""
+    """Binds these arguments to each implementation that supports them. Prints why the others do not."""
     functions = {}
     for name, make in makers.items():
         try:
@@ -69,7 +69,7 @@ def takers(makers, cell, *arguments):
 
 
 def errors(functions, dout, q, k, v, causal):
-    """Relative errors of dQ, dK and dV, by implementation: the last head of the last sequence."""
+    """Relative errors of dQ, dK and dV by implementation, for the last head of the last sequence."""
     expected = gradients.exact(*(x[-1, :, -1] for x in (dout, q, k, v)), causal)
     relative = {}
     for name, function in functions.items():

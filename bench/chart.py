@@ -5,8 +5,8 @@
     python3 bench/decode.py --fa3 path/to/fa3_C.so --table speculative --layout 64 --json decode.json
     python3 bench/chart.py decode.json decode.svg
 
-The forward pass: TFLOP/s by seqlen, a panel for each head_dim, without a mask and causal. Decoding: microseconds by the
-number of keys, a panel for each number of query heads and a line for each batch. It needs matplotlib.
+The chart of the forward pass has TFLOP/s by seqlen, in panels by head_dim and mask. The chart of decoding has
+microseconds by the number of keys, in panels by query heads, with a line for each batch. Needs matplotlib.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 
 import settings
 
-# Each implementation's name in the legend, and its colour. The colours differ for the colour-blind, too.
+# The name in the legend and the colour of each implementation. Colour-blind readers can tell the colours apart, too.
 STYLES = {
     "fa3": ("FlashAttention-3 (C++)", "#e69f00"),
     "cudnn": ("cuDNN", "#999999"),
@@ -38,7 +38,7 @@ def panels(measured):
 
 
 def draw_panel(axes, title, panel):
-    """Draws the bars of a panel; bars of one seqlen stand side by side."""
+    """Draws the bars of a panel, with the bars of one seqlen side by side."""
     width = 0.8 / len(panel)
     for index, (name, bars) in enumerate(panel.items()):
         places = [place + width * (index - (len(panel) - 1) / 2) for place in range(len(bars))]
@@ -51,7 +51,7 @@ def draw_panel(axes, title, panel):
 
 
 def lines(measured):
-    """Microseconds by query heads, then by (implementation, batch), then by keys, of sequences of one length."""
+    """Microseconds by query heads, then by (implementation, batch), then by keys, for settings with one length."""
     panels = {}
     for entry in measured:
         if len(set(entry.get("lengths", ()))) == 1:

@@ -1,4 +1,4 @@
-"""Context parallelism over the GPUs of a machine, beside one GPU: one process a GPU, in turns.
+"""Context parallelism over the GPUs of a machine, compared with one GPU: one process for each GPU, in turns.
 
     python3 bench/context_parallel.py
     python3 bench/context_parallel.py --seqlens 32768 65536 --heads 16:16 --passes forward
@@ -25,7 +25,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn import functional
 
-# Rows of documents, in parts of the sequence.
+# The relative lengths of documents.
 DOCUMENTS = {"zipf": [1 / i for i in range(1, 33)], "equal": 32 * [1]}
 
 
@@ -56,7 +56,7 @@ def main():
 
 
 def rank_main(rank, options):
-    """A process of one GPU."""
+    """Runs the process of one GPU."""
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=options.gpus, timeout=datetime.timedelta(minutes=3))
     if rank == 0:
@@ -155,7 +155,7 @@ def measure(options, heads_q, heads_kv, seqlen, which):
 
 @functools.cache
 def parallel_in_torch():
-    """Lets torch's `scaled_dot_product_attention` compute a rank's rows with the others', on our kernels, for good."""
+    """Makes torch's `scaled_dot_product_attention` compute context parallelism on our kernels, from now on."""
     import fa3
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
@@ -169,7 +169,7 @@ def parallel_in_torch():
 
 
 def torchs(local):
-    """Torch's own context parallelism over these rows."""
+    """Makes a call of torch's own context parallelism over these rows."""
     parallel_in_torch()
 
     def call():

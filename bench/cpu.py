@@ -1,7 +1,4 @@
-"""fa3's CPU engine beside torch's scaled_dot_product_attention, call by call in turns.
-
-    cargo build --release -p fa3 --example cpu_speed && python bench/cpu.py
-"""
+"""fa3's CPU engine compared with torch's scaled_dot_product_attention, call by call in turns."""
 
 import argparse
 import subprocess
@@ -12,18 +9,18 @@ import torch
 ENGINE = "target/release/examples/cpu_speed"
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
-# Seconds between two calls: threads that wait for more work no longer spin.
+# Seconds between two calls. After this pause, threads that wait for work no longer spin.
 PAUSE = 0.02
 
 
 class Cell:
-    """One problem, computed by both."""
+    """A problem that both fa3 and torch compute."""
 
     def __init__(self, direction, dtype, lens, heads, head_dim, causal):
         self.words = [direction, dtype, *lens, *heads, head_dim, "causal" if causal else "dense"]
         self.causal = causal
         shapes = [(heads[0], lens[0]), (heads[1], lens[1]), (heads[1], lens[1])]
-        # (batch, heads, rows, head_dim) over memory that is (batch, rows, heads, head_dim), as the engine's.
+        # Tensors are (batch, heads, rows, head_dim), but in memory (batch, rows, heads, head_dim), as the engine's.
         self.qkv = [
             (torch.rand(1, rows, n, head_dim) * 2 - 1).to(DTYPES[dtype]).transpose(1, 2)
             for n, rows in shapes
@@ -45,7 +42,7 @@ class Cell:
         return milliseconds(lambda: torch.autograd.grad(o, self.qkv, dout))
 
     def time(self, engine):
-        """Times one call of each."""
+        """Times one call of fa3 and one of torch."""
         time.sleep(PAUSE)
         print(*self.words, file=engine.stdin, flush=True)
         self.best["fa3"] = min(self.best["fa3"], float(engine.stdout.readline()))
@@ -62,14 +59,14 @@ class Cell:
 
 
 def milliseconds(function):
-    """How long a call takes."""
+    """The time of a call."""
     start = time.perf_counter()
     function()
     return (time.perf_counter() - start) * 1e3
 
 
 def cells(dtypes):
-    """All problems."""
+    """Yields all problems."""
     for dtype in dtypes:
         for direction in ("forward", "backward"):
             for head_dim in (64, 128):
@@ -81,7 +78,7 @@ def cells(dtypes):
 
 
 def main():
-    """Prints a table, each row of which is the least of several calls."""
+    """Prints a table with the least time of several calls for each problem."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,4 +1,4 @@
-"""Decoding, and prefill over a cache of keys and values, beside FlashAttention-3: one GPU, one process, in turns.
+"""Decoding, and prefill over a KV cache, compared with FlashAttention-3: one GPU, one process, in turns.
 
     python3 bench/decode.py --fa3 path/to/fa3_C.so
     python3 bench/decode.py --fa3 path/to/fa3_C.so --table decode --layout 16 64 256
@@ -7,16 +7,16 @@
     python3 bench/decode.py --table decode --e4m3-q
 
 Ours is the installed Python package fa3; FlashAttention-3's C++ is measured where --fa3 gives its compiled extension.
-Calls are captured into a CUDA graph, one for each of several caches, together so large that a cache has left L2 when
-its turn comes again; the time of a call is the time of a replay divided by the calls. A layout is `contiguous`,
-`seqused`, where lengths are data, or the rows of a page. Pages lie in random order in one pool. With --append
-a call appends the new rows to the cache as well, and rotates them and Q. With --split-keys a sequence has the same bits
-in any batch. With --e4m3 the caches are e4m3 and Q is not, and ours is measured over 16-bit caches of the same numbers,
-too; with --e4m3-q Q is e4m3 as well.
+A CUDA graph has a call for each of several caches. Together these are so large that a cache has left L2 when its turn
+comes again. The time of a call is the time of a replay divided by the number of calls. A layout is `contiguous`;
+`seqused`, which has lengths as data; or the number of rows of a page. Pages lie in random order in one pool. With
+--append a call also appends the new rows to the cache, and rotates these rows and Q. With --split-keys a sequence has
+the same bits in any batch. With --e4m3 the caches are e4m3 and Q is not, and ours is also measured over 16-bit caches
+of the same numbers. With --e4m3-q Q is e4m3, too.
 
-TB/s are of the keys and values in use, read once. TFLOP/s are of the visible scores. The ratio is FlashAttention-3's
-time divided by ours, or our time over 16-bit caches divided by that over e4m3. O is compared with float64 on two heads
-of the first and of the last sequence, and the exit code is 1 if one is wrong.
+TB/s count the keys and values in use, read once. TFLOP/s count the visible scores. The ratio is FlashAttention-3's time
+divided by ours, or our time over 16-bit caches divided by our time over e4m3 caches. O is compared with float64 on two
+heads of the first and of the last sequence, and the exit code is 1 if one is wrong.
 """
 
 import argparse
@@ -30,10 +30,10 @@ import judge
 import settings
 import timing
 
-# Relative errors that rounding never makes: to 16 bits, and of P to e4m3.
+# Relative errors that rounding never makes: rounding to 16 bits, and rounding P to e4m3.
 WRONG, WRONG_IN_8_BITS = 2e-2, 5e-2
 
-# Bytes of all caches together: several times the size of L2.
+# The bytes of all caches together, which are several times the size of L2.
 ROTATED = 400 * 2**20
 
 DTYPE = torch.bfloat16
@@ -63,7 +63,7 @@ def _gqa(name, new, *lengths):
     return Setting(name, 32, 8, new, lengths)
 
 
-# For each table: its settings, and the layouts that they are measured with.
+# For each table, its settings, and the layouts with which they are measured.
 TABLES = {
     "decode": (
         [
@@ -78,7 +78,7 @@ TABLES = {
         ],
         ["64"],
     ),
-    # The figure of the FlashAttention-3 talk.
+    # The settings of the figure in the FlashAttention-3 talk.
     "speculative": (
         [
             Setting(f"MQA 16, batch {batch}, {keys}k", 16, 1, 4, (keys * 1024,) * batch)
@@ -100,24 +100,24 @@ TABLES = {
 
 @dataclasses.dataclass
 class Caches:
-    """Keys and values of several batches, and where they are."""
+    """Keys and values of several batches, and their page tables and lengths."""
 
-    # (batch, rows, heads_kv, head_dim) or (pages, page_rows, ...) of each.
+    # For each batch, a tensor (batch, rows, heads_kv, head_dim) or (pages, page_rows, ...).
     k: list
     v: list
-    # The pages of each, if there are pages, and the lengths, if these are data.
+    # The page table of each batch, or None without pages; and the lengths, or None if they are not data.
     tables: list | None
     seqused: torch.Tensor | None
 
     @staticmethod
     def draw(setting, head_dim, layout, dtype):
-        """Caches that together exceed L2, at least two."""
+        """Draws at least two caches, which together exceed L2."""
         bytes_of_one = 2 * dtype.itemsize * sum(setting.lengths) * setting.heads_kv * head_dim
         copies = max(2, math.ceil(ROTATED / bytes_of_one))
         lengths = torch.tensor(setting.lengths, dtype=torch.int32, device=DEVICE)
         row = setting.heads_kv, head_dim
         if not layout.isdigit():
-            # Caches of one length are drawn at once: dozens of small tensors would take longer than all else.
+            # All caches are drawn as one tensor: dozens of small tensors would take longer than everything else.
             shape = copies, setting.batch, max(setting.lengths), *row
             k, v = (torch.randn(shape, dtype=DTYPE, device=DEVICE).to(dtype) for _ in "kv")
             return Caches(list(k), list(v), None, None if layout == "contiguous" else lengths)
@@ -129,7 +129,7 @@ class Caches:
 
     def of_16_bits(self):
         """These caches, converted to 16 bits."""
-        # Pages of all caches are in one pool.
+        # The pages of all caches are in one pool, which is converted once.
         pools = {id(x): x.to(DTYPE) for x in (*self.k, *self.v)}
         k, v = ([pools[id(x)] for x in of] for of in (self.k, self.v))
         return Caches(k, v, self.tables, self.seqused)
@@ -143,13 +143,13 @@ class Caches:
         if self.tables is None:
             return k[sequence, :length], v[sequence, :length]
         pages = self.tables[number][sequence, : -(-length // k.shape[1])].long()
-        # Torch does not index every type.
+        # Torch cannot index every dtype.
         k, v = (x.view(torch.uint8)[pages].view(x.dtype) for x in (k, v))
         return k.flatten(0, 1)[:length], v.flatten(0, 1)[:length]
 
 
 def page_tables(copies, pages):
-    """Page tables of several batches, in random order in one pool. `pages` has the number of each sequence's pages."""
+    """Page tables of several batches, in random order in one pool. `pages` lists each sequence's number of pages."""
     order = torch.randperm(copies * sum(pages), dtype=torch.int32, device=DEVICE)
     tables = []
     for own in order.split(sum(pages)):
@@ -162,18 +162,18 @@ def page_tables(copies, pages):
 
 @dataclasses.dataclass
 class New:
-    """Rows that are appended, and the tables of their rotation."""
+    """The new rows that a call appends, and the tables of their rotation."""
 
     k: torch.Tensor
     v: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
-    # Lengths before the rows are appended.
+    # The lengths before the call appends the rows.
     before: torch.Tensor
 
     @staticmethod
     def draw(setting, head_dim):
-        """Random rows, and the usual rotation of all columns."""
+        """Draws random rows, and the usual tables that rotate all columns."""
         shape = setting.batch, setting.new, setting.heads_kv, head_dim
         k, v = (torch.randn(shape, dtype=DTYPE, device=DEVICE) for _ in "kv")
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2, device=DEVICE) / head_dim)
@@ -210,19 +210,19 @@ def _layout(text):
 
 
 def cells(options):
-    """Yields names of tables with a setting and a layout of each, as the options choose them."""
+    """Yields the table's name, a setting and a layout for each cell that the options choose."""
     for name in options.table:
         rows, layouts = TABLES[name]
         for setting in rows:
             for layout in options.layout or layouts:
-                # Without lengths all sequences have all rows.
+                # A contiguous cache has no lengths, so all sequences must have equally many keys.
                 fits = layout != "contiguous" or len(set(setting.lengths)) == 1 and not options.append
                 if fits and (options.only or "") in setting.name:
                     yield name, setting, layout
 
 
 def implementations(options, q, caches, new):
-    """By name: a function that returns O of a batch, given its index."""
+    """For each implementation, by name, a function that returns O of the batch with a given index."""
     from fa3 import flash_attn_with_kvcache
 
     lengths = caches.seqused if new is None else new.before
@@ -275,7 +275,7 @@ def implementations(options, q, caches, new):
 
 
 def replayed(function, count):
-    """A function that replays a graph of one call for each batch."""
+    """A function that replays a CUDA graph, which has one call for each batch."""
     # The first call compiles, loads and allocates, which cannot be captured.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -290,10 +290,10 @@ def replayed(function, count):
 
 
 def error(setting, q, caches, new, function):
-    """The largest relative error of O of the first batch, of two heads of the first and of the last sequence."""
+    """The largest relative error of O of the first batch, over two heads of the first and of the last sequence."""
     o, found = function(0), [0.0]
     for sequence in {0, setting.batch - 1}:
-        # Rows that were appended are in the cache now, rotated.
+        # The cache now also has the appended rows, rotated.
         k, v = (x.double() for x in caches.rows(0, sequence, setting.lengths[sequence]))
         for head in {0, setting.heads - 1}:
             of_k = head * setting.heads_kv // setting.heads
@@ -306,14 +306,14 @@ def error(setting, q, caches, new, function):
 
 
 def rotated(rows, new, first):
-    """Rows of one head from this position on, rotated by halves."""
+    """Rotates rows of one head by halves. `first` is the position of the first row."""
     cos, sin = (x[first : first + len(rows)].double() for x in (new.cos, new.sin))
     left, right = rows.chunk(2, -1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], -1).to(DTYPE).double()
 
 
 def rate(table, setting, head_dim, dtype, milliseconds):
-    """TFLOP/s of prefill, TB/s of decoding from a cache of this type, as text."""
+    """TFLOP/s of prefill, or TB/s of decoding from a cache of this dtype, as text."""
     if table == "prefill":
         # The first new row sees all keys except the other new rows.
         scores = sum(setting.new * (keys - (setting.new - 1) / 2) for keys in setting.lengths)
@@ -356,7 +356,7 @@ def main():
         asked = {"append": options.append, "num_splits": options.num_splits, "split_keys": options.split_keys}
         asked |= {"e4m3": options.e4m3, "e4m3_q": options.e4m3_q}
         results.append(row | asked | {"ms": ms, "errors": errors})
-        # Frees memory before other caches are drawn.
+        # Memory is freed before other caches are drawn.
         del caches, bound, graphs
     if ratios:
         print(f"to {'16 bits' if options.e4m3 else 'fa3'}: {settings.mean_and_worst(ratios)}, {len(ratios)} cells")

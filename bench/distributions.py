@@ -1,7 +1,7 @@
 """Q, K and V on which attention is measured, from N(0, 1) to the activations of a real model.
 
-How fast the forward pass is depends on its data in two ways. Its lazy softmax does more work where scores
-grow along a row, and boards throttle by the power that the bits of a product take.
+The speed of the forward pass depends on its data in two ways. Its lazy softmax does more work where scores grow along a
+row; and the bits of the data decide how much power matrix products take, by which boards throttle.
 
 Each distribution is a function of a shape (batch, seqlen, heads, head_dim) and a generator. It returns Q, K
 and V in float32. A score is q · k / sqrt(head_dim), in natural units. `draw` rounds the tensors to the type
@@ -17,50 +17,49 @@ import torch
 
 REAL_DATA = pathlib.Path(__file__).parent.parent / "data" / "minilm_layer5.safetensors"
 
-# Standard deviation of scores.
+# The standard deviation of `hot`'s scores.
 HOT_DEVIATION = 3.0
-# How far scores fall from one block of keys to the next.
+# `shrink`: how far scores fall from one block of keys to the next, and the number of keys in a block.
 SHRINK_STEP, SHRINK_KEYS = 4.0, 64
-# How far a key stands out, and how many keys there are for each such key.
+# `spike`: how far a key's scores stand out, and the number of keys for each such key.
 SPIKE_HEIGHT, SPIKE_KEYS = 12.0, 500
-# Standard deviations of the part that queries and keys of a head share, and of the part that differs.
+# `recency`: the standard deviations of the vector that all queries and keys of a head share, and of their own part.
 RECENCY_SHARED, RECENCY_OWN = 1.5, 0.6
 # Base of the rotary embedding's frequencies.
 RECENCY_BASE = 1e4
-# How many entries there are for each outlier, and the standard deviation of outliers.
+# `outlier`: the number of entries for each outlier, and the standard deviation of outliers.
 OUTLIER_ENTRIES, OUTLIER_DEVIATION = 1000, 10.0
-# Standard deviation of the noise on copies of one real activation, relative to the activation.
+# `real`: the standard deviation of the noise on copies of one activation, relative to the activation.
 REAL_NOISE = 0.05
 
 
 def normal(shape, generator):
-    """N(0, 1), as in the paper's benchmark: scores are N(0, 1)."""
+    """Draws Q, K and V from N(0, 1), as the paper's benchmark does: scores are about N(0, 1)."""
     return [_randn(shape, generator) for _ in "qkv"]
 
 
 def hot(shape, generator):
-    """N(0, 1), but Q is N(0, 9): scores have a standard deviation of 3, so that few keys count."""
+    """Draws Q from N(0, 9), and K and V from N(0, 1): scores have a standard deviation of 3, so that few keys count."""
     q, k, v = normal(shape, generator)
     return [q * HOT_DEVIATION, k, v]
 
 
 def shrink(shape, generator):
-    """N(0, 1), and scores fall by 4 from each 64 keys to the next: the first keys have all the weight."""
+    """Draws from N(0, 1). Scores fall by 4 from each 64 keys to the next: the first keys have all the weight."""
     keys = torch.arange(shape[1], device=generator.device)
     return _with_bias(normal(shape, generator), -SHRINK_STEP * (keys // SHRINK_KEYS))
 
 
 def spike(shape, generator):
-    """N(0, 1), and one key in 500 has a score that is 12 higher: row maxima jump in the middle of a row."""
+    """Draws from N(0, 1). One key in 500 has scores that are 12 higher, so that row maxima jump within a row."""
     keys = torch.arange(shape[1], device=generator.device)
     stands_out = keys % SPIKE_KEYS == SPIKE_KEYS // 2
     return _with_bias(normal(shape, generator), SPIKE_HEIGHT * stands_out)
 
 
 def recency(shape, generator):
-    """Scores fall with the distance of query and key, as with rotary embedding.
-
-    Queries and keys of a head are one shared vector of N(0, 2.25) plus their own N(0, 0.36), rotated by their
+    """Draws Q and K whose scores fall with the distance between query and key, as with rotary embedding. Each query and
+    key is the sum of its head's shared vector from N(0, 2.25) and of its own vector from N(0, 0.36), rotated by its
     position. At distance 0 the mean score is 2.25 · sqrt(head_dim).
     """
     _, seqlen, heads, head_dim = shape
@@ -73,7 +72,7 @@ def recency(shape, generator):
 
 
 def outlier(shape, generator):
-    """N(0, 1) + N(0, 100) · Bernoulli(0.001), of the paper's Table 3."""
+    """Draws from N(0, 1) + N(0, 100) · Bernoulli(0.001), as in the paper's Table 3."""
 
     def one():
         rare = torch.rand(shape, device=generator.device, generator=generator) < 1 / OUTLIER_ENTRIES
@@ -118,7 +117,7 @@ def _randn(shape, generator):
 
 
 def _with_bias(qkv, bias):
-    """Adds `bias`, a number for each key, to the key's scores. It takes the last channel of Q and K."""
+    """Adds `bias`, a number for each key, to the scores of that key. The last channel of Q and K is used for it."""
     q, k, v = qkv
     q[..., -1] = 1.0
     k[..., -1] = (bias * math.sqrt(k.shape[-1]))[:, None]
@@ -141,7 +140,7 @@ def _tiled(x, shape):
 
 
 def _safetensors(path):
-    """The tensors in half precision of a safetensors file: the format's length, header and bytes."""
+    """The half-precision tensors of a safetensors file, which has the header's length, the header, and the bytes."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])

@@ -1,4 +1,4 @@
-"""The forward pass in e4m3, in all its forms, beside FlashAttention-3's: one GPU, one process, taking turns.
+"""All forms of the e4m3 forward pass, compared with FlashAttention-3's: one GPU, one process, taking turns.
 
     python3 bench/fp8.py --fa3 path/to/fa3_C.so
     python3 bench/fp8.py --fa3 path/to/fa3_C.so --forms ours fa3
@@ -16,9 +16,9 @@ The settings are as in peers.py. All forms have the same bf16 inputs, and only t
     chain           flash_attn_fp8_func from bf16: three quantizations, then attention
     chain-channels  as chain, but V by channels
 
-A cell has TFLOP/s of all forms, and their errors: the root mean square error on some rows of O, relative to O, against
-float64 from the bf16 inputs. The mean ratios of times over all cells stand at the end. The exit code is 1 if an error
-is too large or NaN. FlashAttention-3's error is not judged: its sums shrink with many keys.
+A cell has TFLOP/s and the error of each form: the root mean square of the difference from float64 attention of the bf16
+inputs, on some rows of O, relative to O. Mean ratios of times over all cells follow at the end. The exit code is 1 if
+an error is too large or NaN. FlashAttention-3's error is not judged: its sums shrink with many keys.
 
 With --sustained each form runs alone for some seconds at a time, as in sustained.py, and a cell also has the
 board's power, the SMs' clock and the energy of a call.
@@ -60,8 +60,7 @@ RATIOS = [
     ("bf16", "chain-channels"),
 ]
 
-# A relative error that rounding to e4m3 does not make: it makes about 0.05 on N(0, 1), and up to 0.2 with
-# outliers.
+# A relative error that rounding to e4m3 never makes: rounding makes about 0.05 on N(0, 1), and up to 0.2 with outliers.
 WRONG = 0.3
 
 BOUNDS = {form: WRONG for form in FORMS if form != "fa3"} | {"bf16": measure.WRONG}
@@ -84,7 +83,7 @@ def parse(words=None):
 
 
 def bind(forms, functions, q, k, v, causal):
-    """These forms of the forward pass, as functions without arguments. Q, K and V have 16 bits."""
+    """Makes a function without arguments of each form of the forward pass. Q, K and V have 16 bits."""
     # Imported here, so that this module can be imported where fa3 is not installed.
     from fa3 import flash_attn_fp8_func, quantize, quantize_channels
 

@@ -1,4 +1,4 @@
-"""Our GEMM beside PyTorch's matmul (cuBLAS) in one process, taking turns: medians of rounds, and their ratio.
+"""Our GEMM compared with PyTorch's matmul (cuBLAS), in one process, taking turns: medians of rounds, and their ratio.
 
     python3 bench/gemm.py path/to/fa3 [m n k]
 

@@ -1,4 +1,4 @@
-"""A small GPT, with any attention function."""
+"""A small GPT that takes any attention function."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The sizes of a model. `context` is the most tokens of a sequence."""
+    """The sizes of a model. `context` is the largest number of tokens of a sequence."""
 
     blocks: int
     heads: int
@@ -18,13 +18,13 @@ class Sizes:
 
     @property
     def width(self):
-        """The columns of all heads."""
+        """The number of columns of all heads together."""
         return self.heads * self.head_dim
 
 
 class Block(nn.Module):
-    """Self-attention and an MLP, each on normalised inputs and added to them. `attention` is a function of Q, K and V
-    (batch, seqlen, heads, head_dim).
+    """Self-attention and then an MLP. Each takes the normalised input, and its result is added to the input.
+    `attention` is a function of Q, K and V (batch, seqlen, heads, head_dim).
     """
 
     def __init__(self, sizes, attention):
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Returns the logits of each next token, or of the last one only. The head shares the token embedding's weights."""
+    """Returns the logits of all next tokens, or only of the last one. The head shares the token embedding's weights."""
 
     def __init__(self, sizes, attention):
         super().__init__()

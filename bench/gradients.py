@@ -11,17 +11,17 @@ import torch
 import implementations
 import judge
 
-# Operations of the backward pass, and of both passes, relative to the forward pass.
+# The operations of the backward pass, and of both passes together, relative to the forward pass.
 BACKWARD, STEP = 2.5, 3.5
 
 
 def backward(fa3_library, peers):
-    """The backward pass alone, by name: ours, FlashAttention-3's C++ where it is given, and these of PyTorch."""
+    """Backward passes by name: ours, FlashAttention-3's C++ if it is given, and `peers` from PyTorch."""
     return _all(fa3_library, peers, _ours_backward, _flash_attention_3_backward, _autograd_backward)
 
 
 def step(fa3_library, peers):
-    """The implementations of `backward`, as forward and backward pass as training runs them."""
+    """Implementations of a forward and a backward pass, as training runs them, by name as in `backward`."""
     return _all(fa3_library, peers, _ours_step, _flash_attention_3_step, _autograd_step)
 
 
@@ -104,7 +104,7 @@ def _autograd_step(attention, dout, q, k, v, causal, deterministic=False):
 
 
 def _refuse_deterministic(deterministic):
-    """PyTorch's implementations are not asked for their deterministic forms: its switch for them is global."""
+    """Refuses to measure PyTorch's deterministic forms, since PyTorch's switch for them is global."""
     if deterministic:
         raise NotImplementedError("it is not measured in a deterministic form")
 

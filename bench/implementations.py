@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def implementations(fa3_library):
-    """Ours, and FlashAttention-3's C++ where its compiled extension is given."""
+    """Ours by name, and FlashAttention-3's C++ if its compiled extension is given."""
     # Imported here, so that this module can be imported where fa3 is not installed.
     from fa3 import flash_attn_func
 
@@ -38,7 +38,7 @@ def _sdpa(backend, q, k, v, causal):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
 
-# PyTorch's own: cuDNN and FlashAttention-2.
+# PyTorch's own kernels: cuDNN and FlashAttention-2.
 TORCH = {
     "cudnn": functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
     "fa2": functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),

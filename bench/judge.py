@@ -1,4 +1,4 @@
-"""How far results are from the right ones, and which are wrong."""
+"""Errors of results, and the results that are wrong."""
 
 import math
 
@@ -6,7 +6,7 @@ import torch
 
 
 def exact(q, k, v, causal=True):
-    """O of one head of one sequence in float64. Under a causal mask the last row of Q stands at the last key."""
+    """Float64 O of one head of one sequence. Under a causal mask the last row of Q is aligned with the last key."""
     q, k, v = (x.double() for x in (q, k, v))
     scores = q @ k.T * q.shape[-1] ** -0.5
     if causal:
@@ -16,17 +16,17 @@ def exact(q, k, v, causal=True):
 
 
 def distance(x, right):
-    """The relative error."""
+    """The relative error of x."""
     return ((x.double() - right).norm() / right.norm()).item()
 
 
 def largest(errors):
-    """The largest error. NaN counts as the largest."""
+    """The largest error. NaN is larger than any number."""
     return max(errors, key=lambda error: (error != error, error))
 
 
 def print_wrong(errors, bound):
-    """Prints errors, by the name of an implementation, that are too large, or NaN. Returns whether there are none."""
+    """Prints the errors that are NaN or too large. `errors` are by implementation. Returns whether there are none."""
     wrong = {name: error for name, error in errors.items() if not error < bound}
     for name, error in wrong.items():
         print(f"WRONG: {name} has a relative error of {error:.3g}", flush=True)

@@ -1,14 +1,14 @@
-"""Latent attention and head_dim 512, beside FlashAttention-3: one GPU, one process, in turns.
+"""Latent attention, and attention with head_dim 512, compared with FlashAttention-3: one GPU, one process, in turns.
 
     python3 bench/latent.py --fa3 path/to/fa3_C.so
     python3 bench/latent.py --fa3 path/to/fa3_C.so --page 1 --only "128 heads"
 
-Decoding is as in DeepSeek's models: one new token, whose heads share, for each key, one latent vector of 512 columns
-and 64 rotated columns, in one paged cache of 576 columns. Ours is `fa3.flash_mla.flash_mla_with_kvcache`;
-FlashAttention-3's C++ gets views of the same cache, as `qv`, where --fa3 gives its compiled extension. Calls are
-captured into a CUDA graph, one for each of several caches, together larger than L2. TFLOP/s are 2 · (576 + 512) of each
-query head and key, TB/s of the cache's rows in use, read once. Prefill is causal, with head_dim 512, TFLOP/s of the
-visible scores; FlashAttention-3 has none, and torch's own attention stands beside ours.
+Decoding is as in DeepSeek's models, with one new token. For each key, all heads share a latent vector of 512 columns
+and 64 rotated columns, which are a row of one paged cache. Ours is `fa3.flash_mla.flash_mla_with_kvcache`;
+FlashAttention-3's C++ gets views of the same cache, as `qv`, where --fa3 gives its compiled extension. A CUDA graph has
+a call for each of several caches, which together are larger than L2. TFLOP/s count 2 · (576 + 512) operations for each
+query head and key, and TB/s count the cache's rows in use, read once. Prefill is causal, with head_dim 512, and its
+TFLOP/s count visible scores. FlashAttention-3 lacks this head_dim, so torch's own attention is measured.
 
 The ratio is the other implementation's time divided by ours. O is compared with float64 on two heads of the first and
 of the last sequence, and the exit code is 1 if one is wrong.
@@ -24,10 +24,10 @@ import judge
 import settings
 import timing
 
-# Columns of the latent vector, and the rotated ones.
+# The number of latent columns, and of rotated columns.
 LATENT, ROTARY = 512, 64
 
-# By name: query heads, and the keys of each sequence.
+# Settings of decoding by name: (query heads, the number of keys of each sequence).
 DECODING = {
     f"{heads} heads, batch {batch}, {keys}k": (heads, (keys * 1024,) * batch)
     for heads, batches in ((128, (128,)), (16, (1, 16, 128)))
@@ -35,7 +35,7 @@ DECODING = {
     for keys in ((1, 4, 8) if batch == 128 else (4,))
 } | {"16 heads, 32k, 16 x 1k, 15 x 64": (16, (32768, *[1024] * 16, *[64] * 15))}
 
-# By name: batch, tokens, query heads, heads of keys and values.
+# Settings of prefill by name: (batch, tokens, query heads, heads of keys and values).
 PREFILL = {
     "head_dim 512, 1 x 8k, 16/16": (1, 8192, 16, 16),
     "head_dim 512, 1 x 8k, 32/4": (1, 8192, 32, 4),
@@ -76,13 +76,13 @@ class Decoding:
         return flash_mla_with_kvcache(self.q, self.cache, self.tables[number], self.seqused, LATENT, causal=True)[0]
 
     def fa3(self, number):
-        """O of a batch by FlashAttention-3's."""
+        """O of a batch by FlashAttention-3."""
         (qv, q), (v, k) = (x.tensor_split((LATENT,), dim=3) for x in (self.q, self.cache))
         lists = dict(seqused_k=self.seqused, page_table=self.tables[number])
         return torch.ops.flash_attn_3.fwd(q, k, v, q_v=qv, **lists, softmax_scale=self.scale, is_causal=True)[0]
 
     def error(self, o):
-        """The largest relative error of O of the first batch."""
+        """The largest relative error of O of the first batch, over two heads of the first and of the last sequence."""
         found = []
         for sequence in {0, len(self.lengths) - 1}:
             length, page = self.lengths[sequence], self.cache.shape[1]
@@ -140,7 +140,7 @@ class Prefill:
 
 
 def cells(options):
-    """Yields names of settings and functions that draw them."""
+    """Yields the name of each setting, with a function that draws its tensors."""
     for name, (heads, lengths) in DECODING.items():
         for page in options.page:
             yield f"{name}, pages of {page}", lambda page=page: Decoding(heads, lengths, page)
@@ -175,7 +175,7 @@ def main():
         right = judge.print_wrong(errors, decode.WRONG) and right
         shape = {"heads": drawn.q.shape[2], "lengths": drawn.lengths} if isinstance(drawn, Decoding) else {}
         results.append({"setting": name, "ms": ms, "errors": errors} | shape)
-        # Frees memory before other inputs are drawn.
+        # Memory is freed before other inputs are drawn.
         del drawn, bound, graphs
     settings.write_json(options.json, results)
     return 0 if right else 1

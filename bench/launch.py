@@ -30,12 +30,12 @@ def check(result):
 
 
 def describe(fa3, *arguments):
-    """The description that the command gives."""
+    """The description that `fa3 ptx` prints."""
     return json.loads(subprocess.run([fa3, "ptx", *arguments, "--json"], check=True, capture_output=True).stdout)
 
 
 class Kernel:
-    """A compiled kernel with its problem."""
+    """A compiled kernel and the problem that it computes."""
 
     def __init__(self, description):
         torch.cuda.current_device()
@@ -47,7 +47,7 @@ class Kernel:
         check(cu.cuFuncSetAttribute(self.function, shared, self.job["smem"]))
 
     def tensors(self):
-        """New tensors for its arrays: inputs standard normal, outputs NaN, sums zero."""
+        """New tensors for the kernel's arrays. Inputs are standard normal, outputs are NaN, and sums are zero."""
         made = []
         for array in self.job["arrays"]:
             dtype, shape = DTYPES[array["elem"]], array["shape"]
@@ -59,7 +59,7 @@ class Kernel:
         return made
 
     def bind(self, tensors):
-        """A function that launches it on these tensors."""
+        """A function that launches the kernel on these tensors."""
         args = [self.arg(arg, tensors) for arg in self.job["args"]]
         pointers = (ctypes.c_void_p * len(args))(*[ctypes.addressof(arg) for arg in args])
         config = cu.CUlaunchConfig()
@@ -106,7 +106,7 @@ class Kernel:
                 cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         )
-        # Tensor maps must be aligned to 64 bytes.
+        # A tensor map must be aligned to 64 bytes.
         buffer = (ctypes.c_uint8 * 192)()
         offset = -ctypes.addressof(buffer) % 64
         words = (ctypes.c_uint64 * 16).from_buffer(buffer, offset)

@@ -1,12 +1,12 @@
-"""Masks of intervals beside FlexAttention: one GPU, one process, in turns.
+"""Masks of intervals compared with FlexAttention: one GPU, one process, in turns.
 
     python3 bench/masks.py
     python3 bench/masks.py --only documents --rounds 5
 
-Q, K and V are (1, seqlen, heads, head_dim) in bf16. Ours is `fa3.flash_attn_func(..., intervals=)`, FlexAttention is
-torch's, compiled, with the same mask as a function and a `BlockMask` that was made before. `flag` is our own kernel for
-that mask, where there is one. TFLOP/s count visible scores only: 4 head_dim operations for each in the forward pass, 10
-in the backward pass. The ratio is FlexAttention's time divided by ours.
+Q, K and V are (1, seqlen, heads, head_dim) in bf16. Ours is `fa3.flash_attn_func(..., intervals=)`. FlexAttention is
+torch's, compiled, with the same mask as a function and as a `BlockMask`, which is made before the measurement. `flag`
+is our own kernel for the mask, if we have one. TFLOP/s count visible scores only: 4 * head_dim operations for each
+score in the forward pass, and 10 * head_dim in the backward pass. The ratio is FlexAttention's time divided by ours.
 
 Rows of O are compared with float64, gradients with FlexAttention's, and the exit code is 1 if one is wrong.
 """
@@ -20,12 +20,12 @@ import settings
 import timing
 from judge import distance, print_wrong
 
-# The largest relative error of a right result.
+# The largest relative error that a right result may have.
 WRONG = 0.02
 
 
 class Mask(NamedTuple):
-    """A mask: its intervals, the function for FlexAttention, and the arguments of our own kernel for it."""
+    """A mask: its intervals, FlexAttention's function, and the arguments of our own kernel, if any."""
 
     intervals: torch.Tensor
     function: object
@@ -33,7 +33,7 @@ class Mask(NamedTuple):
 
 
 def documents(seqlen):
-    """Documents of Zipf-like lengths, causal in themselves."""
+    """Documents of Zipf-like lengths, each with a causal mask."""
     from fa3 import masks
 
     lengths = (seqlen / torch.arange(1, 33).double()).long()
@@ -42,7 +42,7 @@ def documents(seqlen):
 
 
 def window_and_sink(seqlen, device="cuda"):
-    """A window of 1,024 keys, and the first 64."""
+    """A causal window of 1,024 keys, together with the first 64 keys."""
     from fa3 import masks
 
     intervals = masks.sliding_window_with_sink(seqlen, seqlen, 1023, 0, 64, device=device)
@@ -50,7 +50,7 @@ def window_and_sink(seqlen, device="cuda"):
 
 
 def prefix(seqlen):
-    """A quarter of the rows see each other, the others are causal."""
+    """A quarter of the rows see all of each other, and the mask is causal elsewhere."""
     from fa3 import masks
 
     first = seqlen // 4
@@ -109,7 +109,7 @@ def passes(mask, q, k, v):
 
 
 def gradients(functions, dout, tensors):
-    """Backward passes by name, over graphs that are retained."""
+    """Backward passes by name. The graphs of their forward passes are kept."""
     outputs = {by: function() for by, function in functions.items()}
     return {
         by: lambda o=o: torch.autograd.grad(o, tensors, dout, retain_graph=True) for by, o in outputs.items()
@@ -128,13 +128,13 @@ def error(o, mask, q, k, v):
 
 
 def visible(intervals):
-    """How many scores a head has."""
+    """The number of visible scores of a head."""
     starts, ends = intervals[..., 0::2], intervals[..., 1::2]
     return int((ends - starts).clamp(min=0).sum())
 
 
 def measure(name, mask, seqlen, head_dim, options):
-    """Measures both passes of a mask. Yields results, and prints their lines."""
+    """Measures both passes under a mask. Yields results, and prints a line for each."""
     heads, heads_kv = 2048 // head_dim, 512 // head_dim
     q, k, v, dout = (
         torch.randn(1, seqlen, of, head_dim, dtype=torch.bfloat16, device="cuda")
@@ -152,7 +152,7 @@ def measure(name, mask, seqlen, head_dim, options):
 
 
 def report(name, direction, products, functions, errors, shape, options):
-    """Measures, and prints a line."""
+    """Measures a pass, and prints its line."""
     seqlen, heads, head_dim, mask = shape
     flops = products * head_dim * heads * visible(mask.intervals)
     ms = timing.in_turns(functions, options.rounds, options.slice_ms)

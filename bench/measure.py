@@ -33,7 +33,7 @@ class Measured:
     def wrong(self, bounds=None):
         """The relative errors that are too large, or NaN, by implementation.
 
-        `bounds` are by implementation, too; an implementation without one is not judged. By default all have WRONG.
+        `bounds` are by implementation. One without a bound is not judged. By default all bounds are WRONG.
         """
         bounds = dict.fromkeys(self.rmse, WRONG) if bounds is None else bounds
         judged = {name: error for name, error in self.relative().items() if name in bounds}
@@ -56,8 +56,8 @@ def measure(functions, kind, cell, dtype, rounds, slice_ms):
 
 
 def errors(functions, q, k, v, causal):
-    """Root mean square errors on some rows of O, by the name of a function that returns O, and the root mean
-    square of these rows.
+    """The root mean square errors on some rows of O by implementation, and the root mean square of the right rows.
+    `functions` return O.
     """
     rows = sampled_rows(q.shape[1])
     expected = exact(q, k, v, causal, rows)
@@ -72,7 +72,7 @@ def sampled_rows(seqlen):
 
 
 def exact(q, k, v, causal, rows):
-    """These rows of O of all sequences and heads, (batch, rows, heads, head_dim) in float64."""
+    """These rows of O in float64, (batch, rows, heads, head_dim)."""
     k, v = k.double(), v.double()
     out = []
     for row in rows:

@@ -8,7 +8,7 @@ CLOCK_SM = 1
 
 
 class NvmlError(Exception):
-    """NVML's error, or why NVML cannot be asked."""
+    """An error of NVML, or the reason why NVML cannot be used."""
 
 
 class Meter:
@@ -24,13 +24,13 @@ class Meter:
             raise NvmlError(f"NVML cannot be loaded: {error}") from error
         self._nvml.nvmlErrorString.restype = ctypes.c_char_p
         self._call("nvmlInit_v2")
-        # By UUID: NVML's numbers of GPUs are not CUDA's.
+        # The GPU is found by its UUID, since NVML and CUDA number GPUs differently.
         uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}".encode()
         self._gpu = ctypes.c_void_p()
         self._call("nvmlDeviceGetHandleByUUID", ctypes.c_char_p(uuid), ctypes.byref(self._gpu))
 
     def joules(self):
-        """The energy that the board took since the driver was loaded. The counter stands still between its updates."""
+        """The energy that the board has taken since the driver was loaded. The counter moves only at its updates."""
         millijoules = ctypes.c_ulonglong()
         self._call("nvmlDeviceGetTotalEnergyConsumption", self._gpu, ctypes.byref(millijoules))
         return millijoules.value / 1000

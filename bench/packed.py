@@ -1,4 +1,4 @@
-"""Packed sequences beside other implementations, and beside our own dense batches: one GPU, one process, in turns.
+"""Packed sequences, compared with other implementations and with our own dense batches: one GPU, one process, in turns.
 
     python3 bench/packed.py --fa3 path/to/fa3_C.so
     python3 bench/packed.py --fa3 path/to/fa3_C.so --mix zipf odd --heads 32 8 --causal 1
@@ -10,8 +10,8 @@ A mix is a list of the sequences' lengths, about 16k tokens. --lengths reads oth
 file. Where all sequences are equally long, a dense batch of them is measured as well.
 
 TFLOP/s count visible scores only. Compare ratios: another implementation's time divided by ours. Each O, or each
-gradient, is compared with float64 on one head of K of the longest sequence up to 8192 rows and of the shortest sequence
-of at least 2, and the exit code is 1 if one is wrong.
+gradient, is compared with float64, on one head of K of two sequences: the longest one of at most 8192 rows, and the
+shortest one of at least 2 rows. The exit code is 1 if one is wrong.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from judge import distance, exact, largest, print_wrong
 # A relative error that rounding to 16 bits never makes.
 WRONG = 2e-2
 
-# The lengths of sequences that are compared with float64. Gradients of a single row under a causal mask are 0.
+# The lengths of sequences that are compared with float64. One row alone would have gradients of 0 under a causal mask.
 CHECKED = range(2, 8192 + 1)
 
 MIXES = {
@@ -58,7 +58,7 @@ class Cell:
     causal: bool
 
     def tflops(self, milliseconds, work):
-        """TFLOP/s of the visible scores, which a causal mask halves, for `work` times a forward pass's operations."""
+        """TFLOP/s for `work` times a forward pass's operations on the visible scores, which a causal mask halves."""
         scores = sum(length**2 for length in self.lengths) / (2 if self.causal else 1)
         return work * 4 * self.heads * self.head_dim * scores / milliseconds / 1e9
 
@@ -104,7 +104,7 @@ def cells(options):
 
 
 def forward(options, cell, q, k, v):
-    """Implementations, bound to tensors: each gives O and LSE, (total, heads, head_dim) and (heads, total)."""
+    """Implementations, bound to tensors. Each returns O (total, heads, head_dim) and LSE (heads, total)."""
     from fa3 import flash_attn_func, flash_attn_varlen_func
 
     longest, starts = max(cell.lengths), starts_of(cell, q.device)
@@ -124,7 +124,7 @@ def forward(options, cell, q, k, v):
 
 
 def backward(options, cell, dout, q, k, v):
-    """Implementations of the backward pass, likewise: each gives dQ, dK and dV."""
+    """Implementations of the backward pass, bound to tensors. Each returns dQ, dK and dV."""
     longest, starts = max(cell.lengths), starts_of(cell, q.device)
     of_dense = (cell.head_dim**-0.5, -1, 0 if cell.causal else -1, 0, 0.0, 0, options.deterministic)
     lists = (starts, starts, None, None, longest, longest)
@@ -147,7 +147,7 @@ def backward(options, cell, dout, q, k, v):
 
 
 def flash_attention_3(cell, starts):
-    """The arguments of both of FlashAttention-3's passes besides tensors."""
+    """The arguments, besides tensors, that FlashAttention-3's two passes share."""
     longest = max(cell.lengths)
     return {
         "cu_seqlens_q": starts,
@@ -160,12 +160,12 @@ def flash_attention_3(cell, starts):
 
 
 def starts_of(cell, device):
-    """Where sequences begin and end."""
+    """cu_seqlens of the sequences."""
     return torch.tensor([0, *cell.lengths], device=device).cumsum(0).to(torch.int32)
 
 
 def batch_of(cell, x):
-    """Sequences of one length as a dense batch."""
+    """The dense batch of packed sequences that have one length."""
     return x.view(len(cell.lengths), max(cell.lengths), *x.shape[1:])
 
 
@@ -177,8 +177,8 @@ def exact_gradients(dout, q, k, v, causal):
 
 
 def errors(cell, bound, q, k, v, dout=None):
-    """The largest relative errors by implementation: of O, or with dO of the gradients, over the longest and the
-    shortest sequence that is checked."""
+    """The largest relative error of O by implementation, or of the gradients if dO is given, over the longest and the
+    shortest sequence that are checked."""
     order = sorted((length, number) for number, length in enumerate(cell.lengths) if length in CHECKED)
     found = {name: function() for name, function in bound.items()}
     all_errors = {name: [0.0] for name in bound}

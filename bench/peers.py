@@ -1,4 +1,4 @@
-"""Our forward pass beside other implementations of it: one GPU, one process, taking turns.
+"""Our forward pass compared with other implementations of it: one GPU, one process, taking turns.
 
     python3 bench/peers.py --fa3 path/to/fa3_C.so
 

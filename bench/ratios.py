@@ -1,4 +1,4 @@
-"""Ratios of other implementations' times to ours: the line of a cell, and what all cells come to."""
+"""Ratios of other implementations' times to ours: the line of a cell, and the summary of all cells."""
 
 import settings
 
@@ -19,9 +19,8 @@ def report(cell, dtype, ms, work=1.0):
 
 
 def summarise(ratios):
-    """Prints geometric means and the worst cell of (cell, what `report` returned).
-
-    A mean is of the cells that an implementation takes.
+    """Prints geometric means of ratios, and the worst cell. `ratios` are pairs of a cell and what `report` returned for
+    it. The mean of an implementation is over the cells that it supports.
     """
     best = [(min(others.values()), cell) for cell, others in ratios if others]
     if not best:

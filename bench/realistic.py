@@ -1,9 +1,9 @@
-"""How fast and how accurate the forward pass is on data other than N(0, 1), beside FlashAttention-3.
+"""The speed and the accuracy of the forward pass on data other than N(0, 1), compared with FlashAttention-3.
 
     python3 bench/realistic.py --fa3 path/to/fa3_C.so
 
-The cost of our lazy softmax depends on its data; FlashAttention-3's hardly does. bench/distributions.py describes the
-kinds of data; `real` is the activations of a real model. A line has FlashAttention-3's time divided
+The cost of our lazy softmax depends on its data; the cost of FlashAttention-3's hardly does. bench/distributions.py
+describes the kinds of data; `real` is the activations of a real model. A line has FlashAttention-3's time divided
 by ours, the root mean square error of our O against float64 on some rows, and that error divided by
 FlashAttention-3's. Without --fa3 it has our TFLOP/s and our error. The exit code is 1 if a result is wrong.
 """
@@ -41,7 +41,7 @@ def report(kind, cell, dtype, measured):
     ratio = None
     if "fa3" in ms:
         ratio = ms["fa3"] / ms["ours"]
-        # FlashAttention-3 may be exact, where one key has all the weight.
+        # If one key has all the weight, FlashAttention-3's error may be 0.
         error = f"{rmse['ours'] / rmse['fa3']:.2f}" if rmse["fa3"] else "-"
         line += f" ({error} x FA3's)  ratio {ratio:.3f}"
     print(line, flush=True)

@@ -14,7 +14,7 @@ import distributions
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
-# The tokens and the hidden size of all of the paper's settings.
+# The number of tokens and the hidden size, which all of the paper's settings share.
 TOKENS, HIDDEN = 16384, 2048
 
 
@@ -42,7 +42,7 @@ class Cell:
 
 
 def product(head_dims, seqlens, causal):
-    """Every combination, sequence lengths fastest."""
+    """Cells of every combination, in which the sequence length changes fastest."""
     return [Cell(d, s, c) for d, c, s in itertools.product(head_dims, causal, seqlens)]
 
 
@@ -51,7 +51,7 @@ PAPER = product([64, 128, 256], [512, 1024, 2048, 4096, 8192, 16384], [False, Tr
 
 
 def parser_of(description, rounds, slice_ms=None, has_fa3=True):
-    """A parser of the options that all benchmarks have. Benchmarks that take turns have a slice, too."""
+    """A parser of the options that all benchmarks have. If `slice_ms` is None, there is no option for it."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -118,14 +118,14 @@ def geometric_mean(ratios):
 
 
 def mean_and_worst(ratios):
-    """The mean and the worst of (ratio, where it was measured), at least one, as text."""
+    """The geometric mean and the least of at least one pair (ratio, where it was measured), as text."""
     mean = geometric_mean([ratio for ratio, _ in ratios])
     worst, where = min(ratios, key=lambda pair: pair[0])
     return f"geometric mean {mean:.3f}  worst {worst:.3f} ({where})"
 
 
 def machine():
-    """The GPU and the versions that are measured."""
+    """The GPU, and the versions of torch and CUDA."""
     return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
 
 
@@ -135,7 +135,7 @@ def print_machine():
 
 
 def write_json(path, measured):
-    """Writes the results and the machine as JSON, if a file is asked for. `measured` is a list of dictionaries."""
+    """Writes the results and the machine as JSON, if there is a path. `measured` is a list of dictionaries."""
     if path is None:
         return
     path.write_text(json.dumps({"machine": machine(), "measured": measured}, indent=2) + "\n")

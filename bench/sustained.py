@@ -1,4 +1,4 @@
-"""Sustained speed, power and energy of the forward pass, or of the backward pass, beside FlashAttention-3.
+"""Sustained speed, power and energy of the forward or the backward pass, compared with FlashAttention-3.
 
     python3 bench/sustained.py --fa3 path/to/fa3_C.so
     python3 bench/sustained.py --fa3 path/to/fa3_C.so --backward
@@ -21,7 +21,7 @@ from distributions import draw
 
 CELLS = settings.product([64, 128, 256], [1024, 4096, 16384], [False, True])
 
-# Seconds until the clock has settled.
+# The number of seconds until the clock has settled.
 WARM_UP = 0.5
 
 
@@ -48,7 +48,7 @@ def bound(options, cell, dtype, q, k, v):
 
 
 def measure(functions, rounds, warm_up, seconds, meter):
-    """The median over the rounds, of each quantity apart, by implementation."""
+    """By implementation, the median of each quantity over the rounds."""
     names = list(functions)
     slices = {name: [] for name in names}
     for turn in range(rounds):
@@ -59,7 +59,7 @@ def measure(functions, rounds, warm_up, seconds, meter):
 
 
 def median(slices):
-    """The median of each quantity; None where a slice has none."""
+    """The median of each quantity, or None if a slice does not have it."""
     columns = zip(*(dataclasses.astuple(taken) for taken in slices))
     return timing.Sustained(*(None if None in column else statistics.median(column) for column in columns))
 

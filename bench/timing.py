@@ -1,4 +1,4 @@
-"""How long calls on a GPU take: in turns, some milliseconds each, or for seconds, with power and clock."""
+"""Measures how long calls on a GPU take: in turns of some milliseconds, or for seconds, with power and clock."""
 
 import contextlib
 import dataclasses
@@ -7,10 +7,10 @@ import time
 
 import torch
 
-# Calls that find out how long one takes, and the fewest that are timed.
+# The number of calls that measure how long one takes, and the least number of calls that are timed.
 FEW = 3
 
-# Milliseconds of calls between two readings of power and clock.
+# The milliseconds of calls between two readings of power and clock.
 READING_MS = 25.0
 
 
@@ -18,8 +18,8 @@ def in_turns(functions, rounds, slice_ms, contexts=None):
     """Median milliseconds of a call of each function, by name.
 
     In each round every function runs for about `slice_ms`, and each round begins with another function, so that
-    throttling affects all alike. `contexts` has, by a function's name, a function that makes the context manager within
-    which it runs, if any. The time of the context manager does not count.
+    throttling affects all alike. `contexts[name]`, if it exists, makes a context manager, within which the function of
+    this name runs. Entering and leaving it are not timed.
     """
     contexts = contexts or {}
     calls, times = {}, {name: [] for name in functions}
@@ -41,13 +41,13 @@ def rotated(names, turn):
 
 @dataclasses.dataclass
 class Sustained:
-    """A function that ran for seconds."""
+    """The measurements of a function that ran for seconds."""
 
     # Milliseconds of a call.
     ms: float
-    # The board's power, on average. None without NVML, or if its energy counter moved less than twice.
+    # The board's average power in watts. None without NVML, or if its energy counter was updated less than twice.
     watts: float | None
-    # The SMs' clock, on average. None without NVML.
+    # The SMs' average clock in MHz. None without NVML.
     sm_mhz: float | None
 
     @property
@@ -72,8 +72,8 @@ def sustain(function, warm_up, seconds, meter):
 def watts(readings):
     """The mean power between the first and the last time that the energy counter moved.
 
-    A reading is a time in seconds and the counter in joules. The counter stands still between its updates, so
-    that only readings just after an update are of their time.
+    A reading is a time in seconds and the counter in joules. The counter is constant between its updates, so only the
+    first reading after an update has the right time.
     """
     updates = [after for before, after in zip(readings, readings[1:]) if after[1] != before[1]]
     if len(updates) < 2:
@@ -83,7 +83,7 @@ def watts(readings):
 
 
 def _run_for(function, calls, seconds, meter):
-    """Milliseconds of a call, and readings of time, energy and clock after each `calls` of them."""
+    """Milliseconds of a call, and readings of time, energy and clock, one after each `calls` calls."""
     readings = []
     total = 0
     torch.cuda.synchronize()
@@ -94,7 +94,7 @@ def _run_for(function, calls, seconds, meter):
             function()
         total += calls
         end = _event()
-        # Waits for the calls before these, so that the GPU always has work, and not too much of it.
+        # Waits for the previous calls, so that the GPU always has work, but not too much of it.
         before.synchronize()
         before = end
         now = time.monotonic()
@@ -107,13 +107,13 @@ def _run_for(function, calls, seconds, meter):
 
 
 def _calls_within(function, milliseconds):
-    """How many calls take that many milliseconds."""
+    """The number of calls that take this many milliseconds."""
     _milliseconds(function, FEW)
     return max(FEW, int(milliseconds / max(_milliseconds(function, FEW), 1e-3)))
 
 
 def _milliseconds(function, calls):
-    """Milliseconds of a call, of calls back to back."""
+    """Milliseconds of a call, from calls that follow each other without a pause."""
     torch.cuda.synchronize()
     start = _event()
     for _ in range(calls):

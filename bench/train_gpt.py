@@ -3,12 +3,12 @@
     python3 bench/train_gpt.py
     python3 bench/train_gpt.py --steps 300 --json losses.json --svg losses.svg
 
-The three start from the same weights and see the same batches of the text in docs, byte by byte. They differ in
-attention: ours (the installed Python package fa3) and PyTorch's, both with everything under autocast to
-bfloat16, and PyTorch's by its definition with everything in float32.
+The three runs start from the same weights and see the same batches of the text in docs, byte by byte. They differ in
+attention: ours (the installed Python package fa3) and PyTorch's, both with autocast to bfloat16, and PyTorch's without
+a fused kernel, all in float32.
 
-Losses of single batches are noisy, so that means of the last 20 steps are compared. The exit code is 1 if our last mean
-is further from float32's than 0.02 plus twice the distance of PyTorch's in bfloat16.
+Losses of single batches are noisy, so means over the last 20 steps are compared. The exit code is 1 if our mean is, at
+any step, further from float32's than 0.02 plus twice the largest distance of PyTorch's in bfloat16.
 """
 
 import argparse
@@ -30,20 +30,20 @@ import settings
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 LEAST_BYTES = 100_000
 
-# A batch: sequences, and tokens of one.
+# The number of sequences of a batch, and the number of tokens of a sequence.
 BATCH, CONTEXT = 16, 512
 
-# The model: 5 million parameters.
+# The model has 5 million parameters.
 SIZES = gpt.Sizes(blocks=6, heads=4, head_dim=64, context=CONTEXT)
 
-# AdamW's. The rate rises linearly, and falls to a tenth as a cosine.
+# AdamW's options. The learning rate rises linearly, and then falls to a tenth like a cosine.
 RATE, WARM_UP, BETAS, DECAY = 1e-3, 30, (0.9, 0.95), 0.1
 LARGEST_NORM = 1.0
 
-# Steps of a mean, and steps between two lines.
+# The number of steps of a mean, and the number of steps between two printed lines.
 SMOOTHED, PRINTED = 20, 25
 
-# How far from float32 ours may be: a number, and a multiple of PyTorch's distance.
+# Ours may differ from float32 by ALLOWED plus TIMES the difference of PyTorch's.
 ALLOWED, TIMES = 0.02, 2
 
 
@@ -62,12 +62,12 @@ def sdpa(q, k, v):
 
 
 def definition(q, k, v):
-    """Causal attention by PyTorch, with matrices of scores."""
+    """Causal attention by PyTorch without a fused kernel: it makes the matrices of scores."""
     with sdpa_kernel(SDPBackend.MATH):
         return sdpa(q, k, v)
 
 
-# Attention, and whether to compute under autocast.
+# By run: the attention function, and whether the run uses autocast.
 RUNS = {"ours": (ours, True), "sdpa": (sdpa, True), "f32": (definition, False)}
 COLOURS = {"f32": ("#c0c0c0", 7), "sdpa": ("#e08020", 3.5), "ours": ("#2040a0", 1.2)}
 
@@ -81,7 +81,7 @@ def corpus():
 
 
 def batches(text, steps, seed):
-    """Inputs and targets of every step, (BATCH, CONTEXT), which `seed` alone chooses."""
+    """Yields the inputs and targets of each step, (BATCH, CONTEXT). Only `seed` chooses them."""
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(text) - CONTEXT, (steps, BATCH, 1), generator=generator)
     for start in starts.to(text.device):
@@ -96,7 +96,7 @@ def rate(step, steps):
 
 
 def train(attention, autocast, text, steps, seed):
-    """The loss of every step."""
+    """Trains a model, and returns the loss of every step."""
     torch.manual_seed(seed)
     model = gpt.Gpt(SIZES, attention).to(text.device)
     optimizer = torch.optim.AdamW(model.parameters(), RATE, BETAS, weight_decay=DECAY)
@@ -116,7 +116,7 @@ def train(attention, autocast, text, steps, seed):
 
 
 def smoothed(losses):
-    """The mean of the last steps at every step."""
+    """At each step, the mean loss of the last SMOOTHED steps."""
     windows = (losses[max(0, end - SMOOTHED) : end] for end in range(1, len(losses) + 1))
     return [sum(window) / len(window) for window in windows]
 
@@ -127,7 +127,7 @@ def largest_difference(one, other):
 
 
 def trains_alike(curves):
-    """Whether ours stays about as near to float32 as PyTorch's, at every step. `curves` are smoothed losses by name."""
+    """Whether ours is at every step about as near to float32 as PyTorch's is. `curves` are smoothed losses by name."""
     allowed = ALLOWED + TIMES * largest_difference(curves["sdpa"], curves["f32"])
     apart = largest_difference(curves["ours"], curves["f32"])
     alike = apart <= allowed
@@ -184,7 +184,7 @@ def parse(words=None):
 
 
 def main():
-    """Trains and compares. Returns the exit code."""
+    """Trains the three models, and compares them. Returns the exit code."""
     options = parse()
     settings.print_machine()
     text = corpus().cuda()

@@ -18,7 +18,6 @@ pub(crate) struct CacheLayout {
 }
 
 impl CacheLayout {
-    /// Number of sequences.
     pub(crate) fn count(&self) -> usize {
         self.seqlens.len()
     }

@@ -33,8 +33,8 @@ pub(crate) fn print_note(note: &impl Display) {
 pub(crate) fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {
-        // `escape_debug` escapes what is not printable; it leaves a combining character alone after another character.
-        // It also escapes quotes.
+        // `escape_debug` escapes what is not printable, and quotes. It does not escape a combining character after
+        // another character.
         let after_another = String::from_iter(['x', c]);
         match c {
             '\'' | '"' | '\\' => escaped.push(c),

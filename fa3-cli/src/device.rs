@@ -56,13 +56,13 @@ pub(crate) struct Times {
     pub(crate) call: Duration,
     /// The number of calls timed.
     pub(crate) launches: u32,
-    /// Whether untimed calls preceded them.
+    /// Whether untimed calls preceded the timed calls.
     pub(crate) warm: bool,
 }
 
-/// A call on the CPU that takes longer is not repeated, because the first call is then hardly slower than later ones.
+/// The longest call on the CPU that is repeated. The first of longer calls is hardly slower than later ones.
 const LONG: Duration = Duration::from_secs(2);
-/// For this long, later calls are timed.
+/// The time for which calls after the first are repeated and timed.
 const SLICE: Duration = Duration::from_millis(100);
 
 impl Times {
@@ -99,7 +99,6 @@ impl Times {
         )
     }
 
-    /// The times as JSON.
     pub(crate) fn json(&self, work: f64, unit: &str) -> Value {
         let Times { compile, call, launches, warm } = self;
         json!({
@@ -165,8 +164,8 @@ fn is_left_to_the_cpu(error: &Error) -> bool {
     matches!(error, Error::Cuda(error) if error.is_of_plan())
 }
 
-/// The result of a call on the CPU and its time. The first call is only timed if it takes long; otherwise later calls
-/// are timed.
+/// The result of a call on the CPU and its time. A long first call is timed. After a short first call, later calls are
+/// timed.
 fn settled<R>(mut call: impl FnMut() -> Result<R, Error>) -> Result<(R, Times), Error> {
     let mut timed = || {
         let start = Instant::now();

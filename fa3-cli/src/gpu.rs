@@ -43,14 +43,12 @@ impl FromStr for Which {
 }
 
 impl GpuArgs {
-    /// Opens the GPU.
     pub(crate) fn open(&self) -> Result<Device, fa3::Error> {
         self.device.open()
     }
 }
 
 impl Which {
-    /// Opens the GPU.
     pub(crate) fn open(self) -> Result<Device, fa3::Error> {
         let device = match self {
             Which::First => fa3::Device::gpu()?,
@@ -61,7 +59,7 @@ impl Which {
     }
 }
 
-/// Opens a GPU. The inner error says why there is none that the kernels run on.
+/// Opens a GPU. The inner error says why there is no GPU that the kernels run on. Any other error is the outer one.
 pub(crate) fn open(ordinal: u32) -> Result<Result<Device, HostError>, HostError> {
     match Device::open(ordinal) {
         Ok(device) => Ok(Ok(device)),

@@ -184,7 +184,7 @@ fn or_same(given: &[usize], same: usize) -> impl Iterator<Item = usize> {
     given.iter().copied().chain(given.is_empty().then_some(same))
 }
 
-/// The sizes that differ between the rows of a table.
+/// Shows the sizes that differ between the rows of a table.
 impl std::fmt::Display for Setting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "head_dim {}, mask {}, seqlen {}", self.head_dims(), self.scores(), self.lengths())

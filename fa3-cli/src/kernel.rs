@@ -25,7 +25,6 @@ pub(crate) struct KernelArgs {
 }
 
 impl KernelArgs {
-    /// The program.
     pub(crate) fn program(&self) -> Result<Program<Kernel>, OperationError> {
         Ok(self.operation.program()?.kernels())
     }

@@ -5,7 +5,7 @@ use fa3::cuda::{HostError, Stream};
 /// The default time of a measurement in milliseconds.
 pub(crate) const SLICE_MS: f64 = 25.0;
 
-/// The number of launches that estimates the time of one, and the smallest number to time.
+/// The number of launches that estimate the time of one launch, and the smallest number of launches to time.
 const FEW: u32 = 3;
 
 /// How many launches take `slice_ms`, at least three. Warms up the GPU.

@@ -88,7 +88,7 @@ pub(crate) fn race(
     outcomes
 }
 
-/// The number of progress steps of a race with `lanes` candidates.
+/// The number of progress steps of a race of `contenders` candidates.
 pub(crate) fn steps(contenders: usize, pace: Pace) -> usize {
     contenders * (1 + pace.rounds as usize)
 }
@@ -96,7 +96,7 @@ pub(crate) fn steps(contenders: usize, pace: Pace) -> usize {
 /// The order of the candidates within a round. Each round begins with another candidate, and each candidate follows
 /// another one than in the previous round, because the heat left by one candidate slows the next.
 fn turns(count: usize, round: usize) -> impl Iterator<Item = usize> {
-    // With a common divisor some candidates would have no turn.
+    // With a step that has a common divisor with `count`, some candidates would have no turn.
     let steps: Vec<usize> = (1..=count).filter(|&step| gcd(step, count) == 1).collect();
     (0..count).map(move |turn| (round + turn * steps[round % steps.len()]) % count)
 }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 /// The system's allocator. When it has no more memory, the command prints an error and exits with code 2, as for
-/// invalid input. By default Rust would end it by a signal, and the hook to change that is unstable.
+/// invalid input. By default Rust would end the process by a signal, and the hook that changes this is unstable.
 #[derive(Debug)]
 pub(crate) struct Memory;
 
@@ -21,17 +21,17 @@ unsafe impl GlobalAlloc for Memory {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as above.
+        // SAFETY: the caller keeps the obligations of the system's allocator.
         some(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: as above.
+        // SAFETY: the caller keeps the obligations of the system's allocator.
         some(unsafe { System.realloc(memory, layout, size) }, size)
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: the caller keeps the obligations of the system's allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Shorter computations show no bar.
+/// The time after which a computation shows a bar.
 const SOON: Duration = Duration::from_secs(2);
 
 pub(crate) fn bar(steps: usize) -> ProgressBar {

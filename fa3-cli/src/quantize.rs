@@ -118,7 +118,6 @@ const STYLES: &[Choice<RopeStyle>] =
 /// The element types that are read.
 const TYPES: &str = "F32, F16 or BF16";
 
-/// Quantizes, prints and writes.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let inputs = std::slice::from_ref(&options.input);
     let json = options.json.file(options.output.is_some())?;
@@ -131,7 +130,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     match (options.dtype, tensor.dtype) {
         (None, InFile::F32) => return Err(QuantizeRefusal::Single { tensor: tensor.name }.into()),
         (Some(Dtype::F16), _) | (None, InFile::F16) => options.quantize::<f16>(tensor, outputs)?,
-        // Other types are refused by `quantize`.
+        // `quantize` refuses all other types.
         _ => options.quantize::<bf16>(tensor, outputs)?,
     }
     Ok(true)
@@ -160,7 +159,7 @@ impl Options {
         if let Some(seed) = self.hadamard {
             quantize = quantize.hadamard(seed);
         }
-        // Checked before a table is computed for it.
+        // The problem is checked before a table is computed for it.
         quantize.problem().map_err(refused)?;
         let (_, seqlen, _, head_dim) = x.dim();
         let first = self.rotary.first_position as usize;

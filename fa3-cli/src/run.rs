@@ -271,7 +271,7 @@ pub(crate) fn has_extension(path: &Path, expected: &str) -> bool {
 }
 
 impl Options {
-    /// Refuses an output whose file extension is the other format's.
+    /// Refuses an output whose file extension names the other format.
     fn check_outputs(&self, expected: &'static str, other: &str) -> Result<(), Error> {
         match self.output.iter().chain(&self.lse).find(|path| has_extension(path, other)) {
             Some(path) => Err(Error::OutputFormat { path: path.clone(), expected }),

@@ -82,7 +82,7 @@ pub(crate) struct Options {
     json: JsonArgs,
 }
 
-/// If the runs take longer, in seconds, an estimate is printed first.
+/// Seconds of runs above which an estimate is printed before the runs.
 const LONG: f64 = 30.0;
 /// Seconds after which runs need `--long`.
 const TOO_LONG: f64 = 3600.0;
@@ -173,7 +173,7 @@ pub(crate) fn check(options: &Options) -> Result<Program<Kernel>, Box<dyn Error>
 }
 
 impl Options {
-    /// Checks that --step names a kernel of the program, and that it is drawn.
+    /// Checks that --step names a kernel of the program, and that a kernel is drawn.
     fn check_step(&self, program: &Program<Kernel>) -> Result<(), NoRun> {
         let Some(step) = self.step.clone() else { return Ok(()) };
         if self.trace.is_none() && self.svg.is_none() {
@@ -364,7 +364,7 @@ mod tests {
         );
     }
 
-    /// Attention over a cache with another mask than the reference, and appends with another rotation.
+    /// The program has another mask than the reference, or rotates new rows in another way.
     #[test]
     fn wrong_results_over_a_cache_are_reported() {
         let base = "forward --head-dim 64 --cache-seqlens 30,9 --page-size 8 --seqlen-q 2 --sms 2";

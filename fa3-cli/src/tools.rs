@@ -10,7 +10,7 @@ use fa3_cuda::JitReport;
 use fa3_cuda::sass::{Listing, ListingError};
 use fa3_ir::Ptx;
 
-/// ptxas, the same compiler as in the driver.
+/// ptxas, the compiler of PTX. The driver contains the same compiler.
 #[derive(Debug)]
 pub(crate) struct Ptxas(pub(crate) Tool);
 
@@ -70,7 +70,6 @@ impl Ptxas {
         Tool::find("ptxas", "PTXAS", "nvidia-cuda-nvcc").map(Ptxas)
     }
 
-    /// Assembles a kernel.
     pub(crate) fn assemble(&self, ptx: &Ptx) -> Result<Assembled, ToolError> {
         let folder = tempfile::tempdir().map_err(ToolError::Temporary)?;
         let [source, object] = ["kernel.ptx", "kernel.cubin"].map(|name| folder.path().join(name));
@@ -96,7 +95,6 @@ impl Nvdisasm {
         Tool::find("nvdisasm", "NVDISASM", "nvidia-cuda-nvdisasm").map(Nvdisasm)
     }
 
-    /// Disassembles a kernel's cubin.
     pub(crate) fn disassemble(&self, kernel: &str, cubin: &[u8]) -> Result<Listing, ToolError> {
         let folder = tempfile::tempdir().map_err(ToolError::Temporary)?;
         let path = folder.path().join("kernel.cubin");

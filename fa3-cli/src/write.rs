@@ -55,7 +55,7 @@ pub(crate) struct NewFile {
 }
 
 /// Checks the given output paths before a computation that may take minutes. Refuses paths that cannot be written,
-/// `inputs`, and the same file twice.
+/// paths of `inputs`, and two paths of one file.
 pub(crate) fn open<const N: usize>(
     paths: [Option<&Path>; N],
     inputs: &[PathBuf],

@@ -20,7 +20,7 @@ fn main() -> Result<(), HostError> {
     let numbers: Vec<f32> = (0..1024_u16).map(f32::from).collect();
     let x = device.upload(&stream, &numbers)?;
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
-    // SAFETY: 8 CTAs of 128 threads access one element of x each, and x lives until it is downloaded.
+    // SAFETY: each of the 8 x 128 threads accesses one element of x, and x lives until it is downloaded.
     unsafe { function.launch(&stream, [8, 1, 1], &[ArgValue::Pointer(x.address())]) }?;
     let doubled: Vec<f32> = x.download(&stream)?;
     println!("2 * {} = {}", numbers[1000], doubled[1000]);

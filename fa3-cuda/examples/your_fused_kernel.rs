@@ -9,7 +9,7 @@ use fa3_ir::{BufferRole, Passed, Program};
 use fa3_sim::{Policy, ProgramSimulation};
 use half::bf16;
 
-/// The rows of Q of a CTA, the keys of a block, and the columns of both.
+/// Number of rows of Q in a CTA, of keys in a block, and of columns of Q and K.
 const TILE: u32 = 64;
 
 /// lse = ln Σ exp(q · k / 8) over the keys up to the row's own position, for a head of `rows` rows of 64 bf16.
@@ -37,7 +37,7 @@ fn causal_lse(rows: u32) -> Program<Kernel> {
         });
         b.role(Role::new("consumer", 4..8), || {
             let (mut of_q, mut of_k) = (of_q.consumer(), of_k.consumer());
-            let scale = 0.125 * std::f32::consts::LOG2_E; // of base 2
+            let scale = 0.125 * std::f32::consts::LOG2_E; // for exponentials of base 2
             let softmax = RowSoftmax::new(b, b.value(scale), 0.0);
             let row = |half: Half| first + b.frag_row() + half.rows();
             let q = of_q.wait();

@@ -113,7 +113,7 @@ ptxas info    : Compile time = 10.270 ms
         assert_eq!(report.to_string(), "12 registers");
     }
 
-    /// The driver's log (580.159.04, CUDA 13.0), whose lines begin differently.
+    /// The driver's log (580.159.04, CUDA 13.0), whose lines begin otherwise than the lines of ptxas.
     #[test]
     fn the_same_from_the_driver() {
         let log = "\
@@ -171,7 +171,7 @@ ptxas info    : Used 158 registers, used 0 barriers
         assert_eq!(report.warnings[1].to_string(), format!("C7508: {text}"));
     }
 
-    /// The log is an error, or is empty: the driver found the kernel in its own cache.
+    /// The log is an error message, or it is empty because the driver found the kernel in its own cache.
     #[test]
     fn no_report_without_a_compiled_kernel() {
         assert_eq!(JitReport::parse(""), None);

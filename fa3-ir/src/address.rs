@@ -65,14 +65,14 @@ impl V<'_, B64> {
 }
 
 impl Var<'_, B32> {
-    /// `offset` bytes beyond the shared-memory address that it holds.
+    /// `offset` bytes beyond the shared-memory address that the variable holds.
     pub fn at(self, offset: i32) -> SharedAddr {
         SharedAddr { base: SharedBase::Value(self.register()), offset }
     }
 }
 
 impl Var<'_, B64> {
-    /// `offset` bytes beyond the global address that it holds.
+    /// `offset` bytes beyond the global address that the variable holds.
     pub fn at(self, offset: i32) -> GlobalAddr {
         GlobalAddr { base: self.register(), offset }
     }
@@ -116,13 +116,13 @@ impl From<GlobalAddr> for Address {
 }
 
 impl SharedAddr {
-    /// Reports the register that it reads and the `bytes` that it touches, which must be aligned to `align`.
+    /// Reports the register that the address reads, and the access to `bytes` bytes aligned to `align`.
     pub(crate) fn visit(self, bytes: u32, align: u32, see: &mut dyn FnMut(Access)) {
         self.visit_base(see);
         see(Access::Shared { addr: self, bytes, align });
     }
 
-    /// Reports the register that it reads.
+    /// Reports the register that the address reads.
     pub(crate) fn visit_base(self, see: &mut dyn FnMut(Access)) {
         if let SharedBase::Value(base) = self.base {
             see(Access::Read(Operand::Value(base), Ty::B32));
@@ -131,7 +131,7 @@ impl SharedAddr {
 }
 
 impl GlobalAddr {
-    /// Reports the register that it reads.
+    /// Reports the register that the address reads.
     pub(crate) fn visit(self, see: &mut dyn FnMut(Access)) {
         see(Access::Read(Operand::Value(self.base), Ty::B64));
     }
@@ -145,7 +145,7 @@ impl Address {
         }
     }
 
-    /// `shared` or `global`.
+    /// The state space as PTX names it: `shared` or `global`.
     pub(crate) fn space(self) -> &'static str {
         match self {
             Address::Shared(_) => "shared",

@@ -35,8 +35,8 @@ impl<'k> Int for V<'k, B32> {
 
     #[track_caller]
     fn div(self, divisor: Self) -> Self {
-        // Refines the reciprocal and the quotient, as `div.rn.f32` does where nothing is subnormal or infinite; that
-        // instruction calls a function for the other cases, which takes registers. A quotient this exact reaches the
+        // Refines the reciprocal and the quotient, as `div.rn.f32` does if no operand is subnormal or infinite. For
+        // other operands `div.rn.f32` calls a function, and the call takes registers. The refined quotient reaches the
         // next integer only if both numbers have more than 24 bits.
         let (x, y) = (self.to_f32(), divisor.to_f32());
         let reciprocal = y.rcp();
@@ -94,9 +94,9 @@ impl<'k> Real for V<'k, F32> {
         self.ex2()
     }
 
-    /// Computed from an exponential and a reciprocal, tanh x = 1 - 2 / (exp 2x + 1), because the special-function
-    /// unit's own tanh has 11 bits. Near 0, where the difference from 1 would leave few bits, it is the first terms of
-    /// the series, x - x³ / 3 + 2x⁵ / 15.
+    /// Computes tanh x = 1 - 2 / (exp 2x + 1), because the special-function unit's own tanh has only 11 bits. Near 0
+    /// the difference from 1 would leave few bits, so the result is the first terms of the series, x - x³ / 3 + 2x⁵ /
+    /// 15.
     #[track_caller]
     fn tanh(self) -> Self {
         let x = self;

@@ -21,7 +21,7 @@ pub struct TensorMap(pub Param);
 
 /// Builds one [`Kernel`]. [`Kernel::build`] passes it to the function that describes the kernel.
 ///
-/// It is shared: values, variables, tiles and tokens hold a reference to it. Code that is built outside
+/// A builder is shared: values, variables, tiles and tokens hold a reference to it. Code that is built outside
 /// [`Builder::role`] is the prologue, which every warp runs. Methods of the instruction families append one instruction
 /// each; the methods here declare things and build control flow.
 #[derive(Debug)]
@@ -41,13 +41,13 @@ struct State {
     warps: Range<u32>,
     /// The source line that statements are attributed to, while a method builds several statements for its caller.
     source: Option<Source>,
-    /// Pending duties and products in flight.
+    /// Notes on tokens that must be given back, and on products in flight.
     watch: Watch,
-    /// Whether guards cover instructions without effect, too.
+    /// Whether [`Builder::once_per_warp`] also guards instructions without side effects.
     guards_all: bool,
 }
 
-/// Attributes statements to its source while it lives.
+/// A scope: until its end, statements are attributed to one source line. Dropping it restores `outer`.
 #[must_use]
 pub(crate) struct OnBehalf<'k> {
     builder: &'k Builder,
@@ -112,7 +112,6 @@ impl Builder {
         self.state.borrow_mut()
     }
 
-    /// Pending duties and products in flight.
     pub(crate) fn watch(&self) -> RefMut<'_, Watch> {
         RefMut::map(self.state(), |state| &mut state.watch)
     }
@@ -163,7 +162,7 @@ impl Builder {
         self.state().kernel.smem.append(name, bytes, align, RegionKind::Bytes)
     }
 
-    /// Declares a region that begins where the first of `over` does and may share bytes with all of them.
+    /// Declares a region that begins where the first of `over` begins, and that may share bytes with all of `over`.
     pub fn overlay(&self, name: &str, over: &[Region], bytes: u32, align: u32) -> Region {
         self.state().kernel.smem.overlay(name, over, bytes, align)
     }
@@ -181,7 +180,7 @@ impl Builder {
         Barrier(id - 1)
     }
 
-    /// Declares `count` named barriers of `threads` threads. Returns the hardware number of the first, to compute with.
+    /// Declares `count` named barriers of `threads` threads. Returns the first barrier's hardware number.
     pub fn barriers(&self, name: &str, count: u32, threads: u32) -> u32 {
         let first = self.state().kernel.barriers.len() as u32 + 1;
         (0..count).for_each(|index| _ = self.barrier(&format!("{name} {index}"), threads));
@@ -195,7 +194,7 @@ impl Builder {
 
     /// Names a register in the printed kernel.
     pub(crate) fn name(&self, register: Value, name: &str) {
-        // V-5 reports a register of another kernel.
+        // A register of another kernel may have no entry here. V-5 reports it.
         if let Some(info) = self.state().kernel.values.get_mut(register.0 as usize) {
             info.name = Some(name.to_owned());
         }
@@ -223,7 +222,7 @@ impl Builder {
         Var::new(self, self.register(ValueInfo { ty: T::TY, name: Some(name.to_owned()), mutable: true }))
     }
 
-    /// Variables that hold nothing yet, as an accumulator.
+    /// The variables of an accumulator, which hold nothing yet.
     pub fn accumulator(&self, name: &str, registers: u32) -> Vec<Var<'_, F32>> {
         (0..registers).map(|_| self.uninitialised(name)).collect()
     }
@@ -260,13 +259,13 @@ impl Builder {
 
 /// Control flow.
 impl Builder {
-    /// Runs `then` where `condition` holds. All lanes of a warp agree on it.
+    /// Runs `then` where `condition` holds. All lanes of a warp agree on the condition.
     #[track_caller]
     pub fn if_uniform(&self, condition: impl Into<Condition>, then: impl FnOnce()) {
         self.branch(condition.into(), true, then, || ());
     }
 
-    /// Runs `then` where `condition` holds and `otherwise` elsewhere. All lanes of a warp agree on it.
+    /// Runs `then` where `condition` holds and `otherwise` elsewhere. All lanes of a warp agree on the condition.
     #[track_caller]
     pub fn if_else_uniform(
         &self,
@@ -310,7 +309,7 @@ impl Builder {
         self.append(Node::Loop { body });
     }
 
-    /// Leaves the innermost loop where `condition` holds. All lanes that run the loop agree on it.
+    /// Leaves the innermost loop where `condition` holds. All lanes that run the loop agree on the condition.
     #[track_caller]
     pub fn break_if(&self, condition: impl Into<Condition>) {
         self.append(Node::Break { condition: condition.into() });
@@ -361,7 +360,7 @@ impl Builder {
         });
     }
 
-    /// Builds the body of `role`, which its warps run after the prologue, with the role's registers.
+    /// Builds the body of `role`. The role's warps run it after the prologue, with the role's registers.
     #[track_caller]
     pub fn role(&self, role: Role, body: impl FnOnce()) {
         let source = Location::caller();
@@ -422,7 +421,7 @@ impl Builder {
     }
 }
 
-/// Primitives of the instruction families' methods.
+/// Primitives that the methods of the instruction families call.
 impl Builder {
     fn register(&self, info: ValueInfo) -> Value {
         let values = &mut self.state().kernel.values;
@@ -435,7 +434,7 @@ impl Builder {
         self.register(ValueInfo { ty, name: None, mutable: false })
     }
 
-    /// Appends an instruction that defines a value, which it gives.
+    /// Appends an instruction that defines a new value, and returns the value.
     #[track_caller]
     pub(crate) fn result<T: Class>(&self, inst: impl FnOnce(Value) -> Inst) -> V<'_, T> {
         let dst = self.define(T::TY);
@@ -469,7 +468,7 @@ impl Builder {
         self.on_behalf_of(Some(self.source()))
     }
 
-    /// While the result lives, statements are attributed to this source; without one, each statement to its own line.
+    /// While the result lives, statements are attributed to `source`; with `None`, each statement to its own line.
     pub(crate) fn on_behalf_of(&self, source: Option<Source>) -> OnBehalf<'_> {
         OnBehalf { builder: self, outer: std::mem::replace(&mut self.state().source, source) }
     }
@@ -481,7 +480,7 @@ impl Builder {
         self.watch().fault(fault, source);
     }
 
-    /// Notes that `first` and `second` do not fit.
+    /// Records a mistake: `first` and `second`, two numbers of the shape `what`, do not fit.
     #[track_caller]
     pub(crate) fn misfit(&self, what: &'static str, first: impl Display, second: impl Display) {
         self.fault(Fault::Shapes { what, first: first.to_string(), second: second.to_string() });

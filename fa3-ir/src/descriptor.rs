@@ -1,7 +1,7 @@
 //! Matrix descriptors: how a wgmma finds its operands in shared memory (PTX ISA, "Matrix-descriptor format").
 //!
-//! A descriptor is a start address and three constants. Everything but the address is known when a kernel is built, as
-//! is the increment of a step along K.
+//! A descriptor is a start address and three constants. The constants, and the increment of a descriptor for a step
+//! along K, are known when a kernel is built.
 
 use std::fmt;
 
@@ -39,8 +39,8 @@ impl Swizzle {
         8 * self.row_bytes()
     }
 
-    /// The position of the byte with linear address `address`: address bits 4 to 6 ⊕ bits 7 to 9, as many bits as the
-    /// mode has.
+    /// The address at which a swizzled tile keeps the byte of linear address `address`. The swizzle replaces address
+    /// bits 4 to 6 (4 and 5 in rows of 64 bytes, 4 in rows of 32) by their exclusive or with the bits 3 places above.
     pub const fn apply(self, address: u32) -> u32 {
         address ^ ((address >> 3) & (self.row_bytes() - 16))
     }
@@ -87,7 +87,7 @@ impl Layout {
         Layout { swizzle, leading: 16, stride: swizzle.pattern_bytes() }
     }
 
-    /// A swizzled MN-major tile of `k` rows; the tile of the next span of columns follows it.
+    /// A swizzled MN-major tile of `k` rows. The tile of the next `row_bytes` of columns follows it.
     pub const fn mn_major(swizzle: Swizzle, k: u32) -> Layout {
         Layout { swizzle, leading: k * swizzle.row_bytes(), stride: swizzle.pattern_bytes() }
     }

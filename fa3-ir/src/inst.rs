@@ -100,7 +100,7 @@ pub enum Access {
     Mbarrier {
         /// The address.
         addr: SharedAddr,
-        /// The arrivals that it is initialised for, if this is its initialisation.
+        /// The arrivals per phase, if the instruction initialises the mbarrier.
         arrivals: Option<u32>,
     },
     /// Loads a parameter into a register of this class.
@@ -150,7 +150,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// The register that it reads or assigns, if any.
+    /// The register that the access reads or assigns, if any.
     pub const fn value(self) -> Option<Value> {
         let (Access::Read(Operand::Value(value), _) | Access::Write(value, _) | Access::Update(value, _)) =
             self
@@ -188,8 +188,8 @@ impl Inst {
         }
     }
 
-    /// Whether it only computes a value from its operands, none of which is `undefined`: it then makes no difference to
-    /// a lane whether another lane executes it.
+    /// Whether all lanes may execute the instruction, guarded or not: it only computes a value from operands, none of
+    /// which is in `undefined`.
     pub(crate) fn is_harmless(&self, undefined: &HashSet<Value>) -> bool {
         let mut defined = true;
         self.visit(&mut |access| {
@@ -200,7 +200,7 @@ impl Inst {
         defined && matches!(self, Inst::Lane(_) | Inst::Special { .. } | Inst::RegionAddress { .. })
     }
 
-    /// Whether it does nothing but define values.
+    /// Whether the instruction does nothing but define values.
     pub(crate) fn only_computes(&self) -> bool {
         matches!(
             self,
@@ -217,7 +217,7 @@ impl Inst {
         )
     }
 
-    /// Whether all lanes of the warp must execute it together (`.aligned`, or a mask of all lanes).
+    /// Whether all lanes of a warp must execute the instruction together (`.aligned`, or a mask of all lanes).
     pub fn is_collective(&self) -> bool {
         match self {
             Inst::Warp(_) | Inst::Wgmma(_) | Inst::Barrier(_) => true,
@@ -235,12 +235,12 @@ impl Inst {
         }
     }
 
-    /// Whether the four warps of a warpgroup must execute it together.
+    /// Whether the four warps of a warpgroup must execute the instruction together.
     pub fn is_warpgroup(&self) -> bool {
         matches!(self, Inst::Wgmma(_) | Inst::Misc(MiscInst::SetMaxRegisters { .. }))
     }
 
-    /// The instruction's line, without a guard and without the semicolon.
+    /// The instruction's line of text, without a guard and without the semicolon.
     pub(crate) fn text(&self, names: &Names) -> String {
         match self {
             Inst::Lane(inst) => inst.text(names),

@@ -27,7 +27,7 @@ pub struct Kernel {
     pub prologue: Block,
     /// Code that the warps of each role run after the prologue. Without roles the prologue is everything.
     pub roles: Vec<RoleBody>,
-    /// Mistakes that the builder found while the kernel grew: rules V-25 to V-28.
+    /// Mistakes that the builder found while the kernel grew, such as violations of V-25 to V-29.
     pub misuse: Vec<VerifyError>,
 }
 
@@ -48,13 +48,13 @@ impl Launch {
         Launch { threads, cluster: 1, per_sm: 1 }
     }
 
-    /// Clusters of `cluster` CTAs.
+    /// Groups the CTAs into clusters of `cluster`.
     #[must_use]
     pub fn cluster(self, cluster: u32) -> Launch {
         Launch { cluster, ..self }
     }
 
-    /// With `per_sm` CTAs on an SM, if shared memory suffices.
+    /// Puts `per_sm` CTAs on an SM, if shared memory suffices.
     #[must_use]
     pub fn per_sm(self, per_sm: u32) -> Launch {
         Launch { per_sm, ..self }
@@ -65,8 +65,8 @@ impl Launch {
         self.threads / 32
     }
 
-    /// Registers of a thread at entry: an equal share of the SM's 65536 among whole warpgroups, in units of 8, as ptxas
-    /// allots them.
+    /// Registers of a thread at entry, as ptxas allots them: an equal share of the SM's 65536 registers among whole
+    /// warpgroups, rounded down to a multiple of 8.
     pub fn entry_registers(self) -> u32 {
         (65536 / self.per_sm.max(1) / self.threads.clamp(1, 1024).next_multiple_of(128)).min(256) / 8 * 8
     }
@@ -114,7 +114,7 @@ pub enum Elem {
 }
 
 impl Elem {
-    /// Its size.
+    /// Size of an element in bytes.
     pub const fn bytes(self) -> u32 {
         match self {
             Elem::U8 | Elem::E4m3 => 1,
@@ -205,9 +205,9 @@ pub enum Node {
         condition: Condition,
         /// Whether all lanes of a warp agree. If not, no instruction of the branches may need the whole warp.
         uniform: bool,
-        /// Where the condition holds.
+        /// The statements that run where the condition holds.
         then: Block,
-        /// Where it does not.
+        /// The statements that run where it does not hold.
         otherwise: Block,
     },
     /// Repeats its body until a [`Node::Break`].
@@ -215,7 +215,7 @@ pub enum Node {
         /// The body.
         body: Block,
     },
-    /// Leaves the innermost loop where the condition, on which all lanes of a warp agree, holds.
+    /// Leaves the innermost loop where the condition holds. All lanes of a warp agree on the condition.
     Break {
         /// The condition.
         condition: Condition,

@@ -39,7 +39,7 @@ impl LaneInst {
         }
     }
 
-    /// The row's PTX with the letters `a b c` replaced by the operands and `d e` by the results.
+    /// The operation's PTX with the letters `a b c` replaced by the operands and `d e` by the results.
     pub(crate) fn text(&self, names: &Names) -> String {
         let (mnemonic, letters) = self.op.ptx().split_once(' ').unwrap_or((self.op.ptx(), ""));
         let mut text = format!("{mnemonic} ");
@@ -61,8 +61,8 @@ impl LaneInst {
 }
 
 impl LaneOp {
-    /// Whether PTX takes constants as operands: it has no constants of floating-point types below 32 bits. The last
-    /// type of the mnemonic is the operands' type. Builder methods move such constants to registers first.
+    /// Whether PTX takes constants as operands. It has no constants of floating-point types below 32 bits: builder
+    /// methods move these to registers first. The last type of the mnemonic is the operands' type.
     pub fn takes_constants(self) -> bool {
         let mnemonic = self.ptx().split(' ').next().unwrap_or_default();
         let ty = mnemonic.rsplit('.').next().unwrap_or_default();
@@ -98,7 +98,7 @@ impl Builder {
     }
 }
 
-/// The results of a row: one value, or two.
+/// The results of an operation: one value, or two.
 trait Results<'k> {
     const TYPES: &'static [Ty];
     fn define(b: &'k Builder) -> (Self, Vec<Value>)
@@ -122,8 +122,8 @@ impl<'k, T: Class, U: Class> Results<'k> for (V<'k, T>, V<'k, U>) {
     }
 }
 
-/// Makes an operation of each row, with its signature, its name and its PTX, and where the row names one, a method of
-/// its first operand. Operations without a method are operators, or are chosen by class in `generic.rs`.
+/// Makes an operation of each row, with its signature, its name and its PTX. If the row names a method, the class of
+/// the first operand gets the method. Other operations are operators, or `generic.rs` chooses them by class.
 macro_rules! lane_ops {
     ($($(#[doc = $doc:literal])+ $op:ident: $(fn $name:ident)? ($($arg:ident: $class:ident),+) -> $result:tt = $ptx:literal;)+) => {
         /// A pure operation of one lane. Each is a row of one table, from which come its signature, its printed name,
@@ -142,17 +142,17 @@ macro_rules! lane_ops {
                 match self { $(LaneOp::$op => stringify!($op),)+ }
             }
 
-            /// Its PTX, with the letters `a b c` for operands and `d e` for results.
+            /// The operation's PTX, with the letters `a b c` for operands and `d e` for results.
             pub const fn ptx(self) -> &'static str {
                 match self { $(LaneOp::$op => $ptx,)+ }
             }
 
-            /// The classes of its operands.
+            /// The classes of the operands.
             pub const fn inputs(self) -> &'static [Ty] {
                 match self { $(LaneOp::$op => &[$(Ty::$class),+],)+ }
             }
 
-            /// The classes of its results.
+            /// The classes of the results.
             pub const fn outputs(self) -> &'static [Ty] {
                 match self { $(LaneOp::$op => <lane_ops!(@result $result) as Results<'static>>::TYPES,)+ }
             }

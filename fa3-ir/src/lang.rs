@@ -34,7 +34,7 @@ pub use crate::tile::warpgroup_barriers::{WarpgroupBarrier, WarpgroupBarriers};
 // Tiles, pipelines, and staging buffers of TMA stores.
 pub use crate::tile::copy::TileMap;
 pub use crate::tile::pipeline::{
-    Consumer, CpAsyncPipeline, CpAsyncProducer, EmptyStage, FenceWarp, FullStage, HeldStage, Pipeline,
+    Consumer, CpAsyncFence, CpAsyncPipeline, CpAsyncProducer, EmptyStage, FullStage, HeldStage, Pipeline,
     Producer, Rounds, StageHandoff,
 };
 pub use crate::tile::staging_buffer::{StagedTile, StagingBuffer, StagingBuffers};

@@ -21,7 +21,7 @@ pub(crate) struct Names<'k> {
 }
 
 impl<'k> Names<'k> {
-    /// PTX: `%f9`, `0f3F800000`, `[smem+1024]`. Values that are `gone` have no numbers.
+    /// PTX: `%f9`, `0f3F800000`, `[smem+1024]`. Values for which `gone` is true were removed, and have no numbers.
     pub(crate) fn ptx(kernel: &'k Kernel, gone: &[bool]) -> Names<'k> {
         let mut next = 0..;
         let numbers = gone.iter().map(|&gone| if gone { None } else { next.next() }).collect();
@@ -59,7 +59,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// `p` or `!p`.
+    /// A condition as text: `p` or `!p`.
     pub(crate) fn condition(&self, condition: Condition) -> String {
         format!("{}{}", if condition.negate { "!" } else { "" }, self.value(condition.pred))
     }
@@ -77,7 +77,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// `{a, b}`; the IR print writes long lists as `{a .. z}`.
+    /// A list of values as text: `{a, b}`. The printed IR shortens long lists to `{a .. z}`.
     pub(crate) fn list(&self, values: &[Value]) -> String {
         match values {
             [first, .., last] if self.style == Style::Ir && values.len() > 4 => {
@@ -87,7 +87,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// `{a, b}`.
+    /// A list of operands as text: `{a, b}`.
     pub(crate) fn operands(&self, operands: &[Operand]) -> String {
         format!("{{{}}}", comma(operands.iter().map(|&operand| self.operand(operand))))
     }
@@ -100,7 +100,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// `[base+offset]`.
+    /// A shared-memory address as text: `[base+offset]`.
     pub(crate) fn shared(&self, addr: SharedAddr) -> String {
         format!("[{}]", self.counted_from("%smem", addr))
     }
@@ -110,7 +110,7 @@ impl<'k> Names<'k> {
         self.counted_from("smem", addr)
     }
 
-    /// `base+offset`; in PTX regions are parts of `memory`.
+    /// `base+offset`. In PTX the base of a region is `memory`, which holds all regions.
     fn counted_from(&self, memory: &str, addr: SharedAddr) -> String {
         let (base, offset) = match addr.base {
             SharedBase::Value(value) => (self.value(value), addr.offset.into()),
@@ -139,12 +139,12 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// `[base+offset]`.
+    /// A global address as text: `[base+offset]`.
     pub(crate) fn global(&self, addr: GlobalAddr) -> String {
         format!("[{}]", plus(&self.value(addr.base), addr.offset.into()))
     }
 
-    /// Repeats a wait that may time out until it succeeds. Predicate and label are local to the braces.
+    /// A loop that repeats a wait, which may time out, until it succeeds. Predicate and label are local to its braces.
     pub(crate) fn wait_loop(&self, wait: &str, addr: SharedAddr, parity: Operand) -> String {
         let (addr, parity) = (self.shared(addr), self.operand(parity));
         match self.style {
@@ -167,7 +167,7 @@ impl<'k> Names<'k> {
         self.kernel.params.get(param.0 as usize).map_or("?", |info| &info.name)
     }
 
-    /// The address of a tensor map: in PTX a register that the entry sets.
+    /// The address of a tensor map. In PTX it is a register that the kernel's entry sets.
     pub(crate) fn tensor_map(&self, TensorMap(param): TensorMap) -> String {
         match self.style {
             Style::Ptx => format!("%map_{}", self.param_name(param)),
@@ -175,7 +175,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// The number of a named barrier, or its name.
+    /// A named barrier: in PTX its number, in the printed IR its name.
     pub(crate) fn barrier(&self, barrier: crate::Barrier) -> String {
         let Some(info) = self.kernel.barriers.get(barrier.0 as usize) else { return "?".to_owned() };
         match self.style {
@@ -185,7 +185,7 @@ impl<'k> Names<'k> {
     }
 }
 
-/// `a, b, c`.
+/// Joins items to a text such as `a, b, c`.
 pub(crate) fn comma(items: impl Iterator<Item = String>) -> String {
     items.collect::<Vec<_>>().join(", ")
 }

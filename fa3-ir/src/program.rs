@@ -48,7 +48,7 @@ pub struct Buffer {
     pub shape: Vec<u64>,
     /// Its role in the program.
     pub role: BufferRole,
-    /// The address is a multiple of this many bytes.
+    /// Alignment of the address in bytes.
     pub align: u32,
     /// The layout of the elements, if other data may lie between them.
     pub tensor: Option<TensorDesc>,
@@ -74,17 +74,17 @@ pub enum BufferRole {
 }
 
 impl BufferRole {
-    /// Whether the caller provides it as part of the workspace.
+    /// Whether the caller provides such a buffer as part of the workspace.
     pub const fn is_workspace(self) -> bool {
         matches!(self, BufferRole::Scratch | BufferRole::TileCounter)
     }
 
-    /// Whether the program works without it.
+    /// Whether the program works without such a buffer.
     pub const fn is_optional(self) -> bool {
         matches!(self, BufferRole::OptionalInput | BufferRole::OptionalOutput)
     }
 
-    /// Whether the program writes it, so that nothing else may use its memory meanwhile.
+    /// Whether the program writes such a buffer, so that nothing else may use its memory meanwhile.
     pub const fn is_written(self) -> bool {
         !matches!(self, BufferRole::Input | BufferRole::OptionalInput)
     }
@@ -108,7 +108,7 @@ pub enum Passed {
     U32(u32),
     /// 64 bits.
     U64(u64),
-    /// A number.
+    /// A binary32.
     F32(f32),
     /// The address of a buffer.
     Pointer(BufferId),
@@ -132,7 +132,7 @@ impl Buffer {
         self.shape.iter().fold(1, |len: usize, &dim| len.saturating_mul(dim as usize))
     }
 
-    /// Whether it has no elements.
+    /// Whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -211,8 +211,8 @@ impl<K> Program<K> {
         self.steps.iter().rposition(has).filter(|_| is_output)
     }
 
-    /// Appends the steps of another program, and returns the numbers of its buffers in this one. Buffers whose names
-    /// `bind` knows are buffers of this program. The others are added, as workspace.
+    /// Appends the steps of another program, and returns the numbers of its buffers in this one. `bind` maps the name
+    /// of a buffer of `part` to a buffer of this program. Buffers that it does not map are added as workspace.
     pub fn append(&mut self, part: &Program<K>, bind: impl Fn(&str) -> Option<BufferId>) -> Vec<BufferId>
     where
         K: Clone,
@@ -230,7 +230,7 @@ impl<K> Program<K> {
         buffers
     }
 
-    /// The same program with other kernels.
+    /// This program with `f` of each kernel in the kernel's place.
     ///
     /// # Errors
     /// The first error of `f`.
@@ -242,7 +242,7 @@ impl<K> Program<K> {
         Ok(Program { buffers: self.buffers.clone(), steps })
     }
 
-    /// The same program with other kernels.
+    /// This program with `f` of each kernel in the kernel's place.
     pub fn map<'p, T>(&'p self, mut f: impl FnMut(&'p K) -> T) -> Program<T> {
         let Ok(program) = self.try_map(|kernel| Ok::<T, std::convert::Infallible>(f(kernel)));
         program
@@ -251,12 +251,12 @@ impl<K> Program<K> {
 
 /// A description from which a kernel is built.
 pub trait BuildKernel {
-    /// The kernel.
+    /// Builds the kernel.
     fn build(&self) -> Kernel;
 }
 
 impl<K: BuildKernel> Program<K> {
-    /// The same program with its kernels built, as a simulation and a device take it.
+    /// This program with its kernels built, for a simulation or a device.
     pub fn kernels(&self) -> Program<Kernel> {
         self.map(K::build)
     }
@@ -268,7 +268,7 @@ impl Program<Kernel> {
     /// # Errors
     /// The first grid or argument that does not fit.
     pub fn check(&self) -> Result<(), ArgError> {
-        // Aligned as the driver aligns them, and apart from each other as long as no buffer has 2^40 bytes.
+        // Aligned as the driver aligns buffers, and without overlap as long as no buffer has more than 2^40 bytes.
         let addresses: Vec<u64> = (1..=self.buffers.len() as u64).map(|index| index << 40).collect();
         self.steps.iter().try_for_each(|step| {
             check_grid(step.grid, step.kernel.launch.cluster)?;
@@ -308,7 +308,7 @@ impl<K> Step<K> {
 }
 
 impl Passed {
-    /// The buffer that it refers to, if any.
+    /// The buffer that the argument refers to, if any.
     pub fn buffer(&self) -> Option<BufferId> {
         match self {
             Passed::U32(_) | Passed::U64(_) | Passed::F32(_) => None,
@@ -316,7 +316,7 @@ impl Passed {
         }
     }
 
-    /// The argument with its buffer replaced by `of`.
+    /// The argument with its buffer b replaced by `of(b)`.
     #[must_use]
     pub fn with_buffer(&self, of: impl Fn(BufferId) -> BufferId) -> Passed {
         match self {
@@ -379,7 +379,7 @@ mod tests {
         program
     }
 
-    /// x becomes a buffer of the outer program, whatever its name there. Other buffers become workspace.
+    /// Buffer x becomes a buffer of the outer program, which has another name for it. Other buffers become workspace.
     #[test]
     fn programs_are_appended() {
         let x = ("x".to_owned(), Passed::Pointer(BufferId(0)));

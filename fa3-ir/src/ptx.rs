@@ -70,7 +70,7 @@ fn emit_with(kernel: &Kernel, annotate: bool) -> Result<Ptx, VerifyErrors> {
 struct Emitter<'k> {
     names: Names<'k>,
     text: String,
-    /// Labels given so far.
+    /// Number of labels given so far.
     labels: u32,
     /// The labels of the loops around the current statement, innermost last.
     loops: Vec<u32>,
@@ -103,8 +103,8 @@ impl Emitter<'_> {
         self.text += "{\n";
     }
 
-    /// Registers keep the numbers that they have in the kernel, whatever their class. Names are thus the same in both
-    /// prints, except after values that only observations read.
+    /// Declares the registers. They keep the numbers that they have in the printed kernel, whatever their class, except
+    /// after values that only observations read.
     fn registers(&mut self, kernel: &Kernel) {
         for ty in Ty::ALL {
             if self.names.values().any(|info| info.ty == ty) {
@@ -117,8 +117,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// The address of shared memory, in a register. The symbol's address would be computed anew at each use, in loops
-    /// too, and ptxas reads a special register for it.
+    /// Loads the address of shared memory into a register. If statements used the symbol instead, ptxas would compute
+    /// its address from a special register at each use, even in loops.
     fn shared_memory(&mut self, kernel: &Kernel) {
         if !kernel.smem.regions.is_empty() {
             self.line(".reg .b32 %smem;");
@@ -126,7 +126,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// The generic address of each tensor map, in a register with the map's name.
+    /// Loads the generic address of each tensor map into a register with the map's name.
     fn tensor_maps(&mut self, kernel: &Kernel) {
         for ParamInfo { name, kind } in &kernel.params {
             if let ParamKind::TensorMap(_) = kind {
@@ -137,7 +137,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// The warps after a role skip it, for every role but the last: the verifier ensures that roles cover all warps.
+    /// Prints the roles in the order of their warps. Warps of later roles branch over a role's code. The last role
+    /// needs no branch, because the verifier ensures that roles cover all warps.
     fn roles(&mut self, roles: &[RoleBody]) {
         let mut roles: Vec<&RoleBody> = roles.iter().collect();
         roles.sort_by_key(|role| role.warps.start);

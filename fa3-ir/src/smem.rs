@@ -34,7 +34,7 @@ pub struct RegionInfo {
 }
 
 impl RegionInfo {
-    /// One past its last byte.
+    /// The offset behind the region's last byte.
     pub fn end(&self) -> u32 {
         self.offset.saturating_add(self.bytes)
     }

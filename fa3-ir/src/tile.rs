@@ -35,7 +35,7 @@ pub struct TileShape {
 }
 
 impl TileShape {
-    /// A tile with the widest swizzle whose row length divides the tile's.
+    /// A tile with the widest swizzle whose row length divides the length of the tile's rows.
     pub fn new(elem: Elem, rows: u32, cols: u32) -> TileShape {
         let row = cols.saturating_mul(elem.bytes());
         let widest = [Swizzle::B128, Swizzle::B64, Swizzle::B32];
@@ -70,12 +70,12 @@ impl TileShape {
         self.panels().saturating_mul(self.panel_bytes())
     }
 
-    /// Alignment of its address, for tensor copies and for descriptors.
+    /// Alignment of the tile's address, for tensor copies and for descriptors.
     pub fn align(&self) -> u32 {
         self.swizzle.pattern_bytes().max(128)
     }
 
-    /// Whether it consists of whole panels, which have whole patterns of 8 rows.
+    /// Whether the tile consists of whole panels, and each panel of whole swizzle patterns (8 rows).
     fn is_whole(&self) -> bool {
         let whole = |given: u32, of: u32| given > 0 && given.is_multiple_of(of);
         whole(self.rows, 8) && whole(self.cols, self.panel_cols()) && self.bytes() < u32::MAX
@@ -110,7 +110,6 @@ impl<'s, 'k> Tile<'s, 'k> {
         Tile { builder, shape, address, panel_stride: shape.panel_bytes(), stage: PhantomData }
     }
 
-    /// The kernel that it belongs to.
     pub(crate) fn builder(&self) -> &'k Builder {
         self.builder
     }
@@ -122,7 +121,7 @@ impl<'s, 'k> Tile<'s, 'k> {
 
     /// Its transpose, as an operand.
     pub fn t(self) -> Matrix<'s, 'k> {
-        Matrix { tile: self, transposed: true }
+        Matrix { tile: self, transposed: true, skips: 0 }
     }
 
     /// Block `index` of `count` rows, a multiple of 8, for one of several warpgroups. A computed index is not checked.
@@ -174,6 +173,21 @@ impl<'s, 'k> Tile<'s, 'k> {
         Tile { shape, address: self.address.plus(offset as i32), ..self }
     }
 
+    /// `count` columns from column `first` on, as an operand A whose rows run along K. Both are whole steps along K,
+    /// which may be parts of a panel.
+    #[track_caller]
+    pub fn k_block(self, first: u32, count: u32) -> Matrix<'s, 'k> {
+        let step = 32 / self.shape.elem.bytes();
+        let whole = [first, count].iter().all(|cols| cols.is_multiple_of(step));
+        if !whole || count == 0 || first.saturating_add(count) > self.shape.cols {
+            let columns = format!("{count} columns from {first} on");
+            self.builder.misfit("steps along K and their tile", columns, self.shape);
+            return self.into();
+        }
+        let shape = TileShape { cols: count, ..self.shape };
+        Matrix { tile: Tile { shape, ..self }, transposed: false, skips: first / step }
+    }
+
     /// Block `index` of `count` columns, whole panels, for one of several warpgroups. A computed index is not checked.
     #[track_caller]
     pub fn nth_col_block(self, index: V<'k, B32>, count: u32) -> Tile<'s, 'k> {
@@ -202,8 +216,8 @@ impl<'s, 'k> Tile<'s, 'k> {
         panel.mad(self.panel_stride, start) + mixed
     }
 
-    /// The addresses of elements at constant distances from this one. The caller ensures that they are in the tile, and
-    /// that the byte of the column within its panel has no bit in common with a distance.
+    /// Addresses at constant distances from the element at `row` and `col`. The caller ensures that they are in the
+    /// tile, and that no distance has a bit in common with the byte offset of `col` within its panel.
     #[track_caller]
     pub fn elements(self, row: impl Arg<Ty = B32>, col: impl Arg<Ty = B32>) -> Elements<'s, 'k> {
         Elements { first: self.element(row, col), tile: self }
@@ -237,16 +251,18 @@ impl Elements<'_, '_> {
     }
 }
 
-/// A tile or its transpose as an operand of a product, rows x columns as in the formula.
+/// A tile or its transpose as an operand of a product, rows x columns as in the formula of the product.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'s, 'k> {
     tile: Tile<'s, 'k>,
     transposed: bool,
+    /// Steps along K of the tile that precede its first.
+    skips: u32,
 }
 
 impl<'s, 'k> From<Tile<'s, 'k>> for Matrix<'s, 'k> {
     fn from(tile: Tile<'s, 'k>) -> Matrix<'s, 'k> {
-        Matrix { tile, transposed: false }
+        Matrix { tile, transposed: false, skips: 0 }
     }
 }
 
@@ -266,7 +282,6 @@ pub(crate) enum OperandSide {
 }
 
 impl<'s, 'k> Matrix<'s, 'k> {
-    /// The kernel that it belongs to.
     pub(crate) fn builder(&self) -> &'k Builder {
         self.tile.builder
     }
@@ -275,7 +290,7 @@ impl<'s, 'k> Matrix<'s, 'k> {
         self.tile.shape.elem
     }
 
-    /// Rows and columns, as in the formula.
+    /// Rows and columns, as in the formula of the product.
     pub(crate) fn extent(&self) -> (u32, u32) {
         let TileShape { rows, cols, .. } = self.tile.shape;
         if self.transposed { (cols, rows) } else { (rows, cols) }
@@ -286,12 +301,12 @@ impl<'s, 'k> Matrix<'s, 'k> {
         if (side == OperandSide::A) == self.transposed { Major::Mn } else { Major::K }
     }
 
-    /// The layout for a descriptor, and the bytes from the start of the tile to step `step` along K.
+    /// The layout for a descriptor, and a function that gives the bytes from the start of the tile to a step along K.
     fn layout(&self, major: Major) -> (Layout, impl Fn(u32) -> u32 + use<>) {
         let Tile { shape: TileShape { swizzle, .. }, panel_stride, .. } = self.tile;
         let (span, group) = (swizzle.row_bytes(), swizzle.pattern_bytes());
         let (leading, stride) = match (major, swizzle) {
-            // 8 rows of 16 bytes: the next 8 rows follow, and the next 16 bytes of columns are in the next panel.
+            // The next group of 8 rows follows in the panel. The next columns are in the next panel.
             (Major::K, Swizzle::None) | (Major::Mn, Swizzle::B32 | Swizzle::B64 | Swizzle::B128) => {
                 (panel_stride, group)
             }
@@ -305,15 +320,17 @@ impl<'s, 'k> Matrix<'s, 'k> {
         (Layout { swizzle, leading, stride }, offset)
     }
 
-    /// The descriptors of the steps along K. Each is computed where it is needed: together they would take too many
-    /// registers.
+    /// The descriptors of the steps along K. Each is computed where it is needed, because all of them together would
+    /// take too many registers.
     #[track_caller]
     pub(crate) fn descriptors(&self, side: OperandSide) -> impl Fn(u32) -> V<'k, B64> + use<'s, 'k> {
         let (layout, offset) = self.layout(self.major(side));
         let descriptor = layout.descriptor();
         let start = self.tile.builder.shared_address(self.tile.address);
         let low = start.bfe(4, 14) | (descriptor as u32);
+        let skips = self.skips;
         move |step: u32| {
+            let step = step + skips;
             let low = if step == 0 { low } else { low + (offset(step) >> 4) };
             low.below((descriptor >> 32) as u32)
         }
@@ -328,7 +345,7 @@ impl fmt::Display for Matrix<'_, '_> {
 }
 
 impl SharedAddr {
-    /// `bytes` further on.
+    /// The address `bytes` further on.
     pub(crate) fn plus(self, bytes: i32) -> SharedAddr {
         SharedAddr { offset: self.offset + bytes, ..self }
     }
@@ -350,7 +367,7 @@ impl Builder {
         self.region(name, count.saturating_mul(shape.bytes()), shape.align())
     }
 
-    /// Records a tile that does not consist of whole panels and whole patterns as a mistake.
+    /// Records a mistake if a tile does not consist of whole panels with whole swizzle patterns.
     #[track_caller]
     pub(crate) fn whole(&self, shape: TileShape) {
         if !shape.is_whole() {
@@ -358,7 +375,7 @@ impl Builder {
         }
     }
 
-    /// Declares a tile that begins where the first of `over` does. The two must never be in use at the same time.
+    /// Declares a tile that begins where the first of `over` does. It must never be in use while one of `over` is.
     #[track_caller]
     pub fn tile_over(&self, name: &str, shape: TileShape, over: &[Region]) -> Tile<'_, '_> {
         self.whole(shape);
@@ -393,7 +410,7 @@ mod tests {
     use super::*;
     use crate::{Kernel, Launch, descriptor_address};
 
-    /// The byte of element (r, k) of a 2-byte operand, read back from the descriptor's fields: the address
+    /// The byte at which a product reads element (r, k) of a 2-byte operand: the descriptor's fields in the address
     /// function of the PTX ISA's canonical layouts.
     fn element(descriptor: u64, major: Major, r: u32, k: u32) -> u32 {
         let part = |shift: u32| ((descriptor >> shift & 0x3FFF) as u32) << 4;
@@ -410,7 +427,7 @@ mod tests {
         a ^ ((a >> 3) & ((1 << (4 + bits)) - 16))
     }
 
-    /// Byte offset of an element of a tile at `start`, where the copies of its panels write it.
+    /// Byte offset at which the copies of a tile's panels write an element. The tile begins at `start`.
     fn copied(shape: TileShape, start: u32, row: u32, col: u32) -> u32 {
         let (panel, within) = (col / shape.panel_cols(), col % shape.panel_cols());
         let start = start + panel * shape.panel_bytes();

@@ -32,7 +32,7 @@ impl Ty {
         }
     }
 
-    /// Prefix of its registers' names.
+    /// Prefix of the names of the class's registers.
     pub(crate) const fn prefix(self) -> &'static str {
         match self {
             Ty::Pred => "p",
@@ -45,7 +45,7 @@ impl Ty {
 }
 
 impl fmt::Display for Ty {
-    /// As PTX writes it: `pred`, `b16`, `b32`, `b64`, `f32`.
+    /// Writes the class as PTX does: `pred`, `b16`, `b32`, `b64`, `f32`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Ty::Pred => "pred",

@@ -6,7 +6,7 @@ use crate::{Block, Inst, Kernel, Node, RoleBody, Stmt, Value};
 /// A kernel without its observations, and without values that are computed for them alone.
 pub(crate) struct Unobserved {
     pub(crate) kernel: Kernel,
-    /// Whether each value was removed, too.
+    /// For each value, whether it was removed.
     pub(crate) gone: Vec<bool>,
 }
 
@@ -14,7 +14,7 @@ impl Unobserved {
     pub(crate) fn new(kernel: &Kernel) -> Unobserved {
         let nothing = || vec![false; kernel.values.len()];
         let mut readers = Readers { observed: nothing(), needed: nothing(), gone: nothing() };
-        // From the end to the beginning: readers of a value come after its definition.
+        // Visits statements from the end to the beginning, because readers of a value come after its definition.
         let role = |role: &RoleBody| RoleBody { block: readers.block(&role.block), ..role.clone() };
         let roles = kernel.roles.iter().map(role).collect();
         let prologue = readers.block(&kernel.prologue);
@@ -22,11 +22,11 @@ impl Unobserved {
     }
 }
 
-/// The readers of each value, among the statements seen so far.
+/// Facts about each value, from the statements visited so far.
 struct Readers {
-    /// Whether an observation reads it, or a statement that was removed with one.
+    /// Whether the value is read by an observation, or by a statement that was removed with an observation.
     observed: Vec<bool>,
-    /// Whether another statement reads it.
+    /// Whether a statement that stays reads the value.
     needed: Vec<bool>,
     gone: Vec<bool>,
 }
@@ -69,7 +69,7 @@ impl Readers {
         stays.then_some(Stmt { node, source: stmt.source })
     }
 
-    /// Whether it is an observation, or has no effect except on values that only observations read.
+    /// Whether an instruction is an observation, or has no effect except on values that only observations read.
     fn is_observation(&self, inst: &Inst) -> bool {
         if let Inst::Observe(_) = inst {
             return true;

@@ -100,7 +100,7 @@ pub type U32<'k> = V<'k, B32>;
 /// A value of 64 bits.
 pub type U64<'k> = V<'k, B64>;
 
-/// A mutable register of class `T`: the state that a loop carries. Only [`Var::set`] assigns it, and a product whose
+/// A mutable register of class `T`: the state that a loop carries. Only [`Var::set`] assigns it, and products whose
 /// accumulator it is. As an operand it stands for its content at that time; [`Var::get`] keeps that content.
 ///
 /// It takes values of its own class only:
@@ -134,7 +134,6 @@ impl<'k, T: Class> V<'k, T> {
         V { builder, operand: operand.operand(), class: PhantomData }
     }
 
-    /// The kernel that it belongs to.
     pub(crate) fn builder(self) -> &'k Builder {
         self.builder
     }
@@ -153,7 +152,7 @@ impl<'k, T: Class> V<'k, T> {
         }
     }
 
-    /// Names it for the reader of the printed kernel.
+    /// Names this value for the reader of the printed kernel.
     #[must_use]
     pub fn named(self, name: &str) -> V<'k, T> {
         if let Operand::Value(register) = self.operand {
@@ -184,7 +183,7 @@ impl<'k, T: Class> Var<'k, T> {
         V::new(self.builder, self.register)
     }
 
-    /// Assigns to it.
+    /// Assigns to the variable.
     #[track_caller]
     pub fn set(self, value: impl Arg<Ty = T>) {
         self.builder.set(self.register, value);
@@ -286,7 +285,7 @@ constants! {
 pub struct Condition {
     /// The predicate.
     pub pred: Value,
-    /// Whether it must be false.
+    /// Whether the predicate must be false.
     pub negate: bool,
 }
 
@@ -299,7 +298,7 @@ impl<R: Reg<Ty = Pred>> From<R> for Condition {
 
 impl std::ops::Not for V<'_, Pred> {
     type Output = Condition;
-    /// The lanes where the predicate is false, for a guard or a branch. It emits nothing.
+    /// The lanes where the predicate is false, for a guard or a branch. No instruction is emitted.
     #[track_caller]
     fn not(self) -> Condition {
         Condition { pred: self.register(), negate: true }
@@ -308,7 +307,7 @@ impl std::ops::Not for V<'_, Pred> {
 
 impl std::ops::Not for Var<'_, Pred> {
     type Output = Condition;
-    /// The lanes where its content is false.
+    /// The lanes where the variable's content is false.
     fn not(self) -> Condition {
         Condition { pred: self.register(), negate: true }
     }

@@ -36,9 +36,9 @@
 //!   other.
 //! - V-20: shared memory is at most 227 KiB.
 //! - V-21: an access at a constant shared address lies in its region and is aligned.
-//! - V-22: a constant address that is used as an mbarrier is one, initialised for the declared arrivals; nothing else
-//!   touches mbarriers.
-//! - V-23: names of the kernel, its parameters and its roles are identifiers, and the kernel's is not one that the PTX
+//! - V-22: a constant address that an mbarrier operation uses is the address of an mbarrier, initialised for the
+//!   declared arrivals; nothing else touches mbarriers.
+//! - V-23: names of the kernel, its parameters and its roles are identifiers; the kernel's name is not one that PTX
 //!   needs itself; no two parameters or roles have the same name.
 //! - V-24: the box of a tensor map is one that the driver encodes.
 //!
@@ -49,11 +49,11 @@
 //! - V-26: products in flight are waited for.
 //! - V-27: the shapes of a product, of a tile and its tensor map, of a fragment and its tile fit.
 //! - V-28: roles are declared in the prologue.
-//! - V-29: as many warps release a pipeline's stages as it was declared for. Where they do so in a branch, which only
-//!   some warps of a role may take, or stage by stage, only the simulator can tell.
+//! - V-29: as many warps release a pipeline's stages as the pipeline was declared for. If warps release in a branch, or
+//!   if each warp releases only some stages, only the simulator can tell.
 //!
-//! It does not check properties that depend on data or on time: whether a condition that is declared uniform is
-//! uniform, bounds of computed addresses, races, phases, missing waits. The simulator checks these.
+//! The verifier does not check properties that depend on data or on time: whether a condition that is declared uniform
+//! is uniform, bounds of computed addresses, races, phases, missing waits. The simulator checks these.
 
 mod declarations;
 mod errors;

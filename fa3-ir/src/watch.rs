@@ -9,7 +9,7 @@ use crate::{Fault, Source, VerifyError};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlockId(u32);
 
-/// Something that must be done in the block in which it became due.
+/// Something that must be done in the same block in which this duty was noted.
 #[derive(Debug)]
 struct Duty {
     what: String,
@@ -30,14 +30,14 @@ pub(crate) struct GroupId(usize);
 #[derive(Debug)]
 struct Group {
     source: Source,
-    /// The block that commits it.
+    /// The block that commits the group.
     block: BlockId,
-    /// Whether some wait finishes it.
+    /// Whether some wait finishes the group.
     waited: bool,
 }
 
-/// Groups of the same age that may be unfinished. `wait_group` counts them as one group, or not at all where a branch
-/// or a loop may have skipped them.
+/// Groups of the same age that may be unfinished. `wait_group` counts them as one group if they are `certain`, and does
+/// not count them if a branch or a loop may have skipped them.
 #[derive(Clone, Debug)]
 struct Open {
     groups: Vec<GroupId>,
@@ -48,26 +48,26 @@ struct Open {
 #[derive(Debug)]
 struct Emptied {
     pipeline: String,
-    /// Number of warps that it was declared for.
+    /// Number of warps for which the pipeline was declared.
     declared: u32,
     warps: BTreeSet<u32>,
-    /// Where one of them releases a stage.
+    /// The source line where one of these warps releases a stage.
     source: Option<Source>,
-    /// Whether possibly not all warps that run a release execute it.
+    /// Whether some of these warps may release only some stages, or none.
     partly: bool,
 }
 
-/// The number of an [`Emptied`].
+/// The number of a pipeline among [`Watch::pipelines`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PipelineId(usize);
 
-/// The state; see the module.
+/// The watch over one kernel under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     duties: Vec<Duty>,
     groups: Vec<Group>,
     pipelines: Vec<Emptied>,
-    /// The branches around what is being built.
+    /// Number of branches around the statement that is built next.
     branches: u32,
     /// Groups that may be unfinished, oldest first.
     open: Vec<Open>,
@@ -108,7 +108,7 @@ impl Watch {
     }
 }
 
-/// Pipelines.
+/// Notes on pipelines.
 impl Watch {
     /// Notes a declared pipeline, whose stages `declared` warps release.
     pub(crate) fn pipeline(&mut self, pipeline: String, declared: u32) -> PipelineId {
@@ -127,7 +127,7 @@ impl Watch {
         pipeline.partly |= in_branch;
     }
 
-    /// Notes that each stage of the pipeline belongs to some of the warps.
+    /// Notes that each stage of the pipeline is released by only some of its warps.
     pub(crate) fn divide(&mut self, PipelineId(pipeline): PipelineId) {
         if let Some(pipeline) = self.pipelines.get_mut(pipeline) {
             pipeline.partly = true;
@@ -143,7 +143,7 @@ impl Watch {
     }
 }
 
-/// Blocks.
+/// Entry and exit of blocks.
 impl Watch {
     /// Begins the block of a branch or a loop.
     pub(crate) fn enter(&mut self) -> Outer {
@@ -153,8 +153,8 @@ impl Watch {
         outer
     }
 
-    /// Ends a branch's or a loop's block and goes back to `outer`. The block may not have run: groups that it waited
-    /// for may still be open, groups that it left open may not exist.
+    /// Ends a branch's or a loop's block and goes back to `outer`. As the block may not have run, groups that it waited
+    /// for may still be open, and groups that it left open may not exist.
     pub(crate) fn leave(&mut self, outer: Outer) {
         let inside = std::mem::replace(&mut self.open, outer.open);
         let known: Vec<GroupId> = self.open.iter().flat_map(|open| open.groups.clone()).collect();
@@ -167,7 +167,7 @@ impl Watch {
     }
 }
 
-/// Duties.
+/// Notes on duties.
 impl Watch {
     /// Notes that `what` (such as `stage of pipeline kv is released`) must happen in this block.
     pub(crate) fn due(&mut self, what: String, source: Source) -> DutyId {
@@ -190,8 +190,8 @@ impl Watch {
         }
     }
 
-    /// Notes a mistake if `what`, a part of the duty, is not in the duty's block: a branch may leave it out, a loop may
-    /// repeat it.
+    /// Notes a mistake if `what`, a part of the duty, happens outside the duty's block, because a branch may leave it
+    /// out and a loop may repeat it.
     pub(crate) fn part(&mut self, DutyId(duty): DutyId, what: String, source: Source) {
         if self.duties.get(duty).is_none_or(|duty| duty.block != self.block) {
             self.fault(Fault::DoneElsewhere { what }, source);
@@ -199,7 +199,7 @@ impl Watch {
     }
 }
 
-/// Products.
+/// Notes on products, and the waits that they need.
 impl Watch {
     /// Notes that a group of products has been committed.
     pub(crate) fn commit(&mut self, source: Source) -> GroupId {
@@ -228,7 +228,7 @@ impl Watch {
         if !self.is_outer(group) {
             return self.pending();
         }
-        // A loop may have added to the chain since. Other products of outer blocks are then older than its last.
+        // If the loop has added to the chain, products of outer blocks are older than the chain's last product.
         let own = |open: &&Open| open.groups.iter().all(|&group| !self.is_outer(group));
         let own = self.open.iter().filter(own).filter(|open| open.certain).count() as u32;
         self.pending().min(own + 1)
@@ -313,9 +313,9 @@ mod tests {
         assert_eq!(faults, [Fault::DoneElsewhere { what }]);
     }
 
-    /// A loop waits for all but the last product of a chain and then adds to it. In its third iteration, a product from
-    /// before the loop is older than the second to last: of the two that are pending in the first iteration, one may
-    /// stay.
+    /// A loop waits for all but the last product of a chain, and then adds a product to the chain. In the first round,
+    /// both products from before the loop may stay in flight. In later rounds the chain's last product is the youngest,
+    /// and only that product may stay.
     #[test]
     fn all_but_the_last_of_a_loop() {
         let mut watch = Watch::default();

@@ -11,8 +11,8 @@ pub enum Accumulation {
     Fp32,
     /// The tensor core's accumulator for the whole row, as in FlashAttention-3.
     OneLevel,
-    /// P·V in the tensor core's accumulator for `keys` keys at a time (and never across key blocks), then
-    /// added to float registers.
+    /// The tensor core's accumulator for `keys` keys of P·V at a time, never across key blocks. Each such sum is added
+    /// to float registers.
     TwoLevel {
         /// Number of keys between two additions, a multiple of [`Accumulation::DEPTH`].
         keys: usize,
@@ -30,7 +30,7 @@ impl Accumulation {
     /// `tests/hopper.rs` compares it with an H100 bit by bit.
     ///
     /// 1. An addend's exponent is the sum of its factors' exponents, so that its significand lies in [0, 4); d has its
-    ///    own exponent, and zero has exponent −126. Let e be the largest.
+    ///    own exponent, and zero has exponent −126. Let e be the largest exponent.
     /// 2. Every addend is truncated toward zero to a multiple of 2^(e − 13).
     /// 3. The exact sum of the truncated addends is truncated toward zero to 13 fraction bits.
     ///
@@ -57,8 +57,8 @@ impl Accumulation {
     }
 }
 
-/// Error bound for the logarithm of a row sum over `keys` keys, if the row sum is a product with P: a sum of e4m3
-/// numbers, at most 2⁸, that the tensor core adds at most 128 keys at a time.
+/// Bounds the error of the logarithm of a row sum over `keys` keys, if the row sum is the product of P and a column of
+/// ones. The tensor core adds e4m3 numbers up to 2⁸, at most 128 keys at a time.
 ///
 /// An element of P is off by up to 2⁻⁴ of itself, or by half a subnormal step, 2⁻¹⁰, while the sum is at least 2⁸. The
 /// tensor core adds 33 numbers at once. Each of them, and their sum, may lose 2⁻¹³ of the largest number.
@@ -142,20 +142,20 @@ struct Tile<'a> {
 }
 
 impl<'a> Tile<'a> {
-    /// The first LANES of each row of `numbers`.
+    /// The first LANES elements of each row of `numbers`.
     fn rows<T>(self, numbers: &'a [T]) -> impl Iterator<Item = &'a Lanes<T>> {
         numbers.chunks(self.stride).filter_map(|row| row.first_chunk())
     }
 }
 
-/// The exponent that stands for a factor of zero: any product with it lies below all others.
+/// The exponent that stands for a factor of zero: any product with zero has a smaller exponent than all other products.
 const ZERO: i16 = -1000;
 /// The smallest exponent of a product of finite nonzero numbers: 2 · −6.
 const SMALLEST: i16 = -12;
 /// Fraction bits that the tensor core keeps of e4m3 products.
 const FRACTION_BITS: i32 = 13;
-/// If an addend has at least this exponent, all products vanish beside it: their exponents are at most 16, their
-/// significands below 2².
+/// If d has at least this exponent, all products vanish beside it: a product's exponent is at most 16, and its
+/// significand is below 2².
 const DOMINANT: i32 = 16 + 2 + FRACTION_BITS;
 const SIGN: u32 = 1 << 31;
 
@@ -177,11 +177,11 @@ fn multiply_add(a: &[f32], _: &[i16], b: Tile<'_>, d: &mut Lanes<f32>) {
 
 /// Computes d ← d + Σ a_k b_k as one instruction of the tensor core does: see [`Accumulation::chain`].
 ///
-/// Let q = 2^(e − 13). Truncation to multiples of q and the sum take one float addition a product. The sum is kept at
-/// 1.5 · 2²³ q, where its last bit is worth q. The product is first moved toward zero by (½ − 2⁻⁹) q; rounding to
-/// nearest then gives what truncation would. This is exact. A product's significand has 8 bits, so a product above q is
-/// a multiple of 2⁻⁷ q: moved, it still fits in a float, and lies off every tie, as does a smaller one. The sum of 33
-/// addends below 4 · 2¹³ q never reaches 2²² q, where the last bit would change its worth.
+/// Let q = 2^(e − 13). One float addition for each product both truncates it to a multiple of q and adds it. The sum is
+/// kept at 1.5 · 2²³ q, where its last bit is worth q. The product is first moved toward zero by (½ − 2⁻⁹) q; rounding
+/// to nearest then gives what truncation would. This is exact. A product's significand has 8 bits, so a product above q
+/// is a multiple of 2⁻⁷ q. After the move it still fits in a float, and is no tie. A smaller product is no tie either.
+/// The sum of 33 addends below 4 · 2¹³ q never reaches 2²² q, where the last bit would change its worth.
 fn fused_dot_add(a: &[f32], a_exponents: &[i16], b: Tile<'_>, d: &mut Lanes<f32>) {
     let mut largest = [ZERO; LANES];
     for (&a, b) in a_exponents.iter().zip(b.rows(b.exponents)) {
@@ -199,7 +199,7 @@ fn fused_dot_add(a: &[f32], a_exponents: &[i16], b: Tile<'_>, d: &mut Lanes<f32>
         let q = power_of_two(e - FRACTION_BITS);
         origin[i] = 1.5 * (1 << 23) as f32 * q;
         toward_zero[i] = -(0.5 - 1.0 / 512.0) * q;
-        // If there are no products, or all vanish beside d, the result is d itself, of any size.
+        // If there are no products, or all products vanish beside d, the result is d itself.
         let is_alone = own >= DOMINANT || products < i32::from(SMALLEST);
         alone[i] = if is_alone { d[i] } else { 0.0 };
         let addend = if is_alone { 0.0 } else { (d[i] * power_of_two(FRACTION_BITS - e)) as i32 as f32 * q };
@@ -237,7 +237,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Logarithm of the sum of these numbers as products accumulate them, minus the logarithm of their exact sum.
+    /// Logarithm of the sum of these numbers as the tensor core accumulates them, minus the logarithm of their exact
+    /// sum.
     fn loss_of(p: &[f32]) -> f64 {
         let ones = Operand::new(p.len(), 1, |_, _| E4m3::from_f32(1.0));
         let row = Row::new(p.iter().map(|&p| E4m3::from_f32(p)));
@@ -391,7 +392,7 @@ mod tests {
 
     #[test]
     fn every_pair_of_codes_next_to_every_binade() {
-        // One product, and an accumulator from far below it to far above.
+        // Each trial adds one product to an accumulator, which ranges from far below the product to far above it.
         let all: Vec<Vec<u8>> = vec![(0..=255).collect()];
         let b = operand(&all);
         for a in 0..=255u8 {
@@ -408,7 +409,7 @@ mod tests {
 
     #[test]
     fn small_products_vanish_beside_a_large_sum() {
-        // 1 is 2^-14 of 2^14 and so below its 13 fraction bits, however often it is added.
+        // 1 is 2^-14 of 16384, below the 13 fraction bits of 16384, so adding ones never changes the sum.
         let ones = vec![0x38u8; 3200];
         let b = operand(&ones.iter().map(|&one| vec![one]).collect::<Vec<_>>());
         let mut d = [16384.0];

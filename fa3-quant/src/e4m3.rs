@@ -11,10 +11,10 @@ use float8::F8E4M3;
 /// There is no infinity; the codes 0x7F and 0xFF are NaN. Two numbers are equal if their codes are: NaN
 /// equals itself, 0 and −0 differ.
 ///
-/// The conversions use [`float8::F8E4M3`], which for every number equals `cvt.rn.satfinite.e4m3x2.f32`. This type hides
-/// two properties of that crate. It converts a negative NaN to 0xFF, where the instruction promises only a NaN and this
-/// type has one code for all. And its `MAX`, `INFINITY` and `is_infinite` treat 448 as an infinity, which the format
-/// does not have.
+/// The conversions use [`float8::F8E4M3`], which for every number equals `cvt.rn.satfinite.e4m3x2.f32`. `E4m3` hides
+/// two properties of `F8E4M3`. `F8E4M3` converts a negative NaN to 0xFF, while conversions to `E4m3` have one code for
+/// every NaN. The `MAX`, `INFINITY` and `is_infinite` of `F8E4M3` treat 448 as an infinity, which the format does not
+/// have.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct E4m3(u8);
@@ -55,7 +55,7 @@ impl E4m3 {
 
     /// `E4m3::from_f32(x).to_f32()` without a branch, so that a loop over it becomes vector code.
     ///
-    /// Adding and subtracting 2²⁰ · 2^e, e the exponent of x, leaves a multiple of 2^(e − 3): the addition
+    /// Adding and subtracting 2²⁰ · 2^e, where e is the exponent of x, leaves a multiple of 2^(e − 3): the addition
     /// rounds to the last of 24 bits, to nearest even.
     #[inline]
     pub(crate) fn round(x: f32) -> f32 {
@@ -63,7 +63,7 @@ impl E4m3 {
         let power_of_two = f32::from_bits(x.to_bits() & 0x7F80_0000);
         let smallest_normal = 1.0 / 64.0;
         let power_of_two = if power_of_two < smallest_normal { smallest_normal } else { power_of_two };
-        // Numbers beyond 2⁹ saturate; they are bounded before the shift so that it cannot overflow.
+        // Numbers beyond 2⁹ saturate. The bound on their power of two keeps the shift from overflowing.
         let power_of_two = if power_of_two > 512.0 { 512.0 } else { power_of_two };
         let shift = power_of_two * (1 << 20) as f32;
         let size = f32::from_bits(x.to_bits() & !SIGN);
@@ -114,8 +114,8 @@ mod tests {
         Some(if code < 0x80 { size } else { -size })
     }
 
-    /// Round to nearest even by search over the whole format, in f64, which is exact. Beyond the largest value the
-    /// nearest is the largest, but f64 could not represent the distance.
+    /// Rounds to nearest even by a search over the whole format in f64, which is exact. `x` is clamped first, since f64
+    /// could not represent the distance of a larger number.
     fn nearest(x: f32) -> u8 {
         let x = x.clamp(-448.0, 448.0);
         let distance = |code: u8| (f64::from(x) * 1024.0 - value(code).unwrap() as f64).abs();

@@ -1,4 +1,4 @@
-//! FlashAttention-3's forward pass in FP8, emulated: Algorithm 1 on e4m3 codes.
+//! FlashAttention-3's forward pass in FP8, emulated: Algorithm 1 on e4m3 codes. `A1:17` is its line 17.
 
 use std::f32::consts::{LN_2, LOG2_E};
 
@@ -13,11 +13,11 @@ const P_OFFSET: f32 = 8.0;
 
 /// FP8 attention as Hopper computes it.
 ///
-/// Algorithm 1 of the paper with key blocks of B_c = `key_block` rows, from the last to the first as the kernels visit
-/// them, since P is rounded relative to the largest score so far. S = Q Kᵀ comes from the tensor core, times both block
-/// scales, softmax_scale and log2 e in one factor. The online softmax is in float, base 2. P = e4m3(2⁸ · 2^(s − m));
-/// its row sum is of the unrounded P, in float, unless [`Fp8Attention::rounded_row_sums`] is set. P·V uses
-/// `accumulation`.
+/// This is Algorithm 1 of the paper with key blocks of B_c = `key_block` rows. It visits the blocks from the last to
+/// the first, as the kernels do, since P is rounded relative to the largest score so far. A score s is the tensor
+/// core's Q Kᵀ times one factor: both block scales, softmax_scale and log2 e. The online softmax is in float, base 2. P
+/// = e4m3(2⁸ · 2^(s − m)) for the row maximum m. A row sum adds the unrounded P in float, unless
+/// [`Fp8Attention::rounded_row_sums`] is set. P·V uses `accumulation`.
 ///
 /// A scale of V for the whole tensor is applied at the end. Scales of blocks are applied earlier:
 ///
@@ -26,7 +26,7 @@ const P_OFFSET: f32 = 8.0;
 /// - With two-level accumulation, the addition to float registers takes the block's scale, relative to the head's
 ///   largest, as a factor.
 ///
-/// Neither changes the rounding of P, unlike a scale that is multiplied into P, and neither costs an instruction. The
+/// Neither method changes the rounding of P, as a scale multiplied into P would, and neither costs an instruction. The
 /// ratio of successive scales must be representable as a float; two-level accumulation has no such limit.
 ///
 /// Sinks are not added: [`add_sinks`](crate::add_sinks) does that.
@@ -52,7 +52,7 @@ impl Fp8Attention {
         Fp8Attention { accumulation, key_block, rounded_row_sums: false }
     }
 
-    /// Sets row sums of the rounded P.
+    /// Makes row sums add the rounded P.
     #[must_use]
     pub fn with_rounded_row_sums(self) -> Fp8Attention {
         Fp8Attention { rounded_row_sums: true, ..self }
@@ -84,9 +84,9 @@ impl Fp8Attention {
     /// O and LSE of the problem on these tensors, in float: the caller rounds O to its output type.
     ///
     /// # Errors
-    /// If a tensor is not of the problem's shape and sequences, the key block or the number of keys between
-    /// promotions is not a positive multiple of 32, or K or V has blocks that are not whole key blocks: see
-    /// [`QuantError`].
+    /// If a tensor is not of the problem's shape and sequences, the key block or the number of keys of
+    /// [`Accumulation::TwoLevel`] is not a positive multiple of 32, or K or V has blocks that are not whole key blocks:
+    /// see [`QuantError`].
     pub fn forward(
         &self,
         problem: &KnownProblem,
@@ -142,7 +142,7 @@ impl Fp8Attention {
             })
             .collect();
         for block in blocks.iter().rev() {
-            // A1:15
+            // A1:15, the loop over blocks of keys.
             for row in &mut rows {
                 self.step(problem, tile, block, row);
             }

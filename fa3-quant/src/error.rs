@@ -2,7 +2,7 @@
 
 use fa3_types::{Dim, TensorName, UnknownFeature};
 
-/// Everything that this crate rejects. One sentence each, with the offending numbers.
+/// The reasons why this crate rejects a tensor or a request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]

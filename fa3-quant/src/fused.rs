@@ -9,8 +9,8 @@ use crate::{Granularity, Incoherent, QuantError, Quantized, RopeTable, RowIndex}
 /// Preparation of a tensor for e4m3: rotation, then transform, then quantization.
 ///
 /// Every row is read once. The rows that share a scale stay in a scratch buffer between the search for the largest
-/// magnitude and the encoding. With [`Granularity::Block`] that is a few thousand numbers, which is why the paper can
-/// attach all this to the rotary embedding "with no additional slow down".
+/// magnitude and the encoding. With [`Granularity::Block`] these are a few thousand numbers. So the paper can attach
+/// quantization to the rotary embedding "with no additional slow down".
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Preparation<'a> {
@@ -20,14 +20,14 @@ pub struct Preparation<'a> {
     pub incoherent: Option<&'a Incoherent>,
     /// The elements that share a scale.
     pub granularity: Granularity,
-    /// The scale, if it is given. Then larger numbers saturate.
+    /// The given scale, if any. Numbers beyond 448 times this scale saturate.
     pub scale: Option<f32>,
 }
 
 /// Rotary embedding with its positions.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation<'a> {
-    /// The rotation.
+    /// The cosines and sines of all positions.
     pub table: &'a RopeTable,
     /// The positions of the rows. A row whose position is outside of the table becomes NaN.
     pub positions: RowPositions<'a>,
@@ -36,7 +36,7 @@ pub struct Rotation<'a> {
 /// The positions of rows.
 #[derive(Clone, Copy, Debug)]
 pub enum RowPositions<'a> {
-    /// The position of each sequence's first row, from which the others count up.
+    /// The position of each sequence's first row, from which the positions of its other rows count up.
     First(&'a [usize]),
     /// A position for every row of a tensor (batch, seqlen), in the order of memory. A negative position is outside of
     /// any table.
@@ -87,7 +87,7 @@ impl<'a> Preparation<'a> {
     /// Prepares a tensor of this shape whose rows come from `read`, called once for each row in use.
     ///
     /// # Errors
-    /// As [`Preparation::quantize`].
+    /// The errors of [`Preparation::quantize`].
     pub fn quantize_rows(
         &self,
         shape: Shape,

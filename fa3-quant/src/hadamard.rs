@@ -9,11 +9,12 @@ use ndarray::NdFloat;
 /// entry no longer sets the scale of all others.
 ///
 /// H is the Sylvester-Hadamard matrix over √d if d is a power of two, and every entry of M is ±1/√d. Otherwise let w be
-/// the largest power of two below d: M = D · H_lead · D' · H_trail, with the matrix of width w on the leading w
-/// entries, then on the trailing w entries. It is orthogonal because each factor is. It spreads every entry over at
-/// least w entries because the two ranges overlap, and takes O(d log d) operations. Without the second random signs D',
-/// the overlap could reassemble an entry that the first step spread. An entry of M is 0, ±1/√w, or a sum of at most w
-/// random signs over w, above t/√w with probability at most 2 exp(−t²/2) (Hoeffding's inequality).
+/// the largest power of two below d. Then M = D · H_lead · D' · H_trail, where H_lead is the Hadamard matrix of width w
+/// on the leading w entries, and H_trail on the trailing ones. M is orthogonal because each factor is. M spreads every
+/// entry over at least w entries because the two ranges overlap, and takes O(d log d) operations. Without the second
+/// random signs D', the overlap could reassemble an entry that the first step spread. An entry of M is 0, ±1/√w, or a
+/// sum of at most w random signs over w. Such a sum is above t/√w with probability at most 2 exp(−t²/2) (Hoeffding's
+/// inequality).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Incoherent {
     /// The entries where D is −1.
@@ -93,7 +94,7 @@ fn flip_signs<F: NdFloat>(row: &mut [F], negate: &[bool]) {
 }
 
 /// Computes x ← x · H / √n for n = x.len(), a power of two or 0: log n rounds of sums and differences. H is symmetric,
-/// so this is its own inverse.
+/// so the transform is its own inverse.
 fn walsh_hadamard<F: NdFloat>(x: &mut [F]) {
     let mut half = 1;
     while half < x.len() {
@@ -163,7 +164,8 @@ mod tests {
             for (i, row) in matrix(&incoherent).into_iter().enumerate() {
                 let sign = if incoherent.negate[i] { -1.0 } else { 1.0 };
                 for (j, x) in row.into_iter().enumerate() {
-                    // Sylvester's construction: entry (i, j) is -1 to the number of ones that i and j share.
+                    // Sylvester's construction: entry (i, j) is -1 to the power of the number of binary ones that i and
+                    // j share.
                     let sylvester = if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
                     assert!((x - sign * sylvester / (d as f64).sqrt()).abs() < 1e-15);
                 }
@@ -225,7 +227,7 @@ mod tests {
     fn an_outlier_is_spread() {
         for d in head_dims() {
             let w = largest_power_of_two(d) as f64;
-            // 6 standard deviations: no seed should fail in a lifetime.
+            // An entry is either ±1/√w, or below 6 standard deviations, which no seed should exceed.
             let limit = if d.is_power_of_two() { 1.000_000_1 } else { 6.0 } / w.sqrt();
             let largest =
                 matrix(&Incoherent::new(d, 17)).into_iter().flatten().fold(0.0, |m: f64, x| m.max(x.abs()));

@@ -54,8 +54,8 @@ pub fn accumulator_holder(place: ElementCoord) -> Holder {
     }
 }
 
-/// The coordinates of element `part` of register `register` of the 16-bit left operand (64, k), four registers for each
-/// 16 of k.
+/// The coordinates of element `part` of register `register` of the 16-bit left operand (64, k), which has four
+/// registers for each 16 columns.
 pub fn operand_16bit(holder: Holder) -> ElementCoord {
     let Holder { thread, register, part } = holder;
     let (warp, lane) = (thread / 32, thread % 32);
@@ -71,8 +71,8 @@ pub fn operand_16bit_holder(place: ElementCoord) -> Holder {
     Holder { thread: thread(row, column / 2 % 4), register: 2 * (column / 8) + row / 8 % 2, part: column % 2 }
 }
 
-/// The coordinates of byte `part` of register `register` of the 8-bit left operand (64, k), four registers for each 32
-/// of k (Figure 4).
+/// The coordinates of byte `part` of register `register` of the 8-bit left operand (64, k), which has four registers
+/// for each 32 columns (Figure 4).
 pub fn operand_8bit(holder: Holder) -> ElementCoord {
     let Holder { thread, register, part } = holder;
     let (warp, lane) = (thread / 32, thread % 32);

@@ -57,5 +57,5 @@ pub use sinks::add_sinks;
 pub use standard::StandardFp8;
 pub use tiles::Output;
 
-// Other crates in the interface.
+// Other crates whose types are in the interface.
 pub use ndarray;

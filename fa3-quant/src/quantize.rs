@@ -10,7 +10,8 @@ use crate::{E4m3, Granularity, QuantError, Scales};
 
 /// An e4m3 tensor (batch, seqlen, heads, head_dim) with its scales: x ≈ code · scale.
 ///
-/// Packed sequences have batch 1. Rows outside every sequence, or past its used length, have code 0 and no scale.
+/// Packed sequences have batch 1. Rows outside every sequence, or past a sequence's used length, have code 0 and no
+/// scale.
 ///
 /// A code is e4m3(x · (1 / scale)), with both rounded to f32. With y = x / scale and ulp(y) the distance of the e4m3
 /// numbers around y (2⁻⁹ at the least), a finite x is within ½ ulp(y) · scale + 2⁻²² |x| + 2⁻¹⁴⁹ of its code times
@@ -22,7 +23,7 @@ pub struct Quantized {
     sequences: SequenceRows,
 }
 
-/// Names a row of a tensor.
+/// The index of a row of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RowIndex {
     /// The sequence.
@@ -173,7 +174,7 @@ impl Quantized {
     }
 }
 
-/// The scale of the panels' rows and their codes, row after row.
+/// The common scale of the panels' rows, and the codes of these rows, row after row.
 fn encode_group(
     panels: &[Panel],
     head_dim: usize,
@@ -403,7 +404,7 @@ mod tests {
         ) {
             let mut x = tensor(SHAPE, seed);
             for (row, &magnitude) in magnitudes.iter().enumerate() {
-                // Two factors, because one float factor cannot reach this far: 2^-149 itself is subnormal.
+                // The factor is f64, because a float factor cannot reach this far: 2^-149 itself is subnormal.
                 let scaled = |x: f32| (f64::from(x) * f64::from(magnitude).exp2()) as f32;
                 x.index_axis_mut(ndarray::Axis(1), row).mapv_inplace(|x| scaled(x).clamp(f32::MIN, f32::MAX));
             }

@@ -10,7 +10,7 @@ use crate::QuantError;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     style: RopeStyle,
-    /// Radians for each position, one entry for each pair.
+    /// The angle in radians by which each pair turns from one position to the next.
     frequencies: Vec<f64>,
 }
 
@@ -36,7 +36,7 @@ impl Rope {
         2 * self.frequencies.len()
     }
 
-    /// Rotates a row at `position`. Angles are f64, their cosines and sines and the rotation f32.
+    /// Rotates a row at `position`. Angles are f64. Cosines, sines and the rotation are f32.
     ///
     /// # Panics
     /// If the row has fewer than [`Rope::rotary_dim`] entries.
@@ -66,7 +66,7 @@ impl Rope {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeTable {
     style: RopeStyle,
-    /// (positions, rotary_dim / 2).
+    /// Cosines (positions, rotary_dim / 2).
     cos: Array2<f32>,
     sin: Array2<f32>,
 }
@@ -75,7 +75,8 @@ impl RopeTable {
     /// Takes tables (positions, rotary_dim / 2), whose row p is for position p.
     ///
     /// # Errors
-    /// [`QuantError::RopeTable`] unless both have the same shape, and [`QuantError::RotaryDim`] unless it has columns.
+    /// [`QuantError::RopeTable`] unless `cos` and `sin` have one shape, and [`QuantError::RotaryDim`] unless they have
+    /// columns.
     pub fn new(style: RopeStyle, cos: Array2<f32>, sin: Array2<f32>) -> Result<RopeTable, QuantError> {
         if cos.dim() != sin.dim() {
             return Err(QuantError::RopeTable { cos: cos.dim(), sin: sin.dim() });

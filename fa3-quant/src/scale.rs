@@ -17,7 +17,7 @@ pub(crate) struct Panel {
 
 /// The scales of a quantized tensor, x ≈ code · scale: positive, finite and normal.
 ///
-/// They are stored by sequence, then head, then block, which is the order of [`Scales::values`].
+/// The scales are stored by sequence, then head, then block, which is the order of [`Scales::values`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scales {
     granularity: Granularity,
@@ -67,7 +67,7 @@ impl Scales {
     /// The scale of row `row` of head `head` of sequence `sequence`.
     ///
     /// # Panics
-    /// If the row's block has no scale: it lies past the sequence's used length.
+    /// If the row lies past the sequence's used length, where blocks have no scale.
     pub fn of(&self, sequence: usize, head: usize, row: usize) -> f32 {
         match self.granularity {
             Granularity::Tensor => self.values[0],
@@ -126,7 +126,7 @@ pub(crate) fn amax(row: &[f32]) -> f32 {
 }
 
 /// The scale of numbers up to `amax`: amax / 448, so that the largest number takes the largest code. It is 1 for zeros,
-/// and never below the smallest normal number, which would flush to zero or lose digits.
+/// and at least the smallest normal number: a subnormal scale would flush to zero or lose digits.
 pub(crate) fn scale_of(amax: f32) -> f32 {
     if amax == 0.0 { 1.0 } else { (amax / E4m3::MAX).max(f32::MIN_POSITIVE) }
 }

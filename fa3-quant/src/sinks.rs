@@ -35,7 +35,8 @@ pub fn add_sinks(
                 continue;
             }
             let keys = (*lse - largest).exp();
-            let sum = keys + (sink - largest).exp();
+            let of_sink = if sink == largest { 1.0 } else { (sink - largest).exp() };
+            let sum = keys + of_sink;
             *lse = largest + sum.ln();
             (0..problem.head_dim_v()).for_each(|column| output.o[[batch, row, head, column]] *= keys / sum);
         }
@@ -71,8 +72,10 @@ mod tests {
         assert!((first(0, 0) - 0.75).abs() < 1e-6);
         assert_eq!([first(1, 0), first(2, 0), first(0, 1), first(2, 1)], [0.0, 1.0, 1.0, 1.0]);
         // The sinks are far above all scores.
-        add_sinks(&problem, array![1e30, 1e30].view(), &mut output).unwrap();
-        assert_eq!((output.lse[[0, 1, 1]], output.o[[0, 1, 1, 5]]), (1e30, 0.0));
+        for sink in [1e30, f32::INFINITY] {
+            add_sinks(&problem, array![sink, sink].view(), &mut output).unwrap();
+            assert_eq!((output.lse[[0, 1, 1]], output.o[[0, 1, 1, 5]]), (sink, 0.0));
+        }
         let error = add_sinks(&problem, array![0.0].view(), &mut output).unwrap_err();
         assert_eq!(error, QuantError::Sinks { given: 1, expected: 2 });
     }

@@ -121,7 +121,8 @@ mod tests {
         Preparation::new(granularity).quantize(x.view(), sequences).unwrap()
     }
 
-    /// Roundings: S to 11 bits, P to 11 and to 4 bits (subnormal: by 2^-10 / 448), O to 11 bits.
+    /// The only roundings are S to 11 bits, P to 11 and then to 4 bits (a subnormal P by up to 2^-10 / 448), and O to
+    /// 11 bits.
     #[test]
     fn it_is_attention_up_to_its_own_rounding() {
         let used = SequenceRows::dense(1, 150).with_used(&[131]).unwrap();
@@ -140,7 +141,7 @@ mod tests {
             let Output { o, lse } = StandardFp8.forward(&problem, &q, &k, &v).unwrap();
             let [q, k, v] = [&q, &k, &v].map(Quantized::dequantize);
             let exact = testing::reference(&problem, &q, &k, &v);
-            // Scores stay below 8 here, so that half an ulp is 2^-9, once for the score and once for the sum.
+            // LSE, and so each visible score, is below 8. Rounding a score to f16 changes it, and LSE, by up to 2^-9.
             assert!(exact.lse.iter().all(|lse| *lse < 8.0));
             let score = 2f64.powi(-9) + 1e-5;
             assert!(lse.iter().zip(&exact.lse).all(|(lse, exact)| (f64::from(*lse) - exact).abs() < score));
@@ -169,7 +170,7 @@ mod tests {
         assert!(o.indexed_iter().all(|((_, _, _, d), &o)| (o - mean(d)).abs() < 1e-7), "{o}");
     }
 
-    /// Scores (s, 0) of two keys, V = (1, 0): O is P of the first key.
+    /// Attention with scores (softmax_scale, 0) of two keys and V = (1, 0): O is P of the first key.
     fn two_keys(softmax_scale: f64) -> Output {
         let shape = Shape { batch: 1, seqlen: 2, heads: 1, head_dim: 32 };
         let problem =
@@ -229,9 +230,9 @@ mod tests {
         x
     }
 
-    /// Table 3 with 1024 keys instead of 8448. There the errors are 9.1e-3 for FlashAttention-3, and 2.4e-2 both for
-    /// standard attention and without incoherent processing. With fewer keys, the rounding of P and V, which all three
-    /// share, is a larger part of the errors.
+    /// Repeats the paper's Table 3 with 1024 keys instead of 8448. The paper's errors are 9.1e-3 for FlashAttention-3,
+    /// and 2.4e-2 both for standard attention and for FlashAttention-3 without incoherent processing. With fewer keys,
+    /// the rounding of P and V, which all three share, is a larger part of the errors.
     #[test]
     fn incoherent_processing_lessens_the_error() {
         let q_shape = Shape { batch: 1, seqlen: 512, heads: 1, head_dim: 128 };

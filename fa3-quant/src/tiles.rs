@@ -12,11 +12,11 @@ use crate::{QuantError, Quantized, Row};
 /// Results of FP8 attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
-    /// Output (batch, seqlen_q, heads_q, head_dim_v). 0 for a row with no visible key and for rows outside every
+    /// Output (batch, seqlen_q, heads_q, head_dim_v). It is 0 for a row with no visible key and for rows outside every
     /// sequence.
     pub o: Array4<f32>,
-    /// Natural log-sum-exp (batch, heads_q, seqlen_q), batch 1 for packed sequences. -inf for a row with no visible key
-    /// and for rows outside every sequence.
+    /// Natural log-sum-exp (batch, heads_q, seqlen_q), batch 1 for packed sequences. It is -inf for a row with no
+    /// visible key and for rows outside every sequence.
     pub lse: Array3<f32>,
 }
 

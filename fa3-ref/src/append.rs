@@ -8,16 +8,16 @@ use crate::PageTable;
 /// The state of a cache before an append: the values of `seqused`, `page_table` and `cache_batch_idx`.
 #[derive(Clone, Copy, Debug)]
 pub struct AppendedTo<'a> {
-    /// Rows of each sequence's memory that are in use, left padding included.
+    /// Number of rows of each sequence's memory that are in use, left padding included.
     pub seqused: &'a [i32],
     /// The pages of sequences. Without it, a sequence is an entry of the cache's batch.
     pub page_table: Option<PageTable<'a>>,
 }
 
 impl AppendedTo<'_> {
-    /// Appends rows of `new` (batch, seqlen, heads, columns) to the cache (entries, rows, heads, columns). Rows without
-    /// a place are dropped: in a sequence with a negative length, beyond its last page, on a page that the cache does
-    /// not have.
+    /// Appends rows of `new` (batch, seqlen, heads, columns) to the cache (entries, rows, heads, columns). A row is
+    /// dropped if its sequence has a negative length, if it lies beyond the sequence's last page, or if the cache does
+    /// not have its page.
     pub fn append<T: Copy>(
         &self,
         new: ArrayView4<'_, T>,
@@ -34,8 +34,8 @@ impl AppendedTo<'_> {
         }
     }
 
-    /// The rows in use of each sequence after the append: none for a negative length, at most the capacity of its
-    /// pages.
+    /// The number of rows in use of each sequence after the append: 0 for a negative length, and at most the capacity
+    /// of the sequence's pages.
     pub fn seqused_after(&self, rows: &SequenceRows, page_rows: usize) -> Vec<i32> {
         let capacity = page_rows * self.page_table.map_or(1, |table| table.dim().1);
         let after = |(i, &used): (usize, &i32)| match usize::try_from(used) {
@@ -77,12 +77,12 @@ pub fn with_scales<T: Copy, U>(
     Array4::from_shape_fn(x.dim(), |at| f(x[at], of_rows[[at.0, at.1, at.2]]))
 }
 
-/// Rotary embedding of rows with consecutive positions, or with one position for all.
+/// Rotary embedding of rows with consecutive positions, or with one position for all rows of a sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct RotatedRows<'a> {
     /// The pairing of entries.
     pub style: RopeStyle,
-    /// (positions, rotary_dim / 2). Positions are clamped to the table.
+    /// The cosines (positions, rotary_dim / 2). Positions are clamped to the table.
     pub cos: ArrayView2<'a, f32>,
     /// The sines, in the same layout.
     pub sin: ArrayView2<'a, f32>,

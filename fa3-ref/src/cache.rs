@@ -6,7 +6,7 @@ use ndarray::{Array4, ArrayView2, ArrayView4, Axis};
 /// The pages of a cache's sequences: the values of `page_table` and of `cache_batch_idx`.
 #[derive(Clone, Copy, Debug)]
 pub struct PageTable<'a> {
-    /// (rows, pages of each sequence): entries of the cache's batch.
+    /// The table (rows, pages of each sequence). Its elements are entries of the cache's batch.
     pub pages: ArrayView2<'a, i32>,
     /// The page-table row of each sequence; without it, row i for sequence i.
     pub index: Option<&'a [i32]>,
@@ -20,7 +20,7 @@ impl<'a> From<ArrayView2<'a, i32>> for PageTable<'a> {
 }
 
 impl PageTable<'_> {
-    /// Number of sequences, and pages of each.
+    /// The number of sequences, and the number of pages of each sequence.
     pub fn dim(&self) -> (usize, usize) {
         let (rows, pages) = self.pages.dim();
         (self.index.map_or(rows, <[i32]>::len), pages)
@@ -38,15 +38,15 @@ impl PageTable<'_> {
 
 /// The rows of a cache's sequences: the values of `page_table`, `cache_batch_idx`, `leftpad` and `seqused`.
 ///
-/// Row r of sequence i is row (leftpad\[i\] + r) of its pages, one after the other. Invalid numbers are treated as
-/// kernels treat them: lengths are clamped to the capacity of the pages, and a missing page has rows of zeros.
+/// Row r of sequence i is row (leftpad\[i\] + r) of the sequence's pages, laid end to end. Invalid numbers are treated
+/// as kernels treat them: lengths are clamped to the capacity of the pages, and a missing page has rows of zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedRows<'a> {
     /// The pages of sequences.
     pub page_table: PageTable<'a>,
-    /// Rows before each sequence's first one; none if it is empty.
+    /// Number of rows before each sequence's first row. An empty list means 0.
     pub leftpad: &'a [i32],
-    /// One past each sequence's last row, counted from its first page's first row; all rows if it is empty.
+    /// One past each sequence's last row, counted from the first row of its first page. An empty list means all rows.
     pub seqused: &'a [i32],
 }
 

@@ -12,7 +12,7 @@ pub trait Element: Copy + Send + Sync + Into<f64> {}
 
 impl<T: Copy + Send + Sync + Into<f64>> Element for T {}
 
-/// Arrays of other shapes than the problem's.
+/// The reasons why the reference refuses inputs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InputError {
@@ -43,7 +43,7 @@ pub enum InputError {
     Sinks {
         /// The number given.
         given: usize,
-        /// One for each query head, or 0 if the problem has no sinks.
+        /// The number of query heads, or 0 if the problem has no sinks.
         expected: usize,
     },
     /// Tiles without rows or keys.
@@ -57,7 +57,7 @@ pub enum InputError {
 }
 
 /// The features that the oracle, standard attention and the tiled algorithms compute. Their inputs are numbers, so
-/// scales and the memory layout of V do not matter.
+/// scales and the memory layout of V do not matter. Neither does the form of LSE: their LSE has the default one.
 const KNOWN: Known = Known::new(
     "the reference",
     &[
@@ -73,6 +73,7 @@ const KNOWN: Known = Known::new(
         Feature::TransposedV,
         Feature::Packed,
         Feature::Used,
+        Feature::LseForm,
     ],
 );
 
@@ -93,8 +94,8 @@ impl<'a, T: Element> Inputs<'a, T> {
     /// Inputs of a problem without sinks.
     ///
     /// # Errors
-    /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if it has sinks,
-    /// [`InputError::Unknown`] if the reference does not compute one of its features.
+    /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if the problem has sinks,
+    /// [`InputError::Unknown`] if the reference does not compute a feature of the problem.
     pub fn new(
         problem: &'a KnownProblem,
         q: ArrayView4<'a, T>,
@@ -127,17 +128,17 @@ impl<'a, T: Element> Inputs<'a, T> {
         self.problem
     }
 
-    /// Queries, all of them.
+    /// All queries.
     pub fn q(&self) -> ArrayView4<'a, T> {
         self.q
     }
 
-    /// Keys, all of them.
+    /// All keys.
     pub fn k(&self) -> ArrayView4<'a, T> {
         self.k
     }
 
-    /// Values, all of them.
+    /// All values.
     pub fn v(&self) -> ArrayView4<'a, T> {
         self.v
     }
@@ -231,11 +232,11 @@ pub(crate) struct Head {
     /// The indices of its sequence and its query head.
     pub(crate) of: [usize; 2],
     pub(crate) len: Lengths,
-    /// (seqlen_q, head_dim)
+    /// Q (seqlen_q, head_dim).
     pub(crate) q: Array2<f64>,
-    /// (seqlen_k, head_dim)
+    /// K (seqlen_k, head_dim).
     pub(crate) k: Array2<f64>,
-    /// (seqlen_k, head_dim_v)
+    /// V (seqlen_k, head_dim_v).
     pub(crate) v: Array2<f64>,
     /// The head's sink; -inf without sinks.
     pub(crate) sink: f32,
@@ -293,7 +294,7 @@ pub(crate) fn gather<T: Element>(
     head: usize,
 ) -> Array2<f64> {
     let rows = rows(tensor, sequences, index, head);
-    // Copied row by row for any order in memory: `mapv` would keep the view's order.
+    // The copy is row by row, whatever the order in memory is: `mapv` would keep the view's order.
     Array2::from_shape_vec(rows.dim(), rows.iter().map(|&x| x.into()).collect())
         .expect("a view has as many elements as its shape says")
 }

@@ -13,20 +13,20 @@
 //! its precision can do on this very input, not by a chosen number.
 //!
 //! The noise is far below the other terms in 16 bits, but it decides where they vanish. Rounding an exponent of size
-//! |LSE| to f32 changes P by |LSE| · 2⁻²⁴, relative, at any rounding point, and the baseline's errors may cancel. And
-//! if a row sees one key, or its softmax is one-hot, dP − D cancels and leaves the f32 rounding of both, in proportion
-//! to [`oracle::backward_magnitudes`]. For O the magnitude is max |V|.
+//! |LSE| to f32 changes P by a relative |LSE| · 2⁻²⁴, and the baseline's errors may cancel. And if a row sees one key,
+//! or its softmax is one-hot, dP − D cancels and leaves the f32 rounding of both, in proportion to
+//! [`oracle::backward_magnitudes`]. For O the magnitude is max |V|.
 //!
 //! Gradients are sums of terms that are rounded one by one: P dO in dV, dS Q in dK and dS K in dQ. dS contains the
 //! terms of D, which reads the rounded O. Each term is off by up to u, relative, independently of the others. With many
 //! terms and many elements, the baseline's largest error exceeds u times the root of the sum of the terms' squares.
-//! With few terms, as with one row and one key, the baseline's errors may happen to cancel. So the law counts at least
-//! that much as the baseline's error. Four equal terms can be off by at most twice as much, and more terms hardly ever
-//! exceed it ([`oracle::backward_squares`]).
+//! With few terms, as with one row and one key, the baseline's errors may happen to cancel. So the law takes at least u
+//! times this root as the baseline's error. The error of up to four equal terms is at most twice as large, and the
+//! error of more terms hardly ever exceeds this ([`oracle::backward_squares`]).
 //!
 //! The gradient of sinks is one number for each head, for which the baseline's error may be small by chance. Each row
-//! of a head reads O, rounded, and these errors are independent. So its bound has one more term: four times their
-//! expected sum, if each is as large as an element of O allows:
+//! of a head reads the rounded O, and the roundings of different rows are independent. So the bound of dsink has one
+//! more term: four times the expected sum of these errors, if each is as large as an element of O allows:
 //!
 //! ```text
 //! 4 · u · √ Σ (exp(sink − LSE) · dO ∘ O)²      over rows and columns
@@ -67,9 +67,9 @@ impl LseTolerance {
 /// A result that satisfied the law.
 #[derive(Clone, Debug)]
 pub struct Satisfied {
-    /// Its errors against the oracle.
+    /// The result's errors against the oracle.
     pub norms: ErrorNorms,
-    /// The largest error that the law allowed; for LSE where |oracle| is at most 1.
+    /// The largest error that the law allowed. For LSE, this is the bound where |oracle| is at most 1.
     pub bound: f64,
     /// The largest quotient of an element's error and its allowed error.
     pub ratio: f64,
@@ -80,9 +80,9 @@ pub struct Satisfied {
 pub struct Violation {
     /// Name of the judged tensor: o, lse, dq, dk, dv or dsink.
     pub what: &'static str,
-    /// Its errors against the oracle.
+    /// The result's errors against the oracle.
     pub norms: ErrorNorms,
-    /// The largest error that the law allowed; for LSE where |oracle| is at most 1.
+    /// The largest error that the law allowed. For LSE, this is the bound where |oracle| is at most 1.
     pub bound: f64,
     /// The first element, in index order, past the bound.
     pub first: Worst,

@@ -9,7 +9,7 @@
 //! * [`tiled`]: Algorithms 1, 2, 3 and 4 of the FlashAttention-3 paper (arXiv 2407.08608) as executable
 //!   pseudocode, with the tile sizes of your choice and the kernels' rounding points.
 //! * [`norms`] and [`law`]: the distance of a result from another, and the allowed distance. [`rows`]: the law on
-//!   selected rows of a problem too large for all of them.
+//!   selected rows, for a problem that is too large for judging all rows.
 //! * [`combine`]: the reduction of partial results.
 //! * [`plain`]: expected values and errors of sums, softmax, transposes and products of matrices.
 #![forbid(unsafe_code)]
@@ -17,6 +17,7 @@
 mod append;
 mod cache;
 mod inputs;
+mod lists;
 mod output;
 mod precision;
 mod sink;
@@ -33,8 +34,9 @@ pub mod tiled;
 pub use append::{AppendedTo, RotatedRows, with_scales};
 pub use cache::{CachedRows, PageTable};
 pub use inputs::{Element, InputError, Inputs, OutputGradients};
+pub use lists::KeyLists;
 pub use output::{Forward, Gradients};
 pub use precision::Precision;
 
-// Other crates in the interface.
+// Other crates whose types are in the interface.
 pub use {half, ndarray};

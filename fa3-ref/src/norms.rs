@@ -16,7 +16,7 @@ pub struct ErrorNorms {
     pub max: f64,
     /// √(mean (x − expected)²).
     pub rmse: f64,
-    /// Signed mean of x − expected: a bias, where rounding to nearest leaves almost none.
+    /// Signed mean of x − expected, the bias: rounding to nearest has almost no bias.
     pub mean: f64,
     /// max |expected|, for scale.
     pub max_expected: f64,

@@ -51,7 +51,7 @@ impl Scores<'_> {
         (0..self.head.len.k).filter(move |&j| self.allows(i, j))
     }
 
-    /// S_ij: scaled, then capped.
+    /// The score S_ij, which is scaled and then capped.
     fn score(&self, i: usize, j: usize) -> f64 {
         let scaled = self.problem.softmax_scale().natural() * dot(self.q(i), self.k(j));
         self.softcap().map_or(scaled, |cap| cap.apply(scaled))

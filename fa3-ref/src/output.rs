@@ -7,7 +7,7 @@ use rayon::prelude::*;
 /// Results of the forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forward<F> {
-    /// Output (batch, seqlen_q, heads_q, head_dim_v). 0 for a row with no visible key and for rows outside every
+    /// Output (batch, seqlen_q, heads_q, head_dim_v). It is 0 for a row with no visible key and for rows outside every
     /// sequence.
     pub o: Array4<F>,
     /// Natural log-sum-exp (batch, heads_q, seqlen_q), batch 1 for packed sequences. It is -inf for rows with no

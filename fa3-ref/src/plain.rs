@@ -21,7 +21,7 @@ pub struct Expected {
 pub struct Mismatch {
     /// The index of the element.
     pub index: usize,
-    /// Its value.
+    /// The element's value.
     pub given: f64,
     /// The expected value.
     pub expected: Expected,
@@ -97,12 +97,12 @@ pub fn transposed(x: &[f64], cols: usize) -> Vec<Expected> {
     (0..cols).flat_map(|col| (0..rows).map(move |row| Expected::exactly(x[row * cols + col]))).collect()
 }
 
-/// A Bᵀ, where A and B have rows of `k` elements. A result is rounded by up to `rounding` of itself. The largest addend
-/// of the tensor core's sums is at most the sum of all magnitudes. The sum, and every further sum of results, is off by
-/// as much again.
+/// A Bᵀ, where A and B have rows of `k` elements. A result is rounded by up to `rounding` of itself. Each step of
+/// `core.depth` products adds a truncation error of `core.unit` times the largest addend, which is at most the sum of
+/// all magnitudes.
 pub fn product(a: &[f64], b: &[f64], k: usize, core: TensorCore, rounding: f64) -> Vec<Expected> {
     let k = k.max(1);
-    // Truncation errors are proportional to the largest addend, and few addends are that large.
+    // Every addend of a step is truncated, but few are as large as the largest: nine more errors cover these.
     let steps = (k.div_ceil(core.depth) + 9) as f64;
     let element = |x: &[f64], y: &[f64]| {
         let (mut value, mut size) = (0.0, 0.0);

@@ -46,7 +46,7 @@ pub struct SatisfiedRows {
 pub struct RowViolation {
     /// Name of the judged tensor: o or lse.
     pub what: &'static str,
-    /// Its index in O or in LSE.
+    /// The element's index in O or in LSE.
     pub at: Vec<usize>,
     /// The value judged.
     pub given: f64,
@@ -67,13 +67,13 @@ pub struct RowsLaw {
     tolerance: LseTolerance,
 }
 
-/// Key of rows that share a problem: their sequence, their head, and the two ranges of keys that they see.
+/// The map key of rows that share a problem: the rows' sequence, head, and two ranges of visible keys.
 type Alike = (usize, usize, [[usize; 2]; 2]);
 
 /// Rows of a head that see the same keys.
 #[derive(Clone, Debug)]
 struct Group {
-    /// Their batch index in the tensors O and LSE, which is 0 for packed sequences.
+    /// The rows' batch index in the tensors O and LSE, which is 0 for packed sequences.
     batch: usize,
     head: usize,
     rows: Vec<usize>,
@@ -293,7 +293,7 @@ mod tests {
         Mask::chunk(NonZeroU32::new(7).unwrap()),
     ];
 
-    /// Numbers around 0, equal for equal tensors.
+    /// Numbers around 0, which only the shape and the seed determine.
     fn tensor(shape: Shape, seed: usize) -> Array4<f16> {
         let number =
             |(b, s, h, d)| (mix((((b * 97 + s) * 97 + h) * 97 + d + seed * 1_000_003) as u64) % 4096) as f32;

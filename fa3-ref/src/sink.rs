@@ -52,20 +52,25 @@ pub(crate) fn sums<F: Copy + Into<f64>>(
             let (dout, dlse) = output.head(problem, index, head);
             let rows = dout.rows().into_iter().zip(dlse).enumerate().map(|(row, (dout, dlse))| {
                 let lse: f64 = lse[[batch, head, first + row]].into();
-                // A row that sees no key, with a sink of -inf.
+                // The row sees no key, and its sink is -inf.
                 if lse == f64::NEG_INFINITY {
                     return 0.0;
                 }
                 let o = o.index_axis(Axis(0), batch).index_axis_move(Axis(0), first + row);
                 let products =
                     o.index_axis(Axis(0), head).iter().zip(dout).map(|(&o, dout)| o.into() * dout).collect();
-                term(Row { p: (f64::from(sink) - lse).exp(), dlse, products })
+                term(Row { p: exp_from(sink.into(), lse), dlse, products })
             });
             rows.sum::<f64>()
         });
         sequences.sum()
     };
     Some(sinks.iter().enumerate().map(of_head).collect())
+}
+
+/// exp(sink - reference), for a reference that is not below the sink: 1 where both are infinite.
+pub(crate) fn exp_from(sink: f64, reference: f64) -> f64 {
+    if sink == reference { 1.0 } else { (sink - reference).exp() }
 }
 
 /// Checks the number of sinks.

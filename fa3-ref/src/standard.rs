@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use crate::inputs::{Head32, Heads, OutputHeads};
 use crate::output::{GroupGradients, HeadForward, backward_groups, forward_heads};
-use crate::sink::{Row, sums};
+use crate::sink::{Row, exp_from, sums};
 use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision};
 
 /// Query rows whose scores are in memory at a time.
@@ -48,8 +48,8 @@ fn stack(blocks: Vec<HeadForward<f32>>, head_dim_v: usize) -> HeadForward<f32> {
     all
 }
 
-/// The backward pass for the gradients of O and LSE: P, dP and dS rounded, then the gradients. D = rowsum(dO ∘ O) -
-/// dLSE with O as it was stored, rounded.
+/// The backward pass for the gradients of O and LSE. P, dP and dS are rounded, and then the gradients. D = rowsum(dO ∘
+/// O) - dLSE reads the stored, rounded O.
 ///
 /// A framework's own softmax gradient takes D = rowsum(P ∘ dP) instead. If a softmax is nearly one-hot, this is several
 /// times more accurate in 16 bits than reading the stored O, as every fused kernel does.
@@ -107,9 +107,9 @@ fn backward_of_heads(
 struct Softmax {
     /// P (rows, seqlen_k), rounded.
     p: Array2<f32>,
-    /// d capped score / d scaled score, (rows, seqlen_k).
+    /// The derivative of the capped score by the scaled score (rows, seqlen_k).
     slope: Array2<f32>,
-    /// (rows)
+    /// LSE (rows).
     lse: Array1<f32>,
 }
 
@@ -150,7 +150,7 @@ impl Softmax {
             }
             let max = row.fold(head.sink, |max, &s| max.max(s));
             row.mapv_inplace(|s| (s - max).exp());
-            let sum = row.sum() + (head.sink - max).exp();
+            let sum = row.sum() + exp_from(head.sink.into(), max.into()) as f32;
             row.mapv_inplace(|e| precision.round(e / sum));
             *lse = max + sum.ln();
         }
@@ -175,8 +175,8 @@ mod tests {
         })
     }
 
-    /// The reduction by logaddexp turns the gradient of -inf into NaN. If the baseline's gradients were NaN, the law's
-    /// bound would be atol alone.
+    /// A reduction of LSE by logaddexp has dLSE = NaN where LSE is -inf. If the baseline's gradients became NaN, the
+    /// law's bound would be atol alone.
     #[test]
     fn the_gradient_of_lse_does_not_matter_where_a_row_sees_no_key() {
         let q = Shape { batch: 1, seqlen: 9, heads: 1, head_dim: 8 };

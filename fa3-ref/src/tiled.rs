@@ -67,12 +67,12 @@ impl Tiles {
         Ok(Tiles { rows, keys })
     }
 
-    /// B_r.
+    /// B_r, the number of query rows.
     pub fn rows(self) -> usize {
         self.rows
     }
 
-    /// B_c.
+    /// B_c, the number of keys.
     pub fn keys(self) -> usize {
         self.keys
     }

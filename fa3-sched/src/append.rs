@@ -88,7 +88,7 @@ pub fn position<T: Int>(used: T, row: T, capacity: T) -> (T, T::Bool) {
     (position, position.lt(capacity))
 }
 
-/// Length of a sequence after the append of `new` rows: 0 if it was negative before.
+/// Length of a sequence after the append of `new` rows: 0 if the length before, `used`, was negative.
 pub fn used_after<T: Int>(used: T, new: T, capacity: T) -> T {
     let (end, _) = position(used, new, capacity);
     T::select(used.lt(used.lit(1 << 31)), end.at_most(capacity), used.lit(0))
@@ -225,7 +225,7 @@ mod tests {
             let [used, row, capacity] = [used, row, capacity].map(i64::from);
             let as_word = |x: i64| word(x as i32);
             let is_there = used >= 0 && used + row < capacity;
-            // `Checked` integers do not expose conditions.
+            // Code cannot branch on a comparison of `Checked` integers, so `select` turns it into a number.
             let (at, there) = position(as_word(used), as_word(row), as_word(capacity));
             prop_assert_eq!(Checked::select(there, word(1), word(0)).0, u64::from(is_there));
             if is_there {
@@ -238,7 +238,7 @@ mod tests {
         }
     }
 
-    /// An append of rows of a type to a cache of `cache` rows of another type.
+    /// An append of rows of type `of_new` to a cache of `cache` rows of type `of_cache`.
     fn append(new: Shape, cache: usize, [of_new, of_cache]: [Dtype; 2]) -> AppendSpec {
         let tensor = TensorDesc::contiguous;
         let (x, cached) = (tensor(of_new, new), tensor(of_cache, Shape { seqlen: cache, ..new }));

@@ -5,7 +5,7 @@
 //! 3. dQ is computed in one of three ways ([`DqBy`]):
 //!    - The dK/dV kernel adds its contributions to f32 sums, tile by tile in the order of keys ([`AddOrder`]). The last
 //!      tile that adds to a row writes dQ.
-//!    - Tiles add in any order, so that the last bits of dQ differ from run to run. A last kernel rounds the sums.
+//!    - The dK/dV kernel's tiles add in any order: dQ's last bits differ from run to run. A last kernel rounds sums.
 //!    - A dQ kernel: a CTA holds a tile of query rows and loops over the blocks of keys that they see ([`DqTile`]). It
 //!      recomputes P and dS: seven products in place of five. Wide heads take it, since they leave no registers for
 //!      additions.

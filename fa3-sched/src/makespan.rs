@@ -102,8 +102,8 @@ pub fn lower_bound(costs: &[u64], ctas: NonZeroU32) -> u64 {
 /// ```
 ///
 /// Graham (1969) proves this against the optimum. Against [`lower_bound`] it is false: 20, 10, 10, 10 on two CTAs take
-/// 30 at best, 6/5 of the even share 25, where the factor is 7/6. It stays false if the bound also counts the pair of
-/// the tiles number CTAs and CTAs + 1 (10 + 10 here).
+/// 30 at best, 6/5 of the even share 25, where the factor is 7/6. It stays false for a bound that is also at least the
+/// sum of the tiles at ranks CTAs and CTAs + 1 (10 + 10 here).
 ///
 /// This bound is the smallest T ≥ [`lower_bound`] within which the tiles longer than T / 3 can be done. No CTA can do
 /// three of these tiles within T, so that pairing the longest with the shortest decides whether they fit; and tiles
@@ -162,7 +162,7 @@ mod tests {
         Makespan::greedy(&longest_first(costs), ctas(n)).length()
     }
 
-    /// makespan ≤ (4/3 − 1/(3n)) · bound, in integers.
+    /// Whether makespan ≤ (4/3 − 1/(3n)) · bound, in integers.
     fn within_graham(makespan: u64, bound: u64, n: u32) -> bool {
         makespan * 3 * u64::from(n) <= (4 * u64::from(n) - 1) * bound
     }
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    /// Against the simple lower bound, with which the factor is often quoted, the factor does not hold.
+    /// The factor does not hold against the simple lower bound, with which it is often quoted.
     #[test]
     fn grahams_factor_fails_against_the_simple_bound() {
         let costs = [20, 10, 10, 10];
@@ -254,7 +254,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any tiles, and for few tiles of similar length, to which the second half of the proof applies.
+        /// Graham's factor holds for any tiles, and for few tiles of similar length, to which the second half of the
+        /// proof applies.
         #[test]
         fn lpt_keeps_grahams_factor(
             any in proptest::collection::vec(0u64..1000, 0..60), any_n in 1u32..20,

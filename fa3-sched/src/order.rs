@@ -10,9 +10,9 @@ use crate::TileCounts;
 /// The order in which tiles are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// m_block fastest, then head, batch: tiles that run at the same time read the same K and V,
-    /// which come from memory once and from L2 afterwards. (With the head fastest, 256 heads of 1024 rows ran
-    /// at three quarters of the speed on an H100.)
+    /// The m_block varies fastest, then the head, then the batch. Tiles that run at the same time then read the same K
+    /// and V, which come from memory once and from L2 afterwards. (With the head fastest, 256 heads of 1024 rows ran at
+    /// three quarters of the speed on an H100.)
     Linear,
     /// Longest processing time first (Graham 1969). Heads, numbered through all sequences, are cut into sections that
     /// are small enough for their K and V to stay in L2. The last section has the remaining heads, at least twice as
@@ -37,10 +37,11 @@ pub enum Longest {
 }
 
 impl Order {
-    /// Head fastest, then m_block from the start: neighbouring tiles read rows that are near in memory.
+    /// The head varies fastest, then m_block from the start: neighbouring tiles read rows that are near in memory.
     pub const HEADS_FASTEST: Order = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
 
-    /// Linear if all tiles are equal. Otherwise in sections of whole KV heads, each with its `group` of query heads:
+    /// Chooses the linear order if all tiles are equal, otherwise sections of whole KV heads with `group` query heads
+    /// each:
     ///
     /// ```text
     /// heads = ⌈sms / 2 / tiles_a_head⌉      tiles_a_head = m_blocks · group

@@ -3,7 +3,7 @@
 //! One kernel writes the table, and the attention kernel after it reads it. The table has 32-bit words:
 //!
 //! ```text
-//! header     [HEADER]                      row blocks, then zeros
+//! header     [HEADER]                      number of row blocks, then zeros
 //! records    [count + 1][Record::WORDS]    sequences, the longest tile first; the last record has no keys
 //! record_of  [capacity]                    the record that has row block i
 //! ```

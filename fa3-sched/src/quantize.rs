@@ -87,7 +87,7 @@ impl Tile {
         let stages = (IN_FLIGHT / (stage * tile.ctas_per_sm)).clamp(2, 8);
         let stages = match problem.layout() {
             ValueLayout::Rows => stages,
-            // The number is small enough that the tiles of codes of all CTAs of an SM have room, too.
+            // The tiles of codes of all CTAs of an SM need room beside the stages.
             ValueLayout::Transposed => {
                 let others = OTHER_SMEM + rows * tile.codes_cols();
                 let left = (limits.smem_bytes / tile.ctas_per_sm).saturating_sub(others);
@@ -129,9 +129,9 @@ fn has_work(problem: &QuantizeProblem) -> bool {
     problem.rotary().is_some() || problem.signs().is_some() || problem.scaling() == Scaling::Channel
 }
 
-/// Largest number of lanes for which every boundary within a row is a multiple of the lanes' chunks. A lane then has
-/// both elements of a rotated pair, and an element's chunk in the trailing transform. The number is at most the power
-/// of two that is not below `most`.
+/// Largest number of lanes, at most `most` rounded up to a power of two, whose chunks together divide every boundary
+/// within a row: head_dim, the offset of the trailing transform, and the bounds of rotated elements. Then a lane has
+/// both elements of each rotated pair, and an element stays in its lane in the trailing transform.
 fn lanes(problem: &QuantizeProblem, most: u32) -> u32 {
     let head_dim = problem.x().shape.head_dim as u32;
     let trailing = head_dim - (1 << head_dim.ilog2());
@@ -210,7 +210,7 @@ impl Plan {
         let packed = Packed::of(problem)?;
         let blocks = match problem.packed() {
             None => (shape.seqlen as u32).div_ceil(tile.block_rows()),
-            // A larger number of sequences means too many tiles.
+            // A number of sequences beyond 32 bits means too many tiles.
             Some(sequences) => {
                 let blocks = ScaleBlocks::packed(shape.seqlen, sequences, tile.block_rows() as usize);
                 u32::try_from(blocks.count()).unwrap_or(u32::MAX)
@@ -319,7 +319,8 @@ mod tests {
         plan(spec).tile()
     }
 
-    /// Every boundary within a row is a boundary of all lanes' chunks, and a CTA has whole warps, within the limit.
+    /// Every boundary within a row is a boundary of all lanes' chunks, and a CTA has whole warps and not too many
+    /// threads.
     #[test]
     fn lanes_begin_at_every_boundary() {
         for head_dim in (16..=256).step_by(16) {
@@ -419,7 +420,7 @@ mod tests {
         assert_eq!(maxima(0, Scaling::Tensor), [1, 0, 0]);
         assert_eq!(maxima(0, Scaling::Heads { heads: 2 }), [6, 2, 0]);
         assert!(matches!(plan(300, Scaling::Block { rows: 128 }).scales(), Scales::Blocks));
-        // No rows, but a scale for each head.
+        // There are no rows, but there is a scale for each head.
         let many = spec(1 << 20, 0, 1 << 20, 64);
         assert!(planned(many).is_ok() && planned(many.scaling(Scaling::Tensor)).is_ok());
         let too_many = [Scaling::Heads { heads: 1 }, Scaling::Channel];

@@ -184,7 +184,7 @@ impl<T: Int> Tiling<T> {
         KvRange { first, unmasked_first, unmasked_end, end }
     }
 
-    /// Number of KV blocks that all tiles of a sequence visit together. No tile visits more.
+    /// Number of different KV blocks that a sequence's tiles visit. No single tile visits more.
     pub(crate) fn all_blocks(&self, len: SeqLens<T>) -> T {
         let (zero, one) = (len.q.lit(0), len.q.lit(1));
         let start = self.keys(zero, len).start;

@@ -11,7 +11,7 @@ pub enum Scheduler {
     /// One CTA per tile.
     OneTile,
     /// Static round robin: as many CTAs as SMs, where CTA c computes tiles c, c + CTAs, c + 2 · CTAs, …
-    /// ([`next_static`]). The loads of its next tile overlap the epilogue of this tile.
+    /// ([`next_static`]). A CTA's loads of its next tile overlap the epilogue of its current tile.
     StaticPersistent,
     /// As many CTAs as SMs. CTA c starts with tile c and then fetches tiles from an atomic counter in global memory
     /// ([`next_dynamic`]), so that the CTA that is free first takes the next tile.

@@ -22,25 +22,33 @@
 //! partial results. [`WorkDecomposition::partial_index`] numbers them. The splits of a unit that begins in CTA c have
 //! the numbers 2c + 1, 2 (c + 1), 2 (c + 2), ...
 //!
-//! Splits have to be reduced. Where whole units balance nearly as well ([`WorkDecomposition::or_whole_units`]), each
-//! unit counts as long as the longest one, and all CTAs take equally many units
-//! ([`WorkDecomposition::iteration_space`]).
+//! Splits have to be reduced. To avoid that where whole units balance nearly as well
+//! ([`WorkDecomposition::or_whole_units`]), each unit counts as long as the longest one, and all CTAs take equally many
+//! units ([`WorkDecomposition::iteration_space`]).
 //!
 //! Splits may have a fixed size instead, from a unit's first block on ([`WorkDecomposition::fixed_size`]). A CTA takes
 //! the splits that begin in its share. Splits then follow from a sequence's lengths alone.
 //!
-//! Where the query heads of a group take several tiles, these tiles read the same keys. They are co-scheduled
-//! ([`WorkDecomposition::co_scheduled`]): they are one unit, and each share has a CTA for each of them. The CTAs read
-//! the same keys at the same time, so that HBM delivers them once. CTA c has head c / shares of them and share c mod
-//! shares, so that the splits of a unit are in neighbouring CTAs here, too.
+//! Where all sequences have equally many iterations, the host computes the iteration space
+//! ([`WorkDecomposition::equal_sequences`]), and a CTA finds its first sequence by a division.
+//!
+//! The query heads that one tile packs (PackGQA) count as one head here. Heads of a group read the same keys, and
+//! several of them can be co-scheduled ([`WorkDecomposition::co_scheduled`]): they form one unit, and each share has a
+//! CTA for each of the heads. The CTAs of a share read the same keys at the same time, so that HBM delivers the keys
+//! once. CTA c computes a unit's head c / shares in share c mod shares, so that the splits of a head's tile are in
+//! neighbouring CTAs here, too.
+
+mod equal_sequences;
 
 use crate::packed::Cut;
 use crate::{FastDiv, Int, SeqLens};
 
+pub use equal_sequences::EqualSequences;
+
 /// The numbers of a launch that determine each CTA's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkDecomposition<T> {
-    /// Heads that have units.
+    /// Heads that have units. A unit's co-scheduled heads count as one.
     heads: T,
     /// Number of shares.
     shares: FastDiv<T>,
@@ -52,6 +60,8 @@ pub struct WorkDecomposition<T> {
     cut: Cut<T>,
     /// Blocks per split, if splits have a fixed size.
     split_blocks: Option<FastDiv<T>>,
+    /// The iteration space, if all sequences have equally many iterations.
+    equal: Option<EqualSequences<T>>,
 }
 
 /// The units (work tiles) of a sequence, which are equally long.
@@ -103,19 +113,19 @@ impl WorkDecomposition<u32> {
     /// If there are no CTAs, or `extra` is above 1.
     pub fn new(heads: u32, ctas: u32, extra: u32, cut: Cut<u32>) -> WorkDecomposition<u32> {
         assert!(extra <= 1, "a start counts as {extra} blocks");
-        let (shares, none) = (FastDiv::new(ctas), None);
         WorkDecomposition {
             heads,
-            shares,
-            co_scheduled: none,
+            shares: FastDiv::new(ctas),
+            co_scheduled: None,
             extra,
-            reduction_cost: none,
+            reduction_cost: None,
             cut,
             split_blocks: None,
+            equal: None,
         }
     }
 
-    /// These shares for `count` times as many heads and CTAs: each unit is `count` successive heads.
+    /// Makes a unit of each `count` successive heads. There are `count` times as many heads and CTAs as `self` says.
     #[must_use]
     pub fn co_scheduled(self, count: u32) -> WorkDecomposition<u32> {
         WorkDecomposition { co_scheduled: Some(count), ..self }
@@ -135,6 +145,16 @@ impl WorkDecomposition<u32> {
     pub fn fixed_size(self, blocks: u32) -> WorkDecomposition<u32> {
         WorkDecomposition { extra: 0, reduction_cost: None, split_blocks: Some(FastDiv::new(blocks)), ..self }
     }
+
+    /// These shares of `count` sequences that all have these rows and lengths. The iterations of all sequences must be
+    /// fewer than 2³¹.
+    #[must_use]
+    pub fn equal_sequences(self, count: u32, rows: u32, len: SeqLens<u32>) -> WorkDecomposition<u32> {
+        let units = self.units(rows, len);
+        let space = self.iteration_space(count * units.all(), || [count * units.count, units.iterations]);
+        let iterations = FastDiv::new(units.all().max(1));
+        WorkDecomposition { equal: Some(EqualSequences { space, iterations }), ..self }
+    }
 }
 
 impl<T> WorkDecomposition<T> {
@@ -148,12 +168,13 @@ impl<T> WorkDecomposition<T> {
             reduction_cost: self.reduction_cost.map(|cost| f("share_slack", cost)),
             cut: self.cut.map_named(&mut |name, number| f(&format!("cut_{name}"), number)),
             split_blocks: self.split_blocks.map(|blocks| blocks.map_named("share_piece", f)),
+            equal: self.equal.map(|equal| equal.map_named(f)),
         }
     }
 }
 
 impl<T: Int> WorkDecomposition<T> {
-    /// Number of heads, where co-scheduled ones count each.
+    /// Number of heads, with each co-scheduled head counted.
     pub fn heads(&self) -> T {
         self.co_scheduled.map_or(self.heads, |count| self.heads * count)
     }
@@ -163,7 +184,7 @@ impl<T: Int> WorkDecomposition<T> {
         self.co_scheduled.map_or(cta, |_| self.shares.div_rem(cta).1)
     }
 
-    /// The head that CTA `cta` computes, of the co-scheduled heads whose unit has number `head`.
+    /// The head that CTA `cta` computes in the units of `head`: one of its co-scheduled heads, or `head` itself.
     pub fn head(&self, head: T, cta: T) -> T {
         self.co_scheduled.map_or(head, |count| head * count + self.shares.quotient(cta))
     }
@@ -173,6 +194,11 @@ impl<T: Int> WorkDecomposition<T> {
         let (tiles, blocks) = (self.cut.blocks(rows), self.cut.most(len));
         let iterations = (blocks + self.extra).at_least(rows.lit(1));
         WorkUnits { tiles, blocks, iterations, count: tiles * self.heads }
+    }
+
+    /// The iteration space, if all sequences have equally many iterations.
+    pub fn equal(&self) -> Option<EqualSequences<T>> {
+        self.equal
     }
 
     /// The iteration space of units that have `total` iterations. `units` returns the number of units and the
@@ -199,8 +225,8 @@ impl<T: Int> WorkDecomposition<T> {
         self.split_blocks.map(|size| size.div_ceil(units.blocks).at_least(units.blocks.lit(1)))
     }
 
-    /// The first iteration from `from` on where a split may begin, in the sequence with these units or one past them:
-    /// the beginning of the next split, if splits have a fixed size.
+    /// The first iteration where a split may begin, `from` or later: with splits of a fixed size, the beginning of the
+    /// next split. `from` lies in the sequence with these units, and the result may be one past the sequence.
     pub fn begin(&self, units: &WorkUnits<T>, from: T) -> T {
         let Some(size) = self.split_blocks else { return from };
         let first = from.div(units.iterations) * units.iterations;
@@ -243,7 +269,7 @@ impl<T: Int> WorkDecomposition<T> {
 }
 
 impl<T: Int> WorkUnits<T> {
-    /// These units in an iteration space: they have its fewest iterations at least.
+    /// These units in an iteration space: each has at least [`IterationSpace::least`] iterations.
     #[must_use]
     pub fn on(self, space: &IterationSpace<T>) -> WorkUnits<T> {
         WorkUnits { iterations: self.iterations.at_least(space.least), ..self }
@@ -256,13 +282,14 @@ impl<T: Int> WorkUnits<T> {
 }
 
 impl<T: Int> Split<T> {
-    /// The number of the unit's splits, if this is the first one and others follow; otherwise 0. The others take whole
-    /// shares of `share` iterations or end the unit.
+    /// The number of the unit's splits, if this split is the first one and others follow; otherwise 0. The other splits
+    /// take whole shares of `share` iterations, or end the unit.
     pub fn splits(&self, share: T) -> T {
         let (zero, one) = (share.lit(0), share.lit(1));
         let splits = one + (self.left + share).sub_sat(one).div(share);
         let goes_on = T::select(self.left.eq(zero), zero, splits);
-        // A share that ends with a unit's start has no split of it.
+        // If a share ends right after a unit's start, it has no blocks of the unit, whose first split is in the next
+        // share.
         let begins = T::select(self.end.eq(zero), zero, goes_on);
         T::select(self.first.eq(zero), begins, zero)
     }
@@ -348,8 +375,8 @@ mod tests {
     }
 
     proptest! {
-        /// Each block of each work tile is in one split. Partial results are where the tile's first CTA states, and
-        /// no two share an index.
+        /// Each block of each work tile is in one split. The indices of a tile's partial results follow from its first
+        /// CTA, and no two results share an index.
         #[test]
         fn shares_are_all_blocks_of_all_units(
             lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
@@ -405,7 +432,7 @@ mod tests {
             prop_assert!(blocks.is_empty() && results.is_empty(), "{:?} {:?}", blocks, results);
         }
 
-        /// WorkUnits of equal length stay whole if that costs at most the reduction, and not otherwise.
+        /// Units of equal length stay whole if that costs at most the reduction, and not otherwise.
         #[test]
         fn units_are_whole_where_they_balance(units in 1_u32..400, iterations in 1_u32..90, ctas in 1_u32..140, cost in 0_u32..9) {
             let shares = checked(WorkDecomposition::new(1, ctas, 0, Cut::new(16, 32, Mask::None)).or_whole_units(cost));
@@ -414,6 +441,28 @@ mod tests {
             let is_whole = whole <= equal + cost;
             prop_assert_eq!(space.share.0, u64::from(if is_whole { whole } else { equal }));
             prop_assert_eq!((space.least.0 > 0, space.total.0), (is_whole, u64::from(units * iterations)));
+        }
+
+        /// Equal sequences have the iteration space of any sequences of these lengths, and divisions find them.
+        #[test]
+        fn equal_sequences_are_found_by_division(
+            count in 1_u32..9, (rows, k) in (0_u32..40, 0_u32..900), heads in 1_u32..4, ctas in 1_u32..40,
+            extra in 0_u32..2, cost in prop_oneof![Just(None), (0_u32..9).prop_map(Some)],
+            size in prop_oneof![Just(None), (1_u32..12).prop_map(Some)],
+        ) {
+            let shares = WorkDecomposition::new(heads, ctas, extra, Cut::new(16, 32, Mask::None));
+            let shares = cost.map_or(shares, |cost| shares.or_whole_units(cost));
+            let shares = size.map_or(shares, |size| shares.fixed_size(size));
+            let equal = checked(shares.equal_sequences(count, rows, SeqLens { q: rows, k })).equal().unwrap();
+            let shares = checked(shares);
+            let units = units_of(&shares, &vec![(rows, k); count as usize]);
+            let of_any = space(&shares, &units);
+            prop_assert_eq!(equal.space, of_any);
+            let all = units.first().map_or(0, |units| units.all().0);
+            for place in (0..ctas).map(|cta| u64::from(cta) * of_any.share.0).chain([of_any.total.0]) {
+                let sequence = place.min(of_any.total.0).checked_div(all).unwrap_or(0);
+                prop_assert_eq!(equal.sequence(Checked(place)), [sequence, sequence * all].map(Checked));
+            }
         }
 
         /// One CTA computes each fixed-size split of each work tile: the CTA in whose share the split begins. The

@@ -41,14 +41,14 @@ fn square(rows: u32, bug: Bug) -> Program<Kernel> {
             }
             let pairs =
                 [0, 8, 16, 24].map(|n| b.load_vector::<B32, 4>(loaded.element(row, column + n).at(0)));
-            // The previous tile's store has read `squared`; the barrier orders all threads after it.
+            // Waits until the previous tile's store has read `squared`; the barrier orders all threads after the wait.
             b.once_per_role(|| b.bulk_wait_read(0));
             b.sync_cta();
             for (n, pairs) in [0, 8, 16, 24].into_iter().zip(pairs) {
                 let squares = pairs.map(|pair| V::pack_bf16x2(pair.unpack_bf16x2().map(|x| x * x)));
                 b.store_vector(squared.element(row, column + n).at(0), squares);
             }
-            // A fence and a barrier order the threads' reads and writes before the copies.
+            // A fence and a barrier order the threads' reads and writes before the next copies.
             if bug != Bug::ProxyFence {
                 b.fence(FenceInst::ProxyAsyncShared);
             }
@@ -68,7 +68,7 @@ fn square(rows: u32, bug: Bug) -> Program<Kernel> {
     program
 }
 
-/// For each bug, the rules of which the first finding names one, depending on the schedule.
+/// For each bug, the rules that the first finding may name, depending on the schedule.
 const FIRST: [(Bug, &[Rule]); 3] = [
     (Bug::WaitForTheLoad, &[Rule::Race]),
     (Bug::FlipOfTheParity, &[Rule::M3, Rule::Race]),

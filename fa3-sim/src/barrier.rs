@@ -10,7 +10,7 @@ pub(crate) struct NamedBarrier {
     pub(crate) arrived: Vec<usize>,
     /// The arrived warps that wait.
     pub(crate) waiting: Vec<usize>,
-    /// The clocks that these warps have released.
+    /// The clocks that the arrived warps have released.
     pub(crate) bundle: Bundle,
     /// Generations completed so far.
     pub(crate) generation: u32,
@@ -26,8 +26,8 @@ pub(crate) enum Misuse {
 }
 
 impl NamedBarrier {
-    /// Records the arrival of warp `warp` at a generation of `threads` threads. Returns a violation, if any, and counts
-    /// the arrival as it was meant.
+    /// Records the arrival of warp `warp` at a generation of `threads` threads. Returns a violation, if any. Then a
+    /// second arrival of a warp does not count, and of two numbers of threads the smaller applies.
     pub(crate) fn arrive(
         &mut self,
         warp: usize,
@@ -72,7 +72,7 @@ pub(crate) struct ClusterBarrier {
     pub(crate) generation: u32,
     /// Number of warps that have arrived in the current generation.
     pub(crate) arrived: u32,
-    /// The clocks that these warps have released.
+    /// The clocks that the arrived warps have released.
     pub(crate) collected: Bundle,
     /// The clocks that warps released in the previous generation.
     pub(crate) complete: Bundle,

@@ -1,10 +1,10 @@
 //! Vector clocks (happens-before): the events that come before a warp's next accesses, and before the asynchronous
 //! operations that it issues.
 //!
-//! Every agent of a cluster has a component: a warp counts its releases, an mbarrier its phases, and the products of a
-//! warp and the bulk copies of a thread their groups. All copies that complete in a phase of an mbarrier become visible
-//! with the phase. The [`Epoch`] of every access is recorded. An access happens before the events of a clock that has
-//! reached its epoch.
+//! Every agent of a cluster has a component. It counts the releases of a warp, the phases of an mbarrier, the groups of
+//! a warp's products, or the groups of a thread's bulk copies. All copies that complete in a phase of an mbarrier
+//! become visible with the phase. The [`Epoch`] of every access is recorded. An access happens before the events of a
+//! clock that has reached the access's epoch.
 
 use std::rc::Rc;
 
@@ -21,8 +21,8 @@ impl Epoch {
     pub(crate) const PREDECESSOR: Epoch = Epoch { cluster: u32::MAX, component: 0, value: 1 };
 }
 
-/// The progress of each agent that happens before an event. Entries of other clusters come from acquiring what these
-/// clusters released; there are few, and clocks share them.
+/// The progress of each agent that happens before an event. Progress of another cluster is known from acquiring what
+/// that cluster released; such entries are few, and clocks share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock {
     own: Vec<u32>,
@@ -125,11 +125,11 @@ pub(crate) enum Space {
 /// The events that a warp's next accesses come after, by proxy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bundle {
-    /// Events before its generic accesses.
+    /// Events before the warp's generic accesses.
     pub(crate) generic: Clock,
-    /// Events before accesses to shared memory by asynchronous operations that it issues.
+    /// Events before accesses to shared memory by asynchronous operations that the warp issues.
     pub(crate) shared: Clock,
-    /// Events before accesses to global memory by asynchronous operations that it issues.
+    /// Events before accesses to global memory by asynchronous operations that the warp issues.
     pub(crate) global: Clock,
 }
 

@@ -15,9 +15,9 @@ pub(crate) struct BulkThread {
     pub(crate) committed: u32,
     /// Number of copies in the open group.
     pub(crate) open: u32,
-    /// Groups that the thread has waited for until they had read their sources.
+    /// Number of groups whose reads of their sources the thread has waited for.
     pub(crate) waited_read: u32,
-    /// Groups that the thread has waited for until they had written.
+    /// Number of groups whose writes the thread has waited for.
     pub(crate) waited_write: u32,
     /// Copies that are not performed yet, in order.
     pub(crate) copies: VecDeque<BulkCopy>,

@@ -24,7 +24,7 @@ pub struct Counters {
     pub barriers: u64,
     /// Instructions of lanes at mbarriers. A wait counts once, when it succeeds.
     pub mbarriers: u64,
-    /// Wavefronts of generic accesses to shared memory, by the line that built them.
+    /// Wavefronts of generic accesses to shared memory, by the line of the kernel's source.
     pub shared: BTreeMap<Line, Wavefronts>,
 }
 

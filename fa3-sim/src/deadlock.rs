@@ -13,7 +13,7 @@ struct Wait {
     /// The statement and the role of the warps.
     place: (Source, String),
     what: String,
-    /// The last arrivals at the barrier of the first warp.
+    /// The last arrivals at the barrier that the first of these warps waits for.
     last: String,
     /// CTA numbers, each with its warp numbers.
     who: Vec<(u32, Vec<usize>)>,

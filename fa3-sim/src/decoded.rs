@@ -123,7 +123,7 @@ impl Decoded<'_> {
         self.in_a_region.get(offset as usize).is_some_and(|&known| known)
     }
 
-    /// The code of a warp.
+    /// The index of the code that a warp runs.
     pub(crate) fn code_of(&self, warp: u32) -> usize {
         self.kernel.roles.iter().position(|role| role.warps.contains(&warp)).unwrap_or(0)
     }

@@ -23,10 +23,10 @@ pub(crate) use shared::SharedPlace;
 /// How a warp continues after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flow {
-    /// It executes the next instruction.
+    /// The warp executes the next instruction.
     Next,
-    /// It executes the next instruction after the other warps had a turn, because a poll found nothing.
+    /// The warp executes the next instruction after the other warps had a turn, because a poll found nothing.
     Poll,
-    /// It stays: it waits, or it has been moved on already.
+    /// The warp stays where it is: it waits, or it has been moved on already.
     Stay,
 }

@@ -16,7 +16,7 @@ pub struct Finding {
     pub what: String,
     /// The instruction that broke the rule.
     pub here: Option<Site>,
-    /// The earlier access that it conflicts with.
+    /// The earlier access that the instruction's access conflicts with.
     pub other: Option<Site>,
     /// An instruction or a barrier that would order the two accesses.
     pub missing: Option<&'static str>,

@@ -30,9 +30,9 @@ pub(crate) struct Flight {
 
 #[derive(Clone, Copy, Default)]
 struct Watch {
-    /// The number of fences before its last access, plus 1; 0 if there was none.
+    /// The number of fences before the register's last access, plus 1; 0 if there was none.
     touched: u32,
-    /// The last group with a product that uses it.
+    /// The last group with a product that uses the register.
     group: u32,
     /// The number of columns of that product if the register is one of its accumulators, 0 if it is part of A.
     columns: u32,

@@ -13,8 +13,8 @@ const LANES: usize = 32;
 pub(crate) struct LaneOrder {
     /// For all lanes, accesses in the log before this index are ordered.
     all: u32,
-    /// `pairs[a][b]` is at least `all`: for lane a, which has waited for an arrival of lane b, the accesses of lane b
-    /// before this index of the log are ordered.
+    /// For lane a, the accesses of lane b before index `pairs[a][b]` of the log are ordered, because lane a has waited
+    /// for an arrival of lane b. The index is at least `all`.
     pairs: Option<Box<[[u32; LANES]; LANES]>>,
     arrivals: Vec<Arrival>,
 }

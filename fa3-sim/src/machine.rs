@@ -74,7 +74,6 @@ impl Cluster {
         self.ctas.iter_mut().flat_map(|cta| &mut cta.warps)
     }
 
-    /// The mbarrier at a place.
     pub(crate) fn mbarrier(&mut self, place: SharedPlace) -> Option<&mut Mbarrier> {
         self.ctas[place.cta].mbarrier(place.offset)
     }
@@ -83,7 +82,6 @@ impl Cluster {
 pub(crate) struct Cta {
     /// The CTA's coordinates in the grid.
     pub(crate) index: [u32; 3],
-    /// The CTA's number.
     pub(crate) number: u32,
     pub(crate) shared: Shared,
     pub(crate) mbarriers: Vec<Mbarrier>,
@@ -168,7 +166,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) probes: Vec<Probe>,
     pub(crate) found: HashSet<(Rule, u16, u32)>,
     pub(crate) counters: Counters,
-    /// The wavefronts of each step of each code.
+    /// For each [`Code`] (what the warps of one role run), the wavefronts of each of its steps.
     pub(crate) wavefronts: Vec<Vec<Wavefronts>>,
     pub(crate) recorder: Option<Recorder>,
     /// The offsets of the chunks of operands.
@@ -318,7 +316,7 @@ impl<'a> Machine<'a> {
             let index = self.schedule.choose(events);
             self.happen(cluster, index);
             self.progress += 1;
-            // A warp may poll for what it brought.
+            // A warp may poll for what the event brought.
             self.clusters[cluster].warps_mut().for_each(|warp| warp.polling = false);
             return;
         };

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::clock::{Bundle, Epoch};
 
-/// Largest number of bytes that a phase may miss, or have too many.
+/// Largest number of bytes that a phase may lack, or have in excess.
 const LIMIT: i64 = (1 << 20) - 1;
 /// Number of arrivals that an mbarrier remembers.
 const HISTORY: usize = 3;
@@ -37,8 +37,8 @@ pub(crate) struct Mbarrier {
     pub(crate) loaded: u32,
     /// The last arrivals.
     pub(crate) arrivals: VecDeque<u32>,
-    /// The initialisation. It happens before the accesses of other warps that have acquired the release of the fence
-    /// after it.
+    /// The epoch of the initialisation. Another warp's accesses come after it if that warp has acquired the release of
+    /// the fence that follows the initialisation.
     pub(crate) initialised: Epoch,
     /// The component of the warp that initialised the mbarrier.
     pub(crate) initialiser: u16,

@@ -143,8 +143,8 @@ impl Memory {
         self.allocations.get(buffer.index).is_some_and(like)
     }
 
-    /// Forgets which bytes earlier kernels wrote, which are complete now, except in buffers that a program writes in
-    /// parts.
+    /// Forgets which bytes earlier kernels wrote, because these kernels are complete. Buffers that a program writes in
+    /// parts are an exception.
     pub(crate) fn begin(&mut self) {
         let forgotten =
             |allocation: &&mut Allocation| !matches!(allocation.demand, Demand::Part | Demand::Rest);

@@ -15,7 +15,6 @@ use crate::shadow::{Access, Conflict, Kind, Origin};
 const EMPTY: &str = "an empty mbarrier: readers arrive at it after their last read (consumer_release), and the thread \
                      that copies waits for it before (producer_acquire)";
 
-/// Describes an access.
 fn describe(access: Access, space: Space, bytes: Option<&str>) -> String {
     let verb = match access.kind {
         Kind::Read | Kind::StrongRead => "reads",
@@ -138,8 +137,8 @@ impl Machine<'_> {
         }
     }
 
-    /// A wait of this warp for the mbarrier of a copy that does not order the copy before the warp, and the reason for
-    /// which it does not.
+    /// A wait of this warp for the mbarrier of a copy, and the reason why the wait does not order the copy before the
+    /// warp.
     fn wait_for(&self, at: At, copy: Access) -> Option<(String, &'static str)> {
         let cluster = &self.clusters[at.cluster];
         if !matches!(copy.origin, Origin::Load | Origin::StoreAsync) || copy.epoch.cluster != cluster.id {

@@ -64,7 +64,7 @@ impl Scheduler {
         self.policy == Policy::Eager
     }
 
-    /// The one of `count` candidates that goes next.
+    /// The index of the candidate that goes next, of `count` candidates.
     pub(crate) fn choose(&mut self, count: usize) -> usize {
         match self.policy {
             Policy::Eager => 0,

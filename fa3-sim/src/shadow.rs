@@ -49,17 +49,17 @@ pub(crate) enum Origin {
 }
 
 impl Origin {
-    /// Whether it is an access of the async proxy.
+    /// Whether accesses of this origin belong to the async proxy.
     pub(crate) fn asynchronous(self) -> bool {
         matches!(self, Origin::Load | Origin::Store | Origin::Product)
     }
 
-    /// Whether one lane makes it. Products belong to the whole warp.
+    /// Whether one lane makes each access of this origin. Products belong to the whole warp.
     fn is_of_a_lane(self) -> bool {
         !matches!(self, Origin::Product | Origin::Predecessor)
     }
 
-    /// Whether other accesses must be ordered with the lane that made it, rather than with a completion.
+    /// Whether later accesses must be ordered after the lane that made the access, rather than after a completion.
     pub(crate) fn ends_with_its_lane(self) -> bool {
         matches!(self, Origin::Thread | Origin::CopyAsync)
     }
@@ -73,9 +73,9 @@ pub(crate) struct Access {
     pub(crate) event: u32,
     pub(crate) kind: Kind,
     pub(crate) origin: Origin,
-    /// The component of the warp that makes the access or issued its operation.
+    /// The component of the warp that makes the access, or that issued its asynchronous operation.
     pub(crate) warp: u16,
-    /// The lane that does so.
+    /// The lane that makes the access or issued its operation.
     pub(crate) lane: Lane,
 }
 
@@ -194,7 +194,7 @@ impl Shadow {
     }
 
     /// Records an access to `bytes` bytes from `start`. Returns the first earlier access that does not happen before
-    /// it. An access by another agent comes before an access by another lane.
+    /// it: an access by another agent if there is one, otherwise one by another lane.
     pub(crate) fn access(&mut self, start: usize, bytes: usize, batch: &mut Batch<'_>) -> Option<Conflict> {
         let (cell, offset) = (start / CELL, start % CELL);
         let is_in_a_cell = bytes > 0 && offset + bytes <= CELL && cell < self.cells.len();

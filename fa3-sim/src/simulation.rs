@@ -73,7 +73,7 @@ impl Outcome {
     }
 }
 
-/// Methods that set a field each.
+/// Setters, one for each field.
 macro_rules! setters {
     ($($(#[$doc:meta])+ $field:ident: $ty:ty;)+) => {$(
         $(#[$doc])+

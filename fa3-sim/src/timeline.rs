@@ -269,8 +269,8 @@ impl fmt::Display for Engine {
 }
 
 impl Activity {
-    /// Its place in a picture's legend, its colour there and its name. Products have several colours, and waits for
-    /// others have stripes.
+    /// The activity's place in a picture's legend, its colour there and its name. Products have several colours. Waits
+    /// at an mbarrier or a barrier have stripes.
     fn legend(self) -> (u32, &'static str, &'static str) {
         match self {
             Activity::Product(..) => (0, svg::PRODUCTS[0], "product"),

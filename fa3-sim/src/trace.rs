@@ -127,7 +127,7 @@ impl Action {
     }
 }
 
-/// An event that warps wait for. Each is used once. CTAs are named by their ranks in the cluster.
+/// An event that warps wait for. Each gate is used once. CTAs are named by their ranks in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "each variant's documentation names its fields")]
 pub enum Gate {

@@ -9,7 +9,6 @@ use crate::decoded::{Code, Guard, bits_of};
 use crate::flight::Flight;
 use crate::lanes::LaneOrder;
 
-/// All lanes.
 pub(crate) const ALL: u32 = u32::MAX;
 
 /// Present state of a warp.
@@ -17,16 +16,16 @@ pub(crate) const ALL: u32 = u32::MAX;
 pub(crate) enum State {
     #[default]
     Ready,
-    /// At `bar.sync` of a barrier's number.
+    /// The warp waits at `bar.sync` of the barrier with this number.
     Barrier(usize),
-    /// At a wait for the mbarrier at an offset.
+    /// The warp waits for the mbarrier at an offset.
     Mbarrier {
         offset: u32,
         parity: u32,
     },
-    /// At `barrier.cluster.wait`.
+    /// The warp waits at `barrier.cluster.wait`.
     Cluster,
-    /// At `setmaxnreg.inc`, for this number of additional registers per thread.
+    /// The warp waits at `setmaxnreg.inc` for this number of additional registers per thread.
     Registers(u32),
     Exited,
 }
@@ -73,13 +72,13 @@ pub(crate) struct Warp {
     pub(crate) synced: u32,
     /// Lanes that have accessed memory alone, each with its component.
     pub(crate) alone: Vec<(usize, u16)>,
-    /// The component for the work of the other lanes that a lane's release would include if a barrier had come before
-    /// it.
+    /// The component for the work of the warp's other lanes, which a single lane's release would include if a barrier
+    /// had come before it.
     pub(crate) claim: Option<u16>,
     /// The end of the accesses that the warp's arrival at the cluster's barrier releases: an index into the log, and
     /// the warp's clock.
     pub(crate) cluster_release: Option<(u32, u32)>,
-    /// The end of the accesses that the last fence of all lanes in a wider scope than the CTA releases.
+    /// As `cluster_release`, for the last fence in a scope wider than the CTA; `None` unless all lanes executed it.
     pub(crate) fence_release: Option<(u32, u32)>,
     /// The events before the last fence of any scope, which relaxed atomics release.
     pub(crate) fenced: Option<Bundle>,
@@ -170,7 +169,6 @@ impl Warp {
         self.valid[index] = if mutable { self.valid[index] | mask } else { mask };
     }
 
-    /// An operand's lanes.
     pub(crate) fn operand(&self, code: &Code, operand: Operand) -> Lanes {
         match operand {
             Operand::Value(value) => self.registers[code.slot(value) as usize],

@@ -1,7 +1,7 @@
 //! Numbers for code that is written once and runs on the host and in a kernel under construction.
 //!
 //! Code that the oracle, the CPU, the simulator and a kernel must share is one generic function over [`Int`] or
-//! [`Real`]. Rust's numbers run it; a value of a kernel builder records the same arithmetic as instructions.
+//! [`Real`]. Rust's numbers run the function; values of a kernel builder record the same arithmetic as instructions.
 //!
 //! ```
 //! use fa3_types::{Int, Real};
@@ -20,22 +20,22 @@ use std::ops::{Add, BitAnd, BitOr, Mul, Neg, Sub};
 
 /// An unsigned 32-bit integer, on the host or in a kernel under construction.
 ///
-/// Functions over it compute no difference below zero ([`Int::sub_sat`]). They divide by numbers that the host knows
-/// with shifts and multiplications. For lengths below 2³¹ every result is in 0 ≤ x < 2³².
+/// Generic functions subtract with [`Int::sub_sat`], so that no difference is below zero. They divide by numbers that
+/// the host knows with shifts and multiplications. For lengths below 2³¹ every result is in 0 ≤ x < 2³².
 pub trait Int: Copy + Add<Output = Self> + Mul<Output = Self> {
     /// The result of a comparison.
     type Bool: Copy + BitAnd<Output = Self::Bool> + BitOr<Output = Self::Bool>;
 
-    /// The constant `value`. A method, because a kernel's value knows which kernel it belongs to.
+    /// The constant `value`. It takes `self`, because a kernel's value knows which kernel it belongs to.
     fn lit(self, value: u32) -> Self;
 
     /// max(self − other, 0).
     fn sub_sat(self, other: Self) -> Self;
 
-    /// The smaller of both.
+    /// The smaller of `self` and `limit`.
     fn at_most(self, limit: Self) -> Self;
 
-    /// The larger of both.
+    /// The larger of `self` and `limit`.
     fn at_least(self, limit: Self) -> Self;
 
     /// The upper 32 bits of the 64-bit product.
@@ -113,16 +113,16 @@ impl Int for u32 {
 pub trait Real:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Neg<Output = Self>
 {
-    /// Its integer counterpart.
+    /// The integers that convert to this type: [`u32`] on the host.
     type Int: Int<Bool = Self::Bool>;
 
     /// The result of a comparison.
     type Bool: Copy + BitAnd<Output = Self::Bool> + BitOr<Output = Self::Bool>;
 
-    /// The constant `value`, rounded. A method, because a kernel's value knows which kernel it belongs to.
+    /// The constant `value`, rounded. It takes `self`, because a kernel's value knows which kernel it belongs to.
     fn lit(self, value: f64) -> Self;
 
-    /// The nearest number.
+    /// The real number nearest to `value`.
     fn of_int(value: Self::Int) -> Self;
 
     /// self · factor + addend, rounded once.

@@ -14,15 +14,15 @@ use crate::TensorDesc;
 /// let mut dk = TensorDesc::contiguous(Dtype::Bf16, Shape { batch: 1, seqlen: 100, heads: 4, head_dim: 64 });
 /// dk.strides.seqlen *= 3;
 /// let at = |distance: u64| are_apart([&dk, &dk], [4096, 4096 + distance]);
-/// // Rows have 512 bytes, of 1536.
+/// // A row has 512 bytes, and rows begin 1536 bytes apart.
 /// assert!(at(512) && at(1024) && !at(496) && !at(1040));
 /// ```
 pub fn are_apart(tensors: [&TensorDesc; 2], [one, other]: [u64; 2]) -> bool {
     if tensors.iter().any(|x| x.shape.dims().contains(&0)) {
         return true;
     }
-    // The distance from an element of the first tensor to one of the second: the distance of the first elements, plus
-    // any number of each step within its limits.
+    // An element of the first tensor and an element of the second are apart by the distance of the tensors' first
+    // elements plus a multiple of each step; the multiple lies within the step's limits.
     let mut steps: Vec<Step> = Vec::new();
     for (tensor, sign) in tensors.into_iter().zip([-1, 1]) {
         for (extent, stride) in dims(tensor) {
@@ -42,7 +42,7 @@ pub fn are_apart(tensors: [&TensorDesc; 2], [one, other]: [u64; 2]) -> bool {
 /// Largest number of distances that a search tries. Tensors with nested strides take about 3 for each dimension.
 const PLACES: u32 = 2000;
 
-/// A stride in bytes, and how often it is taken.
+/// A stride in bytes, which is taken `low` to `high` times.
 struct Step {
     bytes: i128,
     low: i128,
@@ -55,8 +55,8 @@ struct Search {
 }
 
 impl Search {
-    /// Whether an element of the second tensor overlaps one of the first tensor. Their distance is `distance` plus any
-    /// number of these steps. The longest step is the first one.
+    /// Whether an element of the second tensor overlaps one of the first tensor. Two elements are apart by `distance`
+    /// plus a multiple of each of these steps, of which the longest comes first.
     fn meet(&self, distance: i128, steps: &[Step], places: &mut u32) -> bool {
         if *places == 0 {
             return true;
@@ -140,8 +140,8 @@ mod tests {
         }
     }
 
-    /// Q, K, V and O as parts of one tensor of 2⁴⁰ bytes, (batch, rows, heads, head_dim) or (batch, heads, rows,
-    /// head_dim), and parts that are shifted a little.
+    /// Q, K, V and O are parts of one tensor of 2⁴⁰ bytes, (batch, rows, heads, head_dim) or (batch, heads, rows,
+    /// head_dim). A part that is shifted by 16 bytes may overlap the next part.
     #[test]
     fn parts_of_one_large_tensor_are_apart() {
         let (batch, rows, heads, head_dim) = (1 << 10, 1 << 16, 16_i64, 128_i64);
@@ -157,7 +157,7 @@ mod tests {
                 let at = (2 * parts * part) as u64;
                 assert_eq!(are_apart([&tensor, &tensor], [1 << 20, (1 << 20) + at]), parts > 0, "{parts}");
                 assert_eq!(are_apart([&tensor, &tensor], [(1 << 20) + at, 1 << 20]), parts > 0, "{parts}");
-                // Shifted further, the last part overlaps the next repetition of the first part.
+                // 16 bytes further, the last part overlaps the next repetition of the first part.
                 let is_apart = are_apart([&tensor, &tensor], [1 << 20, (1 << 20) + at + 16]);
                 assert_eq!(is_apart, parts == 1 || parts == 2, "{parts}");
             }

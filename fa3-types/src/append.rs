@@ -34,7 +34,7 @@ pub struct RotatedQueries {
     /// Queries (batch, seqlen_q, heads_q, head_dim), f16 or bf16, or f32 on the CPU.
     pub q: TensorDesc,
     /// The sequences of the queries: dense, or packed by `cu_seqlens_q`. Rows beyond `seqused_q` are rotated as well;
-    /// rows of a packed tensor behind its last sequence are copied.
+    /// rows of a packed tensor behind its last sequence are copied without rotation.
     pub sequences: Sequences,
     /// The positions of a sequence's rows.
     pub positions: QueryPositions,
@@ -90,8 +90,8 @@ pub struct AppendRotary {
 /// q_rotated[i][t] = rotate(q[i][t], base[i] + t)                         or, for all rows, at base[i]
 /// ```
 ///
-/// An element of an e4m3 cache is the code nearest to the 16-bit element divided by its head's scale, ties to even,
-/// saturating at ±448.
+/// `base[i]` is the position of sequence i's first new row and first query ([`SequenceBase`]). An element of an e4m3
+/// cache is the code nearest to the 16-bit element divided by its head's scale, ties to even, saturating at ±448.
 ///
 /// ```
 /// use fa3_types::{AppendSpec, AppendedRows, Dtype, Sequences, Shape, TensorDesc};
@@ -168,6 +168,8 @@ pub enum AppendProblemError {
     NewRows,
     #[error("the cache is packed; it is dense or in pages")]
     PackedCache,
+    #[error("the rows of the cache are listed, and rows are appended behind rows in use")]
+    ListedCache,
     #[error("seqused_k must say how many rows of the cache are in use, to which others are appended")]
     Unused,
     #[error("{tensor} has {given} sequences, the cache has {expected}")]
@@ -310,6 +312,9 @@ impl AppendedRows {
         check_sequences(TensorName::KNew, &self.k_new, self.new)?;
         if self.cache.is_packed() {
             return Err(AppendProblemError::PackedCache);
+        }
+        if self.cache.list().is_some() {
+            return Err(AppendProblemError::ListedCache);
         }
         if !self.cache.has_used() {
             return Err(AppendProblemError::Unused);

@@ -148,7 +148,7 @@ impl BackwardProblem {
     }
 }
 
-/// A gradient has the type and the shape of its tensor.
+/// Checks that a gradient has the type and the shape of its tensor.
 fn check(tensor: TensorName, given: &TensorDesc, of: &TensorDesc) -> Result<(), ProblemError> {
     given.check(tensor)?;
     if given.dtype != of.dtype {
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(wide.validate().unwrap_err(), mismatch);
         let overlapping = refused(|spec| spec.dv.strides.seqlen = 0);
         assert!(matches!(overlapping, ProblemError::OutputOverlapsItself { tensor: TensorName::DV, .. }));
-        // The elements of an input may share memory: the gradient of a mean is an expanded tensor.
+        // Elements of dO, an input, may share memory: the gradient of a mean is an expanded tensor.
         let mut expanded = spec();
         expanded.dout.strides.seqlen = 0;
         assert!(expanded.validate().is_ok());

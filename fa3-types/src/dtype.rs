@@ -30,7 +30,7 @@ impl Dtype {
     }
 
     /// Elements in 16 bytes, the unit in which TMA addresses rows. Kernels take head dimensions and strides that are
-    /// multiples of it.
+    /// multiples of this number.
     pub const fn row_multiple(self) -> usize {
         16 / self.bytes()
     }

@@ -55,6 +55,10 @@ names! {
         KCache = "k_cache",
         /// The values of a cache.
         VCache = "v_cache",
+        /// The keys of a second cache.
+        ExtraK = "extra_k",
+        /// The values of a second cache.
+        ExtraV = "extra_v",
     }
 }
 
@@ -183,6 +187,20 @@ pub enum ProblemError {
     IntervalsDtype { given: Dtype },
     #[error("intervals and qv exclude each other")]
     IntervalsLatent,
+    #[error(
+        "a list of {tensor} has {entries} entries, or that many from a list to the next, expected up to {limit}"
+    )]
+    ListTooLong { tensor: TensorName, entries: usize, limit: usize },
+    #[error("lists name rows of {tensor} by 31 bits, and it has {rows}")]
+    ListedRows { tensor: TensorName, rows: usize },
+    #[error("lists of keys exclude masks, and the mask {mask} is given")]
+    ListsAndMask { mask: Mask },
+    #[error("{tensor} is {given}, expected {expected} like the first cache")]
+    ExtraDtype { tensor: TensorName, given: Dtype, expected: Dtype },
+    #[error(
+        "two caches take lists for each sequence, of {given} sequences in the second and {expected} in the first"
+    )]
+    ExtraLists { given: usize, expected: usize },
     #[error("softmax scale {} is outside 1e-18 to 1e18", Number(*given))]
     SoftmaxScale { given: f64 },
     #[error("soft cap {} is outside 1e-18 to 1e18", Number(*given))]

@@ -32,7 +32,7 @@ impl KnownProblem {
     fn pairs(&self, len: Lengths) -> f64 {
         let all = len.q as f64 * len.k as f64;
         match self.mask() {
-            // The other masks count the pairs of intervals.
+            // Pairs under a mask of intervals are counted elsewhere (`pairs_of_intervals`).
             Mask::None | Mask::Intervals(_) => all,
             Mask::Causal => all / 2.0,
             mask @ (Mask::Window { .. } | Mask::Chunk { .. }) => {

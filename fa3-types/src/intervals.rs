@@ -31,7 +31,7 @@ pub enum IntervalsOfRow {
 }
 
 impl IntervalsOfRow {
-    /// The number.
+    /// The number as an integer.
     pub const fn count(self) -> usize {
         match self {
             IntervalsOfRow::One => 1,

@@ -10,9 +10,11 @@ mod apart;
 
 // The parts of a problem.
 mod dtype;
+mod extra_cache;
 mod granularity;
 mod heads;
 mod intervals;
+mod lse_form;
 mod mask;
 mod partials;
 mod rotary;
@@ -48,11 +50,13 @@ pub use cached::{CachedProblem, CachedProblemError, CachedSpec};
 pub use combine::{CombineProblem, CombineProblemError, CombineSpec};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};
+pub use extra_cache::ExtraCache;
 pub use fp8::{Fp8Problem, Fp8ProblemError, Fp8Spec, QkRotary};
 pub use granularity::Granularity;
 pub use heads::{HeadGrouping, Heads};
 pub use intervals::{IntervalRows, Intervals, IntervalsOfRow};
 pub use known::KnownProblem;
+pub use lse_form::LseForm;
 pub use mask::{Chunk, Lengths, Mask};
 pub use partials::Partials;
 pub use problem::{Feature, Known, Problem, UnknownFeature};

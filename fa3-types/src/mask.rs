@@ -56,7 +56,7 @@ pub struct Chunk {
 
 impl Mask {
     /// The mask that lets a query see `left` keys before its position and `right` after it, with `None` for unbounded.
-    /// Returns the simplest variant: [`Mask::None`] or [`Mask::Causal`] where it is one of these.
+    /// Returns [`Mask::None`] or [`Mask::Causal`] where that is the same mask.
     pub fn window(left: Option<u32>, right: Option<u32>) -> Mask {
         match (left, right) {
             (None, None) => Mask::None,
@@ -99,8 +99,8 @@ impl Mask {
         Mask::Chunk { chunk, left: bounded(left), right: bounded(right) }
     }
 
-    /// The simplest mask that allows the same pairs in sequences of at most `longest` rows. It has no bound that no
-    /// query can reach, and no chunk that holds all keys.
+    /// The simplest mask that allows the same pairs in sequences of at most `longest` rows. Bounds that no query can
+    /// reach are left out, and so are chunks that hide no key.
     pub(crate) fn simplified(self, longest: Lengths) -> Mask {
         if self.intervals().is_some() {
             return self;
@@ -109,8 +109,9 @@ impl Mask {
             reach.filter(|&reach| (reach as usize) < rows.saturating_sub(1))
         };
         let (left, right) = self.reach();
-        // Query rows with positions before the first key see keys only in a mask without chunks; under a causal mask
-        // they see no key. A single query row has the last key's position.
+        // A chunk that holds all keys still hides them from query rows with positions before the first key, which lie
+        // in no chunk with keys. Under a causal mask such rows see no key anyway. A single query row has the last key's
+        // position.
         let none_is_before = right == Some(0) || longest.q <= 1;
         let holds_all = |chunk: &Chunk| chunk.keys.get() as usize >= longest.k && !chunk.transposed;
         let chunk = self.chunks().filter(|chunk| !(holds_all(chunk) && none_is_before));
@@ -148,7 +149,7 @@ impl Mask {
         }
     }
 
-    /// The intersection of both masks.
+    /// The intersection of the two masks.
     ///
     /// ```
     /// use fa3_types::Mask;
@@ -199,8 +200,8 @@ impl Mask {
         if q >= len.q || k >= len.k {
             return false;
         }
-        // The distances of the key and of the query from the ends of their sequences, whose difference is signed: above
-        // 0, the key lies before the query's position.
+        // How many keys the key lies before the query's position, counted from the ends of both sequences; negative if
+        // it lies after.
         let distance = (len.k - k) as i128 - (len.q - q) as i128;
         let (left, right) = self.reach();
         // Whether the key and the query's position are in one chunk. Both are counted in keys.

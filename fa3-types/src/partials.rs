@@ -41,7 +41,7 @@ impl Partials {
         self.extent().bytes(self.first.dtype)
     }
 
-    /// Checks the demands on every tensor, as [`TensorDesc::check`] does. There is at least one part.
+    /// Checks that there is at least one split, and the demands of [`TensorDesc::check`] on every split's tensor.
     pub(crate) fn check(&self, tensor: TensorName) -> Result<(), ProblemError> {
         let (dim, given) = (Dim::Splits, self.splits);
         if given == 0 {
@@ -78,7 +78,7 @@ impl Partials {
         let Partials { splits, stride, first } = *self;
         let others = if self.has_stride() { (splits as i128 - 1) * i128::from(stride) } else { 0 };
         let reach = others + i128::from(first.extent().0);
-        // Extents of 0 are left out of the product, as for a tensor.
+        // Extents of 0 count as 1, as in the size of a tensor.
         let elements: i128 = first.shape.dims().iter().map(|&extent| extent.max(1) as i128).product();
         if reach.max(elements * splits as i128) * first.dtype.bytes() as i128 > i128::from(i64::MAX) {
             return Err(ProblemError::TooManyParts { tensor, splits, shape: first.shape });

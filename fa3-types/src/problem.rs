@@ -1,8 +1,8 @@
 //! An attention problem, validated.
 
 use crate::{
-    Bytes, Dim, Dtype, Granularity, Heads, Intervals, Lengths, Mask, ProblemError, ProblemSpec, ScaleBlocks,
-    Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout,
+    Bytes, Dim, Dtype, ExtraCache, Granularity, Heads, Intervals, Lengths, LseForm, Mask, ProblemError,
+    ProblemSpec, ScaleBlocks, Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout,
 };
 
 mod checks;
@@ -40,6 +40,8 @@ pub struct Problem {
     softmax_scale: SoftmaxScale,
     softcap: Option<SoftCap>,
     sink: bool,
+    extra: Option<ExtraCache>,
+    lse: LseForm,
 }
 
 impl Problem {
@@ -62,6 +64,8 @@ impl Problem {
             softmax_scale,
             softcap,
             sink,
+            extra,
+            lse,
         } = spec;
         let tensors = [
             (TensorName::Q, &q, HEAD_DIM_LIMIT),
@@ -100,6 +104,10 @@ impl Problem {
         let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
         let qv = qv.map(TensorDesc::canonical);
         let mask = mask?;
+        if seqs_k.list().is_some() && mask != Mask::None {
+            return Err(ProblemError::ListsAndMask { mask });
+        }
+        extra.as_ref().map_or(Ok(()), |extra| extra.check([&k, &v], seqs_k))?;
         if mask.intervals().is_some() {
             Intervals::check([q.dtype, k.dtype], qv.is_some(), [seqs_q, seqs_k])?;
         }
@@ -120,13 +128,15 @@ impl Problem {
             softmax_scale,
             softcap,
             sink,
+            extra: extra.map(ExtraCache::canonical),
+            lse: LseForm { without_sink: lse.without_sink && sink, ..lse },
         })
     }
 
-    /// A specification of which [`Problem::new`] makes an equal problem. Its numbers are given ones, also if they were
-    /// defaults.
+    /// A specification from which [`Problem::new`] makes an equal problem. It states numbers such as the softmax scale
+    /// even where they are defaults.
     pub fn spec(&self) -> ProblemSpec {
-        // No `..` here: a property that is forgotten is another problem.
+        // No `..` here: a specification that lacks a property is one of another problem.
         let Problem {
             q,
             k,
@@ -142,6 +152,8 @@ impl Problem {
             softmax_scale,
             softcap,
             sink,
+            extra,
+            lse,
         } = *self;
         ProblemSpec {
             q,
@@ -157,6 +169,8 @@ impl Problem {
             softmax_scale: Some(softmax_scale.natural()),
             softcap: softcap.map(SoftCap::bound),
             sink,
+            extra,
+            lse,
         }
     }
 
@@ -168,6 +182,7 @@ impl Problem {
     pub fn check_rows(&self) -> Result<(), ProblemError> {
         let tensors = [(TensorName::Q, &self.q), (TensorName::K, &self.k), (TensorName::V, &self.v)];
         let tensors = tensors.into_iter().chain(self.qv.as_ref().map(|qv| (TensorName::Qv, qv)));
+        let tensors = tensors.chain(self.extra.iter().flat_map(ExtraCache::tensors));
         tensors.chain([(TensorName::O, &self.o)]).try_for_each(|(name, x)| x.check_rows(name))
     }
 
@@ -181,21 +196,29 @@ impl Problem {
         }
         let like_v =
             |x: TensorDesc| TensorDesc::contiguous(x.dtype, Shape { head_dim: v.shape.head_dim, ..x.shape });
-        Problem { q, k, v, qv: self.qv.map(like_v), o: like_v(self.o), ..self.clone() }
+        let extra = self.extra.map(ExtraCache::padded);
+        Problem { q, k, v, qv: self.qv.map(like_v), o: like_v(self.o), extra, ..self.clone() }
     }
 
-    /// This attention of a paged cache gathered into contiguous keys and values: K and V (sequences, capacity, …), with
-    /// `seqused`. Other problems are copied.
+    /// This attention after the pages or the listed rows of its cache are gathered into contiguous keys and values: K
+    /// and V (sequences, capacity, …), with `seqused`. Listed rows of a second cache follow the rows of the first one.
+    /// A problem without a cache is copied.
     #[must_use]
     pub fn gathered(&self) -> Problem {
         if !self.seqs_k.is_cache() {
             return self.clone();
         }
-        let (count, rows) = (self.seqs_k.count(), self.seqs_k.capacity(self.k.shape.seqlen));
+        let (count, rows) = (self.seqs_k.count(), self.capacity());
         let gathered =
             |x: &TensorDesc| TensorDesc::contiguous(x.dtype, Shape { batch: count, seqlen: rows, ..x.shape });
         let (k, v) = (gathered(&self.k), gathered(&self.v));
-        Problem { k, v, seqs_k: Sequences::dense(count, rows).used(), ..self.clone() }
+        Problem { k, v, seqs_k: Sequences::dense(count, rows).used(), extra: None, ..self.clone() }
+    }
+
+    /// The most keys of a sequence, of both caches.
+    fn capacity(&self) -> usize {
+        let extra = self.extra.map_or(0, |extra| extra.sequences.capacity(extra.k.shape.seqlen));
+        self.seqs_k.capacity(self.k.shape.seqlen) + extra
     }
 
     /// This attention without `qv`, with joined columns: contiguous q' = [qv | q] and k' = [v | k] of head_dim_v +
@@ -205,7 +228,8 @@ impl Problem {
         let Some(qv) = &self.qv else { return self.clone() };
         let head_dim = qv.shape.head_dim + self.head_dim();
         let joined = |x: &TensorDesc| TensorDesc::contiguous(x.dtype, Shape { head_dim, ..x.shape });
-        Problem { q: joined(&self.q), k: joined(&self.k), qv: None, ..self.clone() }
+        let extra = self.extra.map(|extra| ExtraCache { k: joined(&extra.k), ..extra });
+        Problem { q: joined(&self.q), k: joined(&self.k), qv: None, extra, ..self.clone() }
     }
 
     /// Rows of one query head that see the same keys, as a problem of its own: one dense sequence of these `rows` and
@@ -231,6 +255,8 @@ impl Problem {
             softmax_scale,
             softcap,
             sink,
+            extra: _,
+            lse,
         } = self;
         let some = |x: &TensorDesc, seqlen| {
             TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen, heads: 1, ..x.shape })
@@ -250,6 +276,8 @@ impl Problem {
             softmax_scale: *softmax_scale,
             softcap: *softcap,
             sink: *sink,
+            extra: None,
+            lse: *lse,
         }
     }
 
@@ -330,6 +358,12 @@ impl Problem {
         self.v.shape.head_dim
     }
 
+    /// The second cache of keys and values, if any. A sequence's keys are the listed rows of K, and behind them the
+    /// listed rows of the second cache.
+    pub fn extra(&self) -> Option<&ExtraCache> {
+        self.extra.as_ref()
+    }
+
     /// The mask in its simplest variant: a window that hides nothing in sequences this long is no window.
     pub fn mask(&self) -> Mask {
         self.mask
@@ -357,6 +391,11 @@ impl Problem {
         self.sink
     }
 
+    /// The form of LSE. It leaves out the sink only if there are sinks.
+    pub fn lse_form(&self) -> LseForm {
+        self.lse
+    }
+
     /// The sequences of Q and O.
     pub fn seqs_q(&self) -> Sequences {
         self.seqs_q
@@ -376,7 +415,10 @@ impl Problem {
     pub fn longest(&self) -> Lengths {
         Lengths {
             q: self.seqs_q.longest_of(self.q.shape.seqlen),
-            k: self.seqs_k.longest_of(self.k.shape.seqlen),
+            k: match self.extra {
+                Some(_) => self.capacity(),
+                None => self.seqs_k.longest_of(self.k.shape.seqlen),
+            },
         }
     }
 

@@ -18,7 +18,7 @@ use crate::Int;
 /// ```
 /// use fa3_types::{ScaleBlocks, first_block};
 ///
-/// // 300 rows: sequences of 130, 0 and 150, and 20 rows that are no sequence's. Blocks of 128.
+/// // 300 rows: sequences of 130, 0 and 150 rows, and 20 rows behind them. Blocks of 128.
 /// assert_eq!(ScaleBlocks::packed(300, 3, 128).count(), 6);
 /// assert_eq!([(0, 0), (130, 1), (130, 2), (280, 3)].map(|(row, i)| first_block(row, i, 7_u32)), [0, 2, 3, 5]);
 /// ```
@@ -34,7 +34,7 @@ impl ScaleBlocks {
     }
 
     /// The blocks of `sequences` packed sequences in `total` rows, in blocks of `rows`. The count is enough for any
-    /// lengths. `None` if there are no rows.
+    /// lengths of the sequences, and 0 if there are no rows.
     pub fn packed(total: usize, sequences: usize, rows: usize) -> ScaleBlocks {
         let most = (total / rows).saturating_add(sequences).saturating_add(1);
         ScaleBlocks { count: if total == 0 { 0 } else { most } }

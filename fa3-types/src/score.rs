@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 
 use crate::{ProblemError, Real};
 
-/// The range of scales and caps, in which their products and quotients, also with log2 e, are normal f32 numbers, as
-/// kernels need: a factor that rounds to 0 turns a masked score, -inf, into NaN.
+/// The range of scales and caps. Within it their products and quotients, also with log2 e, are normal f32 numbers.
+/// Kernels need that, because a factor that rounds to 0 turns a masked score, -inf, into NaN.
 const RANGE: RangeInclusive<f64> = 1e-18..=1e18;
 
 /// The factor on Q·Kᵀ before the softmax, 1e-18 to 1e18. 1/√head_dim unless given.

@@ -3,11 +3,12 @@
 use crate::Feature;
 
 /// The sequences of Q, or of K and V: dense (batch, seqlen, …), packed one after the other into (1, total, …), or, of K
-/// and V, in pages (pages, page_rows, …).
+/// and V, in pages (pages, page_rows, …) or listed row by row.
 ///
-/// It has no lengths, which are data: `cu_seqlens` has the first rows of packed sequences, `seqused` the rows in use of
-/// each, `page_table` their pages. A GPU reads them from its own memory, and the host has them as [`SequenceRows`].
-/// Problems and plans do not depend on lengths.
+/// It knows no lengths, because lengths are data: `cu_seqlens` has the first rows of packed sequences, `seqused` each
+/// sequence's number of rows in use, `page_table` each sequence's pages, `indices` its listed rows. A GPU reads these
+/// arrays from its own memory, and the host has their values as [`SequenceRows`]. Problems and plans do not depend on
+/// lengths.
 ///
 /// [`SequenceRows`]: crate::SequenceRows
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +23,7 @@ enum Layout {
     Dense { batch: usize, seqlen: usize },
     Packed { count: usize, longest: Option<usize> },
     Paged { count: usize, pages: usize, longest: Option<usize>, listed: Option<usize>, stride: usize },
+    Listed { count: usize, keys: usize, stride: usize },
 }
 
 impl Sequences {
@@ -42,10 +44,18 @@ impl Sequences {
         Sequences::of(Layout::Paged { count, pages, longest: None, listed: None, stride: pages })
     }
 
-    /// `count` sequences of `pages` pages each, whose rows of `page_table` (rows, pages) `cache_batch_idx` (count)
-    /// selects.
+    /// `count` sequences of `pages` pages each. `cache_batch_idx` (count) selects each sequence's row of `page_table`
+    /// (rows, pages).
     pub fn indexed(count: usize, [rows, pages]: [usize; 2]) -> Sequences {
         Sequences::of(Layout::Paged { count, pages, longest: None, listed: Some(rows), stride: pages })
+    }
+
+    /// `count` sequences, each of which has a list of the rows that are its keys (sparse attention): `indices` (count,
+    /// keys). Row r of the tensor is row r mod seqlen of entry r / seqlen of its batch. A row that is listed twice
+    /// counts twice. An index that is no row of the tensor, such as -1, is no key, wherever in the list it is.
+    /// [`Sequences::used`] says that only the first entries of each list count.
+    pub fn listed(count: usize, keys: usize) -> Sequences {
+        Sequences::of(Layout::Listed { count, keys, stride: keys })
     }
 
     fn of(layout: Layout) -> Sequences {
@@ -62,17 +72,18 @@ impl Sequences {
         self
     }
 
-    /// Sets the stride of `page_table`'s rows in entries, for a slice of a wider table. Entries outside of the slice
-    /// are not read.
+    /// Sets the stride of the rows of `page_table` or of `indices` in entries, for a slice of a wider table. Entries
+    /// outside of the slice are not read.
     #[must_use]
     pub fn table_stride(mut self, entries: usize) -> Sequences {
-        if let Layout::Paged { stride, .. } = &mut self.layout {
+        if let Layout::Paged { stride, .. } | Layout::Listed { stride, .. } = &mut self.layout {
             *stride = entries;
         }
         self
     }
 
-    /// Says that `seqused` gives the number of rows in use of each sequence. They are its first rows.
+    /// Says that `seqused` gives the number of rows in use of each sequence. They are its first rows, or the first
+    /// entries of its list.
     #[must_use]
     pub fn used(self) -> Sequences {
         Sequences { used: true, ..self }
@@ -87,21 +98,15 @@ impl Sequences {
     /// The features that these sequences give a problem.
     pub(crate) fn features(self) -> impl Iterator<Item = Feature> {
         let Sequences { layout, used, leftpad } = self;
-        let (is_packed, is_paged, has_index) = match layout {
-            Layout::Dense { batch: _, seqlen: _ } => (false, false, false),
-            Layout::Packed { count: _, longest: _ } => (true, false, false),
-            Layout::Paged { count: _, pages: _, longest: _, listed, stride: _ } => {
-                (false, true, listed.is_some())
-            }
+        let of_layout = match layout {
+            Layout::Dense { batch: _, seqlen: _ } => None,
+            Layout::Packed { count: _, longest: _ } => Some(Feature::Packed),
+            Layout::Paged { count: _, pages: _, longest: _, listed: _, stride: _ } => Some(Feature::Pages),
+            Layout::Listed { count: _, keys: _, stride: _ } => Some(Feature::Lists),
         };
-        let features = [
-            (is_packed, Feature::Packed),
-            (used, Feature::Used),
-            (is_paged, Feature::Pages),
-            (has_index, Feature::Index),
-            (leftpad, Feature::Leftpad),
-        ];
-        features.into_iter().filter_map(|(is_there, feature)| is_there.then_some(feature))
+        let others = [(used, Feature::Used), (self.has_index(), Feature::Index), (leftpad, Feature::Leftpad)];
+        let others = others.into_iter().filter_map(|(is_there, feature)| is_there.then_some(feature));
+        of_layout.into_iter().chain(others)
     }
 
     /// Number of sequences.
@@ -109,7 +114,8 @@ impl Sequences {
         match self.layout {
             Layout::Dense { batch: count, .. }
             | Layout::Packed { count, .. }
-            | Layout::Paged { count, .. } => count,
+            | Layout::Paged { count, .. }
+            | Layout::Listed { count, .. } => count,
         }
     }
 
@@ -122,7 +128,15 @@ impl Sequences {
     pub fn pages(self) -> Option<usize> {
         match self.layout {
             Layout::Paged { pages, .. } => Some(pages),
-            Layout::Dense { .. } | Layout::Packed { .. } => None,
+            Layout::Dense { .. } | Layout::Packed { .. } | Layout::Listed { .. } => None,
+        }
+    }
+
+    /// Entries of each sequence's list, and the stride of `indices` in entries, if listed.
+    pub fn list(self) -> Option<(usize, usize)> {
+        match self.layout {
+            Layout::Listed { keys, stride, .. } => Some((keys, stride)),
+            Layout::Dense { .. } | Layout::Packed { .. } | Layout::Paged { .. } => None,
         }
     }
 
@@ -130,12 +144,12 @@ impl Sequences {
     pub fn table_rows(self) -> Option<usize> {
         match self.layout {
             Layout::Paged { count, listed, .. } => Some(listed.unwrap_or(count)),
-            Layout::Dense { .. } | Layout::Packed { .. } => None,
+            Layout::Dense { .. } | Layout::Packed { .. } | Layout::Listed { .. } => None,
         }
     }
 
-    /// The stride of `page_table`'s rows in entries, and the number of entries from its first one to its last one, if
-    /// paged.
+    /// The stride of `page_table`'s rows in entries, and the number of entries from the table's first one to its last
+    /// one, if paged.
     pub fn table_entries(self) -> Option<(usize, usize)> {
         let Layout::Paged { pages, stride, .. } = self.layout else { return None };
         let last_row = self.table_rows()?.checked_sub(1).filter(|_| pages > 0);
@@ -152,9 +166,10 @@ impl Sequences {
         self.leftpad
     }
 
-    /// Whether the rows of sequences are looked up as in a cache: they lie in pages, or behind left padding.
+    /// Whether the rows of sequences are looked up as in a cache: they lie in pages, behind left padding, or are
+    /// listed.
     pub fn is_cache(self) -> bool {
-        self.pages().is_some() || self.leftpad
+        self.pages().is_some() || self.list().is_some() || self.leftpad
     }
 
     /// Whether the shape of the tensor determines the length of each sequence.
@@ -164,6 +179,9 @@ impl Sequences {
 
     /// The most rows of a sequence, if an entry of the tensor's batch has `rows`.
     pub fn capacity(self, rows: usize) -> usize {
+        if let Some((keys, _)) = self.list() {
+            return keys;
+        }
         // A page table without rows has no page for any sequence.
         let pages = if self.table_rows() == Some(0) { Some(0) } else { self.pages() };
         rows.saturating_mul(pages.unwrap_or(1))
@@ -178,7 +196,7 @@ impl Sequences {
     pub fn seqlen(self) -> Option<usize> {
         match self.layout {
             Layout::Dense { seqlen, .. } => Some(seqlen),
-            Layout::Packed { .. } | Layout::Paged { .. } => None,
+            Layout::Packed { .. } | Layout::Paged { .. } | Layout::Listed { .. } => None,
         }
     }
 
@@ -190,6 +208,7 @@ impl Sequences {
             Layout::Dense { seqlen, .. } => seqlen,
             Layout::Packed { count, longest } => longest.unwrap_or(rows.div_ceil(count.max(1))).min(rows),
             Layout::Paged { longest, .. } => longest.unwrap_or(usize::MAX).min(self.capacity(rows)),
+            Layout::Listed { keys, .. } => keys,
         }
     }
 }
@@ -227,6 +246,10 @@ mod tests {
         assert_eq!((paged.table_rows(), dense.table_rows(), indexed.capacity(16)), (Some(3), None, 64));
         assert_eq!(Sequences::indexed(3, [0, 4]).capacity(16), 0);
         assert!(indexed.has_index() && !paged.has_index() && !dense.has_index());
+        let listed = Sequences::listed(3, 9);
+        assert_eq!((listed.count(), listed.list(), listed.capacity(2)), (3, Some((9, 9)), 9));
+        assert_eq!((listed.table_stride(20).list(), listed.longest_of(2)), (Some((9, 20)), 9));
+        assert!(listed.is_cache() && !listed.are_equal() && listed.pages().is_none());
         assert!(dense.are_equal() && !dense.used().are_equal() && !paged.are_equal() && !packed.are_equal());
     }
 }

@@ -1,8 +1,8 @@
 //! Specification of an attention problem.
 
 use crate::{
-    Dtype, Granularity, KnownProblem, Mask, Problem, ProblemError, SequenceRows, Sequences, Shape,
-    TensorDesc, ValueLayout, setters,
+    Dtype, ExtraCache, Granularity, KnownProblem, LseForm, Mask, Problem, ProblemError, SequenceRows,
+    Sequences, Shape, TensorDesc, ValueLayout, setters,
 };
 
 /// A caller's request, not yet checked: plain data that [`Problem::new`] takes.
@@ -56,6 +56,10 @@ pub struct ProblemSpec {
     /// Whether each query head has an attention sink: a logit in the softmax's denominator alone. Its values are data:
     /// f32 (heads_q).
     pub sink: bool,
+    /// The second cache of keys and values, whose listed rows follow the ones of K and V.
+    pub extra: Option<ExtraCache>,
+    /// The form of LSE.
+    pub lse: LseForm,
 }
 
 impl ProblemSpec {
@@ -78,6 +82,8 @@ impl ProblemSpec {
             softmax_scale: None,
             softcap: None,
             sink: false,
+            extra: None,
+            lse: LseForm::default(),
         }
     }
 
@@ -134,6 +140,27 @@ impl ProblemSpec {
 
         /// Gives each query head a sink.
         sink() { sink: true }
+
+        /// Adds a second cache, whose listed rows follow the ones of K and V.
+        ///
+        /// ```
+        /// use fa3_types::{Dtype, ExtraCache, ProblemSpec, Sequences, Shape, TensorDesc};
+        ///
+        /// // Each of 3 tokens has its own list of 2048 rows of a cache of 100 pages of 64 rows, and of 128 of another
+        /// // cache. Only the first ones of each of those lists count.
+        /// let q = Shape { batch: 3, seqlen: 1, heads: 16, head_dim: 576 };
+        /// let cache = Shape { batch: 100, seqlen: 64, heads: 1, ..q };
+        /// let rows = TensorDesc::contiguous(Dtype::Bf16, Shape { batch: 7, ..cache });
+        /// let values = TensorDesc { shape: Shape { head_dim: 512, ..rows.shape }, ..rows };
+        /// let extra = ExtraCache { k: rows, v: values, sequences: Sequences::listed(3, 128).used() };
+        /// let spec = ProblemSpec::dense(Dtype::Bf16, q, cache).head_dim_v(512).extra(extra);
+        /// let problem = spec.seqs_k(Sequences::listed(3, 2048)).validate()?;
+        /// assert_eq!(problem.gathered().k().shape.seqlen, 2048 + 128);
+        /// # Ok::<(), fa3_types::ProblemError>(())
+        /// ```
+        extra(extra: ExtraCache) { extra: Some(extra) }
+        /// Sets the form of LSE.
+        lse_form(form: LseForm) { lse: form }
     }
 
     /// Gives V and O, contiguous, their own head dimension.

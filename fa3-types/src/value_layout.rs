@@ -38,7 +38,7 @@ impl ValueLayout {
         Ok(())
     }
 
-    /// The first stride that is not the contiguous one: its dimension, it, and the contiguous one.
+    /// The first stride that is not the contiguous one, as (dimension, stride, contiguous stride).
     pub(crate) fn other_stride(x: &TensorDesc) -> Option<(Dim, i64, i64)> {
         let contiguous = TensorDesc::contiguous(x.dtype, x.shape).outer();
         let strides = x.canonical().outer().into_iter().zip(contiguous);
@@ -53,7 +53,7 @@ impl ValueLayout {
     /// The index of a key's code in its row of transposed V.
     pub fn place_of_key(key: usize) -> usize {
         let (group, within) = (key / GROUP, key % GROUP);
-        // The bits of the index within the group: the upper half of the keys follows each pair of the lower half.
+        // Within a group, a pair of keys of the upper half follows each pair of keys of the lower half.
         let (half, pair, last) = (within >> 3, within >> 1 & 3, within & 1);
         GROUP * group + 4 * pair + 2 * half + last
     }

@@ -19,7 +19,7 @@ fn main() -> Result<(), Error> {
     println!("on {device}: O {:?}, LSE {:?}", output.o.dim(), output.lse.dim());
     println!("O of the first row of head 0 begins with {}", output.o[[0, 0, 0, 0]]);
 
-    // Invalid arguments are an error with the numbers.
+    // Invalid arguments give an error with the offending numbers.
     let three_heads = random((2, 300, 3, 64), 4);
     let refused = Attention::new(&q, &three_heads, &three_heads).forward(&device);
     println!("refused: {}", refused.unwrap_err());

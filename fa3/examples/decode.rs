@@ -16,7 +16,7 @@ use fa3_ref::{Forward, Inputs, Precision};
 
 const TOKENS: usize = 200;
 const PAGE_SIZE: usize = 16;
-/// Two query heads share a key/value head.
+/// Numbers of query heads and of key/value heads.
 const HEADS: [usize; 2] = [4, 2];
 const HEAD_DIM: usize = 64;
 
@@ -53,7 +53,7 @@ fn decode(
     table: &RopeTable,
     step: usize,
 ) -> Result<Output<bf16>, fa3::Error> {
-    // The sequence's pages are shuffled, with unused pages between them.
+    // The pages of the sequence lie in reverse order, with an unused page between each two.
     let pages = TOKENS.div_ceil(PAGE_SIZE);
     let page_table = Array2::from_shape_fn((1, pages), |(_, page)| (2 * (pages - page) - 1) as i32);
     let pool = Array4::from_elem((2 * pages, PAGE_SIZE, HEADS[1], HEAD_DIM), bf16::NAN);

@@ -20,10 +20,10 @@ const SEQUENCES: usize = 3;
 /// Number of pages in a layer's pool of K and V, and the largest number of pages of a sequence.
 const PAGES: [usize; 2] = [16, 4];
 const PAGE_ROWS: usize = 16;
-/// Four query heads share a key/value head.
+/// Numbers of query heads and of key/value heads.
 const HEADS: [usize; 2] = [8, 2];
 const HEAD_DIM: usize = 64;
-/// Bytes of Q of one new token of every sequence, of K or V of these tokens, and of a layer's whole K or V.
+/// Sizes in bytes: Q of one new token of every sequence, K or V of these tokens, and a layer's whole pool of K or V.
 const Q_BYTES: usize = SEQUENCES * HEADS[0] * HEAD_DIM * size_of::<bf16>();
 const KV_BYTES: usize = SEQUENCES * HEADS[1] * HEAD_DIM * size_of::<bf16>();
 const POOL_BYTES: usize = PAGES[0] * PAGE_ROWS * HEADS[1] * HEAD_DIM * size_of::<bf16>();
@@ -83,7 +83,7 @@ fn problem() -> Result<CachedProblem, Box<dyn Error>> {
     Ok(CachedSpec::new(attention, [new, new], Sequences::dense(SEQUENCES, 1)).validate()?)
 }
 
-/// Lists that the kernels read besides the tokens of a step, in the order of memory.
+/// Lengths and pages of all sequences, which the kernels read besides the tokens of a step.
 #[derive(Clone, Copy, Default)]
 struct Lists {
     /// Number of rows in use of each sequence, without the new row.
@@ -108,10 +108,10 @@ struct Engine {
 
 impl Engine {
     fn new(device: &Device, problem: &CachedProblem) -> Result<Engine, OperationError> {
-        // This compiles the kernels, which a capture cannot do. It uses split-KV: see CachedForward.
+        // Compiles the kernels, which a capture cannot do. They use split-KV: see CachedForward.
         let forward = CachedForward::new(device, problem)?;
         let stream = device.stream()?;
-        // The calls run one after another on one stream.
+        // One workspace serves all layers, because their calls run one after another on one stream.
         let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
         let mut pool = device.alloc(LAYERS * 2 * POOL_BYTES)?;
         pool.fill(&stream, 0)?;

@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 
 use fa3_types::{
-    Intervals, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName,
-    UnknownFeature,
+    Intervals, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Shape, TensorDesc,
+    TensorName, UnknownFeature,
 };
 use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
@@ -30,10 +30,10 @@ use crate::{Device, Error, Fp8, Output, Scalar};
 ///
 /// NaN in Q or K reaches O and LSE of the rows that see it, and of no other rows. NaN or an infinity in V may also
 /// reach O of rows that do not see its key: tiles of query rows are multiplied with whole blocks of V, by 0 where a key
-/// is hidden, and 0 · NaN is NaN. So it may reach every row of a tile in which some row sees some key of its block, for
-/// example all earlier rows of the tile under a causal mask. A tile has up to 192 rows and a block up to 512 keys. O of
-/// rows that see no key is 0 even in such a tile, and LSE never changes. No value beyond a sequence's end reaches a
-/// result.
+/// is hidden, and 0 · NaN is NaN. So such a value may reach every row of a tile in which some row sees some key of the
+/// value's block, for example all earlier rows of the tile under a causal mask. A tile has up to 192 rows and a block
+/// up to 512 keys. O of rows that see no key is 0 even in such a tile, and LSE never changes. No value beyond a
+/// sequence's end reaches a result.
 ///
 /// With e4m3 on a GPU, LSE belongs to P rounded to e4m3. It is typically off by less than 0.01, and by up to 0.09 for
 /// 1024 keys.
@@ -75,8 +75,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 
     score_setters! {
-        /// Hides keys in addition to the ones hidden already. Masks intersect, in any order; chunks of two sizes are
-        /// refused when the call is computed:
+        /// Hides keys in addition to the ones hidden already. Masks intersect, in any order. Chunks of two sizes are
+        /// refused when the call is computed.
         ///
         /// ```
         /// # use fa3::ndarray::Array4;
@@ -89,14 +89,15 @@ impl<'a, T: Scalar> Attention<'a, T> {
         mask;
 
         /// Gives each query head an attention sink (heads_q), as in GPT-OSS: the logit of one more key that every row
-        /// sees, whose value is 0. It is neither scaled nor capped. It adds to the softmax's denominator, and to LSE:
+        /// sees, whose value is 0. The sink is neither scaled nor capped. It adds to the softmax's denominator, and to
+        /// LSE:
         ///
         /// ```text
         /// P = exp(S) / (exp(sink) + Σ exp(S))        LSE = ln (exp(sink) + Σ exp(S))
         /// ```
         ///
-        /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf is none. With a sink of NaN or +inf, O and
-        /// LSE of rows that see a key are NaN.
+        /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf has no effect. With a sink of +inf, O is 0
+        /// and LSE +inf. With a sink of NaN, O and LSE of rows that see a key are NaN.
         ///
         /// ```
         /// # use fa3::ndarray::{Array4, array};
@@ -116,7 +117,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
     fa3_types::setters! {
         /// Lets each query see the keys of one or two intervals `start .. end`, in place of any other mask: i32 (batch
         /// or 1, heads_q or 1, seqlen_q, 2 or 4), whose last axis is `start, end` or `start, end, start, end`. The two
-        /// may be in any order, overlap and be empty; bounds are clamped to the keys. This expresses masks of
+        /// intervals may be in any order, overlap and be empty; bounds are clamped to the keys. This expresses masks of
         /// documents, of prefixes, of windows beside a sink of first keys, and of padding. Keys outside of the
         /// intervals take no time.
         ///
@@ -127,7 +128,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         /// # use fa3::ndarray::{Array4, arr2};
         /// # use fa3::{Attention, Device};
         /// let x = Array4::<f32>::ones((1, 6, 2, 64));
-        /// // Two documents of 2 and of 4 rows, causal in themselves; all heads have the same.
+        /// // Two documents of 2 and 4 rows, each with a causal mask; all heads share these intervals.
         /// let rows = arr2(&[[0, 1], [0, 2], [2, 3], [2, 4], [2, 5], [2, 6]]);
         /// let intervals = rows.into_shape_with_order((1, 1, 6, 2)).unwrap();
         /// let output = Attention::new(&x, &x, &x).intervals(&intervals).softmax_scale(1e-9).forward(&Device::Cpu)?;
@@ -144,8 +145,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         /// S = softmax_scale · (Q Kᵀ + Qv Vᵀ)
         /// ```
         ///
-        /// head_dim and head_dim_v are at most 576 together; on a GPU head_dim is at most 64. It has no gradients, and
-        /// does not go with e4m3.
+        /// head_dim and head_dim_v are at most 576 together; on a GPU head_dim is at most 64. A call with `qv` has no
+        /// gradients, and does not take e4m3.
         ///
         /// ```
         /// # use fa3::ndarray::{Array4, Axis, concatenate};
@@ -159,7 +160,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         /// let output = Attention::new(&q, &rotated, &latent).qv(&qv).causal().forward(&Device::Cpu)?;
         /// assert_eq!(output.o.dim(), (1, 20, 4, 32));
         ///
-        /// // The same as attention of both parts side by side.
+        /// // Attention of both parts side by side gives the same output.
         /// let q = concatenate(Axis(3), &[qv.view(), q.view()]).unwrap();
         /// let k = concatenate(Axis(3), &[latent.view(), rotated.view()]).unwrap();
         /// assert_eq!(Attention::new(&q, &k, &latent).causal().forward(&Device::Cpu)?, output);
@@ -167,10 +168,10 @@ impl<'a, T: Scalar> Attention<'a, T> {
         /// ```
         qv(qv: impl Into<ArrayView4<'a, T>>) { qv: Some(qv.into()) }
 
-        /// Makes gradients the same bits in every run. Otherwise a GPU adds dQ in any order where that is faster, which
-        /// is where rows see many keys ([`MOST_KEYS_IN_ORDER`](fa3_sched::backward::MOST_KEYS_IN_ORDER) is the rule),
-        /// and dQ's last bits differ from run to run. O, LSE, dK and dV are the same bits in every run either way, and
-        /// so is everything on the CPU.
+        /// Gives gradients the same bits in every run. Otherwise a GPU adds the parts of dQ in any order if rows see
+        /// many keys ([`MOST_KEYS_IN_ORDER`](fa3_sched::backward::MOST_KEYS_IN_ORDER) is the rule), because this is
+        /// faster, and dQ's last bits differ from run to run. O, LSE, dK and dV always have the same bits in every run,
+        /// and so have all results of the CPU.
         deterministic() { deterministic: true }
 
         /// Takes the tensors as packed: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
@@ -226,7 +227,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         let Attention {
             qkv,
             qv,
-            scaled: _, // their codes are Q, K and V
+            scaled: _, // the codes are `qkv`
             cu_seqlens: _,
             seqused_q,
             seqused_k,
@@ -254,12 +255,11 @@ impl<'a, T: Scalar> Attention<'a, T> {
         Fp8::new(self)
     }
 
-    /// Q, K and V.
     pub(crate) fn tensors(&self) -> [ArrayView4<'a, T>; 3] {
         self.qkv
     }
 
-    /// This call with other tensors of these shapes, without `qv` and scales.
+    /// This call for `qkv` in place of Q, K and V, of the same shapes, without `qv` and scales.
     pub(crate) fn of<'b, U>(&self, qkv: [ArrayView4<'b, U>; 3]) -> Attention<'b, U>
     where
         'a: 'b,

@@ -44,7 +44,7 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
     /// let dout = Array4::ones((1, 20, 4, 8));
     /// let gradients = attention.backward(&Device::Cpu, &output, &dout)?;
     /// assert_eq!(gradients.dk.dim(), (1, 20, 2, 8));
-    /// // The last key is seen by the last row of two heads: dV there is the sum of their probabilities of it.
+    /// // Only the last row of two query heads sees the last key, so dV of this key is the sum of two probabilities.
     /// assert!((0.0..2.0).contains(&gradients.dv[[0, 19, 0, 0]]));
     ///
     /// // φ = Σ O + Σ LSE

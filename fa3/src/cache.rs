@@ -26,10 +26,10 @@ pub use view::{CacheView, CacheViewMut};
 ///
 /// ```text
 /// dense                 (batch, rows, heads_kv, head_dim)         sequence i is entry i
-/// with cache_batch_idx  the same                                  sequence i is entry cache_batch_idx[i]
+/// with cache_batch_idx  (batch, rows, heads_kv, head_dim)         sequence i is entry cache_batch_idx[i]
 /// with page_table       (pages, page_size, heads_kv, head_dim)    row r of sequence i is row r mod page_size of page
 ///                                                                 page_table[i][r / page_size]
-/// with both             the same                                  its pages are page_table[cache_batch_idx[i]]
+/// with both             (pages, page_size, heads_kv, head_dim)    sequence i has pages page_table[cache_batch_idx[i]]
 /// ```
 ///
 /// The fields may be changed between calls: a server assigns pages to sequences and takes them back. Each call checks
@@ -42,13 +42,14 @@ pub struct KvCache<T> {
     pub k: Array4<T>,
     /// Values, of the shape of the keys, but with head_dim_v.
     pub v: Array4<T>,
-    /// Number of rows of each sequence that are in use, including `cache_leftpad`. An append adds to it.
+    /// Number of rows of each sequence that are in use, including `cache_leftpad`. An append adds the number of its
+    /// rows.
     pub cache_seqlens: Vec<i32>,
     /// The pages of each sequence (batch, pages), in order.
     pub page_table: Option<Array2<i32>>,
-    /// The entry of K and V for each sequence, or the row of `page_table` for each sequence.
+    /// Each sequence's entry of K and V, or its row of `page_table` in a paged cache.
     pub cache_batch_idx: Option<Vec<i32>>,
-    /// Padding rows of memory before each sequence.
+    /// Number of padding rows before each sequence's first row.
     pub cache_leftpad: Option<Vec<i32>>,
 }
 

@@ -1,10 +1,10 @@
 //! Attention on the CPU: Algorithm 1 of the paper (arXiv 2407.08608, §3.1) in f32, with a base-2 softmax between two
-//! matrix products. Its backward pass is Algorithm 3.
+//! matrix products. Its backward pass is Algorithm 3. `A3:21` is line 21 of Algorithm 3.
 //!
 //! A tile has the rows of some query positions, of all query heads that share a key/value head. Consecutive tiles form
 //! a strip: blocks of K and V are converted to f32 and packed once for all tiles of a strip. Strips run in parallel,
-//! and so do the splits of long sequences of keys. A tile multiplies the keys that its rows see, which the kernels' own
-//! functions give. Results do not depend on the number of threads.
+//! and so do the splits of long sequences of keys. A tile multiplies only the keys that its rows see, which the
+//! functions of the kernels' tile scheduler give. Results do not depend on the number of threads.
 
 mod backward;
 mod cut;
@@ -56,12 +56,13 @@ pub(crate) const KNOWN: Known = Known::new(
         Feature::E4m3Keys,
         Feature::Packed,
         Feature::Used,
+        Feature::LseForm,
     ],
 );
 
 /// Computes the forward pass into `o` and `lse`. The views have the problem's shapes: all come from one
-/// [`crate::Attention`] or [`crate::CachedAttention`]. If K and V have pages, the problem gives only their lengths, and
-/// `keys` has the pages.
+/// [`crate::Attention`] or [`crate::CachedAttention`]. If K and V are paged, the problem has only the sequences'
+/// lengths, and `keys` has the pages.
 ///
 /// # Errors
 /// The problem has a feature that is not computed.
@@ -74,11 +75,11 @@ pub(crate) fn forward<T: Scalar>(
 ) -> Result<(), UnknownFeature> {
     KNOWN.check(problem)?;
     if o.is_empty() {
-        // There may be too many empty sequences, or heads of them, to visit.
+        // An empty O may have more sequences or heads than a loop can visit.
         return Ok(());
     }
     o.fill(T::Output::default());
-    lse.fill(f32::NEG_INFINITY);
+    lse.fill(problem.lse_form().empty());
     let call = Call { problem, unit: ScoreUnit::of(problem), queries: queries.view(), keys: keys.view() };
     let mut strips = strips(&call, o, lse);
     // The longest strips come first, so that no long strip is left for one thread at the end.
@@ -122,7 +123,8 @@ fn strips<'a, T: Scalar>(
     strips
 }
 
-/// Number of tiles of a strip, small enough to leave some strips for each thread. A row's result does not depend on it.
+/// Number of tiles of a strip, small enough to leave some strips for each thread. A row's result does not depend on
+/// this number.
 fn tiles_a_strip(problem: &KnownProblem, heads: usize) -> usize {
     let tiles = |index| problem.lengths(index).q.div_ceil(TILE_M / heads);
     let all = (0..problem.batch()).map(tiles).sum::<usize>() * (problem.heads().q() / heads);

@@ -110,6 +110,7 @@
 pub(crate) mod cached;
 mod inputs;
 mod rows;
+pub(crate) mod sparse;
 
 use fa3_quant::RopeTable;
 use fa3_types::{BackwardProblem, CombineProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem};
@@ -158,8 +159,8 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
 }
 
-/// Computes the forward pass in 8 bits. Tables and positions of Q and of K belong to the problem, and the lengths of
-/// its codes are known.
+/// Computes the forward pass in 8 bits. `codes` is the problem of the quantized tensors. All arguments belong to one
+/// [`crate::Fp8`].
 pub(crate) fn fp8<T: Scalar>(
     device: &Device,
     (problem, codes): (&Fp8Problem, &KnownProblem),
@@ -179,7 +180,6 @@ pub(crate) fn fp8<T: Scalar>(
     Ok(Output::of(codes, o, lse))
 }
 
-/// The names of Q, K and V.
 const QKV: [&str; 3] = ["q", "k", "v"];
 
 /// Runs a forward pass of `problem`, and copies O and LSE back.
@@ -194,8 +194,8 @@ fn attend<P, O: Scalar>(
     Ok(outputs.download(inputs, problem)?)
 }
 
-/// The device arrays of lengths that a problem's programs take: `cu_seqlens` and `seqused` of Q and of K, for packed
-/// sequences and for `seqused`.
+/// The lengths of a problem's sequences in device memory: `cu_seqlens` of Q and K that are packed, and `seqused` of Q
+/// and K that are used in part.
 #[derive(Debug)]
 pub struct Lengths(Vec<(&'static str, DeviceBuffer)>);
 

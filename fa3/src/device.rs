@@ -7,9 +7,9 @@ use crate::{Error, cuda};
 
 /// The device of [`Attention`](crate::Attention): the CPU or a GPU. Clones are the same device.
 ///
-/// Arrays are given and returned in host memory for both. For tensors that are on a GPU already, use
-/// [`cuda::Device`](crate::cuda::Device), the GPU alone, which [`Device::Cuda`] holds. `use fa3::{Device, cuda}` lets a
-/// file name both.
+/// A call takes and returns arrays in host memory on either device. For tensors that are in a GPU's memory already, use
+/// [`cuda::Device`](crate::cuda::Device), which is always a GPU; [`Device::Cuda`] holds one. A file names both types
+/// after `use fa3::{Device, cuda}`.
 ///
 #[cfg_attr(feature = "cuda", doc = "```")]
 #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
@@ -61,7 +61,8 @@ impl Device {
     }
 }
 
-/// The first GPU that could be opened; otherwise the error of the first Hopper GPU, or of the first GPU.
+/// The first GPU that could be opened; otherwise the error of the first Hopper GPU, or, without a Hopper GPU, of the
+/// first GPU.
 #[cfg(feature = "cuda")]
 fn open_first<D>(opened: impl Iterator<Item = Result<D, cuda::HostError>>) -> Result<D, cuda::HostError> {
     let mut reasons = Vec::new();

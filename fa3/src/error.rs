@@ -39,8 +39,8 @@ pub enum Error {
         /// The result's shape.
         expected: Vec<usize>,
     },
-    /// O, LSE, the gradient of one of them, or the sinks do not have the call's shape, or a part does not have the
-    /// shape of the first part; nothing was computed.
+    /// O, LSE, dO, dLSE or the sinks do not have the call's shape, or a part does not have the shape of the first part;
+    /// nothing was computed.
     #[error("{tensor} has shape {given:?}, expected {expected:?}")]
     InputShape {
         /// O, LSE, dO, dLSE, the sinks, or O or LSE of a part.
@@ -50,12 +50,12 @@ pub enum Error {
         /// The expected shape.
         expected: Vec<usize>,
     },
-    /// A call is not the problem that it was made for; nothing was computed.
+    /// A call is not the problem that its builder was given by `for_problem`; nothing was computed.
     #[error("the call is {given}, and it was made for {expected}")]
     OtherProblem {
         /// The call's problem.
         given: String,
-        /// The problem that it was made for.
+        /// The problem that `for_problem` was given.
         expected: String,
     },
     /// A backward pass was given the output of another call; nothing was computed.
@@ -72,8 +72,8 @@ pub enum Error {
     /// The reduction is invalid; nothing was computed.
     #[error(transparent)]
     Combine(#[from] CombineProblemError),
-    /// The LSE of parts is in the order of [`Output`](crate::Output), which differs from the order here; nothing was
-    /// computed.
+    /// The LSE of parts is (batch, heads, seqlen), as in [`Output`](crate::Output), in place of (batch, seqlen, heads);
+    /// nothing was computed.
     #[error(
         "lse_partial has parts of shape {given:?}, expected (batch, seqlen, heads) {expected:?}: the LSE of Output is \
          (batch, heads, seqlen), which Combine::of takes"
@@ -81,7 +81,7 @@ pub enum Error {
     LseOrder {
         /// The shape of a part's LSE.
         given: [usize; 3],
-        /// Its shape in the order of [`Combine::new`](crate::Combine::new).
+        /// The LSE's shape in the order of [`Combine::new`](crate::Combine::new).
         expected: [usize; 3],
     },
     /// The attention is invalid in 8 bits; nothing was computed.
@@ -93,7 +93,8 @@ pub enum Error {
     /// New rows of a cache are invalid; nothing was computed, and the cache is unchanged.
     #[error(transparent)]
     Append(#[from] AppendProblemError),
-    /// No kernel takes such scales of a quantized tensor, or not with these sequences. The CPU takes them.
+    /// No kernel takes a quantized tensor with these scales, or none takes these scales with these sequences. The CPU
+    /// does.
     #[error("no kernel takes {tensor} with {given} and these sequences")]
     Scales {
         /// Q, K or V.

@@ -12,16 +12,16 @@ use crate::{Attention, Device, Error, Output, Quantize, Quantized, Scalar};
 /// Number of rows that share a scale.
 const ROWS: usize = 128;
 
-/// An [`Attention`] call of f16 or bf16 tensors, computed in e4m3 (§3.3). It is a builder, which [`Attention::fp8`]
-/// makes.
+/// An [`Attention`] call of f16 or bf16 tensors, computed in e4m3 (§3.3 of the paper). It is a builder, which
+/// [`Attention::fp8`] makes.
 ///
 /// ```text
 /// q, k = e4m3(Q M / scales), e4m3(K M / scales)       M = diag(±1) · Hadamard, if wanted
 /// v    = e4m3(V / scales)                             a scale for each 128 rows of a head
 /// ```
 ///
-/// with head dimensions that are multiples of 16 up to 256. Q and K may be rotated first. With [`Fp8::v_channels`], v =
-/// e4m3((V - means) / scales) with a mean and a scale for each channel.
+/// Head dimensions are multiples of 16 up to 256. Q and K may be rotated first. With [`Fp8::v_channels`], v = e4m3((V -
+/// means) / scales) with a mean and a scale for each channel.
 ///
 /// ```
 /// use fa3::half::bf16;
@@ -73,25 +73,25 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         first_positions(q: usize, k: usize) { first_positions: [q, k] }
 
         /// Sets the position of each row of Q, (batch, seqlen_q), row by row. A row whose position is outside of the
-        /// table is NaN. It excludes a first position of Q other than 0.
+        /// table is NaN. This list excludes a first position of Q other than 0.
         q_positions(positions: &'a [i32]) { q_positions: Some(positions) }
 
-        /// Sets the position of each key, (batch, seqlen_k), as [`Fp8::q_positions`] does for Q. It excludes a first
-        /// position of K other than 0.
+        /// Sets the position of each key, (batch, seqlen_k), as [`Fp8::q_positions`] does for Q. This list excludes a
+        /// first position of K other than 0.
         k_positions(positions: &'a [i32]) { k_positions: Some(positions) }
 
         /// Multiplies Q and K by an orthogonal matrix with random signs before they are quantized (incoherent
-        /// processing). It spreads outliers, and keeps the scores.
+        /// processing). This spreads outliers, and preserves the scores.
         hadamard(seed: u64) { seed: Some(seed) }
 
         /// Gives each channel of V, a column of a head, a mean and a scale, in place of a scale for each 128 keys. The
-        /// common part of the rows of V is then not rounded; O gets it at the end. It takes another pass over V.
+        /// common part of the rows of V is then not rounded; O gets it at the end. This takes another pass over V.
         v_channels() { v_channels: true }
     }
 
     /// Computes O and LSE. [`Fp8::hadamard`] is off by default. The CPU emulates the tensor core's arithmetic.
     /// [`Attention::backward`] refuses the output, which belongs to the quantized tensors; it accepts an
-    /// [`Output::new`] of its arrays. On a GPU, arrays are copied to it and results back;
+    /// [`Output::new`] of the same arrays. On a GPU, arrays are copied to it and results back;
     /// [`cuda::Fp8Forward`](crate::cuda::Fp8Forward) takes tensors in its memory.
     ///
     /// # Errors
@@ -184,7 +184,7 @@ fn emulated(problem: &KnownProblem, qkv: &[Quantized; 3]) -> fa3_quant::Output {
                 let scales: Vec<f32> = x.scales.iter().copied().collect();
                 fa3_quant::Quantized::of_blocks(codes, rows, ROWS, &scales)
             }
-            // Scales of channels are applied to O.
+            // Scales of channels are applied to O, not to codes.
             Some(_) => fa3_quant::Quantized::new(codes, rows, Granularity::Tensor, vec![1.0]),
         };
         quantized.expect("it was quantized so")

@@ -42,12 +42,12 @@ impl<'a, T> From<&'a Array4<T>> for OutputGradients<'a, T> {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Gradients<T> {
-    /// dQ (batch, seqlen_q, heads_q, head_dim). 0 in rows that see no key or lie outside every sequence.
+    /// dQ (batch, seqlen_q, heads_q, head_dim). It is 0 in rows that see no key or lie outside every sequence.
     pub dq: Array4<T>,
-    /// dK (batch, seqlen_k, heads_kv, head_dim), summed over the query heads that share a key/value head. 0 in rows
-    /// that no query sees or that lie outside every sequence.
+    /// dK (batch, seqlen_k, heads_kv, head_dim), summed over the query heads that share a key/value head. It is 0 in
+    /// rows that no query sees or that lie outside every sequence.
     pub dk: Array4<T>,
-    /// dV (batch, seqlen_k, heads_kv, head_dim_v), summed over the same query heads. 0 in the same rows as dK.
+    /// dV (batch, seqlen_k, heads_kv, head_dim_v), summed over the same query heads. It is 0 in the same rows as dK.
     pub dv: Array4<T>,
     /// dsink (heads_q), if the call has sinks.
     pub dsink: Option<Array1<f32>>,

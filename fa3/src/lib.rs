@@ -1,10 +1,11 @@
-// The examples of the README ask for a GPU first, which only the feature `cuda` does.
+// The examples of the README open a GPU, which only the feature `cuda` can do.
 #![cfg_attr(any(feature = "cuda", not(doctest)), doc = include_str!("../README.md"))]
 //!
 //! # Where to begin
 //!
 //! - [`Attention`]: a call, its [`Output`], its [`Gradients`]; [`Device`]: the place where it is computed.
 //! - [`CachedAttention`] over a [`KvCache`] or a [`CacheView`]; [`NewRows`] that are appended first.
+//! - [`SparseAttention`] over listed rows of a [`ListedCache`].
 //! - [`Quantize`] and [`Fp8`]: 8 bits. [`Combine`]: a reduction of partial results.
 //! - [`problem`]: computations as plain data. `fa3::cuda`: tensors in a GPU's memory.
 #![forbid(unsafe_code)]
@@ -26,6 +27,7 @@ mod quantize;
 mod scalar;
 mod scales;
 mod scores;
+mod sparse;
 
 pub use attention::Attention;
 pub use cache::{CacheError, CacheView, CacheViewMut, CachedAttention, KvCache, NewRows};
@@ -37,7 +39,8 @@ pub use gradients::{Gradients, OutputGradients};
 pub use output::Output;
 pub use quantize::{Quantize, Quantized};
 pub use scalar::Scalar;
+pub use sparse::{ListedCache, SparseAttention};
 
 pub use fa3_quant::{E4m3, QuantError, Rope, RopeStyle, RopeTable};
-pub use fa3_types::{Mask, Scaling};
+pub use fa3_types::{LseForm, Mask, Scaling};
 pub use {half, ndarray};

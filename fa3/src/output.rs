@@ -9,10 +9,11 @@ use crate::Error;
 /// refuse the output of another call.
 #[derive(Clone, Debug)]
 pub struct Output<T> {
-    /// O (batch, seqlen_q, heads_q, head_dim_v). 0 in rows that see no key or lie outside every sequence.
+    /// O (batch, seqlen_q, heads_q, head_dim_v). It is 0 in rows that see no key or lie outside every sequence.
     pub o: Array4<T>,
     /// Natural log-sum-exp of the scores, including the sink, if any, (batch, heads_q, seqlen_q). It is -inf in rows
     /// that see no key and rows outside every sequence. With a sink, rows of a sequence that see no key have the sink.
+    /// [`LseForm`](crate::LseForm) has other forms.
     pub lse: Array3<f32>,
     /// The problem that this output was computed from, if known.
     call: Option<KnownProblem>,
@@ -51,8 +52,8 @@ impl<T> Output<T> {
     }
 }
 
-/// The first difference of two calls: the property of the one, and of the other. The whole problems are compared. If
-/// they differ, but in no property of the list, the problems are shown.
+/// Describes the first difference of two calls: the property of `one`, and the property of `other`. If the problems
+/// differ, but in no property of the list, shows the whole problems.
 fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
     let facts: [fn(&Problem) -> String; 8] = [
         |problem| format!("elements of {}", problem.dtype()),
@@ -80,13 +81,14 @@ fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
         .or_else(|| (**one != **other).then(|| [one, other].map(|problem| format!("the problem {problem}"))))
 }
 
-/// The first different bound of two masks of intervals of one form.
+/// Describes the first bound that differs between two lists of intervals of equal length.
 fn other_intervals(one: &[i32], other: &[i32]) -> Option<[String; 2]> {
     let (at, bounds) = one.iter().zip(other).enumerate().find(|(_, (one, other))| one != other)?;
     Some([bounds.0, bounds.1].map(|bound| format!("bound {bound} as number {at} of the intervals")))
 }
 
-/// The first different sequence of a tensor in two lists.
+/// Compares a tensor's sequences in two calls. Describes the first difference: the sequence of `one`, and the sequence
+/// of `other`.
 fn other_rows(tensor: TensorName, one: &SequenceRows, other: &SequenceRows) -> Option<[String; 2]> {
     if one == other {
         return None;

@@ -26,8 +26,8 @@ pub mod hint;
 pub use fa3_types::{
     AppendProblem, AppendProblemError, AppendRotary, AppendSpec, AppendedRows, BackwardProblem, BackwardSpec,
     CachedProblem, CachedProblemError, CachedSpec, CombineProblem, CombineProblemError, CombineSpec, Dtype,
-    Fp8Problem, Fp8ProblemError, Fp8Spec, KnownProblem, Partials, Positions, Problem, ProblemError,
-    ProblemSpec, QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec, QueryPositions, Rotary,
-    RotatedQueries, ScaleBlocks, SequenceBase, SequenceRows, Sequences, Shape, Signs, TensorDesc, TensorName,
-    ValueLayout,
+    ExtraCache, Fp8Problem, Fp8ProblemError, Fp8Spec, KnownProblem, Partials, Positions, Problem,
+    ProblemError, ProblemSpec, QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec, QueryPositions,
+    Rotary, RotatedQueries, ScaleBlocks, SequenceBase, SequenceRows, Sequences, Shape, Signs, TensorDesc,
+    TensorName, ValueLayout,
 };

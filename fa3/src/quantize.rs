@@ -13,8 +13,8 @@ use ndarray::{Array3, Array4, ArrayView4, Axis};
 use crate::cuda;
 use crate::{Device, Error, Scalar};
 
-/// A quantization of a tensor to e4m3, as FlashAttention-3 prepares Q and K (§3.3). It is a builder: [`Quantize::run`]
-/// computes it.
+/// A quantization of a tensor to e4m3, as FlashAttention-3 prepares Q and K (§3.3 of the paper). It is a builder:
+/// [`Quantize::run`] computes it.
 ///
 /// ```text
 /// y = x, rotated by its position, times M       M = diag(±1) · Hadamard
@@ -95,11 +95,11 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         /// Rotates each row by its position first. The rows of a sequence have positions 0, 1, …
         rotary(table: &'a RopeTable) { table: Some(table) }
 
-        /// Sets the positions of each sequence's rows to `first`, `first + 1`, … It excludes [`Quantize::positions`].
+        /// Sets the positions of each sequence's rows to `first`, `first + 1`, … This excludes [`Quantize::positions`].
         first_position(first: usize) { first: Some(first) }
 
         /// Sets the position of each row, (batch, seqlen), row by row. A row whose position is outside of the table
-        /// becomes NaN. It excludes [`Quantize::first_position`].
+        /// becomes NaN. This excludes [`Quantize::first_position`].
         positions(positions: &'a [i32]) { listed: Some(positions) }
 
         /// Transforms each row before it is quantized, by an orthogonal matrix with random signs. Give Q and K the same
@@ -107,12 +107,12 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         hadamard(seed: u64) { seed: Some(seed) }
 
         /// Sets the source of scales, by default a scale for each 128 rows of a head. A GPU reads the tensor twice for
-        /// [`Scaling::Heads`], [`Scaling::Tensor`] and [`Scaling::Channel`]; the last one is for V.
+        /// [`Scaling::Heads`], [`Scaling::Tensor`] and [`Scaling::Channel`]. Scales of channels are for V.
         scaling(scaling: Scaling) { scaling }
 
         /// Takes the tensor as packed: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`, and no block has rows
-        /// of two sequences. The rows of each have positions 0, 1, … or the listed ones; a row whose position is
-        /// outside of the table becomes NaN. Codes of rows behind the last sequence are 0.
+        /// of two sequences. The rows of each sequence have positions 0, 1, … or the listed ones; a row whose position
+        /// is outside of the table becomes NaN. Codes of rows behind the last sequence are 0.
         ///
         /// ```
         /// use fa3::half::bf16;
@@ -225,7 +225,7 @@ impl<'a, T: Scalar> Quantize<'a, T> {
                 let scales = quantized.block_scales().expect("blocks have scales");
                 Quantized::new(problem, quantized.codes().iter().copied().collect(), scales, Vec::new())
             }
-            // Any block size gives the same codes: a thread encodes a block at a time.
+            // With a given scale, any block size gives the same codes: a thread encodes a block at a time.
             Scaling::Given(_) => of_codes(problem, part(whole, Granularity::Block { rows: 128 })),
         }
     }
@@ -279,7 +279,7 @@ impl<'a, T: Scalar> Quantize<'a, T> {
 /// The positions of a tensor's rows: from a first one on, or listed.
 ///
 /// # Errors
-/// Both are given, or a list of another length.
+/// A first position and a list are given, or the list's length is not the number of rows.
 pub(crate) fn positions<T>(
     x: &ArrayView4<'_, T>,
     first: Option<usize>,
@@ -294,7 +294,7 @@ pub(crate) fn positions<T>(
     }
 }
 
-/// Codes with scales of their own.
+/// The result of a problem without means, from its codes and scales.
 fn of_codes(problem: &QuantizeProblem, quantized: fa3_quant::Quantized) -> Quantized {
     let codes = quantized.codes().iter().copied().collect();
     Quantized::new(problem, codes, quantized.scales().values().to_vec(), Vec::new())

@@ -9,7 +9,7 @@ use crate::cpu::keys::Keys;
 use crate::cpu::queries::Queries;
 use crate::{Gradients, Output, OutputGradients, cpu};
 
-/// An element type of Q, K and V. Sealed: only the dtypes of [`Dtype`].
+/// An element type of Q, K and V. The trait is sealed: its types are the dtypes of [`Dtype`].
 pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     /// The type's name at run time.
     const DTYPE: Dtype;
@@ -103,7 +103,7 @@ mod sealed {
         values
     };
 
-    /// Numbers that have the same bytes in a device's memory.
+    /// Numbers that have the same bytes in host memory and in a device's memory.
     pub trait Sealed: bytemuck::Pod {
         /// Converts to the exact values. Both slices have the same length.
         fn widen(from: &[Self], to: &mut [f32]);

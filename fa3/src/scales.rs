@@ -70,8 +70,8 @@ mod descales {
     const BLOCK: usize = 128;
 
     pub(crate) struct Descales {
-        /// Scales of Q, K and V: of heads (sequences, heads_kv, 1), of blocks (batch, heads, blocks), of channels of V
-        /// (batch, heads_kv, head_dim_v).
+        /// Scales of Q, K and V: (sequences, heads_kv, 1) of heads, (batch, heads, blocks) of blocks, or (batch,
+        /// heads_kv, head_dim_v) of V's channels.
         pub(crate) of: [Array3<f32>; 3],
         /// The means of channels of V (batch, heads_kv, head_dim_v), if channels have scales.
         pub(crate) v_mean: Option<Array3<f32>>,
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn blocks_have_the_scales_of_their_rows() {
         for packed in [None, Some(&ENDS[..])] {
-            // A tensor with scales of heads was quantized as a whole.
+            // A tensor with scales of heads was quantized without packed sequences.
             for (of_q, ends, rows) in [(Scaling::Block { rows: 64 }, packed, 64), (PER_HEAD, None, 128)] {
                 let (q, k) = (quantized(4, of_q, ends), quantized(2, PER_HEAD, None));
                 let v = quantized(2, Scaling::Block { rows: 128 }, packed);

@@ -1,6 +1,6 @@
 //! Options that say how scores are computed.
 
-use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, Sequences, TensorDesc, TensorName};
+use fa3_types::{LseForm, Mask, Problem, ProblemError, ProblemSpec, Sequences, TensorDesc, TensorName};
 use ndarray::ArrayView1;
 
 use crate::Error;
@@ -14,14 +14,22 @@ pub(crate) struct Scores<'a> {
     pub(crate) softmax_scale: Option<f64>,
     pub(crate) softcap: Option<f64>,
     pub(crate) sink: Option<ArrayView1<'a, f32>>,
-    /// The problem that the call must be, if any.
+    pub(crate) lse: LseForm,
+    /// The problem that `for_problem` was given, if any: the call must be this problem.
     pub(crate) problem: Option<Problem>,
 }
 
 impl<'a> Scores<'a> {
     /// All keys, scaled by default.
     pub(crate) fn new() -> Scores<'a> {
-        Scores { mask: Ok(Mask::None), softmax_scale: None, softcap: None, sink: None, problem: None }
+        Scores {
+            mask: Ok(Mask::None),
+            softmax_scale: None,
+            softcap: None,
+            sink: None,
+            lse: LseForm::default(),
+            problem: None,
+        }
     }
 
     /// The options of `problem`. Intervals are data, which are given apart.
@@ -32,20 +40,22 @@ impl<'a> Scores<'a> {
             softmax_scale: Some(problem.softmax_scale().natural()),
             softcap: problem.softcap().map(|cap| cap.bound()),
             sink: self.sink,
+            lse: problem.lse_form(),
             problem: Some(problem.clone()),
         }
     }
 
     /// `spec`, which has all other properties of the call, with these options. `used` says whether the call has
-    /// `seqused` of Q and of K; `None` asks the problem for nothing.
+    /// `seqused` of Q and of K; `None` leaves `seqused` out of the comparison with the problem.
     ///
     /// # Errors
-    /// The mask is invalid, the sinks have another shape, or the call is another problem than it must be.
+    /// The mask is invalid, the sinks have a wrong shape, or the call is not the problem that `for_problem` was given.
     pub(crate) fn given_to(&self, spec: ProblemSpec, used: [Option<bool>; 2]) -> Result<ProblemSpec, Error> {
         // No `..` here: how scores are computed must not be forgotten.
-        let Scores { mask, softmax_scale, softcap, sink, problem } = self;
+        let Scores { mask, softmax_scale, softcap, sink, lse, problem } = self;
         let mut spec = spec.mask(mask.clone()?);
         (spec.softmax_scale, spec.softcap, spec.sink) = (*softmax_scale, *softcap, sink.is_some());
+        spec.lse = *lse;
         if let Some(sink) = sink {
             check_input(TensorName::Sink, sink.shape(), &[spec.q.shape.heads])?;
         }
@@ -54,7 +64,7 @@ impl<'a> Scores<'a> {
     }
 }
 
-/// Checks that a call, of contiguous tensors, is `problem`. Strides do not matter. Of sequences only their form does.
+/// Checks that a call on contiguous tensors is `problem`. Strides and the lengths of sequences are not compared.
 fn check_problem(problem: &Problem, call: &ProblemSpec, used: [Option<bool>; 2]) -> Result<(), Error> {
     let tensors = [
         (TensorName::Q, call.seqs_q, problem.seqs_q(), used[0]),
@@ -79,6 +89,10 @@ fn check_problem(problem: &Problem, call: &ProblemSpec, used: [Option<bool>; 2])
     let tensors = [&mut expected.q, &mut expected.k, &mut expected.v, &mut expected.o];
     for x in tensors.into_iter().chain(&mut expected.qv) {
         *x = TensorDesc::contiguous(x.dtype, x.shape);
+    }
+    if let Some(extra) = &mut expected.extra {
+        [extra.k, extra.v] = [extra.k, extra.v].map(|x| TensorDesc::contiguous(x.dtype, x.shape));
+        extra.sequences = call.extra.map_or(extra.sequences, |extra| extra.sequences);
     }
     let [given, expected] = [call.clone(), expected].map(ProblemSpec::validate);
     match (given?, expected?) {
@@ -132,11 +146,17 @@ macro_rules! score_setters {
             self
         }
 
-        /// Takes mask, softmax scale and soft cap from a problem, and asks for this problem: a call that then lacks one
-        /// of its properties, such as sinks, or has another one, is refused with [`Error::OtherProblem`]. The problem's
-        /// strides and sequences do not matter.
+        /// Sets the form of LSE. Gradients take the default one.
+        pub fn lse_form(mut self, form: LseForm) -> Self {
+            self.scores.lse = form;
+            self
+        }
+
+        /// Takes mask, softmax scale, soft cap and the form of LSE from a problem, and checks the call against it: a
+        /// call that lacks one of the problem's properties, such as sinks, or has another one, is refused with
+        /// [`Error::OtherProblem`]. The problem's strides and sequences do not matter.
         ///
-        /// It is for code that gets problems as plain data, so that a property which it does not know is an error.
+        /// This is for code that gets problems as plain data: a property that the code does not know is then an error.
         pub fn for_problem(mut self, problem: &Problem) -> Self {
             self.scores = self.scores.of(problem);
             self

@@ -1,5 +1,5 @@
-//! The score of a run: for each engine, how many cases it computed or skipped, the reasons, and the largest ratio of an
-//! error to the error law's bound.
+//! The score of a run. For each engine: the number of cases that it computed or skipped, the reasons, and the largest
+//! ratio of an error to the error law's bound.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,7 +24,7 @@ struct Score {
 }
 
 impl Ledger {
-    /// Enters the answer of `engine` on `case`, judged by `judge`. Prints a skip.
+    /// Enters the answer of `engine` on `case`, which `judge` judges. If the case was skipped, prints the reason.
     pub fn enter<T, P: AsRef<[Satisfied]>>(
         &mut self,
         engine: &str,

@@ -57,7 +57,7 @@ pub struct Usage {
     pub spills: u32,
 }
 
-/// The reason why a text is not a lock.
+/// The error that a line of a text is not a line of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} of the lock is no kernel: {text}")]
 pub struct Malformed {
@@ -124,8 +124,8 @@ impl Lock {
 }
 
 impl Lock {
-    /// The kernels of `now` that spill more bytes than this lock allows, with both numbers. A kernel without a line may
-    /// spill any number of bytes. A kernel whose line has no number may spill none.
+    /// The kernels of `now` that spill more bytes than this lock allows, with both numbers of bytes. A kernel that the
+    /// lock does not list may spill any number. A kernel that is listed without a number may spill none.
     pub fn more_spills(&self, now: &Lock) -> Vec<String> {
         let spills = |code: &Code| code.assembled.map_or(0, |usage| usage.spills);
         let kernels = now.kernels.iter().filter_map(|(name, new)| {
@@ -135,8 +135,8 @@ impl Lock {
         kernels.collect()
     }
 
-    /// Number of assembled kernels whose name `is_meant` accepts, number of these kernels that spill, and the largest
-    /// number of spilled bytes.
+    /// Three numbers: of assembled kernels whose name `is_meant` accepts, of those kernels that spill, and of bytes
+    /// that the worst of them spills.
     pub fn count_spills(&self, is_meant: impl Fn(&str) -> bool) -> (usize, usize, u32) {
         let usages =
             self.kernels.iter().filter(|(name, _)| is_meant(name)).filter_map(|(_, code)| code.assembled);
@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// Test vectors from the page of the authors of FNV.
+    /// Checks the hash on test vectors that the authors of FNV publish.
     #[test]
     fn the_hash() {
         assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);

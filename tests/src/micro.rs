@@ -1,4 +1,4 @@
-//! Micro-kernels: one for each feature of the hardware, with the results of an H100.
+//! Micro-kernels, one for each feature of the hardware, and the results that an H100 gave.
 //!
 //! ```text
 //! the simulator's bits = the H100's bits, for every micro-kernel and every input
@@ -58,7 +58,7 @@ pub enum Rule {
     Bits,
     /// A digest of each group of this many bytes is stored and must be equal.
     Digests(usize),
-    /// All bits of binary32 numbers are stored. The model's numbers may differ by at most this distance.
+    /// All bits of binary32 numbers are stored. The simulator's numbers may be off by at most this distance.
     Near {
         /// Largest difference in ulp of the hardware's number.
         ulp: u32,
@@ -106,7 +106,7 @@ impl Micro {
         }
     }
 
-    /// Compares the stored parts of the model's and the hardware's results.
+    /// Compares the stored parts of the simulator's results (`model`) with the stored parts of the hardware's.
     ///
     /// # Errors
     /// The difference, in words.

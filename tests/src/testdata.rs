@@ -76,7 +76,7 @@ pub fn load(file: &str) -> Vec<Case> {
     [file, "regressions.toml"].into_iter().flat_map(read).collect()
 }
 
-/// Loads as [`load`] does, restricted to the case that the environment variable [`FILTER`] names, if it is set.
+/// Loads cases as [`load`] does. If the environment variable [`FILTER`] is set, loads only the case that it names.
 ///
 /// # Panics
 /// See [`load`].

@@ -26,7 +26,7 @@ fn code(line: &str) -> &str {
 
 /// The kinds of a kernel's names, and the numbers given so far.
 struct Names {
-    /// Class of each register, by its name, or by its prefix for declarations such as `%r<100>`.
+    /// Class of each register, by the register's name. `prefixes` has the classes of declarations such as `%r<100>`.
     classes: HashMap<String, String>,
     prefixes: HashMap<String, String>,
     labels: HashSet<String>,
@@ -70,7 +70,7 @@ impl Names {
                 .map_or(rest.len(), |end| end + first.len_utf8());
             let (token, after) =
                 rest.split_at(if is_name(first) || first == '%' { end } else { first.len_utf8() });
-            // Parts of an opcode and separators are not names.
+            // Separators and the parts of an opcode are not names.
             let is_name = token.len() > 1 || is_name(first);
             text += if text.ends_with('.') || !is_name { token } else { self.name(token) };
             rest = after;

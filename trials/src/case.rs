@@ -48,7 +48,7 @@ impl Case {
         }
     }
 
-    /// The command that reruns a module of the suite. It is restricted to this case if this is one of the chosen cases.
+    /// The command that reruns a module of the suite. `FA3_CASE` restricts it to this case, if this is a chosen case.
     pub fn replay(&self, test: &str) -> String {
         format!("FA3_CASE={} cargo test -p fa3-tests --test suite {test}::", self.name)
     }

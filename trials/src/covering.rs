@@ -51,7 +51,7 @@ pub fn covering(levels: &[usize], close: usize) -> Vec<Vec<usize>> {
             if row.iter().any(|&(chosen, _)| chosen == factor) {
                 continue;
             }
-            // Levels that cover no new tuple take turns.
+            // If several levels cover equally many new tuples, these levels take turns.
             let turn = |level| (level + count - rows.len() % count) % count;
             let new = |level| met(&row, (factor, level), close).filter(|tuple| open.contains(tuple)).count();
             let best = (0..count).max_by_key(|&level| (new(level), turn(level)));
@@ -81,7 +81,7 @@ fn tuples(levels: &[usize], close: usize) -> BTreeSet<Vec<Choice>> {
     tuples
 }
 
-/// The pairs and triples that `choice` forms with others. Their factors are in order.
+/// The pairs and triples that `choice` forms with `others`. The factors of each tuple are in order.
 fn met(others: &[Choice], choice: Choice, close: usize) -> impl Iterator<Item = Vec<Choice>> {
     let ordered = |mut tuple: Vec<Choice>| {
         tuple.sort_unstable();

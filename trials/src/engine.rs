@@ -48,7 +48,7 @@ pub trait Engine: Sync {
     }
 
     /// An engine that always uses the tile that this engine chooses for `case`; `None` if its tile does not depend on
-    /// the case. The tile decides which keys' P are rounded together, so only results of one tile have equal bits.
+    /// the case. A tile decides which keys' P are rounded together, so only results of equal tiles have equal bits.
     fn with_tile_of(&self, _case: &Case) -> Option<Box<dyn Engine>> {
         None
     }
@@ -82,7 +82,7 @@ pub enum Arithmetic {
     RoundedScores,
     /// FP8 arithmetic of the tensor core: limited accumulation and P in e4m3.
     Fp8,
-    /// Like [`Arithmetic::Fp8`], but row sums add the rounded P. LSE is off by the sum of P's rounding errors.
+    /// Like [`Arithmetic::Fp8`], but row sums add the rounded P. The sum of P's rounding errors is an error of LSE.
     Fp8RoundedSums,
 }
 
@@ -103,7 +103,7 @@ pub enum Skip {
     NoBackward,
     /// The engine takes other dtypes.
     Dtype(Dtype),
-    /// Some row hides a poisoned value: see [`Case::hides_a_poisoned_value`].
+    /// A NaN in V lies in a row that some query does not see (see [`Case::hides_a_poisoned_value`]).
     PoisonedValue,
     /// The engine needs Q and K both packed or both dense.
     PackedAndDense,
@@ -169,7 +169,7 @@ pub fn engines() -> Vec<Box<dyn Engine>> {
         Box::new(sim::Sim { tile: None }),
     ];
     for algorithm in Algorithm::ALL {
-        // The kernels' usual tile, and a tile whose sizes do not divide these sizes.
+        // The kernels' usual tile, and a tile whose sizes do not divide 128.
         for (rows, keys) in [(128, 128), (48, 40)] {
             engines.push(Box::new(joined::Joined(tiled::Tiled::new(algorithm, rows, keys))));
         }

@@ -2,7 +2,7 @@
 //! tests of trials, schedules and mutants loop over it.
 
 use crate::mutate::{Target, forward_targets, wide_targets};
-use crate::{Trial, append, bwd, cache, combine, fwd, intervals, ladder, packed, quantize};
+use crate::{Trial, append, bwd, cache, combine, fwd, intervals, ladder, packed, quantize, sparse};
 
 /// The kernels of an operation.
 pub struct Family {
@@ -20,7 +20,7 @@ pub struct Family {
 }
 
 /// Every family.
-pub fn families() -> [Family; 10] {
+pub fn families() -> [Family; 11] {
     [
         family("ladder", 10, ladder::rungs, || ladder::small_rungs(3), ladder::targets),
         family("fwd", 5, fwd::trials, fwd::small, forward_targets),
@@ -30,6 +30,7 @@ pub fn families() -> [Family; 10] {
         family("quantize", 10, quantize::trials, quantize::small, quantize::targets),
         family("packed", 20, packed::trials, packed::small, packed::targets),
         family("cache", 5, cache::trials, cache::small, cache::targets),
+        family("sparse", 5, sparse::trials, sparse::small, sparse::targets),
         family("combine", 20, combine::trials, combine::small, combine::targets),
         family("append", 20, append::trials, append::small, append::targets),
     ]

@@ -21,7 +21,7 @@ use fa3_ref::Forward;
 use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{CtaTile, Plan, PlanError, PlanOptions};
 use fa3_sim::{Loaded, Mode, Policy};
-use fa3_types::{Dtype, KnownProblem, Problem, ProblemSpec, Shape, TensorDesc, ValueLayout};
+use fa3_types::{Dtype, KnownProblem, LseForm, Problem, ProblemSpec, Shape, TensorDesc, ValueLayout};
 use ndarray::{Array3, Array4};
 use std::num::NonZeroU32;
 
@@ -61,6 +61,13 @@ pub enum Fault {
 pub fn device(sms: u32) -> DeviceLimits {
     DeviceLimits::h100_sxm().sms(NonZeroU32::new(sms).expect("a device has SMs"))
 }
+
+/// The default form of LSE, and two forms that together differ from it in everything.
+pub(crate) const LSE_FORMS: [LseForm; 3] = [
+    LseForm { base_two: false, without_sink: false, empty_is_infinite: false },
+    LseForm { base_two: true, without_sink: false, empty_is_infinite: true },
+    LseForm { base_two: false, without_sink: true, empty_is_infinite: true },
+];
 
 /// The specification of a dense problem, not yet validated.
 pub fn dense(

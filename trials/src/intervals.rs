@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// Bounds of the row with index `place` among the rows of all heads and sequences.
+    /// Bounds of row `row`. `place` is the row's index among the rows of all heads and sequences.
     fn bounds(self, row: usize, keys: usize, place: usize) -> [i32; 4] {
         let (at, end) = (row as i32, keys as i32);
         let mut number = place as u64;

@@ -6,17 +6,17 @@
 //! |lse − oracle|ᵢ  ≤ maxⱼ δᵢⱼ + 1e-5 · max(1, |oracle|ᵢ)        j over the keys that row i sees
 //! ```
 //!
-//! This is [`fa3_ref::law`] with the second line and the term δ added. δ bounds the error that the arithmetic may add
-//! to a score: the log-sum-exp moves by no more than the score that moves most. The oracle takes the inputs as rounded
-//! to the case's dtype. If row sums add the rounded P, [`rounded_row_sum_loss`] is added to the bound on LSE.
+//! This is [`fa3_ref::law`] with the second line and the term δ added. δᵢⱼ bounds the error that the arithmetic may add
+//! to the score of row i and key j. LSE moves by no more than the score that moves most. The oracle takes the inputs as
+//! rounded to the case's dtype. If row sums add the rounded P, [`rounded_row_sum_loss`] is added to the bound on LSE.
 //!
-//! For results exact to f32, δ = 0. For FP8 the baseline of O is the paper's (§4.3, Table 3), or the emulator of this
-//! library's algorithm if there are block scales, which the paper's baseline lacks. If row sums add the rounded P, the
-//! largest error may instead be twice the emulator's error with such sums. The reason: a few keys may have half of a
-//! row's weight while all other scores are equal. The equal scores are then rounded in the same way, and their errors
-//! add up to an error of the sum. The bound on the root mean square has no such exception. 1e-5 would be too strict for
-//! FP8: the tensor core keeps 13 bits below the largest of the 32 products and the accumulator that it adds at once
-//! (MMA-Sim, arXiv 2511.10909), so that each of the 33 addends and their sum may lose 2⁻¹³ of the largest.
+//! For results exact to f32, δ = 0. For FP8 the baseline of O is the paper's (§4.3, Table 3). If there are block
+//! scales, which the paper's baseline lacks, it is the emulator of this library's algorithm. If row sums add the
+//! rounded P, the largest error of O may instead be twice the emulator's error with such sums: where a few keys have
+//! half of a row's weight and all other scores are equal, the equal scores are rounded in the same way, and their
+//! errors add up. The bound on the root mean square has no such exception. δ of FP8 covers the tensor core, which keeps
+//! 13 bits below the largest of the 32 products and the accumulator that it adds at once (MMA-Sim, arXiv 2511.10909):
+//! each of the 33 addends and their sum may lose 2⁻¹³ of the largest.
 
 use std::borrow::Cow;
 
@@ -24,7 +24,7 @@ use fa3_quant::{Accumulation, Fp8Attention, Output, QuantError, StandardFp8, rou
 use fa3_ref::law::{ForwardLaw, Satisfied, Violation};
 use fa3_ref::norms::{ErrorNorms, Worst};
 use fa3_ref::{Forward, Precision};
-use fa3_types::Dtype;
+use fa3_types::{Dtype, LseForm};
 use ndarray::{Array3, Array4, ArrayView1, Axis};
 
 use crate::engine::{completed, emulated, fp8_codes};
@@ -42,6 +42,8 @@ pub struct Judge<'a> {
     /// The case without `qv`, because the law applies to the joined problem.
     case: Cow<'a, Case>,
     values: Cow<'a, Values>,
+    /// The form of LSE. The law applies to the default form.
+    form: LseForm,
     law: ForwardLaw,
     /// The law for e4m3 cases.
     fp8: Option<Fp8Law>,
@@ -60,12 +62,13 @@ impl<'a> Judge<'a> {
     /// # Panics
     /// If the shapes of the values differ from the problem's.
     pub fn new(case: &'a Case, values: &'a Values) -> Judge<'a> {
+        let form = case.problem.lse_form();
         let (case, values) = case.joined(values);
         let inputs = values.inputs(&case.problem);
         let precision = Precision::of_output(case.problem.o().dtype);
         let law = ForwardLaw::new(&inputs, precision);
         let fp8 = (case.problem.dtype() == Dtype::E4m3).then(|| {
-            // The standard baseline has per-tensor scales only.
+            // The paper's baseline has per-tensor scales only.
             let baseline = match case.problem.has_block_scales() {
                 true => emulated(&case, &values, EMULATOR),
                 false => {
@@ -78,14 +81,14 @@ impl<'a> Judge<'a> {
             let norms = ErrorNorms::of(&baseline, &law.oracle().o);
             let largest =
                 law.oracle().o.iter().filter(|o| o.is_finite()).fold(0.0, |max: f64, o| max.max(o.abs()));
-            // Results are rounded to bf16, the baseline to f16. f16 numbers are multiples of 2^-24. In bf16, products
-            // with a factor that is subnormal in f32 are flushed to 0.
+            // 2^-9: the result is rounded to bf16, but the baseline to f16. 2^-25: f16 numbers are multiples of 2^-24.
+            // 2^-110: in bf16, products with a factor that is subnormal in f32 are flushed to 0.
             let least = f64::powi(2.0, if precision == Precision::F16 { -25 } else { -110 });
             let rmse = 2.0 * norms.rmse + f64::powi(2.0, -9) * largest + least;
             let law = law.with_baseline(&inputs, baseline.view(), precision);
             Fp8Law { law, rmse }
         });
-        Judge { case, values, law, fp8 }
+        Judge { case, values, form, law, fp8 }
     }
 
     /// The oracle's result.
@@ -101,6 +104,7 @@ impl<'a> Judge<'a> {
     /// # Panics
     /// If 8-bit arithmetic is judged on a case that is not e4m3.
     pub fn forward(&self, arithmetic: Arithmetic, x: &Forward<f32>, replay: &str) -> Verdict<2> {
+        let x = &self.in_default_form(x);
         match arithmetic {
             Arithmetic::OfInputs => self.law.check(x, replay),
             Arithmetic::RoundedScores => {
@@ -109,7 +113,7 @@ impl<'a> Judge<'a> {
                     Precision::F16 => f64::powi(2.0, -11),
                     Precision::Bf16 => f64::powi(2.0, -8),
                 };
-                // A score is rounded as a product, after the scaling, and after the softcap.
+                // The score is rounded three times: as a product, after the scaling, and after the softcap.
                 let loss = |q: ArrayView1<'_, f32>, k: ArrayView1<'_, f32>| {
                     3.0 * half_ulp * products(q, k).sum::<f64>().abs()
                 };
@@ -133,6 +137,30 @@ impl<'a> Judge<'a> {
         }
     }
 
+    /// The results with LSE in the default form. Where +inf was asked for, -inf becomes NaN.
+    fn in_default_form(&self, x: &Forward<f32>) -> Forward<f32> {
+        let LseForm { without_sink, empty_is_infinite, .. } = self.form;
+        let mut lse = x.lse.mapv(|lse| match (empty_is_infinite, lse) {
+            (true, f32::INFINITY) => f32::NEG_INFINITY,
+            (true, f32::NEG_INFINITY) => f32::NAN,
+            _ => lse / self.form.unit() as f32,
+        });
+        let sinks = self.values.sink.iter().flatten().filter(|_| without_sink);
+        for (head, &sink) in sinks.enumerate() {
+            for index in 0..self.case.problem.batch() {
+                let (batch, first) = self.case.problem.rows_q().start(index);
+                let rows = first..first + self.case.problem.lengths(index).q;
+                let mut of_head = lse.index_axis_mut(Axis(0), batch).index_axis_move(Axis(0), head);
+                of_head.slice_axis_mut(Axis(0), rows.into()).mapv_inplace(|lse| {
+                    let largest = lse.max(sink);
+                    let sum = |x: f32| if x == largest { 1.0 } else { (x - largest).exp() };
+                    largest + if largest.is_finite() { (sum(lse) + sum(sink)).ln() } else { 0.0 }
+                });
+            }
+        }
+        Forward { o: x.o.clone(), lse }
+    }
+
     /// The law whose baseline of O is the emulator with row sums that add the rounded P.
     fn of_rounded_sums(&self) -> ForwardLaw {
         let baseline = emulated(&self.case, &self.values, EMULATOR.with_rounded_row_sums());
@@ -141,7 +169,7 @@ impl<'a> Judge<'a> {
         self.law.with_baseline(&self.values.inputs(&self.case.problem), baseline.view(), precision)
     }
 
-    /// The law if each product q · k may be off by `loss(q, k)`, and the logarithm of a row sum by `of_sums`.
+    /// The law if each product q · k may be off by `loss(q, k)`, and the logarithm of each row sum by `of_sums`.
     fn with_moved_scores(
         &self,
         law: &ForwardLaw,
@@ -197,8 +225,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// O of a baseline. If there are sinks, O is rounded once more: the factor of a row is exact, and only the product is
-/// rounded.
+/// O of a baseline. If there are sinks, O is multiplied by an exact factor for each row, and rounded once more.
 fn baseline_o(case: &Case, baseline: Result<Output, QuantError>) -> Array4<f32> {
     let Output { o, .. } = baseline.unwrap_or_else(|e| panic!("{}: {e}", case.name));
     let precision = Precision::of_output(case.problem.o().dtype);

@@ -22,8 +22,8 @@ pub(crate) fn targets() -> Vec<Target> {
     small_rungs(1).iter().map(Target::of_ladder).collect()
 }
 
-/// A trial of a kernel on standard normal inputs, with accumulators initialized to 0. `expected` computes the output
-/// from the inputs, array by array.
+/// A trial of a kernel on standard normal inputs, with accumulators initialized to 0. `expected` takes the input
+/// arrays, and returns the output.
 fn trial(
     name: String,
     bits: Bits,

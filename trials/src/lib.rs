@@ -34,6 +34,7 @@ pub mod packed;
 pub mod quantize;
 pub mod reshape;
 mod scales;
+pub mod sparse;
 pub mod strategies;
 mod trial;
 mod values;

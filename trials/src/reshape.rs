@@ -137,7 +137,7 @@ pub fn rows<F: Copy>(x: ArrayView4<'_, F>, sequences: &SequenceRows, index: usiz
     part.to_owned()
 }
 
-/// A dense problem with these values as its tensors. `problem` has all other properties.
+/// A dense problem with these values as its tensors, and with the other properties of `problem`.
 ///
 /// # Panics
 /// If the shapes of the values do not match: they must be slices of values of `problem`.
@@ -160,7 +160,7 @@ pub fn dense_like(problem: &KnownProblem, values: &Values) -> KnownProblem {
 /// Batch and rows of a tensor that holds exactly these sequences.
 pub fn extent(sequences: &SequenceRows) -> (usize, usize) {
     if !sequences.is_packed() {
-        // Dense sequences all have this capacity. There may be no sequences.
+        // All dense sequences have the same capacity. There may be no sequences.
         return (sequences.count(), sequences.capacity(0));
     }
     let ends = (0..sequences.count()).map(|index| sequences.start(index).1 + sequences.capacity(index));

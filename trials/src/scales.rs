@@ -18,7 +18,7 @@ pub enum Scaled {
 }
 
 impl Scaled {
-    /// All three, in the order of their scales.
+    /// Q, K and V, in the order of `descale_shapes`.
     pub const ALL: [Scaled; 3] = [Scaled::Q, Scaled::K, Scaled::V];
 
     /// The largest scale.
@@ -145,7 +145,7 @@ impl Scaled {
         })
     }
 
-    /// The codes with their scales, but without per-channel scales.
+    /// The codes with their scales. Per-channel scales are left out.
     ///
     /// # Panics
     /// If the array has another shape than the tensor.
@@ -173,7 +173,7 @@ fn block(of: &SequenceRows, rows: usize, sequence: usize, row: usize) -> usize {
     first + row / rows
 }
 
-/// A scale between 1/4 and [`Scaled::LARGEST`], with four digits.
+/// A scale between 1/4 and [`Scaled::LARGEST`], with four significant bits.
 fn scale(number: usize) -> f32 {
     let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     let (digits, exponent) = ((mixed & 7) as f32, (mixed >> 3 & 3) as i32);

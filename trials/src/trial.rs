@@ -38,8 +38,8 @@ pub enum Bits {
 }
 
 impl Trial {
-    /// A trial of a program on this memory. `judge` gets the memory after the run. All bytes outside of the outputs
-    /// have been checked to be unchanged.
+    /// A trial of a program on this memory. `judge` gets the memory after the run, once a check has shown that all
+    /// bytes outside of the outputs are unchanged.
     pub(crate) fn new(
         name: String,
         bits: Bits,

@@ -167,8 +167,8 @@ fn latent_queries(problem: &KnownProblem, dist: Dist, poison: Poison, seed: u64)
     Some(qv.mapv(|x| round(problem.dtype(), x)))
 }
 
-/// A sink for each query head. Most are near the scores; the others are absent, or far below or above (exp(200)
-/// overflows). A larger sink would make the error law's bound larger than O.
+/// A sink for each query head. Most sinks are near the scores. The others are absent (-inf), or far below or above the
+/// scores: exp(200) overflows. A larger sink would make the error law's bound larger than O.
 fn sinks(problem: &KnownProblem, seed: u64) -> Array1<f32> {
     // Problems with one head get different sinks, too.
     let [q, k] = [problem.q(), problem.k()].map(|x| (x.shape.seqlen + 1000 * x.shape.head_dim) as u64);
@@ -217,7 +217,7 @@ fn rows(shape: Shape, rng: &mut Rng, dist: Dist, scale: f64, side: Side) -> Arra
     let within = |x: f64| x.min(250.0);
     let peak = |score: f64| within((score / scale).sqrt());
     let count = shape.seqlen as f64;
-    // The score changes by a quarter per key. Q contributes a factor of 8.
+    // The score changes by a quarter from key to key. Q contributes a factor of 8.
     let step = within(0.25 * count / (8.0 * scale)) / count.max(1.0);
     Array4::from_shape_fn(shape.dims(), |(_, row, _, d)| match dist {
         Dist::LargeLogits if d == 0 => peak(1e4),

@@ -1,9 +1,9 @@
-//! A transformer that learns to repeat a sequence, with this crate's attention and candle's gradients:
-//! `cargo run --release --example train`, and on a GPU with `--features cuda`.
+//! Trains a transformer to repeat a sequence, with this crate's attention and candle's gradients: `cargo run --release
+//! --example train`. On a GPU, add `--features cuda`.
 //!
 //! Each sample is a sequence of random tokens, followed by the same sequence. The model predicts the next token at each
-//! position. It can predict the tokens of the second half if it attends to the first half. The exit code is 1 if it
-//! does not learn this.
+//! position. It can predict the tokens of the second half if it attends to the first half. If the model does not learn
+//! this, the exit code is 1.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::rms_norm_slow;
@@ -12,7 +12,7 @@ use candle_nn::{embedding, linear_no_bias, loss::cross_entropy};
 use fa3_candle::flash_attn;
 
 const TOKENS: usize = 16;
-/// Number of rows of each half.
+/// Number of tokens in each half of a sample.
 const HALF: usize = 8;
 const BATCH: usize = 16;
 const HEADS: usize = 4;
@@ -52,7 +52,7 @@ fn sample(device: &Device) -> Result<Tensor> {
     Tensor::cat(&[&half, &half], 1)?.to_dtype(DType::U32)?.to_device(device)
 }
 
-/// Two layers between two embeddings and a projection.
+/// Two layers after the embeddings of tokens and of positions, and a projection to logits.
 struct Model {
     tokens: Embedding,
     positions: Embedding,
@@ -105,10 +105,10 @@ impl Layer {
 
     fn attention(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, rows, _) = x.dims3()?;
-        // Kernels take 16-bit inputs.
+        // On a GPU, attention takes 16-bit inputs.
         let dtype = if x.device().is_cuda() { DType::BF16 } else { DType::F32 };
         let qkv = self.qkv.forward(x)?.to_dtype(dtype)?.reshape((batch, rows, (), HEAD_DIM))?;
-        // Q, K and V are parts of one tensor, and are not copied.
+        // Q, K and V are views of one tensor, and are not copied.
         let q = qkv.narrow(2, 0, HEADS)?;
         let k = qkv.narrow(2, HEADS, HEADS_KV)?;
         let v = qkv.narrow(2, HEADS + HEADS_KV, HEADS_KV)?;

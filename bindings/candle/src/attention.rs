@@ -9,7 +9,7 @@ use crate::op;
 use crate::rows::{Rows, check_device};
 use crate::{Cached, Packed};
 
-/// Attention, as a builder: the functions of this crate are short forms of it.
+/// Attention, as a builder. The functions of this crate are short forms of this builder.
 ///
 /// ```text
 /// O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -17,7 +17,7 @@ use crate::{Cached, Packed};
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim), V (batch, seqlen_k, heads_kv,
 /// head_dim_v); heads_q is a multiple of heads_kv, and query head h reads key/value head h / (heads_q / heads_kv).
-/// They are f16, bf16 or, on the CPU, f32, all of one type, which O has as well.
+/// Q, K, V and O have one type: f16, bf16 or, on the CPU, f32.
 ///
 /// Candle's `backward` computes gradients of Q, K, V and the sinks from the gradients of O and LSE. Attention over a
 /// [`Cached`] has no gradients.
@@ -76,9 +76,9 @@ impl Attention {
         self
     }
 
-    /// Gives each query head an attention sink (heads_q), of any type, as in GPT-OSS: the logit of one more key that
-    /// every row sees and whose value is 0. It is neither scaled nor capped, and adds to the softmax's denominator and
-    /// to LSE. If the sinks have gradients, Q is copied.
+    /// Gives each query head an attention sink (heads_q), of any type, as in GPT-OSS. A sink is the logit of one more
+    /// key that every row sees and whose value is 0. It is neither scaled nor capped, and adds to the softmax's
+    /// denominator and to LSE. If the sinks have gradients, Q is copied.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -97,7 +97,7 @@ impl Attention {
         self
     }
 
-    /// Makes gradients on a GPU have the same bits in every run, which may be slower. On the CPU they always have.
+    /// Makes gradients on a GPU have the same bits in every run, which may be slower. On the CPU, gradients always do.
     pub fn deterministic(mut self) -> Attention {
         self.deterministic = true;
         self
@@ -111,8 +111,8 @@ impl Attention {
         self.run([q, k, v], Rows::default()).map(|pass| pass.o)
     }
 
-    /// Computes O and LSE, f32 (batch, heads_q, seqlen_q). LSE of a row that sees no key is -inf, or the sink.
-    /// Gradients of both take one backward pass.
+    /// Computes O and LSE, f32 (batch, heads_q, seqlen_q). In a row that sees no key, LSE is -inf, or the sink. One
+    /// backward pass computes the gradients of both O and LSE.
     ///
     /// # Errors
     /// The errors of [`Attention::forward`].
@@ -183,7 +183,7 @@ impl Attention {
         op::run(self, [q?, k?, v?], rows, sink.transpose()?)
     }
 
-    /// The keys that a query sees. A bound of 2³² rows or more counts as unbounded, since no tensor has 2³² rows.
+    /// The mask. A bound of 2³² rows or more counts as unbounded, since no tensor has that many rows.
     pub(crate) fn mask(&self) -> Mask {
         let [left, right] = self.window.map(|bound| u32::try_from(bound?).ok());
         Mask::window(left, right)

@@ -4,8 +4,8 @@ use candle_core::{Result, Tensor};
 
 use crate::rows::{List, Rows};
 
-/// The rows of a cache that are in use: the number of rows of each sequence, and the pages in which they lie, if the
-/// cache has pages.
+/// The rows of a KV cache that are in use: the number of rows of each sequence, and the page table, if the cache is
+/// paged.
 ///
 /// ```text
 /// dense              K and V (sequences, rows, heads_kv, head_dim)     sequence i is entry i
@@ -13,8 +13,8 @@ use crate::rows::{List, Rows};
 ///                                                                      of page page_table[i][r / page_rows]
 /// ```
 ///
-/// Keys and values are read where they lie in memory. The program writes new rows to the cache itself before the call,
-/// for example by candle's `slice_set`:
+/// Keys and values are read where they lie in memory. Before the call, the caller writes new rows to the cache, for
+/// example by candle's `slice_set`:
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -38,8 +38,8 @@ use crate::rows::{List, Rows};
 pub struct Cached(pub(crate) Rows);
 
 impl Cached {
-    /// Takes the number of rows in use of each sequence, including new rows, u32 or i32 (sequences) on the tensors'
-    /// device; and the number of rows of the longest sequence.
+    /// Takes the number of rows in use of each sequence, new rows included, as u32 or i32 (sequences) on the tensors'
+    /// device. `max_seqlen` is the number of rows of the longest sequence.
     ///
     /// On the CPU the list is read, and a sequence that is longer than `max_seqlen` is refused. On a GPU only the
     /// kernels read the list: an invalid list gives unspecified results and no error, and `max_seqlen` is only a hint
@@ -52,8 +52,8 @@ impl Cached {
         Ok(Cached(Rows { seqused_k: Some(seqused_k), longest: [0, max_seqlen], ..Rows::default() }))
     }
 
-    /// Takes K and V as pages: row i of the table, u32 or i32 (sequences, pages), names the pages of sequence i in
-    /// order. Sequences may share pages. Entries behind a sequence's rows may be anything.
+    /// Takes K and V as pages. Row i of the table, u32 or i32 (sequences, pages), lists the pages of sequence i in
+    /// order. Sequences may share pages. Entries after a sequence's last page are ignored.
     ///
     /// # Errors
     /// The table has another shape or type.
@@ -66,7 +66,7 @@ impl Cached {
     }
 
     /// Takes Q as packed, (total_q, heads_q, head_dim): sequence i is rows `cu_seqlens_q[i] .. cu_seqlens_q[i + 1]`.
-    /// The list and the number are described at [`Packed::new`](crate::Packed::new).
+    /// [`Packed::new`](crate::Packed::new) describes `cu_seqlens_q` and `max_seqlen_q`.
     ///
     /// # Errors
     /// The list has another shape or type.

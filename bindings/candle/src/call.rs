@@ -8,7 +8,7 @@ use crate::Attention;
 use crate::error::Error;
 use crate::rows::Rows;
 
-/// A forward pass: all that its plan depends on, except for the device.
+/// A forward pass: everything that its plan depends on, except for the device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Call {
     /// The types, shapes and strides of Q, K and V.
@@ -68,7 +68,7 @@ impl Call {
 
     /// The problem, not yet checked, with a contiguous O.
     pub(crate) fn spec(&self) -> ProblemSpec {
-        // No `..` here: what a call has must not be forgotten.
+        // There is no `..` here, so that a new field of a call cannot be forgotten.
         let Call { inputs: [q, k, v], sequences: [of_q, of_k], mask, softmax_scale, softcap, sink } = *self;
         let o = problem::Shape { head_dim: v.shape.head_dim, ..q.shape };
         let spec = ProblemSpec::new(q, k, v, TensorDesc::contiguous(q.dtype, o)).mask(mask);
@@ -92,7 +92,7 @@ impl Call {
         }
     }
 
-    /// The shapes of Q, K and V as candle's tensors have them.
+    /// The shapes of Q, K and V, in the form that candle's tensors have.
     pub(crate) fn input_shapes(&self) -> [Shape; 3] {
         let ([q, k, v], [of_q, of_k]) = (self.inputs, self.sequences);
         [(q, of_q), (k, of_k), (v, of_k)].map(|(x, sequences)| tensor_shape(x.shape, sequences))
@@ -104,8 +104,8 @@ fn tensor_shape(shape: problem::Shape, sequences: Sequences) -> Shape {
     Shape::from(if sequences.is_packed() { &dims[1..] } else { &dims[..] })
 }
 
-/// A tensor's type, shape and strides, without meaningless strides: calls that differ only in such strides share a
-/// plan.
+/// A tensor's type, shape and strides. The stride of a dimension of 1 is replaced, because it has no meaning: calls
+/// that differ only in such strides share a plan.
 ///
 /// # Errors
 /// [`Error::Dense`], [`Error::Packed`] or [`Error::Dtype`].
@@ -136,7 +136,7 @@ pub(crate) fn desc(
     };
     let [batch, seqlen, heads, head_dim] = dims;
     let mut desc = TensorDesc::contiguous(dtype, problem::Shape { batch, seqlen, heads, head_dim });
-    // A stride beyond i64 becomes a number that is refused as too large.
+    // A stride beyond i64 becomes i64::MAX, which is refused as too large.
     let [batch, seqlen, heads, head_dim] = strides.map(|stride| i64::try_from(stride).unwrap_or(i64::MAX));
     (desc.strides.batch, desc.strides.seqlen) = (batch, seqlen);
     (desc.strides.heads, desc.strides.head_dim) = (heads, head_dim);
@@ -144,7 +144,7 @@ pub(crate) fn desc(
 }
 
 /// Whether kernels read a tensor of 16-bit elements without a copy: its rows have no gaps, and begin at multiples of 16
-/// bytes. A head dimension that is not a multiple of 8 is refused elsewhere, since a copy would not help.
+/// bytes. A copy would not help a head dimension that is not a multiple of 8. Another check refuses it.
 fn has_readable_rows(layout: &Layout) -> bool {
     const MULTIPLE: usize = Dtype::F16.row_multiple();
     let Some((row, outer)) = layout.stride().split_last() else { return false };
@@ -174,7 +174,7 @@ mod tests {
     fn rows_that_kernels_read_begin_at_multiples_of_16_bytes() {
         let dims = [2, 10, 3, 64];
         assert!(has_readable_rows(&layout(dims, [1920, 192, 64, 1], 0)));
-        // Heads before rows, a slice of a packed QKV tensor, and keys that all heads share.
+        // Heads before rows; a slice of a packed QKV tensor; and keys that all heads share.
         assert!(has_readable_rows(&layout(dims, [1920, 64, 640, 1], 0)));
         assert!(has_readable_rows(&layout(dims, [5760, 576, 192, 1], 64)));
         assert!(has_readable_rows(&layout(dims, [640, 64, 0, 1], 0)));

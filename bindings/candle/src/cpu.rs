@@ -112,7 +112,7 @@ fn backward_of<T: Scalar<Output = T> + WithDType>(
     Ok(([tensor(dq, of_q)?, tensor(dk, of_k)?, tensor(dv, of_v)?], dsink))
 }
 
-/// The call as an `fa3::Attention`; calls over a cache are built elsewhere.
+/// The call as an `fa3::Attention`, unless K and V are a cache.
 fn attention<'a, T: Scalar>(
     problem: &Problem,
     [q, k, v]: [ArrayView4<'a, T>; 3],

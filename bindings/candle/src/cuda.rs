@@ -18,14 +18,14 @@ use crate::call::{Call, desc};
 use crate::error::Error;
 use crate::op::{Gradients, Pass};
 
-/// Open devices by their numbers, with all kernels that were compiled for them. They stay open until the process ends.
+/// Open devices by their numbers, with all kernels compiled for them. They stay open until the process ends.
 static DEVICES: LazyLock<Mutex<HashMap<u32, Device>>> = LazyLock::new(Mutex::default);
-/// Forward passes by device number and call.
+/// Plans of forward passes, by device number and call.
 static FORWARD: LazyLock<PlanCache<(u32, Call), Forward>> = LazyLock::new(PlanCache::default);
-/// Backward passes by device number and call.
+/// Plans of backward passes, by device number and call.
 static BACKWARD: LazyLock<PlanCache<(u32, BackwardCall), Backward>> = LazyLock::new(PlanCache::default);
 
-/// A backward pass: all that its plan depends on, except for the device.
+/// A backward pass: everything that its plan depends on, except for the device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct BackwardCall {
     forward: Call,
@@ -118,7 +118,7 @@ fn held<'a>(tensors: impl Iterator<Item = (&'static str, &'a Tensor)>) -> Vec<He
     tensors.map(|(name, x)| (name, x.storage_and_layout())).collect()
 }
 
-/// The address of a slice of any supported type, and the guard that must be dropped after the launch.
+/// Gets the address of a slice of any supported type, and a guard that must be dropped after the launch.
 macro_rules! address {
     ($storage:expr, $slice:expr, $address:ident, $stream:expr) => {{
         let given = $storage.dtype();
@@ -134,7 +134,7 @@ macro_rules! address {
     }};
 }
 
-/// The tensors of a launch, by their names. Candle's events are recorded when it is dropped, after the launch.
+/// The tensors of a launch, by their names. Dropping this value, after the launch, records candle's events.
 struct Launch<'a> {
     stream: &'a Arc<CudaStream>,
     at: Vec<(&'static str, Option<u64>)>,
@@ -155,7 +155,7 @@ impl<'a> Launch<'a> {
         Ok(())
     }
 
-    /// Adds tensors that are read. Entries of lists have the same bits as u32 and as i32.
+    /// Adds tensors that are read. A list entry has the same bits as u32 and as i32.
     fn inputs(&mut self, held: &'a [Held<'a>]) -> Result<()> {
         held.iter().try_for_each(|(name, (storage, layout))| self.input(name, on_gpu(storage)?, layout))
     }
@@ -192,7 +192,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// Memory for a kernel's output, at least one element: the driver cannot allocate 0 bytes.
+/// Memory for a kernel's output. It has at least one element, because the driver cannot allocate 0 bytes.
 fn uninitialised(device: &CudaDevice, dtype: DType, shape: &Shape) -> Result<CudaStorage> {
     // SAFETY: any bits are a valid element, and the kernel that gets the memory writes all of it before anything reads
     // it.
@@ -222,7 +222,7 @@ fn ordinal(stream: &CudaStream) -> Result<u32> {
 
 /// The device, opened once.
 fn open(ordinal: u32) -> Result<Device> {
-    // After a panic, the map still has all devices that were inserted.
+    // If another thread panicked, the map still has all devices that were inserted.
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(device) = devices.get(&ordinal) {
         return Ok(device.clone());

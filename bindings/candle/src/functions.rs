@@ -202,11 +202,11 @@ pub fn flash_attn_varlen_paged_windowed(
     capped(attention, softcap.unwrap_or(0.)).forward_cached(q, k, v, &cached)
 }
 
-/// Defines functions of candle-flash-attn that always take slopes.
+/// Defines those functions of candle-flash-attn that always take ALiBi slopes.
 macro_rules! refusing {
     ($($name:ident($($argument:ident: $type:ty),+);)+) => {$(
         /// Refuses `alibi_slopes`, which no kernel here supports. The function exists so that programs that call it
-        /// compile.
+        /// still compile.
         ///
         /// # Errors
         /// Always.

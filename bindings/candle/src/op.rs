@@ -8,8 +8,8 @@
 //! - [`Sinks`], of Q and the sinks, copies Q. It is used only if the sinks have gradients.
 //!
 //! Candle differentiates LSE before O, and O before Q. `LogSumExp` leaves the gradient of LSE in the pass, where
-//! `Output` finds it, and `Output` leaves the gradient of the sinks, where `Sinks` finds it: all gradients take one
-//! backward pass.
+//! `Output` takes it. `Output` leaves the gradient of the sinks, where `Sinks` takes it. So one backward pass computes
+//! all gradients.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -44,14 +44,13 @@ pub(crate) struct Pass {
     dsink: Left,
 }
 
-/// A gradient that the backward pass of one operation leaves for another operation, for each thread that runs
-/// `backward`.
+/// A gradient that one operation leaves for another operation, separately for each thread that runs `backward`.
 #[derive(Default)]
 struct Left(Mutex<HashMap<ThreadId, Tensor>>);
 
 impl Left {
     fn put(&self, gradient: Option<Tensor>) {
-        // After a panic, the map still has all gradients that were inserted.
+        // If another thread panicked, the map still has all gradients that were inserted.
         let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         map.extend(gradient.map(|gradient| (thread::current().id(), gradient)));
     }
@@ -122,14 +121,14 @@ impl Pass {
         Ok(Call::new(&self.attention, inputs, &self.rows, self.sink.as_ref())?)
     }
 
-    /// Keeps LSE, which was computed with O. A pass is run once.
+    /// Keeps LSE, which was computed with O. A pass runs only once.
     fn keep(&self, lse: Storage, call: &Call) {
         let lse = Tensor::from_storage(lse, call.lse_shape(), BackpropOp::none(), false);
         self.lse.get_or_init(|| lse);
     }
 
-    /// Computes dQ, dK and dV, from the gradient of O and from the gradient of LSE that this thread has left. Leaves
-    /// dsink.
+    /// Computes dQ, dK and dV from the gradient of O and from the gradient of LSE that this thread has left. Leaves
+    /// dsink for [`Sinks`].
     fn gradients(&self, inputs: [&Tensor; 3], o: &Tensor, dout: &Tensor) -> Result<[Tensor; 3]> {
         if self.rows.is_cached() {
             return Err(Error::CachedGradients.into());
@@ -233,7 +232,7 @@ impl CustomOp1 for LogSumExp {
         Ok((cuda::on_gpu(&storage)?.try_clone(layout)?, layout.shape().clone()))
     }
 
-    /// Leaves the gradient for [`Output`]. The gradient of O itself is zeros.
+    /// Leaves the gradient for [`Output`], and returns zeros as the gradient of O.
     fn bwd(&self, o: &Tensor, _: &Tensor, dlse: &Tensor) -> Result<Option<Tensor>> {
         self.0.dlse.put(Some(dlse.detach().contiguous()?));
         Ok(Some(o.zeros_like()?))

@@ -12,8 +12,8 @@ use crate::rows::{List, Rows};
 pub struct Packed(pub(crate) Rows);
 
 impl Packed {
-    /// Takes the lists (sequences + 1), u32 or i32, on the device of the tensors, and the number of rows of the longest
-    /// sequences.
+    /// Takes `cu_seqlens` of Q, and of K and V, as u32 or i32 (sequences + 1) on the tensors' device, and the number of
+    /// rows of the longest sequence of each.
     ///
     /// On the CPU the lists are read, and a sequence that is longer than `max_seqlen` is refused. On a GPU only the
     /// kernels read the lists: an invalid list gives unspecified results and no error, and `max_seqlen` is only a hint

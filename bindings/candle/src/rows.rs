@@ -6,7 +6,7 @@ use fa3::problem::{self, Sequences, TensorName, hint};
 
 use crate::error::Error;
 
-/// The lists of a call. Without lists, tensors are dense and used in full.
+/// The lists of a call. If there are none, tensors are dense and all their rows are in use.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rows {
     /// cu_seqlens of Q, if Q is packed.
@@ -46,8 +46,8 @@ impl Rows {
         self.lists().try_for_each(|(_, list)| check_device(list.name, &list.numbers, q))
     }
 
-    /// The sequences of Q, and of K and V, for planning. The hints of the longest sequences are rounded, so that calls
-    /// of similar lengths share a plan. A list without entries has no sequences.
+    /// The sequences of Q, and of K and V, for planning. The lengths of the longest sequences are rounded, so that
+    /// calls of similar lengths share a plan. A `cu_seqlens` without entries has no sequences.
     pub(crate) fn sequences(&self, q: problem::Shape, k: problem::Shape) -> [Sequences; 2] {
         let packed = |list: &List| Sequences::packed(list.numbers.elem_count().saturating_sub(1));
         let dense = |x: problem::Shape| Sequences::dense(x.batch, x.seqlen);
@@ -133,8 +133,8 @@ impl List {
         List::new(name, numbers, numbers.rank() == 1, "(sequences + 1)")
     }
 
-    /// The number of rows of each sequence, from `cu_seqlens`: u32 or i32 (sequences), on the list's device. The host
-    /// reads the list, except for u32 on a GPU.
+    /// The number of rows of each sequence, u32 or i32 (sequences), computed from `cu_seqlens` on its device. The host
+    /// reads the list, unless it is u32 on a GPU.
     ///
     /// # Errors
     /// [`Error::ListEntry`], or the driver's errors.
@@ -169,7 +169,7 @@ pub(crate) fn check_device(list: &'static str, x: &Tensor, q: &Device) -> std::r
     Err(Error::ListDevice { list, given: x.device().location(), expected: q.location() })
 }
 
-/// The differences of successive entries: the number of rows of each sequence, negative where the list decreases.
+/// The lengths of the sequences: the differences of successive entries, negative where the list decreases.
 fn lengths(ends: &[i32]) -> Vec<i32> {
     ends.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect()
 }

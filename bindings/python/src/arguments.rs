@@ -1,12 +1,12 @@
-//! Arguments as they come from Python.
+//! Arguments that a call gets from Python.
 
 use std::cell::Cell;
 use std::{fmt, mem};
 
 use fa3::problem::hint;
 use fa3_types::{
-    AppendRotary, Dtype, Partials, Positions, RopeStyle, Rotary, SequenceBase, Sequences, Shape, Strides,
-    TensorDesc,
+    AppendRotary, Dtype, ExtraCache, Partials, Positions, RopeStyle, Rotary, SequenceBase, Sequences, Shape,
+    Strides, TensorDesc,
 };
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::intern;
@@ -21,27 +21,27 @@ use crate::place::Place;
 /// Largest number of dimensions of a tensor.
 const DIMS: usize = 5;
 
-/// How an operation uses a tensor. Inputs that it cannot read are copied; the copy lives until the launch, and later
-/// work on the stream may reuse its memory.
+/// How an operation uses a tensor. If it cannot read an input in this way, the input is copied. The copy lives until
+/// the launch, and later work on the stream may reuse its memory.
 #[derive(Clone, Copy)]
 enum Access {
-    /// Where it lies, with its own strides.
+    /// Where it lies, with its own strides. It is never copied.
     InPlace,
-    /// With its own strides.
+    /// With any strides of its own.
     Strided,
-    /// With its own strides. On a GPU the last dimension has no gaps.
+    /// With its own strides, but on a GPU the last dimension has no gaps.
     Rows,
-    /// As rows without gaps that begin at multiples of 16 bytes, and that lie apart where they are not expanded.
+    /// As rows without gaps that begin at multiples of 16 bytes. If `is_apart`, no two rows share memory.
     Aligned { is_apart: bool },
-    /// On a GPU as rows without gaps that may be slices of wider ones, and contiguous on the CPU.
+    /// On a GPU as rows without gaps that may be parts of wider rows, and on the CPU contiguous.
     Slices,
     /// Contiguous. On a GPU it begins at a multiple of this many bytes.
     Contiguous(u64),
 }
 
-/// A list of integers, of which kernels read one at a time.
+/// The access to a list of integers. Kernels read one integer at a time.
 const LIST: Access = Access::Contiguous(4);
-/// A tensor of which kernels read 16 bytes at a time.
+/// The access to a tensor of which kernels read 16 bytes at a time.
 const DENSE: Access = Access::Contiguous(16);
 
 /// A tensor argument from Python.
@@ -54,7 +54,7 @@ struct Given<'py> {
     strides: [i64; DIMS],
 }
 
-/// A call's tensors, by their names: torch's, or numbers (dtype, address, shape, strides).
+/// The tensors of a call, by their names. A tensor is torch's, or a tuple (dtype, address, shape, strides).
 pub(crate) struct Tensors<'a, 'py> {
     place: Place,
     given: Vec<(&'a str, &'a Bound<'py, PyAny>)>,
@@ -102,13 +102,13 @@ impl<'py> Given<'py> {
         &self.shape[..self.rank]
     }
 
-    /// Its extents, if it has N dimensions.
+    /// The tensor's extents, if it has N dimensions.
     fn extents<const N: usize>(&self) -> Result<[usize; N], Error> {
         let wrong = |_| Error::Rank { tensor: self.name, given: self.rank, expected: N };
         self.shape().try_into().map_err(wrong)
     }
 
-    /// Strides of a contiguous tensor of its shape.
+    /// The strides that the tensor would have if it were contiguous.
     fn contiguous(&self) -> [i64; DIMS] {
         let (mut strides, mut step) = ([0; DIMS], 1_i64);
         for (to, extent) in strides[..self.rank].iter_mut().zip(self.shape()).rev() {
@@ -123,7 +123,7 @@ impl<'py> Given<'py> {
         self.shape().contains(&0) || dims.all(|((extent, given), wanted)| *extent == 1 || given == wanted)
     }
 
-    /// Checks a list of integers, whose shape fits or not.
+    /// Checks a list of integers. `fits` says whether its shape is as expected.
     fn check_list(&self, fits: bool, expected: fmt::Arguments<'_>) -> PyResult<()> {
         if fits && matches!(known(&self.dtype)?, Some(Element::Integer)) {
             return Ok(());
@@ -131,8 +131,8 @@ impl<'py> Given<'py> {
         Err(self.refused(format_args!("i32 {expected}")))
     }
 
-    /// Checks a tensor whose dtype and shape follow from others. Tensors of packed sequences have no batch. `what`
-    /// names the dimensions.
+    /// Checks a tensor whose dtype and shape follow from other tensors. Tensors of packed sequences have no batch.
+    /// `what` names the dimensions.
     fn check<const N: usize>(
         &self,
         dtype: Dtype,
@@ -160,7 +160,8 @@ impl<'py> Given<'py> {
         self.rank == 0 || self.strides[self.rank - 1] == 1
     }
 
-    /// Whether rows without gaps begin at multiples of 8 elements, 16 bytes of the smallest ones, and lie apart.
+    /// Whether the tensor has rows without gaps, at multiples of 8 elements (16 bytes of 16-bit types). If `is_apart`,
+    /// they must not be expanded.
     fn has_aligned_rows(&self, is_apart: bool) -> bool {
         let outer = self.rank.saturating_sub(1);
         let are_apart = !is_apart || self.shape().contains(&0) || !self.strides[..self.rank].contains(&0);
@@ -168,12 +169,12 @@ impl<'py> Given<'py> {
         self.has_rows() && are_apart && outer.all(|(extent, stride)| *extent <= 1 || stride % 8 == 0)
     }
 
-    /// Whether rows without gaps lie apart, in order.
+    /// Whether the tensor has rows without gaps, in order, that do not overlap.
     fn has_slices(&self) -> bool {
         self.rank == 2 && self.has_rows() && self.strides[0] >= self.shape[1] as i64
     }
 
-    /// The method of torch's tensors that makes one which an operation can use, if it cannot use this one.
+    /// The torch method by which an operation copies the tensor, if it cannot use the tensor as it is.
     fn copied_by(
         &self,
         x: &Bound<'py, PyAny>,
@@ -199,7 +200,7 @@ impl<'py> Given<'py> {
         Ok(if is_readable { (!is_aligned).then_some("clone") } else { Some("contiguous") })
     }
 
-    /// Its extents and strides. If it has one dimension fewer than N, a dimension of 1 is inserted at index `at`.
+    /// The tensor's extents and strides. If a dimension is missing, a dimension of 1 is inserted at index `at`.
     fn dims<const N: usize>(&self, at: usize) -> Result<([usize; N], [i64; N]), Error> {
         let (mut shape, mut strides) = ([1; N], [0; N]);
         let gap = match N.checked_sub(self.rank) {
@@ -214,7 +215,7 @@ impl<'py> Given<'py> {
         Ok((shape, strides))
     }
 
-    /// Its description without meaningless strides: calls that differ only in such strides share a plan.
+    /// The tensor's description without meaningless strides. Calls that differ only in such strides share a plan.
     fn desc(&self) -> PyResult<TensorDesc> {
         let ([batch, seqlen, heads, head_dim], strides) = self.dims(0)?;
         let shape = Shape { batch, seqlen, heads, head_dim };
@@ -234,8 +235,8 @@ impl<'a, 'py> Tensors<'a, 'py> {
         self.given.iter().any(|(given, _)| *given == name)
     }
 
-    /// A tensor that an operation uses, if given. An operation takes each tensor once, by this or another method. All
-    /// methods refuse a tensor in another place, of another type, or that does not fit.
+    /// Takes a tensor for an operation, if it is given. An operation takes each tensor once, by this or another method.
+    /// All methods refuse a tensor that is in another place, has another type, or does not fit.
     ///
     /// # Errors
     /// The tensor is refused.
@@ -245,7 +246,7 @@ impl<'a, 'py> Tensors<'a, 'py> {
             let mut given = Given::of_numbers(name, numbers)?;
             let is_copied = match (access, self.place) {
                 (Access::Rows, Place::CheckedForGpu) => !given.has_rows(),
-                // Where a tensor without memory will lie is not known.
+                // It is not known where a tensor without memory will lie.
                 (Access::Aligned { .. }, Place::CheckedForGpu | Place::CheckedForCpu) => true,
                 _ => false,
             };
@@ -298,7 +299,7 @@ impl<'a, 'py> Tensors<'a, 'py> {
         Err(PyValueError::new_err(sentence))
     }
 
-    /// Whether there is an output whose shape follows from other tensors. It is new, and trusted to be contiguous.
+    /// Whether there is an output whose shape follows from other tensors. It is trusted to be new and contiguous.
     ///
     /// # Errors
     /// An entry has a wrong type.
@@ -337,7 +338,7 @@ impl<'a, 'py> Tensors<'a, 'py> {
         self.take(name, Access::Rows)?.map(|x| x.desc()).transpose()
     }
 
-    /// O of the forward pass as an input, or its gradient, which may be expanded. Dtype and shape are known.
+    /// O as an input of the backward pass, or dO, which may be expanded. Other tensors determine its dtype and shape.
     pub(crate) fn like_o(
         &mut self,
         name: &'static str,
@@ -378,7 +379,7 @@ impl<'a, 'py> Tensors<'a, 'py> {
         self.get(name, Access::InPlace)?.desc()
     }
 
-    /// As [`Tensors::output`], for an optional tensor. An address stands for a new tensor that is like the default.
+    /// As [`Tensors::output`], for an optional tensor. If only its address is given, it is a new tensor like `default`.
     pub(crate) fn output_like(&mut self, name: &'static str, default: TensorDesc) -> PyResult<TensorDesc> {
         let found = self.given.iter().find(|(given, _)| *given == name);
         if let Some(Ok(address)) = found.map(|(_, x)| x.cast::<PyInt>()) {
@@ -404,8 +405,8 @@ impl<'a, 'py> Tensors<'a, 'py> {
         Ok(TensorDesc { dtype: named(&given.dtype)?, shape, strides }.canonical())
     }
 
-    /// A tensor of splits, (splits, batch, seqlen, heads, head_dim), without a batch for packed sequences. LSE has no
-    /// head_dim dimension, any strides, and is described with head_dim 1.
+    /// A tensor with the results of splits: (splits, batch, seqlen, heads, head_dim), without batch for packed
+    /// sequences. LSE may have any strides. It has no dimension head_dim, and is described with head_dim 1.
     pub(crate) fn partials(&mut self, name: &'static str, is_lse: bool) -> PyResult<Partials> {
         let given = self.get(name, if is_lse { Access::Strided } else { Access::Rows })?;
         let ([splits, batch, seqlen, heads, head_dim], [stride, strides @ ..]) = if is_lse {
@@ -427,7 +428,7 @@ impl<'a, 'py> Tensors<'a, 'py> {
         Ok(self.take(name, DENSE)?.map(|given| given.extents()).transpose()?)
     }
 
-    /// How many sequences a list of their ends has, if given.
+    /// The number of sequences of a list `cu_seqlens`, if it is given.
     pub(crate) fn ends(&mut self, name: &'static str) -> PyResult<Option<usize>> {
         let Some(list) = self.take(name, LIST)? else { return Ok(None) };
         let count = match list.shape() {
@@ -438,8 +439,8 @@ impl<'a, 'py> Tensors<'a, 'py> {
         Ok(count)
     }
 
-    /// The sequences of Q, and of K and V, for tensors of these shapes, with hints of the longest; `None` if all are
-    /// dense and in use in full.
+    /// The sequences of Q, and of K and V, for tensors of these shapes, with hints of the longest sequences. `None` if
+    /// all sequences are dense and all their rows are in use.
     ///
     /// # Errors
     /// A list does not fit.
@@ -478,7 +479,10 @@ impl<'a, 'py> Tensors<'a, 'py> {
                 };
                 paged.table_stride(stride)
             }
-            (None, None) => Sequences::dense(k.batch, k.seqlen),
+            (None, None) => {
+                let listed = self.listed("indices", count)?;
+                listed.unwrap_or(Sequences::dense(k.batch, k.seqlen))
+            }
         };
         let of_q = longest_q.map_or(of_q, |rows| of_q.longest(rows));
         let of_k = longest_k.map_or(of_k, |rows| of_k.longest(rows));
@@ -490,7 +494,28 @@ impl<'a, 'py> Tensors<'a, 'py> {
         Ok((!are_plain).then_some([of_q, of_k]))
     }
 
-    /// The extents and the dtype of a pair of tables of cosines and sines; `None` without tables.
+    /// Sequences that list their keys, if they do.
+    fn listed(&mut self, name: &'static str, count: usize) -> PyResult<Option<Sequences>> {
+        let Some(lists) = self.take(name, Access::Slices)? else { return Ok(None) };
+        let fits = lists.rank == 2 && lists.shape[0] == count;
+        lists.check_list(fits, format_args!("({count}, keys): (sequences, keys)"))?;
+        let ([_, keys], [stride, _]) = lists.dims(0)?;
+        // The stride of a single list is meaningless.
+        Ok(Some(Sequences::listed(count, keys).table_stride(if count > 1 { stride as usize } else { keys })))
+    }
+
+    /// The second cache of `count` sequences that list their keys, if it is given.
+    ///
+    /// # Errors
+    /// A tensor is missing, or a list does not fit.
+    pub(crate) fn extra_cache(&mut self, count: usize) -> PyResult<Option<ExtraCache>> {
+        let Some(sequences) = self.listed("extra_indices", count)? else { return Ok(None) };
+        let is_used = self.has_list("extra_seqused_k", count)?;
+        let sequences = if is_used { sequences.used() } else { sequences };
+        Ok(Some(ExtraCache { k: self.input("extra_k")?, v: self.input("extra_v")?, sequences }))
+    }
+
+    /// The extents and the dtype of the tables of cosines and sines. `None` without tables.
     ///
     /// # Errors
     /// The tables have other dimensions.
@@ -500,8 +525,8 @@ impl<'a, 'py> Tensors<'a, 'py> {
         table.map(|table| Ok((table.extents()?, named(&table.dtype)?))).transpose()
     }
 
-    /// The rotation of tensors, each with the name of its list of positions and its first position, which counts
-    /// without a list.
+    /// The rotation of N tensors, given the name of each tensor's list of positions, and its first position for the
+    /// case that there is no list.
     pub(crate) fn rotary<const N: usize>(
         &mut self,
         style: RopeStyle,
@@ -597,8 +622,8 @@ impl<'py> Options<'py> {
         Ok(self.get::<bool>(name)?.unwrap_or(false))
     }
 
-    /// Hints of the longest sequences of Q, and of K and V, as plans need them. They only decide how a call is
-    /// computed. A negative hint counts as none.
+    /// Hints of the lengths of the longest sequences of Q, and of K and V, as plans need them. A hint only affects how
+    /// a call is computed. A negative hint counts as none.
     ///
     /// # Errors
     /// A hint is not a number.
@@ -646,18 +671,18 @@ fn in_order([batch, seqlen, heads, head_dim]: [i64; 4]) -> Strides {
     Strides { batch, seqlen, heads, head_dim }
 }
 
-/// Elements of tensors.
+/// The type of a tensor's elements.
 #[derive(Clone, Copy)]
 enum Element {
     Number(Dtype),
-    /// 32 bits with a sign.
+    /// Signed 32-bit integers.
     Integer,
 }
 
 /// Torch's dtypes.
 static DTYPES: PyOnceLock<Vec<(Py<PyAny>, Element)>> = PyOnceLock::new();
 
-/// A dtype, torch's or by its name here, if operations know it.
+/// The element type of a dtype, which is torch's or a name; `None` if no operation supports it.
 ///
 /// # Errors
 /// Torch cannot be imported.
@@ -688,7 +713,7 @@ fn known(dtype: &Bound<'_, PyAny>) -> PyResult<Option<Element>> {
     Ok(all.iter().find(|(other, _)| dtype.is(other)).map(|(_, element)| *element))
 }
 
-/// A dtype of numbers, torch's or by its name here.
+/// The dtype of numbers that torch's dtype or a name stands for.
 ///
 /// # Errors
 /// It is another dtype.

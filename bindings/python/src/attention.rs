@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
-use fa3_types::{Intervals, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc};
+use fa3_types::{
+    ExtraCache, Intervals, LseForm, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc,
+};
 
 use crate::arguments::{Options, Tensors};
 use crate::call::{At, Call};
@@ -14,36 +16,38 @@ use pyo3::PyResult;
 /// A forward pass.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Attention {
-    /// Q, K and V; V has the shape and strides of a V that is not transposed.
+    /// Q, K and V. A transposed V is described by the shape and strides that it would have in rows.
     pub(crate) inputs: [TensorDesc; 3],
-    /// The part of Q that is multiplied by V, of latent attention.
+    /// The part of the queries that is multiplied by V, in latent attention.
     pub(crate) qv: Option<TensorDesc>,
     /// O.
     pub(crate) o: TensorDesc,
-    /// The sequences of Q, and of K and V; `None` if all are dense and in use in full. Their lengths are data.
+    /// The sequences of Q, and of K and V. `None` if all are dense and all their rows are in use. Lengths are data.
     pub(crate) sequences: Option<[Sequences; 2]>,
+    /// The second cache, if keys are listed in two.
+    pub(crate) extra: Option<ExtraCache>,
     /// The shape of the intervals that say which keys a query sees, if given.
     pub(crate) intervals: Option<[usize; 4]>,
     /// Whether query heads have sinks.
     pub(crate) sink: bool,
-    /// Whether channels of V have scales and means, whatever scales Q and K have.
+    /// Whether V has per-channel scales and means, whatever scales Q and K have.
     pub(crate) v_channels: bool,
-    /// The words of the table of sequences, if given.
+    /// The number of 32-bit words of the table of sequences, if it is given.
     pub(crate) table: Option<u32>,
-    /// Its options.
+    /// The options.
     pub(crate) numbers: Numbers,
 }
 
 /// The options of a forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Numbers {
-    /// The problem's default if `None`.
+    /// The scale of scores; `None` for the problem's default.
     pub(crate) softmax_scale: Option<Bits>,
     /// The keys that a query sees.
     pub(crate) window: Bounds,
-    /// No cap if `None`.
+    /// The soft cap; `None` for no cap.
     pub(crate) softcap: Option<Bits>,
-    /// How CTAs share the keys of a sequence: 0 if they do not, -1 if equally, else the keys of a split.
+    /// Split-KV: 0 for no splits, -1 for equal shares of the CTAs, or the number of keys of a fixed-size split.
     pub(crate) split_keys: Option<i64>,
     /// The number of SMs that are left to other kernels.
     pub(crate) sm_margin: i64,
@@ -51,6 +55,8 @@ pub(crate) struct Numbers {
     pub(crate) v_transposed: bool,
     /// The number of rows of Q that share a block scale (128 rows of K and V share one); `None` for scales per head.
     pub(crate) block_rows: Option<usize>,
+    /// The form of LSE.
+    pub(crate) lse: LseForm,
     /// Hints of the longest sequences of Q, and of K and V.
     pub(crate) longest: [Option<usize>; 2],
 }
@@ -60,7 +66,7 @@ pub(crate) struct Numbers {
 pub(crate) enum Pass {
     /// O is written.
     Forward,
-    /// As in a forward pass. K and V are a cache that is written before.
+    /// O is written. K and V are a cache, to which rows are appended first.
     Append,
     /// O is read.
     Backward,
@@ -107,7 +113,7 @@ impl Attention {
         }
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(numbers.softmax_scale), number(numbers.softcap));
-        (spec.qv, spec.sink) = (self.qv, self.sink);
+        (spec.qv, spec.sink, spec.lse, spec.extra) = (self.qv, self.sink, numbers.lse, self.extra);
         if let Some([of_q, of_k]) = self.sequences {
             spec = spec.seqs_q(of_q).seqs_k(of_k);
         }
@@ -134,11 +140,11 @@ impl Attention {
         };
         let k = input("k")?;
         let v = if numbers.v_transposed { tensors.transposed("v", k.shape.seqlen)? } else { input("v")? };
-        // The problem determines the shapes of scales: they are only marked as known here.
+        // The problem determines the shapes of the scales, so that only their presence is noted here.
         for name in ["q_descale", "k_descale", "v_descale"] {
             tensors.has(name)?;
         }
-        // A table needs no O.
+        // A call that only writes a table has no O.
         let of_o = Shape { head_dim: v.shape.head_dim, ..q.shape };
         let of_o = TensorDesc::contiguous(q.dtype.default_output(), of_o).canonical();
         let sequences = tensors.sequences(numbers.longest, [q.shape, k.shape])?;
@@ -151,6 +157,7 @@ impl Attention {
             qv: tensors.optional("qv")?,
             o,
             sequences,
+            extra: tensors.extra_cache(of_o.shape.batch)?,
             intervals: tensors.extents("intervals")?,
             sink: tensors.has("sink")?,
             v_channels: tensors.has("v_mean")?,
@@ -173,6 +180,11 @@ impl Call for Attention {
             sm_margin: options.number("sm_margin")?.unwrap_or(0),
             v_transposed: options.flag("v_transposed")?,
             block_rows: options.number("block_rows")?,
+            lse: LseForm {
+                base_two: options.flag("lse_base_two")?,
+                without_sink: options.flag("lse_without_sink")?,
+                empty_is_infinite: options.flag("lse_empty_is_infinite")?,
+            },
             longest: options.hints()?,
         })
     }
@@ -183,7 +195,7 @@ impl Call for Attention {
         Ok(attention)
     }
 
-    /// A table replaces the lists of sequences.
+    /// If a table is given, the call does not take the lists of sequences.
     fn takes(&self, tensor: &str) -> bool {
         let is_list = tensor.starts_with("cu_seqlens") || tensor.starts_with("seqused");
         !(self.table.is_some() && is_list)

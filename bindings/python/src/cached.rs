@@ -15,10 +15,10 @@ use crate::error::Error;
 use pyo3::PyResult;
 use pyo3::exceptions::PyValueError;
 
-/// Attention over a cache to which new rows are first appended.
+/// Attention over a cache to which new rows are appended first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Cached {
-    /// The attention; Q is not rotated yet.
+    /// The attention, in which Q is not rotated yet.
     pub(crate) attention: Attention,
     /// New keys and values.
     pub(crate) new: [TensorDesc; 2],

@@ -19,7 +19,7 @@ use crate::workspaces::{Allocate, Lent};
 /// The addresses of a call's tensors, by their names. Tensors that are left out have no entry.
 pub(crate) type At = [(&'static str, Option<u64>)];
 
-/// All that a plan depends on, except for the device. Equal calls share a plan.
+/// A call: everything that its plan depends on, except for the device. Equal calls share a plan.
 pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     /// The operation's plan.
     type Plan: Operation + Send + Sync + 'static;
@@ -44,7 +44,7 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
         true
     }
 
-    /// The words of the table that the call writes, or would write into a tensor that is not given.
+    /// The number of words of the table that the call writes, or would write if the tensor were given.
     ///
     /// # Errors
     /// The call is invalid.
@@ -52,7 +52,7 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
         Ok(None)
     }
 
-    /// The problem, in rows that kernels take.
+    /// The problem, as kernels take it.
     ///
     /// # Errors
     /// The call is invalid.
@@ -98,8 +98,8 @@ pub(crate) type Plans<C> = PlanCache<(u32, C), Compiled<<C as Call>::Plan>>;
 
 /// A computation over tensors.
 pub(crate) trait Compute: Send + Sync {
-    /// Computes a call with these tensors in its place, or checks it. Other Python threads run meanwhile: making a plan
-    /// may take a second, and the driver may wait for room in the stream. Returns [`Call::words`].
+    /// Computes a call with these tensors in its place, or checks it. Meanwhile other Python threads run, because
+    /// making a plan may take a second, and the driver may wait for room in the stream. Returns [`Call::words`].
     ///
     /// # Errors
     /// As in [`run`], or the operation does not know a tensor.
@@ -129,15 +129,15 @@ impl<C: Call> Compute for Planned<C> {
         let words = if matches!(place, Place::Cpu) { None } else { call.words()? };
         if words.is_none() || tensors.are_with("table") {
             at.retain(|(tensor, _)| call.takes(tensor));
-            // Copies of tensors live until it returns.
+            // The copies of tensors live until `run` returns.
             py.detach(|| run(place, call, &at, self.plans, allocate))?;
         }
         Ok(words)
     }
 }
 
-/// Computes a call on its device, or checks it if that needs no device. It uses the stream's cached workspace, or one
-/// from `allocate` if the cached one is too small or missing.
+/// Computes a call on its device, or checks it if the place is no device. Uses the stream's cached workspace, or one
+/// from `allocate` if the cached workspace is too small or missing.
 ///
 /// # Errors
 /// The call is invalid, the driver reports an error, `allocate` raises, or a bug panicked: no panic gets through.

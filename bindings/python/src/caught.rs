@@ -1,4 +1,4 @@
-//! Panics must not reach Python, where they are exceptions that `except Exception` does not catch.
+//! Catches panics. Python must not get them, because `except Exception` does not catch the exceptions that they become.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// # Errors
 /// The panic's message.
 pub(crate) fn caught<R>(work: impl FnOnce() -> R) -> Result<R, String> {
-    // After a panic, two kinds of state may be visible: the caller's tensors, which may hold any numbers, and values
-    // behind locks, each of which is changed in one step.
+    // A panic may leave two kinds of state behind: the caller's tensors, which may then hold any numbers, and values
+    // behind locks, each of which changes in one step.
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| message(&*panic))
 }
 

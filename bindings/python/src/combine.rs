@@ -1,4 +1,4 @@
-//! A call that merges partial results.
+//! A call of the split-KV reduction.
 
 use std::num::NonZeroU32;
 
@@ -12,7 +12,7 @@ use crate::cpu;
 use crate::error::Error;
 use pyo3::PyResult;
 
-/// A merge.
+/// A split-KV reduction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Combination {
     /// O of the splits.

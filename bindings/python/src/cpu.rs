@@ -8,6 +8,7 @@ mod lists;
 mod memory;
 mod quantize;
 mod rotary;
+mod sparse;
 mod threads;
 
 use fa3::half::{bf16, f16};
@@ -56,6 +57,9 @@ fn contiguous(mut spec: ProblemSpec) -> ProblemSpec {
     for x in [&mut spec.q, &mut spec.k, &mut spec.v].into_iter().chain(&mut spec.qv) {
         *x = TensorDesc::contiguous(x.dtype, x.shape);
     }
+    if let Some(extra) = &mut spec.extra {
+        [extra.k, extra.v] = [extra.k, extra.v].map(|x| TensorDesc::contiguous(x.dtype, x.shape));
+    }
     spec
 }
 
@@ -69,6 +73,9 @@ pub(crate) fn forward(call: &Call, at: &At) -> Result<(), Error> {
     // the lists until the call is over. As with torch's own operators, the caller must not write to them meanwhile.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let lists = unsafe { Lists::of(&spec, &memory) }?;
+    if spec.seqs_k.list().is_some() {
+        return sparse::forward(&spec, &problem, &memory);
+    }
     if cache::is_cache(&spec) || problem.converts_keys() {
         return cache::forward(&spec, &problem, lists, &memory);
     }
@@ -183,7 +190,7 @@ fn backward_of<T: Scalar<Output = T>>(
     Ok(())
 }
 
-/// The call of a problem as an `fa3::Attention`, which refuses to be another one.
+/// The call as an `fa3::Attention`, which is refused if it differs from `problem`.
 fn attention<'a, T: Scalar>(
     problem: &Problem,
     [q, k, v]: [ArrayView4<'a, T>; 3],

@@ -7,7 +7,7 @@ use fa3_cuda::host::{Device, HostError, KeyedMutex};
 
 use crate::error::Error;
 
-/// Open devices by their numbers, with all kernels that were compiled for them. They stay open until the process ends.
+/// Open devices by their numbers, with all kernels compiled for them. They stay open until the process ends.
 static DEVICES: LazyLock<KeyedMutex<u32, Device>> = LazyLock::new(KeyedMutex::default);
 
 /// The device, opened once.

@@ -77,7 +77,7 @@ impl From<Error> for PyErr {
     }
 }
 
-/// A sentence in which types of elements have torch's names.
+/// The sentence with torch's names for the types of elements.
 pub(crate) fn in_torchs_words(sentence: &str) -> String {
     let pieces = sentence.split_inclusive(|c: char| !c.is_ascii_alphanumeric());
     let renamed = pieces.map(|piece| {

@@ -17,13 +17,13 @@ use pyo3::PyResult;
 /// FP8 attention of 16-bit tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Fp8Attention {
-    /// The attention, of 16-bit tensors.
+    /// The attention, whose tensors have 16-bit types.
     pub(crate) attention: Attention,
     /// The rotation of Q and K, if any.
     pub(crate) rotary: Option<QkRotary>,
     /// The seed of the Hadamard transform's signs; no transform if `None`.
     pub(crate) hadamard_seed: Option<u64>,
-    /// Whether channels of V have scales and means, in place of blocks of keys.
+    /// Whether V has per-channel scales and means, in place of block scales.
     pub(crate) v_channels: bool,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Fp8Attention {
 pub(crate) struct Numbers {
     attention: attention::Numbers,
     style: RopeStyle,
-    /// The positions of the first rows of Q and of K, where none are listed.
+    /// The positions of the first rows of Q and of K, for tensors whose positions are not listed.
     firsts: [usize; 2],
     hadamard_seed: Option<u64>,
     v_channels: bool,
@@ -47,7 +47,7 @@ impl Fp8Attention {
         (spec.rotary, spec.v_channels) = (self.rotary, self.v_channels);
         let problem = spec.clone().validate().map_err(OperationError::from)?;
         let Some(seed) = self.hadamard_seed else { return Ok(problem) };
-        // Every head_dim that was not refused has signs.
+        // `signs` is `None` only above 256 entries, and `validate` has refused such a head_dim.
         spec.signs = Incoherent::new(problem.attention().head_dim(), seed).signs();
         Ok(spec.validate().map_err(OperationError::from)?)
     }

@@ -19,28 +19,30 @@ use crate::table::Table;
 
 /// Operation(name, **options)
 ///
-/// An operation with its options, by their names; None is an option's default. It is made once for many calls. Options
-/// that an operation does not know are refused.
+/// An operation with its options, by their names. None stands for an option's default. One Operation serves many calls.
+/// Options that the operation does not know are refused.
 ///
-/// - forward: attention. Options: softmax_scale, window (left, right, chunk), softcap, sm_margin, the hints
-///   max_seqlen_q and max_seqlen_k, split_keys (0: not, -1: equally, or keys of a split), v_transposed, and block_rows,
-///   the rows of q that share a scale, where scales are of blocks.
-/// - append: forward over a cache, to which new rows are written before. Options: interleaved, too.
-/// - forward_table: writes the table that calls of forward with the same lists and options take. Its words of 32 bits
-///   are returned, and nothing is written where there is no table.
-/// - backward: the gradients of forward. Options: deterministic, too; unless it is True, dq may be added up in any
-///   order.
-/// - fp8_forward: forward of 16-bit tensors, in 8 bits. Options: interleaved; q_first and k_first, the positions of
-///   first rows where none are listed; hadamard_seed and v_channels.
-/// - quantize: codes and scales. Options: interleaved, first_position, hadamard_seed, transposed, and the first of
-///   scale, heads_per_scale and block_rows that is given; if none is, the tensor has one scale.
-/// - combine: the merge of partial results.
+/// - forward: attention, over listed keys if there are indices. Options: softmax_scale, window (left, right, chunk),
+///   softcap, sm_margin, the hints max_seqlen_q and max_seqlen_k, split_keys (0: no splits, -1: equal shares, or the
+///   keys of a split), v_transposed, for block scales block_rows, the number of rows of q that share a scale, and the
+///   form of LSE: lse_base_two, lse_without_sink and lse_empty_is_infinite.
+/// - append: appends new rows to a cache, then computes forward over it. It also has the option interleaved.
+/// - forward_table: writes the table that forward takes for the same lists and options. Returns the number of its
+///   32-bit words. Without a tensor table, nothing is written.
+/// - backward: the gradients of forward. It also has the option deterministic. Unless it is True, the additions to dq
+///   may have any order.
+/// - fp8_forward: forward of 16-bit tensors, in 8 bits. Further options: interleaved, hadamard_seed, v_channels, and
+///   q_first and k_first, the positions of the first rows if no positions are listed.
+/// - quantize: codes and scales. Options: interleaved, first_position, hadamard_seed, transposed, scale,
+///   heads_per_scale and block_rows. Of the last three, the first that is given counts. Without them, the tensor has
+///   one scale.
+/// - combine: the split-KV reduction.
 #[pyclass(frozen, module = "fa3._fa3")]
 pub(crate) struct Operation {
-    /// Its name.
+    /// The operation's name.
     #[pyo3(get)]
     name: String,
-    /// Its options, as given.
+    /// The operation's options, as they were given.
     #[pyo3(get)]
     options: Py<PyDict>,
     /// The computation.
@@ -54,7 +56,7 @@ impl Operation {
     fn new(py: Python<'_>, name: String, options: Option<Bound<'_, PyDict>>) -> PyResult<Operation> {
         let given = options.unwrap_or_else(|| PyDict::new(py));
         let options = Options::new(&given)?;
-        /// A call's operation, and its plans.
+        /// The operation of a call type, and its plans.
         macro_rules! planned {
             ($call:ty) => {{
                 static PLANS: LazyLock<Plans<$call>> = LazyLock::new(PlanCache::default);

@@ -1,6 +1,6 @@
 //! The place where a call is computed.
 
-/// A place, as Python names it: a device, where -1 is the CPU, and a stream or none.
+/// A place, which Python gives as a device (-1 for the CPU) and a stream or None.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// On a stream of a GPU.

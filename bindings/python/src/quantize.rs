@@ -13,7 +13,7 @@ use crate::cpu;
 use crate::error::Error;
 use pyo3::PyResult;
 
-/// [`Scaling`] in a form that can be compared, so that calls can be keys.
+/// [`Scaling`] in a form that can be compared and hashed, because calls are keys of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scales {
     /// A scale for each block of `usize` rows of a head.
@@ -22,7 +22,7 @@ pub(crate) enum Scales {
     Heads(usize),
     /// A scale for the tensor.
     Tensor,
-    /// A given scale, as the bits of f32: NaN, which no problem can have, is then equal to itself.
+    /// A given scale, as the bits of an f32, so that NaN, which every problem refuses, equals itself.
     Given(u32),
     /// A scale and a mean for each channel.
     Channels,
@@ -50,7 +50,7 @@ impl Scales {
 pub(crate) struct Quantization {
     /// The tensor.
     pub(crate) x: TensorDesc,
-    /// Its rotation, if any.
+    /// The tensor's rotation, if any.
     pub(crate) rotary: Option<Rotary>,
     /// The seed of the Hadamard transform's signs; no transform if `None`.
     pub(crate) hadamard_seed: Option<u64>,
@@ -63,10 +63,10 @@ pub(crate) struct Quantization {
 /// The options of a quantization.
 pub(crate) struct Numbers {
     style: RopeStyle,
-    /// The position of the first row, where none are listed.
+    /// The position of the first row, if no positions are listed.
     first: usize,
     hadamard_seed: Option<u64>,
-    /// The scales' origin where there are no means.
+    /// The source of the scales, if the call has no means.
     scales: Scales,
     layout: ValueLayout,
 }
@@ -113,13 +113,13 @@ impl Call for Quantization {
         Ok(Quantization { x, rotary, hadamard_seed, scales, layout })
     }
 
-    /// The codes are contiguous.
+    /// The problem, in which codes are contiguous.
     fn problem(&self) -> Result<QuantizeProblem, Error> {
         let mut spec = QuantizeSpec::new(self.x, TensorDesc::contiguous(Dtype::E4m3, self.x.shape));
         (spec.layout, spec.rotary, spec.scaling) = (self.layout, self.rotary, self.scales.scaling());
         let problem = spec.validate().map_err(OperationError::from)?;
         let Some(seed) = self.hadamard_seed else { return Ok(problem) };
-        // Every head_dim that was not refused has signs.
+        // `signs` is `None` only above 256 entries, and `validate` has refused such a head_dim.
         spec.signs = Incoherent::new(self.x.shape.head_dim, seed).signs();
         Ok(spec.validate().map_err(OperationError::from)?)
     }

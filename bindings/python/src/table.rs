@@ -13,7 +13,7 @@ use crate::call::{At, Call};
 use crate::error::Error;
 use pyo3::PyResult;
 
-/// The table of a forward pass.
+/// A call that writes the table for this forward pass.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Table(pub(crate) Attention);
 
@@ -30,7 +30,7 @@ impl Call for Table {
         Ok(Table(Attention { table: None, ..attention }))
     }
 
-    /// Its words, which are the same on every device.
+    /// The number of words of the table. It is the same on every device.
     fn words(&self) -> Result<Option<u32>, Error> {
         let limits = DeviceLimits::h100_sxm();
         let plan = TablePlan::with(&self.problem()?, &limits, &self.options(limits.sms)?);

@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 
 use crate::error::Error;
 
-/// The size of a stream's cached workspace: room for counters, and scratch memory for tables of sequences. Plans that
-/// need more get scratch memory for each launch.
+/// The size in bytes of a stream's cached workspace: room for counters, and scratch memory for tables of sequences. A
+/// plan that needs more gets scratch memory for each launch.
 const BYTES: usize = 1 << 20;
 
 /// Workspaces by the numbers of their devices and streams. They live until the process ends.
@@ -31,8 +31,8 @@ static WORKSPACES: LazyLock<KeyedMutex<(u32, u64), Workspace>> = LazyLock::new(K
 /// stream may use them.
 pub(crate) type Allocate = Py<PyAny>;
 
-/// The workspace of one call: the stream's cached workspace; memory that Python allocated; or counters of the former
-/// and scratch memory of the latter.
+/// The workspace of one call: the stream's cached workspace, or memory that Python allocated. It may also be the
+/// counters of the cached workspace and scratch memory from Python.
 pub(crate) struct Lent {
     kept: Option<Lease<Workspace>>,
     allocated: Option<(u64, Py<PyAny>)>,
@@ -66,8 +66,8 @@ impl Lent {
         Ok(Lent { kept, allocated: Some(allocated) })
     }
 
-    /// Calls `launch` with the addresses of its counters and its scratch memory. Until `launch` returns, other threads
-    /// that launch over the same cached workspace wait: the stream orders kernels, but a call may be several kernels.
+    /// Calls `launch` with the addresses of the workspace's counters and scratch memory. Until it returns, other
+    /// threads that launch over the same cached workspace wait, since one call may be several kernels.
     pub(crate) fn with<R>(&self, launch: impl FnOnce([u64; 2]) -> R) -> R {
         let allocated = self.allocated.as_ref().map(|(address, _)| *address);
         match &self.kept {

@@ -1,4 +1,4 @@
-"""Caches of keys and values: what tests make of them, and what each sequence must have by its own definition."""
+"""KV caches for tests, and the results that each sequence must have by the definition of attention."""
 
 import math
 
@@ -9,17 +9,16 @@ from reference import judge, scores_in
 from fa3 import flash_attn_with_kvcache
 
 F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
-# Keys of each sequence: none, one, such as end at a block, and such as do not.
+# The number of keys of each sequence: none, one, whole blocks, and a part of a block.
 KEYS = [200, 0, 1, 64, 129, 37]
-# Pages that are not there.
+# Page numbers that the cache does not have.
 NOWHERE = [-1, 10**6, 2**31 - 1, -(2**31)]
 
 
 class Cached:
-    """Q and a cache, of sequences with these numbers of keys. Rows of the cache that no sequence has are NaN.
-
-    `layout` is "seqused", "padded", "indexed", "indexed padded", or the rows of a page, which such words may follow.
-    `rows` are the rows of Q of each sequence, one number if q is dense.
+    """Q and a cache for sequences with `keys` keys. Rows of the cache that belong to no sequence are NaN. `layout` is
+    "seqused", "padded", "indexed" or "indexed padded"; or the number of rows of a page, after which "padded" and
+    "indexed" may stand. `rows` lists the rows of Q of each sequence; it is one number if q is dense.
     """
 
     def __init__(self, device, dtype=BF16, keys=KEYS, layout="seqused", rows=1, heads=(4, 2), head_dims=(64, 64)):
@@ -42,7 +41,7 @@ class Cached:
         longest += max(self.pad, default=0)
         if self.page_rows:
             page_rows, pages = self.page_rows, -(-longest // self.page_rows) + 2
-            # Pages with nothing but padding are nowhere.
+            # A page that has only padding has no memory.
             used = [(pad // page_rows, -(-(n + pad) // page_rows)) for n, pad in zip(keys, self.pad)]
         else:
             page_rows, pages = longest + 3, 1
@@ -53,7 +52,7 @@ class Cached:
         for i, (first, end) in enumerate(used):
             self.table[i, first:end] = torch.tensor(order[: end - first], dtype=I32)
             order = order[end - first :]
-        # Where pages have an index, their table has rows of no sequence, too.
+        # With an index, the table also has rows that belong to no sequence.
         self.index = torch.randperm(count + 2, generator=generator)[:count]
         self.k, self.v = (self.in_memory(x, entries, page_rows) for x in self.own)
         self.lengths = torch.tensor([n + pad for n, pad in zip(keys, self.pad)], dtype=I32, device=device)
@@ -64,7 +63,7 @@ class Cached:
         return self.page_rows is not None or self.is_indexed
 
     def in_memory(self, own, entries, page_rows):
-        """K or V as the cache has them."""
+        """K or V in the layout of the cache."""
         memory = torch.full((entries, page_rows, *own.shape[2:]), math.nan, dtype=own.dtype, device=own.device)
         for i, (n, pad) in enumerate(zip(self.keys, self.pad)):
             at = torch.arange(pad, pad + n)
@@ -72,7 +71,7 @@ class Cached:
         return memory
 
     def arguments(self):
-        """The arguments that say where everything is."""
+        """The arguments that say where the keys and the queries of each sequence are."""
         given = dict(cache_seqlens=self.lengths)
         if self.page_rows and self.is_indexed:
             given["page_table"] = torch.full_like(self.table[:1], -7).repeat(len(self.keys) + 2, 1)
@@ -107,7 +106,7 @@ class Cached:
             yield self.q[of_o], *(x[i : i + 1, :n] for x in self.own), of_o, of_lse
 
     def judge(self, out, lse, qv=None, **options):
-        """Fails unless each sequence has its own results, and rows of no sequence see no key."""
+        """Fails unless each sequence has its own results, and other rows have O = 0 and LSE = -inf."""
         *batch, rows, heads, _ = self.q.shape
         assert (out.shape, out.dtype) == ((*batch, rows, heads, self.v.shape[3]), self.q.dtype) and out.is_contiguous()
         assert (lse.shape, lse.dtype) == ((*batch, heads, rows), F32) and lse.is_contiguous()

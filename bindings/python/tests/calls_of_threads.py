@@ -16,7 +16,7 @@ _addresses = itertools.count(1 << 44, 1 << 32)
 
 
 def address():
-    """Memory that no other tensor has."""
+    """Returns an address that no other tensor has."""
     return next(_addresses)
 
 
@@ -32,7 +32,7 @@ def allocate(bytes, zeros):
 
 
 def packed(count, rows):
-    """`count` sequences of q, and of k and v: tensors of (1, rows, heads, head_dim), and their lists."""
+    """`count` sequences: q, k, v and o (1, rows, heads, head_dim), and the lists cu_seqlens_q and cu_seqlens_k."""
     lists = {name: tensor(count + 1, dtype="i32") for name in ("cu_seqlens_q", "cu_seqlens_k")}
     return dict(zip("qkvo", (tensor(1, rows, heads, 64) for heads in (4, 2, 2, 4)))) | lists
 
@@ -103,7 +103,7 @@ def main():
         for i in range(driver.noted_count()):
             yield driver.noted_thread(i), driver.noted_stream(i), driver.noted_kernel(i).decode()
 
-    # Two threads each on each stream, with problems of their own.
+    # For each function, two threads on each stream, each with its own problem.
     work = [(make, make((0, stream), 64 * (1 + i)), stream) for make in FUNCTIONS for i in (0, 1) for stream in STREAMS]
     kernels = {}
     for make, call, _ in work:

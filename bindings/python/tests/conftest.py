@@ -1,4 +1,4 @@
-"""The needs of tests, and the reasons by which they are skipped."""
+"""Fixtures that several test files share, and the reasons for which tests are skipped."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def device(request):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Calls of the extension module from now on: operations, and their tensors and options by names."""
+    """The calls of the extension module from now on: (operation, its tensors and options by name)."""
     from fa3 import _fa3
 
     calls, run = [], _fa3.run
@@ -45,14 +45,14 @@ def calls(monkeypatch):
         return (x.dtype, x.data_ptr(), x.shape, x.stride()) if isinstance(x, torch.Tensor) else x
 
     def spy(operation, device, stream, tensors, allocate):
-        # What is copied is noted where the copy lies.
+        # A tensor that is copied for the call is noted with the address of its copy.
         copies = {}
         with monkeypatch.context() as during:
             for name in ("contiguous", "clone"):
                 copy = getattr(torch.Tensor, name)
                 during.setattr(torch.Tensor, name, lambda x, copy=copy: copies.setdefault(id(x), copy(x)))
             result = run(operation, device, stream, tensors, allocate)
-        # Without a stream a call is only checked.
+        # A call without a stream is only checked, and is not noted.
         if stream is not None:
             given = {name: numbers(copies.get(id(x), x)) for name, x in tensors.items() if x is not None}
             calls.append((operation.name, {**given, **operation.options}))
@@ -64,7 +64,7 @@ def calls(monkeypatch):
 
 @pytest.fixture
 def are_lists():
-    """A function that checks which lists a call was given, and hints of the longest sequences."""
+    """A function that checks which lists of sequences a call was given, and which hints of the longest sequences."""
 
     def check(given, longest, **lists):
         lists = {name: x.data_ptr() for name, x in lists.items() if x is not None}
@@ -77,7 +77,7 @@ def are_lists():
 
 @pytest.fixture
 def active(device, monkeypatch):
-    """Our kernels in the places that torch's operators have on the test's device, on the CPU by the rules of a GPU."""
+    """Puts our kernels in the place of torch's operators on the test's device. On the CPU the rules of a GPU apply."""
     if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
         pytest.skip("skipped: torch has no place for another flash attention")
     from fa3 import activate, activation
@@ -94,10 +94,10 @@ def active(device, monkeypatch):
 
 @pytest.fixture
 def nan_in_new_tensors(monkeypatch):
-    """Outputs start as NaN, so that what is not written shows. Torch has that in its mode of deterministic algorithms
-    alone, which must not decide how gradients are added up: that is for the test to say.
+    """Fills new tensors with NaN, so that elements that are not written show. Torch does this only in its deterministic
+    mode, which must not decide how gradients are accumulated: each test says that itself.
     """
-    # Compilers hold torch's own answer to the mode.
+    # Our function is patched and not torch's, since a compiler knows torch's mode without calling a function.
     monkeypatch.setattr("fa3.gradient.asks_for_same_bits", lambda: False)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -107,7 +107,7 @@ def nan_in_new_tensors(monkeypatch):
 
 @pytest.fixture
 def randn():
-    """Random tensors on the GPU, the same in every run."""
+    """Makes random tensors on the GPU, equal in every run."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def make(*shape, dtype=torch.bfloat16):

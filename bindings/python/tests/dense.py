@@ -1,4 +1,4 @@
-"""Batches of sequences of one length: their results and gradients, judged by the definition."""
+"""Dense batches: their results and gradients, judged by the definition."""
 
 import torch
 from packing import normal
@@ -10,7 +10,7 @@ BF16, F32 = torch.bfloat16, torch.float32
 
 
 def tensors(device, rows=33, keys=40, heads=(4, 2), head_dims=(64, 64), dtype=BF16, batch=2):
-    """Q, K and V."""
+    """Makes Q, K and V."""
     shapes = [(rows, heads[0], head_dims[0]), (keys, heads[1], head_dims[0]), (keys, heads[1], head_dims[1])]
     return [normal(batch, *shape, dtype=dtype, seed=seed, device=device) for seed, shape in enumerate(shapes)]
 
@@ -18,14 +18,14 @@ def tensors(device, rows=33, keys=40, heads=(4, 2), head_dims=(64, 64), dtype=BF
 def check(q, k, v, **options):
     """Computes O and LSE, judges, and returns what was computed."""
     results = flash_attn_func(q, k, v, **options, return_attn_probs=True)
-    # Without LSE O is the same tensor.
+    # A call without LSE must give the same O.
     assert torch.equal(results[0], flash_attn_func(q, k, v, **options))
     judge(*results, q, k, v, **options)
     return results
 
 
 def gradients(q, k, v, dout=None, dlse=None, deterministic=True, s_aux=None, **options):
-    """dQ, dK and dV of O and LSE with these gradients, the same bits in every run; and the gradient of sinks."""
+    """dQ, dK, dV and the gradient of the sinks, for the gradients `dout` and `dlse` of O and LSE."""
     leaves = [x.detach().requires_grad_() for x in (q, k, v, s_aux) if x is not None]
     sinks = dict(s_aux=None if s_aux is None else leaves[3])
     results = flash_attn_func(*leaves[:3], **sinks, return_attn_probs=True, deterministic=deterministic, **options)
@@ -34,7 +34,7 @@ def gradients(q, k, v, dout=None, dlse=None, deterministic=True, s_aux=None, **o
 
 
 def check_gradients(q, k, v, of_o=True, of_lse=True, deterministic=True, **options):
-    """Computes with random gradients of O and LSE, judges, and returns what was computed."""
+    """Computes gradients from random gradients of O and LSE, judges them, and returns them."""
     batch, seqlen, heads, _ = q.shape
     dout = normal(batch, seqlen, heads, v.shape[3], dtype=q.dtype, seed=1, device=q.device) if of_o else None
     dlse = normal(batch, heads, seqlen, dtype=F32, seed=2, device=q.device) if of_lse else None

@@ -1,5 +1,5 @@
-"""The doors of other software to this package in one table, over which tests run one law: a door computes attention and
-its gradients.
+"""A table of doors: functions of this package, or of software that calls it, by which attention and its gradients are
+computed. Tests run one law over all of them.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from fa3.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
 
 BF16 = torch.bfloat16
 ATEN = torch.ops.aten
-# What a door may offer, in this package's words.
+# The features that a door may offer, as options of `flash_attn_func`.
 FEATURES = {
     "plain": dict(),
     "causal": dict(causal=True),
@@ -33,7 +33,7 @@ OF_2 = ["plain", "causal", "left", "window", "scale", "softcap"]
 
 
 class Dense:
-    """A dense batch, with the methods that packed sequences have."""
+    """A dense batch, with the methods that `Packed` has."""
 
     def __init__(self, device, dtype=BF16, heads=(4, 2), keys=40):
         self.q, self.k, self.v = tensors(device, 33, keys, heads, dtype=dtype)
@@ -52,7 +52,7 @@ class Dense:
 
 
 def shared(batch):
-    """The same batch with as many rows and heads of Q, K and V."""
+    """A batch in which Q, K and V have equal numbers of rows and of heads."""
     return lambda device, dtype: batch(device, dtype, heads=(4, 4), **(dict(keys=33) if batch is Dense else dict(lengths=[(n, n) for n in (7, 0, 33, 130)], behind=(5, 5))))
 
 
@@ -62,15 +62,15 @@ def cached(**options):
 
 @dataclass
 class Door:
-    """`call` computes O and LSE of a batch from its tensors and options. Gradients are autograd's, or `backward`
-    computes them, or there are none.
+    """`call` computes O and LSE of a batch from its tensors and options. Its gradients are autograd's if `backward` is
+    True. If it is a function, it computes them; if it is False, there are none.
     """
 
     batch: Callable
     call: Callable
     offers: list
     backward: Callable | bool = True
-    # Torch's operators, in whose places our kernels must be.
+    # Whether the door is an operator of torch, in whose place our kernels must be.
     is_torchs: bool = False
 
 
@@ -83,7 +83,7 @@ def first_two(results):
 
 
 def names_of_interface(b, used, window_size=(-1, -1), **options):
-    """Sides of the window have names of their own, and the backward pass says sequed."""
+    """The low-level interface takes the two sides of a window, and its backward pass says sequed for seqused."""
     options |= dict(window_size_left=window_size[0], window_size_right=window_size[1], sm_margin=2)
     return options | (lists(b) | dict(zip((f"{used}_q", f"{used}_k"), b.used)) if isinstance(b, Packed) else {})
 
@@ -104,7 +104,7 @@ def backward_of_interface(b, dout, x, out, lse, causal=False, **options):
 
 
 def earlier(b, x, **options):
-    """Tensors in their places, the rest by names that were others then."""
+    """Passes tensors by position, and other arguments by the names that earlier versions had."""
     lists = *b.ends, None, None, None, 130, 257
     out = torch.empty_like(x[0])
     results = _flash_attn_forward(*x, *[None] * 4, *lists, *[None] * 9, out=out, **options)
@@ -118,7 +118,7 @@ def backward_of_earlier(b, dout, x, out, lse, **options):
 
 
 def pages_of_interface(b, x, **options):
-    """As Megatron-LM calls it, with numbers that change no result."""
+    """Calls the function as Megatron-LM does, with hints that change no result."""
     numbers = dict(max_seqlen_q=7, max_seqlen_k=200, scheduler_metadata=torch.zeros(3), pack_gqa=True, num_splits=3)
     given = dict(cu_seqlens_q=b.ends, seqused_k=b.lengths, page_table=b.table)
     return first_two(_flash_attn_forward(q=x[0], k=x[1], v=x[2], **given, **numbers, **options))
@@ -134,7 +134,7 @@ def cache_of_2(b, x, **options):
 
 
 def pages_of_2(b, x, **options):
-    """flash-attn 2 says lengths by their sums."""
+    """flash-attn 2 takes the lengths of a paged cache as cu_seqlens."""
     ends = torch.nn.functional.pad(b.lengths.cumsum(0), (1, 0)).int()
     results = flash_attn.flash_attn_varlen_func(*x, b.ends, ends, 7, 200, return_attn_probs=True, block_table=b.table, **options)
     return first_two(results)
@@ -153,14 +153,14 @@ def rows_of_sglang(b, x, s_aux=None, **options):
 
 
 def sdpa(b, x, causal=False, softmax_scale=None):
-    """The call that torch makes once it has chosen flash attention."""
+    """Calls the operator that torch calls once it has chosen flash attention."""
     heads_first = [y.transpose(1, 2) for y in x]
     out, lse, *_ = ATEN._scaled_dot_product_flash_attention(*heads_first, is_causal=causal, scale=softmax_scale)
     return out.transpose(1, 2), lse
 
 
 def below_sdpa(b, x, causal=False, softmax_scale=None, window_size=(-1, -1)):
-    """Tensors say their lengths, whatever the call says."""
+    """Passes wrong maximum lengths: for a dense batch the shapes of the tensors count."""
     sides = dict(window_size_left=window_size[0], window_size_right=window_size[1])
     return first_two(ATEN._flash_attention_forward(*x, None, None, 1000, 1000, 0.0, causal, False, scale=softmax_scale, **sides))
 

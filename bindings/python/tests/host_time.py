@@ -1,4 +1,4 @@
-"""How long a call takes on the host."""
+"""Measures the time of a call on the host."""
 
 import math
 import time
@@ -7,15 +7,15 @@ import torch
 
 
 def microseconds(function, blocks=50, calls=50):
-    """Host time of a call: the least over blocks, between which the GPU catches up,
-    since others are at work on the host.
+    """The host time of a call: the least over blocks of calls, since other processes use the host too. Between blocks
+    the GPU catches up.
     """
     [least] = microseconds_in_turns([function], blocks, calls)
     return least
 
 
 def microseconds_in_turns(functions, blocks=50, calls=50):
-    """Host times of calls that are compared: their blocks take turns, so that others' work slows all of them."""
+    """The host times of several functions. Blocks of calls take turns, so that other processes slow all alike."""
     least = [math.inf] * len(functions)
     for _ in range(blocks):
         for i, function in enumerate(functions):

@@ -8,6 +8,7 @@ from caching import Cached
 from packing import Packed, ends, normal
 
 import fa3
+from fa3.flash_mla import flash_mla_with_kvcache
 
 F32, BF16, E4M3, I32 = torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int32
 OF_CODES = "q is torch.float8_e4m3fn, for which attention has no gradients"
@@ -17,10 +18,10 @@ OF_CODES = "q is torch.float8_e4m3fn, for which attention has no gradients"
 class Operation:
     """A public function, and valid arguments of it.
 
-    `make(device, n)` gives arguments by name, for another `n` of other sizes. `options` are added to each call.
-    `no_gradient` is the sentence that refuses a backward pass; None where there is one. `inputs` says whose tangents
-    are refused, and `transforms` is the sentence that torch.func's transforms are refused with, if it is another one.
-    `writes` names arguments that a call writes. `takes_out` says whether O may be given as `out`.
+    `make(device, n)` gives arguments by name, whose sizes depend on `n`. `options` are added to each call.
+    `no_gradient` is the sentence that refuses a backward pass, or None if there are gradients. `inputs` names the
+    tensors whose tangents are refused. `transforms` is the sentence that refuses torch.func's transforms, if it
+    differs. `writes` names the arguments that a call writes. `takes_out` says whether O may be given as `out`.
     """
 
     function: Callable
@@ -49,7 +50,7 @@ class Operation:
 
 
 def heads_outside(x):
-    """The same tensor with heads outside rows, if it has heads."""
+    """The tensor with heads outside rows in memory, if it has heads."""
     return x.transpose(-3, -2).contiguous().transpose(-3, -2) if x.dim() > 2 else x
 
 
@@ -77,7 +78,7 @@ def unhinted(device, n=3, **options):
 
 
 def codes(make, **more):
-    """The same arguments in e4m3, with scales of heads."""
+    """The arguments of `make` with q, k and v in e4m3, and per-head scales."""
 
     def made(device, n=3):
         given = make(device, n, **more)
@@ -88,7 +89,7 @@ def codes(make, **more):
 
 
 def codes_by_channels(device, n=3):
-    """Codes with scales of blocks of Q and K, and of channels of V, which have means."""
+    """Codes with scales per block of Q and K, and with scales and means per channel of V."""
     given = codes(dense, head_dims=(64, 64))(device, n)
     shapes = dict(q_descale=(n, 4, 1), k_descale=(n, 2, 1), v_descale=(n, 2, 64), v_mean=(n, 2, 64))
     return given | {name: normal(*shape, dtype=F32, device=device).abs() for name, shape in shapes.items()}
@@ -114,7 +115,7 @@ def with_qv(make, **more):
 
 
 def cached(device, n=3, layout=16, rows=1, head_dims=(64, 32), heads=(4, 2)):
-    """Whatever is in a page may be in use."""
+    """Arguments of attention over a cache. Its unused rows are finite, so that any row may be used."""
     rows = rows if isinstance(rows, int) else [j % 4 for j in range(n)]
     given = Cached(device, keys=[10 * n + j for j in range(n)], layout=layout, rows=rows, heads=heads, head_dims=head_dims)
     return dict(q=given.q, k_cache=given.k.nan_to_num(0.5), v_cache=given.v.nan_to_num(0.5)) | given.arguments()
@@ -125,7 +126,7 @@ def of_one_length(device, n=3):
 
 
 def appended(device, n=3, layout=16, rows=1, rotates=True, **options):
-    """The last row of each sequence is a new one, or the last two where new rows are packed."""
+    """Arguments with new rows: the last row of each sequence, or the last two rows if new rows are packed."""
     given = cached(device, n, layout=layout, rows=rows, **options)
     heads, *dims = given["k_cache"].shape[2], *(given[name].shape[3] for name in ("k_cache", "v_cache"))
     new = (n, 1) if isinstance(rows, int) else (2 * n,)
@@ -139,8 +140,17 @@ def appended(device, n=3, layout=16, rows=1, rotates=True, **options):
     return given
 
 
+def sparse(device, n=3, rows=2, columns=96, topk=None):
+    """Lists of keys with entries that are no row of the cache."""
+    cache = normal(5, 16, 1, columns, seed=1, device=device)
+    topk = 4 * n if topk is None else topk
+    lists = (torch.arange(n * rows * topk).view(n, rows, topk) * 7 % 90 - 2).to(device, I32)
+    lengths = (torch.arange(n) * 5).to(device, I32)
+    return dict(q=normal(n, rows, 4, columns, device=device), k_cache=cache, indices=lists, topk_length=lengths)
+
+
 def parts(device, n=3, rows=None, dtype=F32):
-    """O and LSE of parts, some of which are empty."""
+    """O and LSE of several parts of the keys. Some rows see no key of a part."""
     rows = (2, 5 * n, 3) if rows is None else rows
     lse = normal(n, *rows, dtype=F32, seed=1, device=device)
     return dict(out_partial=normal(n, *rows, 64, dtype=dtype, device=device), lse_partial=lse.where(lse > -1, -torch.inf))
@@ -209,6 +219,12 @@ def appending(make):
     return over_cache(make, **APPEND)
 
 
+def over_lists(make):
+    options = dict(block_table=None, cache_seqlens=None, head_dim_v=64, softmax_scale=0.5)
+    refusal = refused("q, a cache or attn_sink", "attention over a cache has")
+    return Operation(flash_mla_with_kvcache, make, options, **refusal)
+
+
 def combining(make, options={}):
     return Operation(fa3.flash_attn_combine, make, options, **refused("out_partial or lse_partial", "a merge has"))
 
@@ -219,7 +235,7 @@ def quantizing(options={}, function=fa3.quantize, **more):
 
     refusal = refused("x, cos or sin", "codes have", takes_out=False)
     if function is fa3.quantize_channels:
-        # The backward pass names tables that it has not, as `quantize` has them.
+        # The backward pass also names cos and sin, which only `quantize` has.
         refusal |= dict(no_gradient="x(, cos or sin)? requires grad, and codes have no gradients", inputs="x")
     return Operation(function, make, options, **refusal)
 
@@ -246,6 +262,7 @@ OPERATIONS = {
     "cache packed": over_cache(lambda device, n=3: cached(device, n, rows=[]) | dict(max_seqlen_q=None)),
     "cache of one length": over_cache(of_one_length),
     "cache latent": over_cache(with_qv(cached, **LATENT)),
+    "cache sparse": over_lists(sparse),
     "append": appending(appended),
     "append packed": appending(lambda device, n=3: appended(device, n, rows=[]) | dict(max_seqlen_q=None)),
     "combine": combining(parts, dict(out_dtype=torch.float16)),
@@ -257,7 +274,7 @@ OPERATIONS = {
     "quantize heads": quantizing(dict(hadamard_seed=5, scales_of="heads", heads_per_scale=4)),
     "quantize channels": quantizing(dict(transposed=True), fa3.quantize_channels),
 }
-# Calls of other sizes and ways, which the operators' own laws are of, too.
+# Calls with other sizes and options. The laws of torch's operators hold for them, too.
 EDGES = {
     **{f"dense, {name}": attention(make) for name, make in SHAPES.items() if name != "grouped heads"},
     "dense, sinks": attention(lambda device, n=3: dense(device, n) | dict(s_aux=normal(4, dtype=F32, device=device))),
@@ -269,6 +286,8 @@ EDGES = {
     "cache, entries": over_cache(lambda device, n=3: cached(device, n, layout="seqused")),
     "cache, padded": over_cache(lambda device, n=3: cached(device, n, layout="padded")),
     "cache, all": over_cache(lambda device, n=3: cached(device, n, layout="16 padded indexed", rows=[])),
+    "cache sparse, latent columns": over_lists(lambda device, n=3: sparse(device, n, columns=64)),
+    "cache sparse, no entries": over_lists(lambda device, n=3: sparse(device, n, topk=0)),
     "append, entries": appending(lambda device, n=3: appended(device, n, layout="seqused", rotates=False)),
     "combine, packed": combining(lambda device, n=3: parts(device, n, rows=(7, 3), dtype=BF16)),
     "combine, no rows": combining(lambda device, n=3: parts(device, n, rows=(2, 0, 3))),

@@ -1,4 +1,4 @@
-"""Packed sequences: what tests make of them, and what each must have by its own definition."""
+"""Packed sequences for tests, and the results that each sequence must have by the definition of attention."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from fa3 import flash_attn_varlen_func
 
 F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
 MASKS = [dict(), dict(causal=True), dict(window_size=(37, 11)), dict(causal=True, window_size=(70, 5)), dict(window_size=(-1, 3))]
-# Rows of Q and of K of each sequence: none of either, one, fewer of K than of Q, and one that ends inside a tile.
+# The rows of Q and the keys of each sequence. Some have neither, one, or fewer keys than rows; some end inside a tile.
 LENGTHS = [(7, 9), (0, 5), (1, 1), (33, 0), (130, 70), (0, 0), (64, 140), (129, 257)]
 BEHIND = (11, 6)
 USED = [
@@ -31,26 +31,26 @@ def normal(*shape, dtype=BF16, seed=0, device="cpu"):
 
 
 def on(device, *columns):
-    """Parameters of tests on one device: its name, and every combination."""
+    """Parameters of tests on one device: (the device's name, a combination of the columns), for every combination."""
     marks = pytest.mark.hopper if device == "cuda" else ()
     return [pytest.param(device, *case, marks=marks) for case in itertools.product(*columns)]
 
 
 def needs_a_compiler():
-    """Skips a test where Inductor cannot compile."""
+    """Skips a test if Inductor cannot compile."""
     if not (shutil.which("g++") or shutil.which("clang++")) or not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("skipped: inductor needs a C++ compiler and Python's headers")
 
 
 def at_once(work, problems):
-    """Runs `work` of each problem in a thread of its own."""
+    """Runs `work` for each problem in its own thread."""
     with ThreadPoolExecutor(len(problems)) as pool:
         for running in [pool.submit(work, *problem) for problem in problems]:
             running.result()
 
 
 def garbage(generator):
-    """Functions that make lists of n numbers, of which few or none can be lengths."""
+    """Yields functions that make lists of n numbers, few or none of which are valid lengths."""
     extremes = torch.tensor([0, -1, 1, 2**31 - 1, -(2**31), 10**6, 100, 2**30], dtype=I32)
     yield lambda n: torch.randint(-(2**31), 2**31 - 1, (n,), generator=generator, dtype=I32)
     yield lambda n: torch.randint(-500, 500, (n,), generator=generator, dtype=I32)
@@ -64,7 +64,7 @@ def ends(lengths, device):
 
 
 class Packed:
-    """Q, K and V of sequences of these lengths, with rows behind the last one."""
+    """Q, K and V of packed sequences with these lengths. `behind` is the number of rows behind the last sequence."""
 
     def __init__(self, device, dtype=BF16, lengths=LENGTHS, heads=(4, 2), head_dims=(64, 64), behind=BEHIND, used=None):
         self.lengths, (of_q, of_k) = lengths, ([x[side] for x in lengths] for side in (0, 1))
@@ -72,7 +72,7 @@ class Packed:
         self.q = normal(total_q, heads[0], head_dims[0], dtype=dtype, device=device)
         self.k, self.v = (normal(total_k, heads[1], d, dtype=dtype, seed=1 + i, device=device) for i, d in enumerate(head_dims))
         self.ends = ends(of_q, device), ends(of_k, device)
-        # In use of Q, and of K.
+        # seqused_q and seqused_k.
         self.used = used if used is None else tuple(None if x is None else torch.tensor(x, dtype=I32, device=device) for x in used)
 
     def call(self, hints=(None, None), tensors=None, **options):
@@ -81,14 +81,14 @@ class Packed:
         return flash_attn_varlen_func(q, k, v, *self.ends, *hints, **used, **options)
 
     def sequences(self):
-        """Rows in use of Q and of K of each sequence."""
+        """For each sequence, the slices of its rows in use of Q and of K."""
         starts = [x.tolist() for x in self.ends]
         for i, lengths in enumerate(self.lengths):
             of_q, of_k = (n if not self.used or u is None else u[i].item() for n, u in zip(lengths, self.used or (0, 0)))
             yield slice(starts[0][i], starts[0][i] + of_q), slice(starts[1][i], starts[1][i] + of_k)
 
     def in_use(self):
-        """Which rows of Q are in use, and which of K."""
+        """Masks of the rows in use of Q, and of K."""
         masks = torch.zeros(len(self.q), dtype=torch.bool), torch.zeros(len(self.k), dtype=torch.bool)
         for rows in self.sequences():
             for mask, part in zip(masks, rows, strict=True):
@@ -96,7 +96,7 @@ class Packed:
         return tuple(mask.to(self.q.device) for mask in masks)
 
     def judge(self, out, lse, qv=None, **options):
-        """Fails unless each sequence has its own results, and other rows see no key."""
+        """Fails unless each sequence has its own results, and other rows have the results of rows without keys."""
         total, heads, _ = self.q.shape
         assert (out.shape, out.dtype) == ((total, heads, self.v.shape[2]), self.q.dtype) and out.is_contiguous()
         assert (lse.shape, lse.dtype) == ((heads, total), F32) and lse.is_contiguous()
@@ -123,7 +123,7 @@ class Packed:
         return dout, normal(heads, total, dtype=F32, seed=4, device=self.q.device) if of_lse else None
 
     def gradients(self, dout, dlse=None, hints=(None, None), tensors=None, s_aux=None, **options):
-        """dQ, dK and dV, and of sinks, where O and LSE have these gradients, or none."""
+        """The gradients of Q, K, V and the sinks, for gradients of O and LSE, of which one may be None."""
         tensors = [*(tensors or (self.q, self.k, self.v)), *([] if s_aux is None else [s_aux])]
         leaves = [x.detach().requires_grad_() for x in tensors]
         sinks = {} if s_aux is None else dict(s_aux=leaves[3])
@@ -132,7 +132,7 @@ class Packed:
         return torch.autograd.grad([result for result, _ in used], leaves, [given for _, given in used])
 
     def judge_gradients(self, results, dout, dlse=None, **options):
-        """Fails unless each sequence has its own gradients, and other rows 0. Gradients of sinks are sums over all."""
+        """Fails unless each sequence has its own gradients, other rows have 0, and the sinks have sums over all."""
         of_sinks = 0
         for q, k in self.sequences():
             given = self.q[None, q], self.k[None, k], self.v[None, k]
@@ -148,7 +148,7 @@ class Packed:
             torch.testing.assert_close(results[3].double(), of_sinks, rtol=bound, atol=bound)
 
     def check_gradients(self, of_o=True, of_lse=True, hints=(None, None), deterministic=True, **options):
-        """Computes with random gradients of O and LSE, judges, and returns what was computed."""
+        """Computes gradients from random gradients of O and LSE, judges them, and returns them."""
         dout, dlse = self.given(of_lse)
         dout = dout if of_o else None
         results = self.gradients(dout, dlse, hints, deterministic=deterministic, **options)

@@ -1,4 +1,4 @@
-"""Processes that are the ranks of a group, on the CPU or a GPU each."""
+"""Starts processes as the ranks of a group, on the CPU or with a GPU for each."""
 
 import contextlib
 import datetime
@@ -14,11 +14,11 @@ from fa3.distributed.memory import Memory, aligned
 
 
 def run(function, world, *arguments, device="cpu"):
-    """Runs a function of a module with the device of each rank and these arguments. Fails if one of them fails."""
+    """Runs a module's function in `world` processes, with the rank's device and arguments. Fails if a rank fails."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # On the CPU they are forks of a process that has imported what takes long. CUDA does not outlive a fork.
+    # On the CPU ranks are forks of a process that has imported the slow modules. CUDA does not survive a fork.
     multiprocessing.set_forkserver_preload(["fa3.distributed", "torch.distributed"])
     method = "forkserver" if device == "cpu" else "spawn"
     mp.start_processes(_rank, (world, port, device, function, arguments), nprocs=world, start_method=method)
@@ -39,7 +39,7 @@ def _rank(rank, world, port, device, function, arguments):
 
 
 class Files(Memory):
-    """Memory that ranks share on the CPU: files, which are copied at once."""
+    """Memory that ranks share on the CPU: files, from and to which tensors are copied at once."""
 
     def __init__(self, folder):
         self.device, self._folder = torch.device("cpu"), pathlib.Path(folder)

@@ -1,24 +1,22 @@
-"""Attention by its definition, its gradients, the error law that judges results by them,
-and quantization by its definition.
-"""
+"""The definitions of attention, its gradients and quantization, and the error law that judges results by them."""
 
 import math
 
 import torch
 
 
-# Options of attention that its definition knows, by the names that the functions of this package have for them.
+# The options of this package's functions that the definition of attention has, too.
 SCORES = "softmax_scale", "causal", "window_size", "attention_chunk", "softcap", "s_aux", "qv", "intervals"
 
 
 def scores_in(options):
-    """The options that change what is computed."""
+    """The options that change what attention computes."""
     return {name: x for name, x in options.items() if name in SCORES}
 
 
 def standard(q, k, v, qv=None, s_aux=None, dtype=torch.float64, **options):
-    """O and LSE, computed and rounded in `dtype` as a framework without a fused kernel does.
-    Autograd can differentiate it.
+    """O and LSE, with each intermediate result rounded to `dtype`, as in a framework without a fused kernel. Autograd
+    can differentiate the function.
     """
     q, k, v = heads_first(q, k, v, qv, dtype)
     scores, _ = scores_of(q, k, **options)
@@ -27,7 +25,7 @@ def standard(q, k, v, qv=None, s_aux=None, dtype=torch.float64, **options):
 
 
 def heads_first(q, k, v, qv, dtype):
-    """Q, K and V (batch, heads_q, seqlen, head_dim). With qv the columns of V are columns of K, too."""
+    """Q, K and V as (batch, heads_q, seqlen, head_dim). The columns of qv join Q's, and then V's columns join K's."""
     if qv is not None:
         q, k = torch.cat([qv, q], -1), torch.cat([v, k], -1)
     q, k, v = (x.to(dtype).transpose(1, 2) for x in (q, k, v))
@@ -36,18 +34,18 @@ def heads_first(q, k, v, qv, dtype):
 
 
 def scores_of(q, k, softmax_scale=None, softcap=0.0, **mask):
-    """Scores, -inf of hidden keys, and their slope by Q K^T."""
+    """The scores, which are -inf for hidden keys, and their derivatives by Q K^T."""
     slope = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     scores = q @ k.transpose(-1, -2) * slope
     if softcap:
         scores = softcap * (scores / softcap).tanh()
-        # Slopes are not rounded to 16 bits.
+        # The derivative is not rounded to 16 bits.
         slope = slope * (1 - (scores.to(torch.promote_types(scores.dtype, torch.float32)) / softcap).square())
     return scores.masked_fill(hidden_keys(*scores.shape[-2:], q.device, **mask), -math.inf), slope
 
 
 def hidden_keys(rows, keys, device, causal=False, window_size=(-1, -1), attention_chunk=0, intervals=None):
-    """Which keys each query does not see, of the batch's entries and heads if intervals say so."""
+    """A mask of the keys that each query does not see. With intervals it also has the batch and head dimensions."""
     key = torch.arange(keys, device=device)
     if intervals is not None:
         return ~((intervals[..., 0::2, None] <= key) & (key < intervals[..., 1::2, None])).any(-2)
@@ -65,11 +63,11 @@ def hidden_keys(rows, keys, device, causal=False, window_size=(-1, -1), attentio
 
 
 def softmax(scores, s_aux=None):
-    """P, LSE, and P of the sinks, each of which is one more column of scores."""
+    """P, LSE, and the sinks' part of P. Each sink is one more column of the scores."""
     keys = scores.shape[-1]
     if s_aux is not None:
         scores = torch.cat([scores, s_aux.to(scores)[:, None, None].expand(*scores.shape[:-1], 1)], -1)
-    # A row of nothing: 0, where softmax would say NaN.
+    # A row without visible keys has P = 0, where softmax would give NaN.
     empty = (scores == -math.inf).all(-1, keepdim=True)
     scores = scores.masked_fill(empty, 0)
     p = scores.softmax(-1).masked_fill(empty, 0)
@@ -77,10 +75,9 @@ def softmax(scores, s_aux=None):
 
 
 def gradients(q, k, v, dout, dlse=None, s_aux=None, dtype=torch.float64, magnitudes=False, **options):
-    """dQ, dK and dV, and of sinks, by the chain rule, each matrix rounded to `dtype`. As in fused kernels, D is that of
-    the rounded O.
-
-    With `magnitudes` they are the sums of the absolute values of what is added up, dP, D and dLSE taken apart.
+    """dQ, dK, dV and the gradient of sinks by the chain rule, with each matrix rounded to `dtype`. As in fused kernels,
+    D = rowsum(dO * O) comes from the rounded O. With `magnitudes`, each is the sum of the absolute values of its terms,
+    where dP, D and dLSE are separate terms.
     """
     heads = (k.shape[2], q.shape[2] // k.shape[2])
     q, k, v = heads_first(q, k, v, None, dtype)
@@ -91,13 +88,13 @@ def gradients(q, k, v, dout, dlse=None, s_aux=None, dtype=torch.float64, magnitu
     if magnitudes:
         q, k, v, dout, o = q.abs(), k.abs(), v.abs(), dout.abs(), -o.abs()
         dlse = None if dlse is None else dlse.abs()
-    # The matrices of one type, what lies between them not rounded to 16 bits.
+    # Matrices are rounded to `dtype`. Values between them are not rounded to 16 bits.
     wide = torch.promote_types(dtype, torch.float32)
     dp = dout @ v.transpose(-1, -2)
     delta = (dout.to(wide) * o.to(wide)).sum(-1, keepdim=True)
     if dlse is not None:
         delta = delta - dlse.to(wide).unsqueeze(-1)
-    # Hidden keys have 0, whatever the slope of -inf.
+    # dS of hidden keys is 0, whatever the derivative at -inf.
     ds = (p.to(wide) * (dp.to(wide) - delta) * slope).masked_fill(scores == -math.inf, 0).to(dtype)
     dq, dk, dv = ds @ k, ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ dout
     dk, dv = (x.unflatten(1, heads).sum(2) for x in (dk, dv))
@@ -106,9 +103,8 @@ def gradients(q, k, v, dout, dlse=None, s_aux=None, dtype=torch.float64, magnitu
 
 
 def law_of(oracle, baseline, lse, magnitude, dtype):
-    """How far from the oracle a result may be: 2 max |baseline - oracle| + atol + noise.
-
-    atol is what adding and subtracting 0.3 costs in `dtype`, noise the rounding of exponents to float32.
+    """The largest difference from the oracle that a result may have: 2 max |baseline - oracle| + atol + noise. atol is
+    twice the error of adding and subtracting 0.3 in `dtype`. noise is the error of rounding exponents to float32.
     """
     rounded = oracle.to(dtype)
     atol = 2 * ((rounded + 0.3 - 0.3) - rounded).abs().max().item()
@@ -121,7 +117,7 @@ def law_of(oracle, baseline, lse, magnitude, dtype):
 def judge(out, lse, q, k, v, qv=None, **options):
     """Fails unless O and LSE are as near to the definition as their precision can be expected to be.
 
-    The oracle is float64, the baseline `standard` attention in the precision of O on the same inputs.
+    The oracle is `standard` attention in float64, and the baseline is `standard` attention in the dtype of O.
     """
     assert out.dtype == q.dtype and lse.dtype == torch.float32
     assert out.is_contiguous() and lse.is_contiguous()
@@ -141,11 +137,9 @@ def judge(out, lse, q, k, v, qv=None, **options):
 
 
 def judge_gradients(results, q, k, v, dout=None, dlse=None, s_aux=None, **options):
-    """Fails unless dQ, dK and dV, and of sinks, are as near to float64 autograd as their precision can be expected to
-    be.
-
-    The baseline is `gradients` in their precision. What nothing is added up for is 0. Gradients of sinks may be left
-    out.
+    """Fails unless dQ, dK, dV and the gradient of sinks are as near to float64 autograd as their precision can be
+    expected to be. The baseline is `gradients` in their precision. An element that is a sum of no terms must be 0. The
+    gradient of sinks may be left out.
     """
     tensors = dict(dq=q, dk=k, dv=v) | ({} if s_aux is None else dict(ds_aux=s_aux))
     leaves = [x.detach().double().requires_grad_() for x in tensors.values()]
@@ -160,7 +154,7 @@ def judge_gradients(results, q, k, v, dout=None, dlse=None, s_aux=None, **option
         tensors.items(), results, oracles, baselines, magnitudes
     ):
         assert (x.dtype, x.shape) == (like.dtype, like.shape), name
-        # Heads lie outside rows where they do so in the input.
+        # A gradient's heads may be outside its rows in memory only if the input's are.
         assert x.is_contiguous() or (x.stride(1) < x.stride(2) and like.stride(1) < like.stride(2)), name
         if x.numel() == 0:
             continue
@@ -171,8 +165,8 @@ def judge_gradients(results, q, k, v, dout=None, dlse=None, s_aux=None, **option
 
 
 def judge_codes(out, lse, q, k, v, error=0.05, **options):
-    """Fails unless O and LSE of codes are near to the results of the numbers that codes and scales stand for. P is
-    rounded to e4m3, which costs up to 1/16 of it, and averages out over keys.
+    """Fails unless O and LSE of codes are near to attention of the numbers that codes and scales represent. P is
+    rounded to e4m3, by up to 1/16 of a number; these errors average out over keys.
     """
     right, right_lse = standard(q, k, v, **options)
     seen = right_lse.isfinite()
@@ -182,7 +176,7 @@ def judge_codes(out, lse, q, k, v, error=0.05, **options):
 
 
 def rotated(x, cos, sin, interleaved=False, positions=0):
-    """Rotary embedding in float32, each product and each sum rounded. Rows at positions outside the tables are NaN."""
+    """Rotary embedding, with products and sums rounded to float32. Rows at positions outside the tables are NaN."""
     batch, seqlen, _, head_dim = x.shape
     if not isinstance(positions, torch.Tensor):
         positions = torch.arange(positions, positions + seqlen, device=x.device).expand(batch, -1)
@@ -199,7 +193,8 @@ def rotated(x, cos, sin, interleaved=False, positions=0):
 
 
 def incoherent(head_dim, seed):
-    """M of incoherent processing, (head_dim, head_dim): random signs and a Hadamard matrix, twice if they do not fit.
+    """M of incoherent processing, (head_dim, head_dim): random signs times a Hadamard matrix. If head_dim is no power
+    of 2, two such products.
     """
     width = 1 << (head_dim.bit_length() - 1)
 
@@ -224,8 +219,9 @@ def incoherent(head_dim, seed):
 
 
 def as_products_read(codes):
-    """Codes (batch, seqlen, heads, head_dim) as (batch, heads, head_dim, keys): whole 128 keys, zeros at the end, and
-    each 16 keys in the order in which products read them."""
+    """Codes (batch, seqlen, heads, head_dim) as (batch, heads, head_dim, keys), padded with zeros to a multiple of 128
+    keys. Each 16 keys have the order in which matrix products read them.
+    """
     batch, seqlen, heads, head_dim = codes.shape
     keys = torch.zeros(batch, heads, head_dim, -(-seqlen // 128) * 128, dtype=torch.uint8, device=codes.device)
     keys[..., :seqlen] = codes.view(torch.uint8).permute(0, 2, 3, 1)
@@ -252,7 +248,7 @@ def quantized(
     if hadamard_seed is not None:
         y = (y.double() @ incoherent(head_dim, hadamard_seed).to(y.device)).float()
     y = y.where(y.isfinite(), math.nan)
-    # Whole blocks, and one more of zeros: there is a maximum where there are no rows.
+    # Blocks are whole, and one more has zeros, so that there is a maximum even if there are no rows.
     blocks = -(-seqlen // block_rows)
     padded = y.new_zeros(batch, (blocks + 1) * block_rows, heads, head_dim)
     padded[:, :seqlen] = y.abs().nan_to_num(0.0)
@@ -274,12 +270,12 @@ def quantized(
 
 
 def quantized_channels(x, transposed=False):
-    """Codes, scales and means of `fa3.quantize_channels` by their definition, the means summed in float64."""
+    """Codes, scales and means of `fa3.quantize_channels` by their definition. The means are summed in float64."""
     y = x.float()
     y = y.where(y.isfinite(), math.nan)
     mean = (y.double().nan_to_num(0.0).sum(1) / max(x.shape[1], 1)).float()
     centred = y - mean.unsqueeze(1)
-    # With a row of zeros, of which there is a maximum where there are no others.
+    # A row of zeros is added, so that there is a maximum even if there are no rows.
     amax = torch.nn.functional.pad(centred.abs().nan_to_num(0.0), (0, 0, 0, 0, 0, 1)).amax(1)
     scales = scale_of(amax)
     codes = (centred / scales.unsqueeze(1)).clamp(-448, 448).to(torch.float8_e4m3fn)
@@ -287,5 +283,5 @@ def quantized_channels(x, transposed=False):
 
 
 def scale_of(amax):
-    """The scale of numbers up to amax: 1 for zeros."""
+    """The scale for numbers up to amax. It is 1 if all numbers are 0."""
     return (amax / 448).clamp(min=torch.finfo(torch.float32).tiny).masked_fill(amax == 0, 1.0)

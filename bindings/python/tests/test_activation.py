@@ -1,5 +1,5 @@
-"""Torch's own attention on this package's kernels. Needs torch 2.11. Torch's operators of flash attention are those of
-a GPU: without one, our kernels are called by themselves, or put in the places that these operators have on the CPU.
+"""Torch's own attention on this package's kernels. Needs torch 2.11. Torch's flash attention operators are for a GPU.
+Without one, tests call our kernels directly, or put them in the place of these operators on the CPU.
 """
 
 import inspect
@@ -26,12 +26,12 @@ from torch.nn.attention.varlen import AuxRequest, varlen_attn
 BF16, F32, E4M3 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 ATEN = torch.ops.aten
 OPERATORS = activation._Kernels({}).by_name()
-# Sequences of which one is empty, and rows behind the last.
+# cu_seqlens in which one sequence is empty, and rows are left over behind the last sequence.
 ENDS = 0, 5, 5, 17, 30
 
 
 class Torchs:
-    """Torch's kernel of an operator, as far as a test wants to know whether it was called, and how."""
+    """A stand-in for torch's kernel of an operator: it notes its calls."""
 
     def __init__(self):
         self.calls = []
@@ -42,7 +42,7 @@ class Torchs:
 
 
 def sdpa(q, k, v, **options):
-    """The call that torch makes once it has chosen flash attention."""
+    """Calls the operator that torch calls once it has chosen flash attention."""
     if q.is_cuda:
         return scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **options)
     return ATEN._scaled_dot_product_flash_attention(q, k, v, **options)[0]
@@ -80,7 +80,7 @@ def gradients(attend, tensors, dout):
 
 
 def ours(**options):
-    """`flash_attn_func` of torch's layout."""
+    """`flash_attn_func` for tensors in torch's layout (batch, heads, seqlen, head_dim)."""
     return lambda *tensors: flash_attn_func(*(x.transpose(1, 2) for x in tensors), **options).transpose(1, 2)
 
 
@@ -118,7 +118,7 @@ def test_dense_batches(active, device, calls, arrange, causal, scale, heads):
     for x, of_x, given in zip(computed, right, tensors, strict=True):
         assert torch.equal(x, of_x)
         assert x.stride() == torch.empty_like(given).stride()
-    # Nothing is copied.
+    # No tensor is copied.
     (forward, of_forward), (backward, of_backward) = calls
     assert (forward, backward) == ("forward", "backward")
     for call in (of_forward, of_backward):
@@ -172,7 +172,7 @@ def test_8_bits(active, device):
 
 @pytest.mark.parametrize("arrange", LAYOUTS)
 def test_results_lie_as_torchs_own_do(active, device, arrange):
-    """Beside torch's functions for fake tensors, which compilers believe."""
+    """Results have the strides that torch's functions for fake tensors tell compilers."""
     ends = torch.tensor(ENDS, dtype=torch.int32, device=device)
     packed = [normal(32, 4, 64, device=device)] * 3
     tensors = dense(device, arrange)
@@ -232,7 +232,7 @@ def test_flex_attention_stays_torchs(active, device, calls):
 
 
 class Refused:
-    """Calls that torch's own kernels get, by names: of which operator, its arguments, and options."""
+    """Calls that go to torch's own kernels, by name: the operator, its arguments, and its options."""
 
     q, k, v = dense("cpu", rows=(40, 40))
     lse = torch.zeros(2, 4, 40)
@@ -310,7 +310,7 @@ def test_what_is_not_ours_goes_to_torch(monkeypatch, kernel):
     for why, given, options in getattr(Refused, kernel)():
         assert function("keys", *given, **options) == "torch's own", why
         passed, named = torchs.calls.pop()
-        # As it was given, with torch's defaults.
+        # Torch's kernel gets the call as it was given, completed with torch's defaults.
         positions = [x for x in schema.arguments if not x.kwarg_only]
         expected = [*given, *(x.default_value for x in positions[len(given) :])]
         assert len(passed) == len(expected) and all(a is b or a == b for a, b in zip(passed, expected)), why
@@ -335,7 +335,7 @@ def test_other_devices_go_to_torch(monkeypatch):
 
 
 def in_the_place():
-    """Who made torch's CUDA kernel of dense attention."""
+    """For each of torch's CUDA kernels of dense attention, whether this package made it."""
     lines = torch._C._dispatch_dump("aten::_scaled_dot_product_flash_attention").splitlines()
     return ["activation.py" in line for line in lines if line.startswith("CUDA:")]
 
@@ -352,20 +352,20 @@ def test_activation_ends_where_it_began(monkeypatch):
     assert in_the_place() == [False]
     with fa3.activate() as active:
         assert current() == activation.NAME and in_the_place() == [True]
-        # Inside of itself it changes nothing.
+        # A second activation inside of the first one changes nothing.
         with fa3.activate():
             assert in_the_place() == [True]
         assert current() == activation.NAME and in_the_place() == [True]
     assert current() is None and in_the_place() == [False]
     active.restore()
-    # What was there before comes back, and an error ends it as well.
+    # The end of an activation restores the previous implementation. An exception ends it as well.
     nn.attention.register_flash_attention_impl("OTHER", register_fn=Other)
     nn.attention.activate_flash_attention_impl("OTHER")
     with pytest.raises(ZeroDivisionError), fa3.activate():
         assert current() == activation.NAME and len(removed) == 1
         1 / 0
     assert current() == "OTHER" and in_the_place() == [False]
-    # Torch's own way to end it, and one that came later.
+    # `restore` changes nothing if torch's own function has ended the activation, and another one came later.
     active = fa3.activate()
     nn.attention.restore_flash_attention_impl()
     assert current() is None and in_the_place() == [False]
@@ -387,7 +387,7 @@ def test_flash_gets_ahead_of_others(monkeypatch, first):
         assert torch._C._get_sdp_priority_order() == order[1]
         activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), order, ("", "none")).remove()
         assert torch._C._get_sdp_priority_order() == first
-        # What a user sets meanwhile stays.
+        # A priority that a user sets meanwhile stays.
         activation._put_flash_first()
         torch._C._set_sdp_priority_order([0, 1, 2, 3, 4])
         activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), order, ("", "none")).remove()
@@ -403,7 +403,7 @@ def test_graphs_on_disk_are_kept_apart():
         assert tags == ("mine", config.cache_key_tag) and tags[0] != tags[1]
         activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), None, tags).remove()
         assert config.cache_key_tag == "mine"
-        # What a user sets meanwhile stays.
+        # A tag that a user sets meanwhile stays.
         activation._tag_compiled_graphs()
         config.cache_key_tag = "another"
         activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), None, tags).remove()
@@ -430,7 +430,7 @@ def test_torch_chooses_flash_while_it_is_active():
     before = choice(*tensors)
     with fa3.activate():
         assert choice(*tensors) == SDPBackend.FLASH_ATTENTION
-        # A mask is none of ours.
+        # Calls with a mask go to torch's own kernels.
         assert torch._fused_sdp_choice(*tensors, torch.zeros(33, 40, dtype=BF16, device="cuda")) != 1
     assert choice(*tensors) == before
 
@@ -458,7 +458,7 @@ def test_calls_that_are_not_ours_are_as_before(calls):
 
 @pytest.mark.hopper
 def test_a_graph_from_before_is_not_used(calls):
-    """Torch has a compiled graph on disk, with the backend that it chose before."""
+    """Torch has a compiled graph on disk, with the backend that it chose before the activation."""
     tensors = dense("cuda", heads=(4, 4), rows=(40, 40))
 
     def compiled():
@@ -477,7 +477,7 @@ def test_a_graph_from_before_is_not_used(calls):
 
 @pytest.mark.hopper
 def test_more_of_torchs_attention_is_ours(calls):
-    """Head dimensions that torch pads, masks that say causal, modules, nested tensors, graphs, and other orders."""
+    """Torch pads head dimensions, finds causal masks, and calls our kernels from modules, nested tensors and graphs."""
     with fa3.activate():
         q, k, v = (x[..., :60].contiguous() for x in dense("cuda", rows=(40, 40), heads=(4, 4)))
         expected = ATEN._scaled_dot_product_attention_math(q.double(), k.double(), v.double(), None, 0.0, True)[0]
@@ -521,7 +521,7 @@ def test_more_of_torchs_attention_is_ours(calls):
 
 @pytest.mark.hopper
 def test_compiled_steps_in_cuda_graphs(calls):
-    """Torch's graphs own the memory of all results, the results of a dropout that is not there included."""
+    """Torch's graphs own the memory of all results, also of the placeholders for dropout."""
     torch._dynamo.reset()
     tensors, dout = dense("cuda", rows=(40, 40)), normal(2, 4, 40, 64, device="cuda", seed=3)
     with fa3.activate():
@@ -533,15 +533,15 @@ def test_compiled_steps_in_cuda_graphs(calls):
             again, computed = gradients(compiled, tensors, dout)
             for x, of_x in zip((again, *computed), (out, *expected), strict=True):
                 assert torch.equal(x, of_x)
-            # The next step writes over them.
+            # The next step overwrites these results.
             del again, computed, x
-        # Once before the graphs, and once into them.
+        # Our kernels are called once before the capture, and once for it.
         assert [name for name, _ in calls] == ["forward", "backward"] * 2
 
 
 @pytest.mark.hopper
 def test_host_time_of_a_call_under_activation():
-    """Beside torch's own call, and beside our operator."""
+    """Compares the host time with torch's own call and with our operator."""
     q, k, v = (normal(1, 4, 64, 64, device="cuda", seed=seed) for seed in range(3))
     rows = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     packed, ends = [x[0] for x in rows], torch.tensor([0, 40, 64], dtype=torch.int32, device="cuda")
@@ -572,5 +572,5 @@ def test_host_time_of_a_call_under_activation():
                 call(), operator()
                 active, plain = microseconds_in_turns([call, operator], calls=100)
             print(f"{name:34}torch {torchs:6.2f} us, under activation {active:6.2f}, our operator {plain:6.2f}")
-            # Hosts differ, and others are at work on them. Another call is a measure of both.
+            # Hosts differ, and other processes use them. So the bound is relative to another call.
             assert active < 3 * plain

@@ -1,5 +1,5 @@
-"""New rows of a cache, and rotary embedding of them and of queries: `fa3.flash_attn_with_kvcache` with k and v, on the
-CPU and on a GPU. Needs torch.
+"""New rows of a cache, and rotary embedding of new keys and of queries: `fa3.flash_attn_with_kvcache` with k and v, on
+the CPU and on a GPU. Needs torch.
 """
 
 import itertools
@@ -23,7 +23,7 @@ ROTATIONS = [None, dict(rotary_interleaved=True), dict(rotary_interleaved=False)
 
 
 class Appended(Cached):
-    """A cache to which the last rows of each sequence are new ones. What they replace is NaN."""
+    """A cache whose last rows of each sequence are new. Before the call these rows are NaN."""
 
     def __init__(self, device, new, rotation=None, dtype=BF16, rotary_dim=32, table=None, listed=False, **options):
         count = len(KEYS)
@@ -56,7 +56,7 @@ class Appended(Cached):
         self.lengths = torch.tensor([n + pad for n, pad in zip(self.before, self.pad)], dtype=I32, device=device)
 
     def turned(self, x, first, each=True):
-        """Rows (rows, heads, head_dim) of one sequence, rotated."""
+        """Rotates rows (rows, heads, head_dim) of one sequence."""
         if self.rotation is None:
             return x
         positions = (torch.arange(len(x)) if each else torch.zeros(len(x), dtype=torch.int64)) + first
@@ -65,7 +65,7 @@ class Appended(Cached):
         return rotated(x[None], self.cos, self.sin, interleaved, positions)[0].to(x.dtype)
 
     def turn_queries(self, each):
-        """Q as the attention should see it."""
+        """Rotates Q as attention should see it. If `each`, each row has its own position."""
         self.q = self.plain_q.clone()
         for i, base in enumerate(self.bases):
             part = (i,) if self.ends is None else (slice(self.ends[i].item(), self.ends[i + 1].item()),)
@@ -98,7 +98,7 @@ class Appended(Cached):
 @pytest.mark.parametrize("new", NEW, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_new_rows_are_in_the_cache_and_seen(nan_in_new_tensors, device, layout, new, rotation, splits):
-    """All else in the cache stays as it is."""
+    """The other rows of the cache stay as they are."""
     for rows, mask in itertools.product((new, [1, 3, 0, 2, 5, 1]), (dict(causal=True), {})):
         Appended(device, new, rotation, layout=layout, rows=rows).check(num_splits=splits, **mask)
 
@@ -117,7 +117,7 @@ def test_heads_and_columns(nan_in_new_tensors, device, heads, head_dims):
 
 
 def test_keys_and_values_side_by_side(nan_in_new_tensors, device):
-    """In rows of both, as vLLM has them."""
+    """K and V are the two halves of each row, as in vLLM's cache."""
     for layout in ("seqused", 16):
         appended = Appended(device, 2, ROTATIONS[2], rows=2, layout=layout)
         expected = appended.check(causal=True)
@@ -136,7 +136,7 @@ def test_rows_without_a_place_are_left_out_on_a_gpu():
     k, v = (normal(3, 4, 2, 64, seed=5 + i, device=device) for i in range(2))
     right = [x.clone() for x in (cached.k, cached.v)]
     for memory, x in zip(right, (k, v), strict=True):
-        # Two of four have a place; none of the second sequence; one of the third, whose second page is nowhere.
+        # Of four new rows each, two of the first sequence fit, none of the second, and one of the third.
         memory[1, 14:] = x[0, :2]
         memory[3, 15] = x[2, 0]
     lengths = torch.tensor([30, -3, 15], dtype=I32, device=device)
@@ -146,7 +146,7 @@ def test_rows_without_a_place_are_left_out_on_a_gpu():
 
 
 def test_keys_and_values_are_pages_of_one_pool():
-    """As transformers has them: views of the same memory that begin a page apart, and tables of every second page."""
+    """K and V are views of one memory that begin a page apart, and tables list every second page (transformers)."""
     pool, new = normal(9, 16, 2, 64), [normal(2, 1, 2, 64, seed=i) for i in (1, 2)]
     k, v, table = pool[:-1], pool[1:], torch.tensor([[0, 4], [2, 6]], dtype=I32)
     right = pool.clone()
@@ -163,7 +163,7 @@ def test_keys_and_values_are_pages_of_one_pool():
 @pytest.mark.parametrize("new", [5, [2, 0, 7, 1, 3, 1]], ids=str)
 @pytest.mark.parametrize("layout", ["padded", 16])
 def test_new_rows_become_e4m3(device, layout, new, rotation):
-    """Divided by their scales; all else in the cache stays as it is."""
+    """New rows are divided by their scales, and the other rows of the cache stay as they are."""
     appended = Appended(device, new, rotation, layout=layout)
     caches = [x.to(E4M3) for x in (appended.k, appended.v)]
     expected = [x.view(torch.uint8).clone() for x in caches]
@@ -176,7 +176,7 @@ def test_new_rows_become_e4m3(device, layout, new, rotation):
     results = appended.call((appended.plain_q, *caches), causal=True, k_descale=of_k, v_descale=of_v, return_softmax_lse=True)
     for memory, right in zip(caches, expected, strict=True):
         assert torch.equal(memory.view(torch.uint8), right)
-    # The attention is that of the cache afterwards.
+    # Attention over the cache after the call has the same results.
     appended.turn_queries(True)
     again = Cached.arguments(appended) | dict(cache_seqlens=torch.tensor([n + pad for n, pad in zip(appended.keys, appended.pad)], dtype=I32, device=device))
     of_cache = dict(k_descale=of_k, v_descale=of_v, causal=True, return_softmax_lse=True)
@@ -201,7 +201,7 @@ def test_new_rows_of_e4m3_are_copied(device, of_q):
 
 @pytest.mark.parametrize("device, dtype", [("cpu", BF16), ("cpu", F32), pytest.param("cuda", BF16, marks=pytest.mark.hopper)], ids=str)
 def test_token_by_token_as_at_once(device, dtype):
-    """A cache that grows, against all rows at once under a causal mask."""
+    """Decoding token by token over a growing cache gives what one causal call over all rows gives."""
     q, k, v = (normal(2, 40, heads, 64, dtype=dtype, seed=i, device=device) for i, heads in enumerate((4, 2, 2)))
     expected = flash_attn_func(q, k, v, causal=True)
     k_cache, v_cache = (torch.full((2, 40, 2, 64), math.nan, dtype=dtype, device=device) for _ in "kv")
@@ -216,7 +216,7 @@ def test_token_by_token_as_at_once(device, dtype):
 
 
 def test_lists_that_make_no_sense_are_named():
-    """On the CPU, where they are read."""
+    """The CPU reads the lists, and refuses invalid ones."""
     q, k, new = torch.zeros(2, 1, 4, 64).bfloat16(), torch.zeros(2, 9, 2, 64).bfloat16(), torch.ones(5, 2, 64).bfloat16()
     tables = dict.fromkeys(["rotary_cos", "rotary_sin"], torch.ones(6, 16))
     rows = dict(cu_seqlens_k_new=torch.tensor([0, 2, 5], dtype=I32))
@@ -235,7 +235,7 @@ def test_lists_that_make_no_sense_are_named():
 
 
 def test_one_cache_of_keys_and_values_gets_no_rows(device):
-    """One would be written over the other, rows beside the first ones among them."""
+    """Rows of K would overwrite rows of V. That is so too if V begins one row behind K."""
     q, cache, new = normal(2, 1, 4, 64, device=device), normal(2, 9, 2, 64, device=device), normal(2, 1, 2, 64, device=device)
     for k, v in [(cache, cache), (cache[:, :8], cache[:, 1:])]:
         before = cache.clone()
@@ -256,7 +256,7 @@ def test_nothing_may_require_grad(device, name):
         flash_attn_with_kvcache(**given)
 
 
-# What graphs and torch see.
+# Tests of CUDA graphs, and of torch's compiler and operators.
 
 
 @pytest.mark.hopper
@@ -310,7 +310,7 @@ def test_compiled_calls_write_the_cache(device, backend):
     def step(q, k_cache, v_cache, k, v, lengths, table, cos, sin):
         given = dict(cache_seqlens=lengths, page_table=table, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=False)
         first = flash_attn_with_kvcache(q * 2, k_cache, v_cache, k, v, causal=True, **given)
-        # A second layer sees what was written.
+        # A second layer sees the rows that the first one has written.
         return first, flash_attn_with_kvcache(first, k_cache, v_cache, cache_seqlens=lengths + 1, page_table=table, causal=True)
 
     torch.compiler.reset()

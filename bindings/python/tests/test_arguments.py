@@ -1,5 +1,5 @@
-"""Arguments that become numbers: what is taken, and what is refused in one sentence, whatever runs the call. Needs
-torch but no GPU.
+"""Arguments that become numbers: which values are accepted, and which are refused in one sentence, however the call
+runs. Needs torch but no GPU.
 """
 
 import functools
@@ -70,8 +70,8 @@ def tensors(function):
 
 
 def refused(function, error, sentence, **options):
-    """Fake tensors take the operator's way, as in a trace; torch.compile traces the same lines. The check comes before
-    the ways part.
+    """Checks that a call is refused with the same sentence for fake tensors, which go through the operator as in a
+    trace. The check comes before the direct and the traced path separate.
     """
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(error, match=f"^{sentence}$"):
         function(*tensors(function), **options)
@@ -94,7 +94,7 @@ def test_integers(function, name):
 
 
 def test_hints():
-    """There is none where the call would wait for it. Wrong ones are refused."""
+    """A hint that the call would have to wait for counts as None. A hint of a wrong type is refused."""
     for given in (None, torch.tensor(5, device="meta"), torch.nn.Parameter(torch.tensor(5), requires_grad=False)):
         assert arguments.hint("max_seqlen_q", given) is None
     for given in (5, torch.tensor(5), torch.tensor(5, dtype=torch.uint8)):
@@ -141,7 +141,7 @@ def test_windows(function):
 
 
 def test_a_window_may_be_a_tensor():
-    """FlashAttention-3's tests give torch.randint(0, seqlen, (2,))."""
+    """FlashAttention-3's tests pass torch.randint(0, seqlen, (2,))."""
     for dtype in (torch.int64, torch.int32, torch.uint8):
         assert arguments.window(torch.tensor([37, 11], dtype=dtype)) == (37, 11)
     assert arguments.window(torch.tensor([[-1], [3]])[:, 0]) == (-1, 3)
@@ -220,7 +220,7 @@ def test_compiled_calls_are_refused_by_the_same_sentence(options):
 
 
 def test_symbols_stay_symbols():
-    """A window that grows with the length is one graph for all lengths."""
+    """If a window grows with the sequence length, one graph serves all lengths."""
     seen = []
 
     def backend(graph, _):

@@ -1,4 +1,4 @@
-"""Results of dense batches and their gradients against the definition by the error law, on the CPU and on a GPU.
+"""Results and gradients of dense batches, which the error law compares with the definition, on the CPU and on a GPU.
 Outputs start as NaN, so that an element that is not written shows. Needs torch.
 """
 
@@ -18,13 +18,13 @@ from fa3 import flash_attn_func, flash_attn_qkvpacked_func
 pytestmark = pytest.mark.usefixtures("nan_in_new_tensors")
 
 F32, F16, BF16, I32 = torch.float32, torch.float16, torch.bfloat16, torch.int32
-# Below, among and above the scores, and none.
+# Sinks below, among and above the scores, and one that is -inf, which has no effect.
 SINKS = [-3.0, 0.5, 9.0, -math.inf]
 
 
 @pytest.fixture(params=[check, check_gradients], ids=["results", "gradients"])
 def check_both(request):
-    """Computes and judges results, or gradients."""
+    """Runs a test with `check`, which judges results, and with `check_gradients`, which judges gradients."""
     return request.param
 
 
@@ -59,24 +59,24 @@ def test_no_rows_and_no_keys(device, batch, rows, keys):
             assert not any(x.any() for x in check_gradients(*given, **mask, **of))
 
 
-# Masks that are more than a window, as functions of device, rows and keys.
+# Functions of rows and keys that make intervals, for masks that are more than a window.
 
 
 def documents(rows, keys):
-    """Causal in documents of 100 rows."""
+    """A causal mask within documents of 100 rows."""
     row = torch.arange(rows)
     return torch.stack((row // 100 * 100, row + 1), -1)[None, None]
 
 
 def sink_and_window(rows, keys):
-    """The first 4 keys and the last 70 up to the row's own, of heads that count from other rows."""
+    """The first 4 keys, and the last 70 keys up to the row's position, which is shifted by 3 for each head."""
     row = torch.arange(rows) + torch.arange(4)[:, None] * 3
     sink = torch.tensor([0, 4]).expand(*row.shape, 2)
     return torch.cat((row[..., None] - 69, row[..., None] + 1, sink), -1)[None]
 
 
 def anything(rows, keys):
-    """Anything, of each sequence and head, numbers out of all bounds among it; no key of some rows."""
+    """Random intervals for each sequence and head. Some numbers lie outside all bounds, and some rows see no key."""
     generator = torch.Generator().manual_seed(0)
     bounds = torch.randint(-20, keys + 30, (2, 4, rows, 4), generator=generator)
     bounds[..., 0] = torch.where(bounds[..., 0] % 7 == 0, -(2**31), bounds[..., 0])
@@ -86,13 +86,13 @@ def anything(rows, keys):
 
 
 def padding(rows, keys):
-    """The first keys of each sequence, of more than one; the second has none."""
+    """The first keys of each of two sequences. The second sequence has none."""
     ends = torch.tensor([keys // 3, 0])
     return torch.stack((torch.zeros(2, dtype=torch.int64), ends), -1)[:, None, None].expand(2, 1, rows, 2)
 
 
 def touching(rows, keys):
-    """A window in two parts that touch, the second part first."""
+    """A window in two parts that touch. The second part comes first."""
     row = torch.arange(rows)
     return torch.stack((row, torch.full_like(row, 2**31 - 1), row - 70, row), -1)[None, None].expand(2, 4, rows, 4)
 
@@ -101,11 +101,11 @@ CHUNKS = [
     dict(causal=True, attention_chunk=70),
     dict(attention_chunk=64),
     dict(window_size=(20, 9), attention_chunk=33),
-    # Longer than all keys.
+    # This chunk is longer than all keys.
     dict(attention_chunk=1000),
 ]
 INTERVALS = [documents, sink_and_window, anything, padding, touching]
-# Rows, keys and head_dim.
+# (rows, keys, head_dim) of the tests of masks.
 OF_MASKS = [(250, 250, 64), (70, 300, 128), (140, 40, 256), (70, 900, 128), (300, 40, 256), (300, 140, 128), (90, 200, 256)]
 
 
@@ -116,7 +116,7 @@ def test_chunks_and_intervals(device, mask, size):
     given = tensors(device, rows, keys, head_dims=(head_dim, head_dim))
     mask = mask if isinstance(mask, dict) else dict(intervals=mask(rows, keys).to(device, I32))
     check(*given, **mask)
-    # The CPU has one order of additions.
+    # The CPU accumulates in one order, whatever `deterministic` is.
     for deterministic in [True, False][: 1 if device == "cpu" else 2]:
         check_gradients(*given, of_lse=False, deterministic=deterministic, **mask)
 
@@ -126,7 +126,7 @@ def test_chunks_and_intervals(device, mask, size):
     "scores", [dict(), dict(softmax_scale=0.3), dict(softcap=15.0), dict(softmax_scale=0.5, softcap=4.0)], ids=str
 )
 def test_scales_soft_caps_and_sinks(device, check_both, scores, of_sinks):
-    """Under a mask the first rows see their sinks alone."""
+    """Under a mask the first rows see no key, only their sinks."""
     of_sinks = {name: torch.tensor(x, device=device) for name, x in of_sinks.items()}
     for dtype in (F32, BF16) if device == "cpu" else (F16, BF16):
         rows, keys, head_dim = (40, 30, 64) if device == "cpu" else (260, 230, 128)
@@ -144,7 +144,7 @@ def test_sinks_of_every_type(device, dtype):
     assert torch.equal(out, expected)
     out.sum().backward()
     assert sinks.grad.dtype == dtype and sinks.grad.isfinite().all()
-    # Sinks of minus infinity are none.
+    # A sink of -inf has no effect.
     none = torch.full_like(sinks, -math.inf)
     assert_equal(*(flash_attn_func(q, k, v, causal=True, s_aux=x, return_attn_probs=True) for x in (none, None)))
 
@@ -162,18 +162,18 @@ def test_gradients_of_o_and_lse(device, dtype, of_o, of_lse):
     size = 400 if device == "cuda" else 70
     for mask in MASKS[:3]:
         results = check_gradients(*tensors(device, size, size, (4, 4), (128, 128), dtype), of_o, of_lse, **mask)
-        # LSE does not depend on V.
+        # LSE does not depend on V, so dV is 0 without a gradient of O.
         assert of_o or not results[2].any()
 
 
 def test_gradients_where_a_row_is_nearly_one_hot(device):
-    """Its terms cancel."""
+    """The terms dP and D of a row's dS cancel."""
     q, k, v = tensors(device, 300, 300)
     check_gradients(8 * q, 8 * k, v, causal=True)
 
 
 def test_gradients_are_slopes():
-    """Gradients are the central differences of the forward pass in float64."""
+    """Gradients agree with central differences of the forward pass in float64."""
     q, k, v = (x.requires_grad_() for x in tensors("cpu", 5, 5, (2, 2), (4, 4), F32, batch=1))
     out, lse = flash_attn_func(q, k, v, causal=True, softcap=2.0, return_attn_probs=True)
     dout, dlse = normal(*out.shape, dtype=F32, seed=3), normal(*lse.shape, dtype=F32, seed=4)
@@ -203,7 +203,7 @@ def test_rows_without_keys_and_keys_without_rows(device):
 
 
 def wide(x, offset=8):
-    """The same tensor as a part of larger rows, whose other elements are NaN."""
+    """The tensor as a part of wider rows, whose other elements are NaN."""
     memory = torch.full((*x.shape[:3], 3, x.shape[3] + 16), math.nan, dtype=x.dtype, device=x.device)
     memory[:, :, :, 1, offset : offset + x.shape[3]] = x
     return memory[:, :, :, 1, offset : offset + x.shape[3]]
@@ -215,17 +215,17 @@ def test_strides_are_as_they_are(device, check_both):
     assert not wide(k).is_contiguous()
     check_both(wide(q), wide(k), v)
     check_both(normal(2, 200, 8, 128, device=device), wide(q), wide(q))
-    # Slices of one tensor.
+    # Q, K and V are slices of one tensor.
     check_both(*normal(2, 250, 3, 4, 128, device=device).unbind(2), causal=True)
     check_both(*normal(2, 250, 10, 64, device=device).split([6, 2, 2], 2))
-    # One sequence and one head for all.
+    # One sequence and one head of K and V serve all sequences and heads.
     k, v = (normal(1, 300, 1, 128, seed=seed, device=device).expand(2, -1, 4, -1) for seed in (1, 2))
     check_both(q, k, v)
 
 
 def test_the_cpu_takes_any_strides():
-    """Columns first, every other column, and elements that begin inside of others: memory of a file or a message may
-    begin anywhere.
+    """Strides in which columns are outermost, or every other column is skipped; and addresses that are not aligned,
+    since the memory of a file or a message may begin anywhere.
     """
 
     def shifted(x, bytes):
@@ -256,7 +256,7 @@ def test_gradients_of_o_are_read_with_their_strides(device):
         wide(dout),
         dout[0, 0, 0].expand(2, 300, 4, 64),
         dout[:1, :, :1].expand(2, 300, 4, 64),
-        # These are copied.
+        # The following tensors are copied.
         dout[0, 0, 0, :1].expand(2, 300, 4, 64),
         dout.transpose(2, 3).contiguous().transpose(2, 3),
         wide(dout, 3),
@@ -272,7 +272,7 @@ def test_gradients_of_o_are_read_with_their_strides(device):
 
 
 def test_nan_stays_where_it_belongs(device):
-    """NaN of a query in its row, of a key in the rows that see it, and of dO in its head; of dQ it is one row."""
+    """NaN of a query stays in its row, of a key in the rows that see it, and of dO in its head, or in its row of dQ."""
     q, k, v = tensors(device, 300, 300, (2, 2))
     dout = normal(2, 300, 2, 64, seed=5, device=device)
     expected, expected_lse = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
@@ -307,13 +307,13 @@ def test_a_sequence_has_the_same_bits_in_every_batch(device, mask):
         assert_equal(both_passes(*(x[i : i + 1] for x in given), **mask), [x[i : i + 1] for x in together])
 
 
-# What only a GPU has: many tiles, SMs, and sums in any order.
+# Cases for a GPU only: many tiles, many SMs, and sums in any order.
 
 
 @pytest.mark.hopper
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_many_tiles(deterministic):
-    """Rows see more than 4096 keys, under a mask more than 1024: dQ is added up in any order if it may be."""
+    """Rows see more than 4096 keys, or more than 1024 under a mask, so that dQ may be accumulated in any order."""
     for mask in MASKS:
         check(*tensors("cuda", 2048, 2048, (12, 3), (128, 128), batch=4), **mask)
     given = tensors("cuda", 4200, 4200, (6, 3), (128, 128))
@@ -325,19 +325,19 @@ def test_many_tiles(deterministic):
 @pytest.mark.parametrize("mask", [dict(), dict(causal=True), dict(window_size=(900, 400)), dict(causal=True, softcap=8.0)], ids=str)
 @pytest.mark.parametrize("head_dims", [(40, 40), (64, 64), (128, 128), (64, 128), (128, 72)], ids=str)
 def test_dq_is_added_up(head_dims, mask):
-    """Rows see enough keys for dQ to be added up in any order if it may be."""
+    """Rows see enough keys that dQ may be accumulated in any order."""
     check_gradients(*tensors("cuda", 999, 4201, (4, 2), head_dims, batch=1), deterministic=False, **mask)
 
 
 @pytest.mark.hopper
 def test_added_up_it_is_nearly_the_same(monkeypatch):
-    # With fewer keys additions in order are the faster ones.
+    # With fewer keys, dQ is accumulated in a fixed order, which is then faster.
     given = *tensors("cuda", 500, 4100, (4, 4)), normal(2, 500, 4, 64, seed=5, device="cuda")
     first, again = (gradients(*given, deterministic=deterministic) for deterministic in (True, False))
     assert not torch.equal(first[0], again[0])
     for x, y in zip(first, again, strict=True):
         assert (x.float() - y.float()).norm() < 1e-3 * x.float().norm()
-    # Torch's mode asks for the same bits. It is on, and `nan_in_new_tensors` hides it.
+    # Torch's deterministic mode is on, but `nan_in_new_tensors` hides it. Now the mode asks for the same bits.
     monkeypatch.setattr("fa3.gradient.asks_for_same_bits", torch.are_deterministic_algorithms_enabled)
     for _ in range(3):
         assert_equal(gradients(*given, deterministic=False), first)
@@ -345,7 +345,7 @@ def test_added_up_it_is_nearly_the_same(monkeypatch):
 
 @pytest.mark.hopper
 def test_results_have_the_same_bits_every_time():
-    """Also while another stream keeps some of the SMs busy."""
+    """Results have the same bits even while another stream keeps some of the SMs busy."""
     given = *tensors("cuda", 1000, 1500, (8, 2), (128, 128), batch=4), normal(4, 1000, 8, 128, seed=5, device="cuda")
     first = both_passes(*given, causal=True)
     load, x = torch.cuda.Stream(), normal(1024, 1024, device="cuda")
@@ -384,7 +384,7 @@ def test_packed_tensors_are_sliced_and_not_copied(randn):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         out, lse = flash_attn_qkvpacked_func(qkv, return_attn_probs=True, **options)
-        # The outputs and nothing else was allocated, in multiples of 512 bytes.
+        # Only the outputs were allocated, in multiples of 512 bytes.
         assert torch.cuda.max_memory_allocated() - before <= 2 * out.numel() + 4 * lse.numel() + 1024
         assert_equal((out, lse), flash_attn_func(q, k, v, return_attn_probs=True, **options))
     assert torch.equal(flash_attn_qkvpacked_func(qkv), flash_attn_func(q, k, v))

@@ -1,5 +1,5 @@
-"""Gradients as torch's own machinery sees them: autograd, checkpoints, compilers, transforms, threads. How good the
-numbers are is for test_attention.py and test_varlen.py, streams and graphs for test_streams.py."""
+"""Gradients as torch's own machinery sees them: autograd, checkpoints, compilers, transforms, threads.
+test_attention.py and test_varlen.py judge the numbers, and test_streams.py tests streams and graphs."""
 
 import functools
 
@@ -23,12 +23,12 @@ from fa3 import (
 
 BF16 = torch.bfloat16
 ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
-# softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin
+# (softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin)
 OPTIONS = (0.5, 9, 0, 15, 20.0, 2)
 
 
 def options_of(given):
-    """The options of a call of the extension module."""
+    """The options that the extension module was called with, in the order of OPTIONS."""
     names = ("softmax_scale", "softcap", "sm_margin")
     scale, softcap, margin = (given[name] for name in names)
     return (scale, *given["window"], softcap, margin)
@@ -49,7 +49,7 @@ def attend(q, k, v):
 
 
 def direct(leaves, dout, dlse=None):
-    """The same gradients from the operators themselves."""
+    """The gradients that the operators compute directly, without autograd."""
     with torch.no_grad():
         out, lse = torch.ops.fa3.forward(*leaves, *OPTIONS)
         dout = torch.zeros_like(out) if dout is None else dout
@@ -77,7 +77,7 @@ class Dense:
         return self.dout, self.dlse
 
     def direct(self, dout, dlse):
-        """The same gradients from the operators themselves."""
+        """The gradients that the operators compute directly, without autograd."""
         with torch.no_grad():
             out, lse = self.forward(*self.leaves, *self.lists, *self.numbers)
             dout = torch.zeros_like(out) if dout is None else dout
@@ -88,7 +88,7 @@ class OfPacked(Dense):
     """Packed sequences with rows that are not in use."""
 
     forward, backward = torch.ops.fa3.varlen_forward, torch.ops.fa3.varlen_backward
-    # max_seqlen_q and max_seqlen_k, and OPTIONS.
+    # max_seqlen_q, max_seqlen_k, and OPTIONS.
     numbers = (130, 257, *OPTIONS)
 
     def __init__(self, device):
@@ -113,7 +113,7 @@ def both(request, device):
 @pytest.mark.parametrize("subclass", [False, True], ids=["tensors", "parameters"])
 @pytest.mark.parametrize("used", ["o", "lse", "both"])
 def test_both_results_have_gradients(both, used, subclass):
-    """Parameters are a subclass, for which the operator goes through torch's dispatcher."""
+    """If inputs are parameters, a subclass of tensors, the operator goes through torch's dispatcher."""
     inputs = [torch.nn.Parameter(x) for x in both.tensors] if subclass else both.leaves
     results = both.attend(*inputs)
     assert all(x.requires_grad for x in results)
@@ -154,7 +154,7 @@ def test_tensors_that_were_changed_since_are_found(both):
 def test_second_derivatives_are_refused(both, through):
     results = both.attend(*both.leaves) if through == "plain" else both.forward(*both.leaves, *both.lists, *both.numbers)
     first = torch.autograd.grad(results, both.leaves, both.given, create_graph=True)
-    # That they could be wanted is no error.
+    # create_graph alone is no error: only computing a second derivative is.
     assert_equal(first, both.direct(*both.given))
     for result in first:
         with pytest.raises(NotImplementedError, match="^attention has no second derivative"):
@@ -186,7 +186,7 @@ def test_tracers_see_the_backward_pass(kind):
 @pytest.mark.parametrize("place", ["cpu", "meta", ON_GPU])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_fake_tensors_have_fake_gradients(kind, place):
-    """With heads outside rows where their tensors have them."""
+    """Gradients have heads outside rows if their tensors have."""
     both = kind("cpu")
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         if kind is OfPacked:
@@ -253,7 +253,7 @@ def test_transforms(both):
 
     def loss(*tensors):
         out, lse = both.attend(*tensors)
-        # LSE of rows that see no key is -inf.
+        # The -inf of rows that see no key would make the loss infinite.
         return (out.float() * dout).sum() + (lse.nan_to_num(neginf=0) * dlse).sum()
 
     expected = both.direct(dout, dlse)
@@ -261,7 +261,7 @@ def test_transforms(both):
     results, pull = torch.func.vjp(both.attend, *tensors)
     assert_equal(results, both.attend(*tensors))
     assert_equal(pull((dout, dlse)), expected)
-    # Inside of a transform that has nothing to do with it.
+    # Attention also works inside of a transform over another variable.
     scaled = torch.func.grad(lambda x: (both.attend(*tensors)[0].float() * x).sum())(torch.ones((), device=dout.device))
     assert torch.equal(scaled, both.attend(*tensors)[0].float().sum())
     with pytest.raises(NotImplementedError, match="attention has no second derivative"):
@@ -278,7 +278,9 @@ def test_the_options_reach_the_backward_pass(calls):
 
 
 def test_autocast_casts_float32(device):
-    """As for torch's own attention, whatever the dtypes of the others. Gradients are of the tensors that are given."""
+    """As for torch's own attention, autocast casts each float32 tensor, whatever dtypes the other tensors have. A
+    gradient has the dtype of the tensor that the caller gave.
+    """
     q, k, v = (torch.randn(2, 8, 4, 64, device=device) for _ in "qkv")
     ends = torch.tensor([0, 8, 16], dtype=torch.int32, device=device)
     q.requires_grad_()
@@ -401,7 +403,7 @@ def test_compiled_functions(device, backend):
     if backend == "inductor":
         needs_a_compiler()
 
-    # Nothing beside attention rounds, so that the results are the same bit for bit.
+    # Only attention rounds in this layer, so that compiled results have the same bits.
     def layer(qkv):
         out, lse = flash_attn_qkvpacked_func(qkv.neg() * 2, causal=True, window_size=(99, -1), return_attn_probs=True)
         return out.transpose(1, 2).relu(), -lse

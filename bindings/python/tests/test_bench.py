@@ -41,7 +41,7 @@ def drawn(kind, shape=SHAPE, dtype=torch.float32, seed=1):
 
 
 def scores(kind, shape=SHAPE):
-    """(batch, heads, rows, keys) in float64."""
+    """The scores of a kind of distribution, (batch, heads, rows, keys) in float64."""
     q, k, _ = (x.double().transpose(1, 2) for x in drawn(kind, shape))
     return q @ k.transpose(-1, -2) / math.sqrt(shape[-1])
 
@@ -53,7 +53,7 @@ def test_a_kind_has_its_shape_and_its_seed(kind):
     again, other = drawn(kind, dtype=torch.bfloat16), drawn(kind, dtype=torch.bfloat16, seed=2)
     for x, same, different in zip(qkv, again, other):
         assert torch.equal(x, same) and not torch.equal(x, different)
-    # The largest magnitude of any, of `shrink` at 16k keys, is a number in f16.
+    # `shrink` has the largest numbers of all kinds at 16k keys, and float16 can hold them.
     q, k, _ = drawn(kind, (1, 16384, 1, 256), torch.float16)
     assert q.isfinite().all() and k.isfinite().all()
 
@@ -67,7 +67,7 @@ def test_scores_are_as_wide_as_they_say(kind, deviation):
 def test_outliers_have_the_papers_moments():
     for x in drawn("outlier"):
         assert x.square().mean().item() == pytest.approx(1.1, rel=0.05)
-        # Beyond 6 lie 55 % of the outliers, and of the others 2e-9.
+        # 55 % of the outliers lie beyond 6, and 2e-9 of the other numbers.
         assert (x.abs() > 6).double().mean().item() == pytest.approx(0.00055, rel=0.2)
 
 
@@ -98,7 +98,7 @@ def test_real_scores_are_the_models_own():
     model = q @ k.transpose(-1, -2) / math.sqrt(32)
 
     def of(scores):
-        """Mean, standard deviation and maximum, and how far a row's maximum is above its mean."""
+        """Mean, standard deviation and maximum of scores, and the mean distance of a row's maximum from its mean."""
         above = (scores.amax(-1) - scores.mean(-1)).mean()
         return [x.item() for x in (scores.mean(), scores.std(), scores.amax(), above)]
 
@@ -119,7 +119,7 @@ def test_rows_in_float64_are_attention(causal):
 
 
 def test_the_power_is_that_between_updates_of_the_counter():
-    # 500 W; the counter is updated every 100 ms and read every 30 ms.
+    # The power is 500 W. The counter of energy is updated every 100 ms and read every 30 ms.
     readings = [(t / 1000, 1000 + 500 * (t // 100) / 10) for t in range(0, 1000, 30)]
     assert timing.watts(readings) == pytest.approx(500, rel=0.05)
     assert timing.watts(readings[:5]) is None and timing.watts([]) is None
@@ -140,7 +140,7 @@ def test_cells_are_the_ones_that_options_name():
     assert chosen("--causal", "1") == [cell for cell in default if cell.causal]
     cells = chosen("--head-dim", "256", "--seqlen", "2048", "--causal", "0", "1")
     assert cells == [settings.Cell(256, 2048, causal) for causal in (False, True)]
-    # 16k tokens, hidden size 2048; 4 · seqlen² · head_dim · heads · batch operations, half if causal.
+    # 16k tokens, hidden size 2048. Operations are 4 * seqlen^2 * head_dim * heads * batch, or half of it if causal.
     assert cells[0].shape == (8, 2048, 8, 256)
     rates = [4 * 2048**2 * 256 * 64 / 1e9, 2 * 2048**2 * 256 * 64 / 1e9]
     assert [cell.tflops(1) for cell in cells] == pytest.approx(rates)
@@ -185,21 +185,21 @@ def test_options_of_fp8(capsys):
 
 
 def spread(scales, seqlen):
-    """Scales of heads or of blocks of 128 rows, as factors of (batch, seqlen, heads, head_dim)."""
+    """Scales per head, or per block of 128 rows, as factors that broadcast to (batch, seqlen, heads, head_dim)."""
     if scales.dim() == 2:
         return scales[:, None, :, None]
     return scales.transpose(1, 2).repeat_interleave(128, 1)[:, :seqlen, :, None]
 
 
 def in_rows(codes, seqlen):
-    """V as `as_products_read` orders it (batch, heads, head_dim, keys), as (batch, seqlen, heads, head_dim)."""
+    """The inverse of `as_products_read`: (batch, heads, head_dim, keys) as (batch, seqlen, heads, head_dim)."""
     order = torch.tensor([0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]).argsort()
     keys = codes.view(torch.uint8).unflatten(-1, (-1, 16))[..., order].flatten(-2)
     return keys.permute(0, 3, 1, 2)[:, :seqlen].contiguous().view(codes.dtype)
 
 
 class Package:
-    """The package fa3 by its definition, with what each call of `flash_attn_func` was given."""
+    """A stand-in for fa3, by the definitions, which notes the arguments of each call of `flash_attn_func`."""
 
     quantize = staticmethod(quantized)
     quantize_channels = staticmethod(quantized_channels)
@@ -249,7 +249,7 @@ def test_heads_have_scales_of_their_own(monkeypatch):
 def test_forms_of_fp8_are_of_the_same_inputs(causal, monkeypatch):
     package = Package()
     monkeypatch.setitem(sys.modules, "fa3", package)
-    # Heads and blocks of different sizes, and channels with means.
+    # Heads and blocks have different magnitudes, and channels have means.
     q, k, v = drawn("normal", (2, 300, 3, 32), torch.bfloat16)
     v = v * torch.tensor([0.1, 1.0, 10.0])[:, None].bfloat16() + torch.arange(32).bfloat16() / 2
     v[:, 128:] *= 2
@@ -264,7 +264,7 @@ def test_forms_of_fp8_are_of_the_same_inputs(causal, monkeypatch):
     assert by_blocks == pytest.approx([by_blocks[0]] * 3, abs=1e-15)
     assert error["channels"] == pytest.approx(error["chain-channels"], abs=1e-15)
     assert error["channels"] < error["blocks"]
-    # Each form is what its name says: V in rows or transposed, the same codes, scales of heads or of blocks.
+    # Each form is what its name says: V in rows or transposed with the same codes, and scales per head or per block.
     of_ours, of_fa3, of_transposed, of_blocks, of_rows, of_channels, of_bf16, _, _ = package.calls
     assert of_ours[:3] == of_fa3[:3] and "v_transposed" not in of_ours[3]
     same = as_products_read(of_ours[2]).view(torch.uint8)
@@ -293,7 +293,7 @@ def test_errors_of_fp8_are_held_to_their_bounds(capsys):
     assert set(fp8.BOUNDS) == set(fp8.FORMS) - {"fa3"}
     rmse = dict.fromkeys(fp8.FORMS, 0.1) | {"bf16": 0.002, "fa3": 0.7}
     assert measure.Measured({}, rmse, 1.0).print_wrong(fp8.BOUNDS)
-    # They are relative.
+    # Bounds are relative to the magnitude of O.
     assert set(measure.Measured({}, rmse, 0.21).wrong(fp8.BOUNDS)) == set(fp8.BOUNDS) - {"bf16"}
     rmse |= {"bf16": 0.1, "chain": math.nan, "ours": 0.5}
     assert not measure.Measured({}, rmse, 1.0).print_wrong(fp8.BOUNDS)
@@ -323,7 +323,7 @@ def test_a_summary_of_fp8_has_the_ratios_that_were_measured(capsys):
     assert any(line.startswith("fa3 / transposed all geometric mean 4.000") for line in lines)
     assert any(line.startswith("bf16 / chain all geometric mean 1.732 worst 1.500") for line in lines)
     assert len(lines) == 9
-    # Cells of one head_dim have no lines of their own.
+    # If all cells have one head_dim, the summary has no lines for each head_dim.
     fp8.summarise([("hot", cell, first)])
     assert len(capsys.readouterr().out.splitlines()) == 3
 
@@ -339,7 +339,7 @@ def test_fp8_runs_in_turns_or_alone(monkeypatch, capsys):
         return timing.Sustained(function(), 500.0, None)
 
     monkeypatch.setattr(timing, "sustain", sustain)
-    # The median of three rounds, which the forms begin in turns.
+    # The time is the median of three rounds, in which the forms take turns to begin.
     ran = []
     times = {"ours": iter([1.0, 9.0, 2.0]), "transposed": iter([3.0, 4.0, 5.0])}
     bound = {form: times[form].__next__ for form in times}
@@ -375,7 +375,7 @@ def test_gradients_are_held_to_float64(causal, capsys):
     assert not backward.print_wrong(relative)
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 3 and all(line.startswith("WRONG: other mask has") for line in said)
-    # Not measured in a deterministic form, which is said; but ours must be.
+    # If another library refuses the deterministic form, this is printed and it is not measured. Ours must not refuse.
     assert not backward.takers(makers, "cell", dout, q, k, v, causal, True)
     assert "cell  step refuses: it is not measured" in capsys.readouterr().out
     with pytest.raises(NotImplementedError):
@@ -406,10 +406,10 @@ def test_batches_are_of_the_text_and_of_the_seed():
 def test_a_gpt_trains_and_its_runs_begin_alike(monkeypatch):
     monkeypatch.setattr(train_gpt, "BATCH", 2)
     monkeypatch.setattr(train_gpt, "SIZES", dataclasses.replace(train_gpt.SIZES, blocks=1))
-    # What it learns from any part of it, it knows in any other.
+    # The text repeats itself, so that training on one part of it teaches all others.
     text = torch.arange(4 * train_gpt.CONTEXT) % 8
     low, full = (train_gpt.train(*train_gpt.RUNS[name], text, 2, 1) for name in ("sdpa", "f32"))
-    # A model that knows nothing: log 256.
+    # A model that has learnt nothing has a loss of log 256.
     assert full[0] == pytest.approx(math.log(256), abs=0.3) and full[1] < full[0]
     assert low == pytest.approx(full, abs=0.01) and low != full
 
@@ -483,7 +483,7 @@ def test_cells_of_packed_sequences_are_the_ones_that_options_name(tmp_path, caps
     words = ["--lengths", str(lengths), "--head-dim", "64", "--heads", "4", "2", "--causal", "1"]
     (cell,) = packed.cells(packed.parse(words))
     assert (cell.lengths, cell.heads, cell.heads_kv, cell.mix) == ((3, 5, 4), 4, 2, "mine.txt")
-    # Two products of 2 · 64 operations for each visible score of four heads, in a millisecond.
+    # Two products of 2 * 64 operations for each visible score of four heads, in a millisecond.
     assert cell.tflops(1.0, 1) == pytest.approx(4 * 64 * 4 * (9 + 25 + 16) / 2 / 1e9)
     for words in (["--heads", "4", "2"], ["--lengths", str(lengths), "--mix", "odd"]):
         with pytest.raises(SystemExit):
@@ -533,7 +533,7 @@ def test_errors_of_packed_gradients_are_those_of_heads_that_share_keys():
 @pytest.mark.parametrize("append", [False, True])
 @pytest.mark.parametrize("layout", ["contiguous", "seqused", "16", "48"])
 def test_attention_over_a_cache_is_held_to_float64(monkeypatch, layout, append, e4m3):
-    """And a wrong result is found."""
+    """A wrong result is found, too."""
     lengths = (50, 50, 50) if layout == "contiguous" else (50, 70, 3)
     setting = decode.Setting("small", 4, 2, 3, lengths)
     options = decode.parse(["--append"] * append + ["--e4m3"] * e4m3)
@@ -561,10 +561,10 @@ def test_attention_over_a_cache_is_held_to_float64(monkeypatch, layout, append, 
 
 def test_rates_of_attention_over_a_cache():
     setting = decode.Setting("small", 32, 8, 1, (1024,) * 16)
-    # 67 MB in 0.1 ms.
+    # The cache has 67 MB, which are read in 0.1 ms.
     assert decode.rate("decode", setting, 128, torch.bfloat16, 0.1).split() == ["0.67", "TB/s"]
     assert decode.rate("decode", setting, 128, torch.float8_e4m3fn, 0.1).split() == ["0.34", "TB/s"]
-    # All pairs below the diagonal, and it.
+    # All pairs of a query and a key on the diagonal or below it.
     setting = decode.Setting("small", 32, 8, 1024, (1024,))
     operations = 4 * 32 * 128 * sum(range(1, 1025))
     assert decode.rate("prefill", setting, 128, torch.bfloat16, 0.1).split() == [f"{operations / 1e8:.0f}", "TFLOP/s"]
@@ -599,8 +599,8 @@ def test_cells_of_activation_are_the_ones_that_options_name(capsys):
 
 @pytest.fixture
 def small_models(monkeypatch):
-    """Models on the CPU, where our kernels are in the places of torch's, and activation itself has nothing to do. Gives
-    the options, the contexts that were entered, and the graphs that were compiled.
+    """Small models on the CPU, where our kernels take the place of torch's, and activation itself does nothing. Gives
+    the options, a list of the entered contexts, and a list of the compiled graphs.
     """
     if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
         pytest.skip("skipped: torch has no place for another flash attention")
@@ -647,11 +647,11 @@ def test_a_small_gpt_before_and_after(small_models, capsys, work, kind, how, of_
     assert not activation.wrong(result) and set(result["errors"]) == {"attention", work}
     is_flex = kind.startswith("flex")
     assert result["after"] == ("intervals" if is_flex else "activate()") and bool(entered) != is_flex
-    # FlexAttention is compiled by itself as well. One graph serves all blocks, but not before and after, unless
-    # attention is one function of both.
+    # FlexAttention is also compiled alone. One graph serves all blocks of a model. The models before and after have a
+    # graph each, unless both call the same attention function.
     assert len(graphs) == is_flex + of_each * (1 if kind == "varlen_attn" else 2)
     said = capsys.readouterr().out
-    # Two blocks.
+    # The model has two blocks, so attention takes twice the time of one call.
     assert "before     3.00 ms" in said and "2.00 ms  ratio 1.500  attention     6.00      4.00 ms" in said
     assert "200 % of before" in said and "WRONG" not in said
 
@@ -683,7 +683,7 @@ def test_a_wrong_result_after_activation_is_named(small_models, capsys, monkeypa
     assert fails(train_gpt.sdpa) == []
     without_mask = torch.nn.functional.scaled_dot_product_attention
     assert "attention" in fails(lambda *x: without_mask(*(y.transpose(1, 2) for y in x)).transpose(1, 2))
-    # O is right, and its gradients are not.
+    # A model whose O is right, but whose gradients are wrong.
     assert "attention" in fails(lambda q, k, v: train_gpt.sdpa(q, k.detach() + 0 * k, v))
     assert fails(lambda q, k, v: train_gpt.sdpa(q, k, v) * math.nan) == ["attention", "train"]
     assert "WRONG: train after differs from before by nan" in capsys.readouterr().out
@@ -720,7 +720,7 @@ def test_a_context_is_entered_for_each_slice(monkeypatch):
 
     monkeypatch.setattr(timing, "_milliseconds", milliseconds)
     assert timing.in_turns({"before": "b", "after": "a"}, 3, 10.0, {"after": active}) == {"before": 1.0, "after": 1.0}
-    # Two calls find out how long one takes.
+    # Two calls of each function measure how long it takes.
     assert seen[:4] == [("b", False)] * 2 + [("a", True)] * 2
     assert [x for x, _ in seen[4:]] == ["b", "a", "a", "b", "b", "a"] and all(on == (x == "a") for x, on in seen)
     assert not running

@@ -13,7 +13,7 @@ TOLERANCE = {F32: 1e-5, F16: 2e-3, BF16: 1.6e-2}
 
 
 def parts(splits, rows, head_dim, dtype=F32, device="cpu"):
-    """O and LSE of parts, some of which are empty, and all of the first row."""
+    """O and LSE of parts of the keys. Some rows see no key of a part, and the first row sees no key at all."""
     generator = torch.Generator().manual_seed(splits * head_dim)
     o = torch.randn(splits, *rows, head_dim, generator=generator)
     lse = 3 * torch.randn(splits, *rows, generator=generator)
@@ -36,7 +36,7 @@ def judge(result, o, lse, dtype=None):
     expected, expected_total = definition(o, lse)
     dtype = dtype or o.dtype
     assert (out.shape, out.dtype, total.shape, total.dtype) == (o.shape[1:], dtype, lse.shape[1:], F32)
-    # As FlashAttention-3 has it.
+    # LSE is contiguous as (..., heads, rows), as FlashAttention-3 has it.
     assert total.transpose(-1, -2).is_contiguous()
     torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] / 10)
     torch.testing.assert_close(total.double(), expected_total, rtol=1e-6, atol=1e-5)
@@ -59,7 +59,7 @@ def test_sequences_may_be_packed(device):
 
 def test_strides_are_free(device):
     o, lse = parts(4, (2, 5, 3), 64, device=device)
-    # (batch, heads, seqlen, num_splits, head_dim) and (num_splits, batch, heads, seqlen) in memory.
+    # In memory O is (batch, heads, seqlen, num_splits, head_dim), and LSE (num_splits, batch, heads, seqlen).
     o = o.permute(1, 3, 2, 0, 4).contiguous().permute(3, 0, 2, 1, 4)
     lse = lse.transpose(2, 3).contiguous().transpose(2, 3)
     judge(flash_attn_combine(o, lse), o, lse)

@@ -17,7 +17,7 @@ from fa3 import flash_attn_func
 
 
 def test_a_forked_process_computes_too():
-    """It has none of its parent's threads. Workers that load data are such."""
+    """A forked process, such as a worker that loads data, has none of its parent's threads."""
     x = normal(1, 300, 2, 16)
     expected = flash_attn_func(x, x, x)
     child = os.fork()

@@ -1,5 +1,5 @@
-"""Context parallelism: the plan for up to 64 ranks by its definition, and all of it beside one process, on the CPU by
-gloo and on two GPUs by NCCL. Needs torch.
+"""Context parallelism: its plans for up to 64 ranks against their definition, and its results against one process, on
+the CPU by gloo and on two GPUs by NCCL. Needs torch.
 """
 
 import datetime
@@ -30,7 +30,7 @@ needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="skipp
 ON_GPUS = pytest.param("cuda", marks=[pytest.mark.hopper, needs_two_gpus])
 LAYOUTS = [layout.ZIGZAG, layout.CONTIGUOUS]
 WINDOWS = [plan.Window(*sides) for sides in [(-1, -1), (-1, 0), (0, 0), (5, 0), (9, 4), (-1, 3), (6, -1)]]
-# Two of them are cut by two ranks, four by three, and the others by none.
+# Two ranks split two of these documents, and three ranks split four.
 DOCUMENTS = [625, 3, 0, 1, 700, 40, 64, 900, 17, 1300]
 ENDS = [0, *itertools.accumulate(DOCUMENTS)]
 
@@ -43,7 +43,7 @@ def visible(rows, window):
 
 
 def computed(of, window):
-    """How often each key of each document is counted for each row, by all ranks' plans."""
+    """For each document, how often each row's score for each key is computed in the plans of all ranks."""
     found = [torch.zeros(rows, rows, dtype=torch.int32) for rows in of.documents]
     for rank in range(of.world):
         own = [(piece.document, row) for piece in of.pieces[rank] for row in range(piece.start, piece.stop)]
@@ -63,7 +63,7 @@ def computed(of, window):
             for call in launch.calls:
                 document = own[call.row][0]
                 for row in range(call.rows):
-                    # Masks align at the bottom right.
+                    # The last query is aligned with the last key.
                     at = row + call.keys - call.rows
                     first = 0 if left < 0 else max(0, at - left)
                     last = call.keys if right < 0 else min(call.keys, at + right + 1)
@@ -106,7 +106,7 @@ def test_a_rank_has_one_launch_for_what_it_shares_and_one_for_the_rest(world):
     of = layout.packed((0, *itertools.accumulate(lengths)), world, layout.ZIGZAG)
     launches = [plan.plan(of, rank, causal).launches for rank in range(world)]
     assert all([launch.is_local for launch in found] in ([False], [False, True]) for found in launches)
-    # No key comes twice.
+    # A rank gets no key twice.
     for rank in range(world):
         its = plan.plan(of, rank, causal)
         rows = [(copy.owner, row) for copy in its.brought for row in range(copy.row, copy.row + copy.rows)]
@@ -125,13 +125,13 @@ def test_gradients_go_back_the_way_that_keys_came(world):
                 for number, row in part.terms:
                     assert part.row == parts[number].row + row and row + part.rows <= parts[number].rows
             assert covered == list(range(of.rows(owner)))
-            # Each launch counts once in each sum that has its keys.
+            # Each return is a term of some sum.
             terms = [term for part in plan.sums(of, owner, window) for term, _ in part.terms]
             assert set(terms) == set(range(len(parts)))
 
 
 def test_ranks_have_as_much_to_do():
-    # Lengths by Zipf, many short ones, one document, and odd ones.
+    # Lengths by Zipf's law, many short documents, one long document, and lengths without a pattern.
     mixes = [[8192 // i for i in range(1, 13)] + 20 * [64], 128 * [128], [16384], [1537, 3, 911, 4099, 77, 2600, 1, 5003]]
     for lengths, world in itertools.product(mixes, [2, 4, 8]):
         of = layout.packed((0, *itertools.accumulate(lengths)), world, layout.ZIGZAG)
@@ -176,10 +176,10 @@ def largest(x):
 
 
 def check(whole, local, its, results, tolerance):
-    """Results of a rank are its rows of the whole, and gradients as well to rounding."""
+    """A rank's results are its rows of the results of one process. Gradients agree to rounding."""
     (out, lse, gradients), (own_out, own_lse, own_gradients) = whole, local
     if not own_out.is_cuda:
-        # On a GPU only where a chunk has the tile of the whole.
+        # On a GPU the bits are equal only if a launch has the tile of the whole sequence.
         assert torch.equal(own_out, its(out, -3)), (own_out - its(out, -3)).abs().max()
         assert torch.equal(own_lse, its(lse, -1))
     assert largest(own_lse - its(lse, -1)) <= tolerance
@@ -190,7 +190,7 @@ def check(whole, local, its, results, tolerance):
 
 
 def exchanging(device, by, folder):
-    """Lets ranks exchange rows by messages or by copies."""
+    """Makes ranks exchange rows by messages or by copies."""
     module = sys.modules["fa3.distributed.attention"]
     if by == "messages":
         module.memory_of = lambda group, device: None
@@ -202,7 +202,7 @@ def exchanging(device, by, folder):
 
 
 def beside_one(device, by, folder, world_of, dtype, tolerance):
-    """Whole sequences and documents: each rank computes all of them alone, and its own rows with the others."""
+    """Compares sequences and documents: each rank computes all rows alone, and its own rows with other ranks."""
     exchanging(device, by, folder)
     generator = torch.Generator().manual_seed(0)
     world = dist.get_world_size()
@@ -280,12 +280,12 @@ def test_a_rank_alone_computes_what_one_computes(tmp_path, world_of):
     ranks.run(beside_one, 1, "messages", tmp_path, world_of, torch.float32, 1e-5)
 
 
-# Fewer documents than ranks, so that some have no rows.
+# cu_seqlens of so few documents that some ranks have no rows.
 FEW = [(0, 10), (0, 64, 72, 128), (0, 70, 75, 128), (0, 0, 5), (0,)]
 
 
 def few_documents(device, by, folder):
-    """Documents of which some ranks have no row: all take part in both passes."""
+    """Ranks without rows take part in both passes."""
     exchanging(device, by, folder)
     generator = torch.Generator().manual_seed(0)
     for ends in FEW:
@@ -320,7 +320,7 @@ def test_ranks_without_rows_take_part(tmp_path, world, by):
 
 
 class Model(torch.nn.Module):
-    """Two layers of attention and a product between, over tokens, with rotations by position."""
+    """A language model with two layers of attention, a product between them, and rotary embedding by position."""
 
     def __init__(self, width=64, heads=4, tokens=32):
         super().__init__()
@@ -349,7 +349,7 @@ def rotated(x, position):
 
 
 def losses(device, dtype, rows, seqlen, total, attend, position):
-    """The losses of some steps of training. Ranks have losses of their own rows, and gradients are added up."""
+    """The losses of training steps. A rank has the loss of its own rows, and gradients are summed over ranks."""
     torch.manual_seed(0)
     model = Model().to(device, dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -420,7 +420,7 @@ def forgets(device):
 
 
 def compares_all(device):
-    """Every call, in both passes."""
+    """Checks that ranks compare every call of both passes."""
     os.environ["FA3_DISTRIBUTED_CHECK"] = "1"
     handshake.PATIENCE = datetime.timedelta(seconds=5)
     rank = dist.get_rank()
@@ -431,14 +431,14 @@ def compares_all(device):
                 attention(x, x, x, causal=causal, method=method).sum().backward()
         with pytest.raises(ValueError, match=r"ranks have different calls.*rank 0: .*right=0.*rank 1: .*right=-1"):
             attention(x, x, x, causal=rank == 0, method=method)
-        # A rank that skips a gradient, and goes on to the next call.
+        # Rank 1 skips the backward pass and goes on to the next call.
         out = attention(x, x, x, method=method)
         with pytest.raises(ValueError, match="ranks have different calls.*rank 0: gradients of O of .*rank 1: "):
             out.sum().backward() if rank == 0 else attention(x, x, x, method=method)
     store = dist.distributed_c10d._get_default_store()
     number = handshake._asked[dist.group.WORLD]
     dist.barrier()
-    # What was said is forgotten, but for what a failure left.
+    # Descriptions of calls are deleted from the store, except after a failure.
     assert sum(store.check([f"fa3/{dist.group.WORLD.group_name}/{i}/0"]) for i in range(1, number + 1)) <= 5
 
 
@@ -504,7 +504,7 @@ def test_the_module_comes_with_the_package():
 
 
 def torchs_own(device, heads, kernels):
-    """Torch's own context parallelism on our kernels, beside ours."""
+    """Compares torch's own context parallelism, on our kernels, with `fa3.distributed.attention`."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
 

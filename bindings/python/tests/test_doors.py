@@ -1,5 +1,5 @@
-"""Doors of other software: each has the results and gradients of float64 attention within the error law, for each
-feature that it offers. What is special to a door is in the tests that have its name. Needs torch.
+"""Doors, by which other software calls attention: their results and gradients obey the error law, for each feature that
+a door offers. Tests of one door alone are in the file with its name. Needs torch.
 """
 
 import pytest

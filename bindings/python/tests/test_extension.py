@@ -14,7 +14,7 @@ import fa3._fa3 as extension
 from fa3._without_torch import stand_in
 
 NO_SUCH_DEVICE = 0x7000_0000
-# Modules that need torch, and their public functions.
+# The public functions that need torch, with their modules.
 FUNCTIONS = [
     ("attention", "flash_attn_func"),
     ("attention", "flash_attn_qkvpacked_func"),
@@ -47,7 +47,7 @@ def vector(address, count, dtype="f32"):
 
 
 def attention(q, k, v):
-    """Q, K, V and O."""
+    """The tensors Q, K, V and O of a call, by name."""
     batch, seqlen, heads, _ = q[2]
     return dict(q=q, k=k, v=v, o=tensor((batch, seqlen, heads, v[2][-1]), q[0], 0x100000))
 
@@ -60,7 +60,7 @@ def forward(
 
 
 def packed(count, lists, hints):
-    """The lists of packed sequences, and hints of their lengths."""
+    """The lists of packed sequences, and the hints of their longest lengths."""
     (ends_q, ends_k), (used_q, used_k) = lists
     ends = dict(cu_seqlens_q=vector(ends_q, count + 1, "i32"), cu_seqlens_k=vector(ends_k, count + 1, "i32"))
     used = dict(seqused_q=vector(used_q, count, "i32"), seqused_k=vector(used_k, count, "i32"))
@@ -89,7 +89,7 @@ def fp8_forward(q=tensor(), k=tensor(), v=tensor(), rotation=None, seed=None, v_
 
 
 def gradients(q, k, v, dout):
-    """Tensors of the backward pass."""
+    """The tensors of a backward pass, by name."""
     written = dict(dq=q, dk=k, dv=v)
     addresses = (0x200000, 0x300000, 0x400000)
     outputs = {name: tensor(x[2], x[0], at) for (name, x), at in zip(written.items(), addresses)}
@@ -157,7 +157,7 @@ def test_importing_needs_no_torch():
         if "torch" in sys.modules:
             assert getattr(fa3, name)
         elif name != "__version__":
-            # Feature tests, documentation tools and `from fa3 import` find what only a call needs torch for.
+            # Feature tests, documentation tools and `from fa3 import` work without torch. Only a call needs it.
             assert hasattr(fa3, name)
             with pytest.raises(ImportError, match=f"^fa3.{name} needs PyTorch, which is not installed$"):
                 getattr(fa3, name)(None, None, None, causal=True)
@@ -221,7 +221,7 @@ def test_types_say_how_many_tensors_there_are(module, name):
     ]
 
 
-# What cannot be said with torch's tensors and this package's functions.
+# Bad calls that torch's tensors and this package's functions cannot express.
 BAD = [
     (forward, dict(q=tensor(dtype="f64")), "a tensor is f64, expected one of torch.float32, torch.float16, torch.bfloat16 and torch.float8_e4m3fn"),
     (forward, dict(q=tensor(strides=(4096, 256, 64, 2))), "q has stride 2 in head_dim, expected 1"),
@@ -252,12 +252,12 @@ BAD = [
         "dout is torch.bfloat16 (2, 15, 4, 64), expected torch.bfloat16 (2, 16, 4, 64): (batch, seqlen_q, heads_q, head_dim_v)",
     ),
     (backward, dict(softcap=-2.0), "soft cap -2 is outside 1e-18 to 1e18"),
-    # The signs of such a row would not fit into memory.
+    # The signs for such a head_dim would not fit into memory.
     (quantize, dict(x=tensor((0, 0, 1, 2**60)), seed=0), "x has head_dim 1152921504606846976, more than 2147483647"),
     (quantize, dict(x=tensor(strides=(4096, 256, 64, 2))), "x has stride 2 in head_dim, expected 1"),
     (quantize, dict(block_rows=32), "scales of blocks of 32 rows, expected 64 or 128"),
     (quantize, dict(heads_per_scale=-1), "-1 is too large or too small a number"),
-    # The first one that is given counts.
+    # Of scale, heads_per_scale and block_rows, the first one that is given counts.
     (quantize, dict(heads_per_scale=3, block_rows=32), "a scale for each 3 heads, of which the tensor has 4"),
     (quantize, dict(scale=0.0, heads_per_scale=3), "the scale 0 is outside 2^-64 to 2^64"),
     (quantize, dict(seed=-1), "-1 is too large or too small a number"),
@@ -270,7 +270,7 @@ BAD = [
     (fp8_forward, dict(v=tensor(strides=(4096, 257, 64, 1))), "v: x has stride 257 in seqlen, not a multiple of 8 elements (16 bytes)"),
     (fp8_forward, dict(window=(-2, 0, 0)), "window size -2 is outside -1 to 2^32 - 1"),
     (fp8_forward, dict(seed=2**64), "18446744073709551616 is too large or too small a number"),
-    # A list has no last row.
+    # q has a list of positions but no rows, and so no last position.
     (fp8_forward, dict(rotation=qk_rotation(rows=0, of_q=(0x50000, 0))), "q: the last row is at position 0, the tables of cosines and sines have 0 rows"),
     (fp8_forward, dict(rotation=qk_rotation(of_k=(None, -1))), "-1 is too large or too small a number"),
 ]
@@ -354,7 +354,7 @@ def test_lists_that_the_cpu_cannot_read_are_refused(lists, sentence):
 
 @pytest.mark.parametrize("device", [-1, 0, NO_SUCH_DEVICE])
 def test_without_a_stream_a_call_is_only_checked(device):
-    """There is nothing at these addresses."""
+    """The addresses are no memory: a call that read them would crash."""
     q = tensor(address=0)
     inputs = attention(q, q, q)
     assert run("forward", inputs, {}, device, None) is None

@@ -1,4 +1,4 @@
-"""The interface of flash-attn 2, beside this package's own functions. Needs torch, but no GPU."""
+"""The interface of flash-attn 2, compared with this package's own functions. Needs torch, but no GPU."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def randn(*shape):
 
 
 def test_results_by_place_are_those_by_name():
-    """Three, of which the last is empty, or O alone; and two of a cache."""
+    """Functions return O alone, or O, LSE and an empty tensor. The function for a cache returns O and LSE."""
     q, k, v = randn(2, 12, 4, 16), randn(2, 12, 2, 16), randn(2, 12, 2, 16) + 1
     given = 0.0, 0.3, True, (7, 0), 5.0, None, True
     options = dict(softmax_scale=0.3, causal=True, window_size=(7, 0), softcap=5.0)
@@ -66,7 +66,7 @@ def test_padding_is_taken_out_and_put_back():
     assert torch.equal(back, x * mask[..., None, None])
     [gradient] = torch.autograd.grad(back.sum(), x)
     assert torch.equal(gradient, mask[..., None, None].expand_as(x).float())
-    # Rows that are there, but not in use.
+    # Rows that are kept, but not in use.
     unused = torch.tensor([[0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0] * 5])
     rows, _, ends, longest, used = bert_padding.unpad_input(x, mask.bool(), unused.bool())
     assert torch.equal(rows, x[(mask + unused).bool()])

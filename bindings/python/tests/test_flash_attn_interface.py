@@ -1,5 +1,5 @@
-"""FlashAttention-3's pair below its functions, `_flash_attn_forward` and `_flash_attn_backward`, as context parallelism
-calls it. Needs torch.
+"""FlashAttention-3's low-level functions `_flash_attn_forward` and `_flash_attn_backward`, which context parallelism
+calls. Needs torch.
 """
 
 import math
@@ -37,13 +37,13 @@ def test_the_module_has_flash_attention_3s_names():
     names += ["flash_attn_with_kvcache", "flash_attn_combine", "get_scheduler_metadata"]
     names += ["_flash_attn_forward", "_flash_attn_backward"]
     assert sorted(flash_attn_interface.__all__) == sorted(names)
-    # The package's functions, not others with their names.
+    # These are the package's own functions, and not others with their names.
     assert all(getattr(flash_attn_interface, name) is getattr(fa3, name) for name in names)
 
 
 def test_gradients_of_packed_sequences_are_parts_of_one_tensor(device):
     packed = Packed(device)
-    # As many rows of Q as of K and V, of as many heads.
+    # Q, K and V have equal numbers of rows and of heads.
     q = k = v = packed.k
     ends = packed.ends[1]
     dout = torch.randn(*k.shape, generator=torch.Generator().manual_seed(3)).to(k)
@@ -58,7 +58,7 @@ def test_gradients_of_packed_sequences_are_parts_of_one_tensor(device):
 
 
 def test_keys_in_parts_are_as_all_keys_at_once(device):
-    """Ring attention: parts of the keys one after the other, merged by LSE; gradients by O and LSE of all keys."""
+    """Ring attention merges parts of the keys by LSE. Their gradients are computed from the O and LSE of all keys."""
     dtype = F32 if device == "cpu" else BF16
     q, k, v, dout = dense(device, dtype)
     parts = [(k[:, rows], v[:, rows]) for rows in (slice(0, 16), slice(16, 40))]
@@ -68,7 +68,7 @@ def test_keys_in_parts_are_as_all_keys_at_once(device):
     dq, dk, dv = torch.zeros_like(q, dtype=F32), *nan_like(k, v)
     buffer = torch.empty_like(q)
     for rows, part in zip((slice(0, 16), slice(16, 40)), parts, strict=True):
-        # Buffers are slices of larger ones.
+        # dK and dV are slices of larger tensors.
         _flash_attn_backward(dout, q, *part, out, lse, dq=buffer, dk=dk[:, rows], dv=dv[:, rows])
         dq += buffer
     expected, expected_lse = standard(q, k, v)
@@ -105,14 +105,14 @@ def test_new_rows_of_a_cache(device):
     results = _flash_attn_forward(q, *caches[1], **new, seqused_k=lengths, **named)
     assert_equal(results[:2], expected[:2])
     assert_equal(caches[1], caches[0])
-    # Positions without a rotation count for nothing.
+    # seqlens_rotary is ignored without a rotation.
     _flash_attn_forward(q, *caches[1], **new | dict(rotary_cos=None, rotary_sin=None), seqused_k=lengths, seqlens_rotary=lengths)
 
 
 @pytest.mark.parametrize("of_q", [True, False], ids=["packed q", "dense q"])
 @pytest.mark.parametrize("of_k", [True, False], ids=["packed k", "dense k"])
 def test_tensors_with_and_without_lengths(device, of_q, of_k):
-    """Each of Q and K is packed or a dense batch. Rows in use are as of packed ones."""
+    """Q and K may each be packed or a dense batch. Rows in use have the results that they have when both are packed."""
     q, k, v, dout = dense(device)
     flat = [x.flatten(0, 1) for x in (q, k, v, dout)]
     ends = [int32([0, n, 2 * n], device) for n in (33, 40)]

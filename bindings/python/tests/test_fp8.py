@@ -1,5 +1,5 @@
-"""Attention of float8_e4m3fn against the definition in float64 of the numbers that codes and scales stand for, on the
-CPU and on a GPU. O starts as NaN. Needs torch.
+"""Attention of float8_e4m3fn against float64 attention of the numbers that codes and scales represent, on the CPU and
+on a GPU. O starts as NaN. Needs torch.
 """
 
 import math
@@ -28,7 +28,7 @@ def rand(*shape, device, seed=0):
 
 @pytest.fixture
 def codes(device):
-    """Q, K and V as codes, and their scales."""
+    """Makes Q, K and V as codes, and their per-head scales."""
 
     def make(batch, seqlens, heads, head_dim, scale=1.0, head_dim_v=None):
         q = (scale * normal(batch, seqlens[0], heads[0], head_dim, device=device)).to(FP8)
@@ -44,18 +44,18 @@ def of(device, on_cpu, on_gpu):
 
 
 def stand_for(tensors, descales):
-    """The numbers that codes and scales of heads stand for."""
+    """The numbers that codes and per-head scales represent."""
     for x, descale in zip(tensors, descales):
         yield x.double() if descale is None else x.double() * descale.double().repeat_interleave(x.shape[2] // descale.shape[1], 1)[:, None, :, None]
 
 
 def judge(o, lse, numbers, error, of_blocks=False, **options):
     expected, expected_lse = standard(*numbers, **options)
-    # P has a half step of 2^-4 in each number. It averages out over keys, and not where a row sees one.
+    # The rounding of P to e4m3 changes a number by up to 2^-4. This averages out, except in a row that sees one key.
     assert (o - expected).norm() <= error * expected.norm()
     seen = expected_lse.isfinite()
     assert torch.equal(lse.isfinite(), seen) and (lse[~seen] == -math.inf).all() and (o.transpose(1, 2)[~seen] == 0).all()
-    # LSE is of the rounded P, too.
+    # LSE also comes from the rounded P.
     atol, rtol = (0.1, 2e-3) if of_blocks else (0.09, 1e-3)
     torch.testing.assert_close(lse[seen].double(), expected_lse[seen], atol=atol, rtol=rtol)
     assert of_blocks or not seen.any() or (lse - expected_lse)[seen].square().mean() < 0.02**2
@@ -109,14 +109,14 @@ def test_scales_of_any_strides(codes):
     check(tensors, [q[:1, :1].expand(2, 2), k.t().contiguous().t(), torch.stack([v, v], -1)[..., 1]])
     scales, mean, _ = channels(tensors[2])
     expected = flash_attn_func(*tensors, v_descale=scales, v_mean=mean)
-    # From 4 bytes past a multiple of 16 on.
+    # The means begin 4 bytes behind a multiple of 16 bytes.
     shifted = torch.cat([mean.flatten()[:1], mean.flatten()])[1:].view_as(mean)
     strided = scales.transpose(1, 2).contiguous().transpose(1, 2)
     assert torch.equal(flash_attn_func(*tensors, v_descale=strided, v_mean=shifted), expected)
 
 
 def test_scales_that_make_no_sense_are_named():
-    """On the CPU, where they are read."""
+    """The CPU reads the scales, and refuses invalid ones."""
     x = normal(1, 20, 2, 32).to(FP8)
     for scale, sentence in ((-1.0, "scale 1 is -1"), (math.nan, "NaN"), (math.inf, "inf")):
         with pytest.raises(ValueError, match=re.escape(sentence)):
@@ -126,7 +126,7 @@ def test_scales_that_make_no_sense_are_named():
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("device, head_dim", on("cpu", [32, 64]) + on("cuda", [32, 64, 80, 128, 256]))
 def test_transposed_values(codes, device, head_dim, mask):
-    """The bits of V in rows."""
+    """A transposed V gives the bits that V in rows gives."""
     lengths = ((1, 1), (64, 0), (133, 141), (333, 401), (700, 1025), (4223, 4221), (8192, 8192))
     for seqlens, heads in zip(lengths[: of(device, 3, 7)], ((3, 3), (1, 1), (6, 2), (6, 2), (4, 1), (12, 4), (8, 8))):
         (q, k, v), scales = codes(2, seqlens, heads, head_dim)
@@ -138,7 +138,7 @@ def test_transposed_values(codes, device, head_dim, mask):
 
 
 def block_scales(x, rows):
-    """Scales of blocks, and the numbers that codes stand for."""
+    """Per-block scales of codes, and the numbers that codes and scales represent."""
     batch, seqlen, heads, _ = x.shape
     generator = torch.Generator().manual_seed(rows)
     scales = 2.0 ** torch.randint(-3, 4, (batch, heads, -(-seqlen // rows)), generator=generator).float()
@@ -147,7 +147,7 @@ def block_scales(x, rows):
 
 
 def channels(v):
-    """Scales and means of V's channels, and V."""
+    """The scales and means of V's channels, and the numbers that V's codes represent with them."""
     batch, _, heads, head_dim = v.shape
     scales, mean = 0.5 + rand(batch, heads, head_dim, device=v.device), 8 * rand(batch, heads, head_dim, seed=1, device=v.device) - 4
     return scales, mean, v.double() * scales.double().unsqueeze(1) + mean.double().unsqueeze(1)
@@ -172,7 +172,7 @@ SCALED = [
 @pytest.mark.parametrize("rows", [None, 64, 128], ids=["heads", "blocks of 64", "blocks of 128"])
 @pytest.mark.parametrize("device, head_dim", HEAD_DIMS)
 def test_scales_of_blocks_and_channels(codes, device, head_dim, rows, transposed):
-    """V = mean + scale * code, whatever rows of Q and K share a scale."""
+    """V = mean + scale * code per channel, with and without scales per block of Q and K."""
     for seqlens, heads, options in SCALED[: of(device, 4, 11)]:
         (q, k, v), _ = codes(2, seqlens, heads, head_dim, scale=0.5)
         named, numbers = dict(v_transposed=transposed), [q.double(), k.double()]
@@ -189,7 +189,7 @@ def test_scales_of_blocks_and_channels(codes, device, head_dim, rows, transposed
             if mean is None:
                 judge(o, lse, (*numbers, values), 0.06, of_blocks=True, **options)
             else:
-                # P, which is rounded to e4m3, has a part in what is not the mean alone.
+                # The rounding of P to e4m3 affects only the part of V that differs from the mean.
                 expected, expected_lse = standard(*numbers, values, **options)
                 differing, _ = standard(*numbers, values - mean.double().unsqueeze(1), **options)
                 assert (o - expected).norm() <= 0.04 * differing.norm() + 2**-9 * expected.norm()
@@ -202,7 +202,7 @@ def test_scales_of_blocks_and_channels(codes, device, head_dim, rows, transposed
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize("device, head_dim", HEAD_DIMS)
 def test_the_chain(device, head_dim, dtype):
-    """From 16 bits to 16 bits, with outliers and rotary embedding, beside attention in 16 bits."""
+    """`flash_attn_fp8_func` with outliers and rotary embedding, compared with attention in 16 bits."""
     size = of(device, 200, 1000)
     q, k, v = (normal(2, size, heads, head_dim, dtype=dtype, seed=seed, device=device) for seed, heads in enumerate((4, 2, 2)))
     angles = torch.outer(torch.arange(float(size)), 10_000.0 ** -torch.linspace(0, 1, head_dim // 2)).to(device)
@@ -221,20 +221,20 @@ def test_the_chain(device, head_dim, dtype):
 
 @pytest.mark.parametrize("device, head_dim", HEAD_DIMS)
 def test_the_chain_by_channels(device, head_dim):
-    """The mean of V's rows is not rounded."""
+    """With v_channels, the mean of V's rows is not rounded."""
     size = of(device, 200, 1000)
     q, k, v = (normal(2, size, heads, head_dim, dtype=F16, seed=seed, device=device) for seed, heads in enumerate((4, 2, 2)))
     v += 4
     expected, _ = standard(q, k, v, causal=True)
     o, of_blocks = (flash_attn_fp8_func(q, k, v, causal=True, v_channels=of_channels) for of_channels in (True, False))
-    # Attention emulated in torch has 0.39 times the error.
+    # In an emulation in torch the ratio of these errors is 0.39.
     assert (o - expected).norm() < 0.5 * (of_blocks - expected).norm()
 
 
 @pytest.mark.parametrize("scales_of", ["heads", "tensor"])
 @pytest.mark.parametrize("device, head_dim", HEAD_DIMS)
 def test_from_16_bits_by_heads(device, head_dim, scales_of):
-    """Scales of heads and of tensors, as FlashAttention-3's own interface takes them."""
+    """16-bit tensors, quantized with scales per head or per tensor, as FlashAttention-3's own interface takes them."""
     q, k, v = (
         normal(2, seqlen, heads, head_dim, seed=seed, device=device) * torch.arange(1, 2 * heads + 1, device=device).view(2, 1, heads, 1) / heads
         for seed, (seqlen, heads) in enumerate(of(device, ((140, 6), (200, 2), (200, 2)), ((700, 6), (900, 2), (900, 2))))
@@ -250,7 +250,7 @@ def test_from_16_bits_by_heads(device, head_dim, scales_of):
     named = dict(zip(NAMES, scales), causal=True)
     o = flash_attn_func(*codes, **named)
     expected, _ = standard(q, k, v, causal=True)
-    # Attention emulated in torch has 0.08 to 0.09.
+    # An emulation in torch has an error of 0.08 to 0.09.
     assert (o - expected).norm() < 0.12 * expected.norm()
     transposed, _ = quantize(v, transposed=True, scales_of=scales_of)
     assert torch.equal(flash_attn_func(*codes[:2], transposed, v_transposed=True, **named), o)
@@ -258,8 +258,8 @@ def test_from_16_bits_by_heads(device, head_dim, scales_of):
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_scales_of_zero(codes, device, mask):
-    """Zeros of Q or K make all scores 0: a row of O is the mean of the visible rows of V. Zeros of V make O 0, or the
-    means.
+    """If the scales of Q or K are 0, all scores are 0, and a row of O is the mean of the visible rows of V. If the
+    scales of V are 0, O is 0, or the means of the channels.
     """
     tensors, ones = codes(2, of(device, (60, 90), (200, 300)), (4, 2), 64)
     zeros = torch.zeros_like(ones[0])
@@ -272,7 +272,7 @@ def test_scales_of_zero(codes, device, mask):
     assert torch.equal(o, mean.bfloat16().repeat_interleave(2, 1).unsqueeze(1).expand_as(o))
 
 
-# What only a GPU has.
+# Tests for a GPU only.
 
 
 @pytest.mark.hopper
@@ -289,7 +289,7 @@ def test_repeated_calls_give_the_same_bits(codes):
 @pytest.mark.hopper
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_sums_have_no_bias(head_dim):
-    """O of V around 1 does not shrink as keys are added, though sums of e4m3 products keep about 13 fraction bits."""
+    """If V is about 1, O does not shrink with more keys, though sums of e4m3 products keep about 13 fraction bits."""
     for seqlen in (1024, 4096, 16384, 65536):
         generator = torch.Generator("cuda").manual_seed(seqlen)
         q, k, v = (torch.randn(1, seqlen, 2, head_dim, device="cuda", generator=generator) for _ in "qkv")

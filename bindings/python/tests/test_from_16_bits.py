@@ -1,5 +1,5 @@
-"""Attention in 8 bits of tensors in 16: `fa3.flash_attn_fp8_func` has the bits of quantization and attention one by
-one, `fa3.flash_attn_varlen_fp8_func` the bits that each sequence has alone. Needs torch.
+"""8-bit attention of 16-bit tensors. `fa3.flash_attn_fp8_func` has the bits of `quantize` and then `flash_attn_func`,
+and `fa3.flash_attn_varlen_fp8_func` has the bits that each sequence has alone. Needs torch.
 """
 
 import itertools
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("nan_in_new_tensors")
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 SCORES = [dict(), dict(causal=True, softcap=5.0), dict(softmax_scale=0.3, window_size=(37, 11))]
-# Rows of Q and of K of each sequence: blocks of 128 in part and in full, nothing of either.
+# The rows of Q and the keys of each sequence: whole blocks of 128, parts of blocks, and none.
 LENGTHS = [(100, 140), (0, 30), (33, 0), (130, 300), (1, 1), (128, 256)]
 
 
@@ -35,12 +35,12 @@ def tables(device, rows=320, rotary_dim=32):
 
 
 def listed(device, seqlen, rows=320, dtype=torch.int64, first=-3):
-    """Positions of which some are in no table of `rows` rows."""
+    """Positions, some of which are outside tables with `rows` rows."""
     return (first + 7 * torch.arange(2 * seqlen).view(2, seqlen) % (rows + 5)).to(device, dtype)
 
 
 def parts(q, k, v, *, q_positions=0, k_positions=0, hadamard_seed=0, v_channels=False, rotation={}, **options):
-    """O and LSE by quantization and attention."""
+    """Computes O and LSE by `quantize` and then `flash_attn_func`."""
     rotation_of_q = rotation | (dict(positions=q_positions) if rotation else {})
     rotation_of_k = rotation | (dict(positions=k_positions) if rotation else {})
     q_codes, q_descale = quantize(q, **rotation_of_q, hadamard_seed=hadamard_seed)
@@ -56,7 +56,7 @@ def parts(q, k, v, *, q_positions=0, k_positions=0, hadamard_seed=0, v_channels=
 
 
 def assert_same_bits(results, expected):
-    """NaN among them."""
+    """Compares bits, so that a NaN equals itself."""
     for result, right in zip(results, expected, strict=True):
         kind = torch.int16 if right.element_size() == 2 else torch.int32
         assert (result.dtype, result.shape) == (right.dtype, right.shape)
@@ -81,7 +81,7 @@ def test_it_is_what_its_parts_are(device, dtype, scores, v_channels):
 
 
 def positions(device, q, k):
-    """Positions of Q and of K: first ones and lists, of both integers, contiguous or not."""
+    """Positions of Q and of K: first positions, and lists of int64 and int32, which are contiguous or not."""
     of_q, of_k = listed(device, q.shape[1]), listed(device, k.shape[1], dtype=torch.int32, first=0)
     strided = torch.stack([of_q, of_q], -1)[..., 0]
     yield from itertools.product((7, of_q), (3, of_k))
@@ -112,7 +112,7 @@ def test_rows_without_a_position_are_nan(device):
 
 
 def test_the_cpu_takes_any_strides():
-    """Also strides that a GPU does not take, and elements that begin inside of others."""
+    """The CPU also takes strides that a GPU does not take, and addresses that are not aligned."""
     q, k, v = inputs("cpu")
     expected = flash_attn_fp8_func(q, k, v, causal=True, return_attn_probs=True)
     apart = [torch.stack([x, x], -1)[..., 1] for x in (q, k, v)]
@@ -127,7 +127,7 @@ def test_a_call_enters_the_extension_module_once(device, calls):
     for v_channels in (False, True):
         flash_attn_fp8_func(q, k, v, **tables(device), q_positions=listed(device, 140), v_channels=v_channels)
     assert [name for name, _ in calls] == ["fp8_forward"] * 2
-    # An LSE that is not wanted is not even allocated.
+    # LSE is not even allocated if it is not wanted.
     assert all("lse" not in given for _, given in calls)
 
 
@@ -139,11 +139,11 @@ def test_vmap_is_a_loop():
     assert torch.equal(torch.func.vmap(flash_attn_fp8_func)(q, k, v), torch.stack(expected))
 
 
-# Packed sequences.
+# Tests of packed sequences.
 
 
 class Sequences(Packed):
-    """Packed sequences, of which rows of no sequence are NaN."""
+    """Packed sequences. Rows that belong to no sequence are NaN."""
 
     def __init__(self, device, dtype=BF16, heads=(2, 1), head_dims=(64, 32), lengths=LENGTHS):
         super().__init__(device, dtype, lengths, heads, head_dims, (20, 7))
@@ -155,7 +155,7 @@ class Sequences(Packed):
 
     def check(self, listed=False, **options):
         hints = [max(pair[side] for pair in self.lengths) for side in (0, 1)]
-        # Some are in no table.
+        # Some positions are outside the tables.
         of_q, of_k = (torch.arange(len(x), device=x.device) * 7 % 210 - 3 for x in (self.q, self.k))
         given = options | (dict(q_positions=of_q, k_positions=of_k) if listed else {})
         out, lse = self.call(hints, **given, return_attn_probs=True)
@@ -195,7 +195,7 @@ def test_rows_are_rotated_in_their_own_sequences(device):
 def test_positions_that_tables_lack_are_nan(device):
     sequences = Sequences(device)
     out = sequences.call(**tables(device, 300), q_positions=200)
-    # Of the fourth and the sixth sequence rows from 100 on are at positions from 300 on.
+    # Rows from 100 on, which only two sequences have, are at positions outside the tables of 300 rows.
     expected = torch.zeros(len(out), dtype=torch.bool, device=device)
     for rows, _ in sequences.sequences():
         expected[rows.start + 100 : rows.stop] = rows.stop - rows.start > 100
@@ -203,7 +203,7 @@ def test_positions_that_tables_lack_are_nan(device):
 
 
 def test_lists_that_make_no_sense_are_named():
-    """On the CPU, where they are read."""
+    """The CPU reads the lists, and refuses invalid ones."""
     sequences = Sequences("cpu")
     wrong = sequences.ends[0].clone()
     wrong[2] = 50

@@ -1,5 +1,5 @@
-"""All operations from many threads at once on a GPU, on a stream that all share and on streams of their own. Each
-result has the bits that it has alone. `FA3_SECONDS` says for how long, 5 if it is not set.
+"""All operations from many threads at once on a GPU, on one shared stream and on a stream for each thread. Each result
+has the bits that it has alone. `FA3_SECONDS` is the length of the test in seconds, 5 if it is not set.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def packed(randn, i):
 
 
 def gradients(randn, i):
-    """Autograd computes them in a thread of its own, on the stream of the forward pass."""
+    """A backward pass, which autograd runs in another thread, on the stream of the forward pass."""
     lengths = [[64] * 20, [900, 70, 1]][i % 2]
     q, k, v = (randn(sum(lengths), heads, 64).requires_grad_() for heads in (8, 2, 2))
     lists, dout = (ends(lengths), ends(lengths), max(lengths), max(lengths)), randn(sum(lengths), 8, 64)
@@ -53,7 +53,7 @@ def gradients(randn, i):
 
 
 def appended(randn, i):
-    """A decoding step with new rows, over pages. It writes the same rows each time."""
+    """A decoding step that appends rows to pages. It writes the same rows in every call."""
     pages, rows, count = 64, 16, 6
     q, new = randn(count, 1, 8, 128), [randn(count, 1, 2, 128) for _ in "kv"]
     cache = [randn(pages, rows, 2, 128) for _ in "kv"]

@@ -1,5 +1,5 @@
-"""Arguments that change no result are taken everywhere, as FlashAttention-3 takes them. Needs torch; what needs a GPU
-is skipped without one.
+"""Arguments that change no result are accepted wherever FlashAttention-3 accepts them. Needs torch; what needs a GPU is
+skipped without one.
 """
 
 import pytest
@@ -24,7 +24,7 @@ BF16, I32, E4M3 = torch.bfloat16, torch.int32, torch.float8_e4m3fn
 
 
 class Calls:
-    """The functions that compute attention, over the same numbers."""
+    """The functions that compute attention, each called with the same numbers."""
 
     def __init__(self, device):
         self.q, self.k, self.v = (normal(2, 20, heads, 64, device=device, seed=heads) for heads in (4, 2, 2))
@@ -85,7 +85,7 @@ def test_descales_beside_16_bits_are_not_looked_at(device):
         assert torch.equal(call(**scales), call())
         with pytest.raises(TypeError, match="^k_descale is float, expected torch.Tensor$"):
             call(k_descale=1.0)
-    # Of a cache of codes beside Q of 16 bits, scales of K and V count.
+    # With a cache of codes and Q in 16 bits, only q_descale is ignored.
     codes = dict(k_cache=calls.k.to(E4M3), v_cache=calls.v.to(E4M3))
     halves = torch.full((2, 2), 0.5, device=device)
     given = dict(q=calls.q, **codes, cache_seqlens=calls.lengths, k_descale=halves, v_descale=halves)
@@ -124,12 +124,12 @@ def test_lists_have_any_strides(device):
 
 
 def with_gaps(x):
-    """The same numbers, of which the last dimension is not the innermost."""
+    """A tensor with the numbers of x, whose last stride is not 1."""
     return x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
 def last_dimension_has_gaps(q, k, v, ends, lengths):
-    """Calls of tensors and of lists of packed sequences, to compare."""
+    """Calls that apply a function to their tensors, and calls that apply it to lists of packed sequences."""
     codes = [x.to(E4M3) for x in (q, k, v)]
     rows = [x.flatten(0, 1) for x in (q, k, v)]
     return [
@@ -146,7 +146,7 @@ def last_dimension_has_gaps(q, k, v, ends, lengths):
 
 
 def test_a_last_dimension_with_gaps_is_taken(device):
-    """Copied on a GPU, as FlashAttention-3 does."""
+    """On a GPU such tensors are copied, as FlashAttention-3 does."""
     calls = Calls(device)
     for call in last_dimension_has_gaps(calls.q, calls.k, calls.v, calls.ends, calls.lengths):
         assert torch.equal(call(with_gaps), call(lambda x: x))
@@ -164,7 +164,10 @@ def test_fake_tensors_on_a_gpu_too():
 
 def test_metadata_of_flash_mla_can_be_copied():
     lengths = torch.tensor([3, 4], dtype=I32)
-    for given, batch in (((lengths, 128, 1), 2), ((), 0)):
-        metadata, splits = flash_mla.get_mla_metadata(*given)
-        assert (metadata.shape, splits.shape) == ((1, 8), (batch + 1,))
+    for given, named in (((lengths, 128, 1), {}), ((), dict(cache_seqlens=lengths, num_heads_k=1))):
+        metadata, splits = flash_mla.get_mla_metadata(*given, **named)
+        assert (metadata.shape, splits.shape) == ((0, 8), (3,))
         assert metadata.dtype == splits.dtype == I32
+        torch.ones(132, 8, dtype=I32)[: metadata.shape[0]].copy_(metadata)
+    metadata, splits = flash_mla.get_mla_metadata()
+    assert isinstance(metadata, flash_mla.FlashMLASchedMeta) and splits is None

@@ -1,4 +1,4 @@
-"""The interface without a GPU: signatures, tracers, operations that are counted. Needs torch."""
+"""The interface without a GPU: signatures, traces, and counted operations. Needs torch."""
 
 import inspect
 from pathlib import Path
@@ -22,7 +22,7 @@ SIGNATURES = (Path(__file__).parent / "signatures.txt").read_text().splitlines()
 
 @pytest.mark.parametrize("line", SIGNATURES, ids=lambda line: line.partition("(")[0])
 def test_signatures_are_what_others_call(line):
-    """FlashAttention-3's, flash-attn 2's and FlashMLA's. What follows a star is this package's own."""
+    """The signatures of FlashAttention-3, flash-attn 2 and FlashMLA. Arguments after a star are this package's own."""
     module, _, name = line.partition("(")[0].rpartition(".")
     signature = inspect.signature(getattr(dict(fa3=fa3, flash_attn=flash_attn, interface=flash_attn_interface, flash_mla=flash_mla)[module], name))
     parameters = [x.replace(annotation=x.empty) for x in signature.parameters.values()]
@@ -32,7 +32,7 @@ def test_signatures_are_what_others_call(line):
 @pytest.mark.parametrize("position", [0, 1, 2])
 @pytest.mark.parametrize("lazy", ["negated", "conjugated", "zero"])
 def test_tensors_are_read_as_what_they_stand_for(lazy, position):
-    """Tensors whose memory is not what they hold: -x, kept as x; a conjugate's imaginary part; zeros without memory."""
+    """Tensors whose memory does not have their values: -x stored as x, the imaginary part of a conjugate, and zeros."""
     x = torch.randn(1, 8, 2, 64, generator=torch.Generator().manual_seed(0))
     lazy, value = {
         "negated": lambda: (torch._neg_view(x), -x),
@@ -45,7 +45,7 @@ def test_tensors_are_read_as_what_they_stand_for(lazy, position):
     assert torch.equal(flash_attn_func(*given), flash_attn_func(*expected))
 
 
-# What tracers see: calls of FakeTensorMode's tensors, an operator, and what it gets behind its tensors.
+# Traces: calls with FakeTensorMode's tensors, the operator that each calls, and the operator's options.
 MASK = dict(causal=True, window_size=(5, 3), softcap=30.0)
 SCORES = dict(softmax_scale=0.5, **MASK)
 ROTATION = dict(interleaved=True, k_positions=7, hadamard_seed=2**64 - 1, v_channels=True)
@@ -63,7 +63,7 @@ def meant(*shape, dtype=BF16):
     return torch.empty(*shape, dtype=dtype, device="cuda")
 
 
-# The right side of a causal window is 0. A hint that is a tensor is none in a trace.
+# The right side of a causal window becomes 0. In a trace, a hint that is a tensor becomes None.
 TRACED = {
     "forward": (lambda q: flash_attn_func(q, q, q, **MASK), lambda: [meant(2, 64, 8, 128)], 3, [None, 5, 0, 0, 30.0, 0]),
     "varlen_forward": (
@@ -115,7 +115,7 @@ def test_compilers_see_one_graph_whatever_the_lengths():
     assert sum("fa3.forward" in str(node.target) or node.target is torch.ops.fa3.forward for node in graph.graph.nodes) == 1
 
 
-# Operations that are counted: of hidden keys, too, and of each query head; without reading lengths.
+# Counted operations include hidden keys, and each query head. Counting does not read the lengths.
 
 
 def flops(function, *tensors, **options):
@@ -147,7 +147,7 @@ def test_operations_are_counted_as_torch_counts_its_own(seqlen, heads_kv, head_d
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_operations_of_packed_sequences(requires_grad):
-    """Right where sequences are of one length; with a hint, as if all had as many keys."""
+    """The count is exact for sequences of one length. With a hint, all count as having the hint's number of keys."""
 
     def tensors(*rows):
         return [normal(*rows[i > 0], heads, d).requires_grad_(requires_grad) for i, (heads, d) in enumerate(((4, 64), (2, 64), (2, 32)))]

@@ -1,5 +1,5 @@
-"""Attention over a cache of keys and values, `fa3.flash_attn_with_kvcache`: each sequence against its own definition,
-on the CPU and on a GPU. Needs torch.
+"""Attention over a KV cache, `fa3.flash_attn_with_kvcache`: each sequence is compared with its own definition, on the
+CPU and on a GPU. Needs torch.
 """
 
 import itertools
@@ -18,17 +18,17 @@ from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 F32, F16, BF16, E4M3, I32 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32
 LAYOUTS = ["seqused", "padded", "indexed", "indexed padded", 16, 64, 256, 1]
-# Pages that begin anywhere, in any row of their table.
+# Layouts with padding in the first page, or with an index into the rows of the page table.
 MIXED = ["4 padded indexed", "16 padded", "64 indexed"]
 ROWS = [1, 5, [2, 0, 7, 1, 3, 1]]
 
 
 def pages_for(device):
-    """A kernel copies rows of pages one by one, unless there are a multiple of 8."""
+    """The numbers of rows of a page. If they are no multiple of 8, a kernel copies row by row."""
     return [1, 3, 16, 24, 1000] if device == "cpu" else [1, 2, 3, 4, 8, 16, 20, 24, 32, 64, 128, 1000]
 
 
-# Results.
+# Tests of results.
 
 
 @pytest.mark.parametrize("splits", [0, 1])
@@ -36,7 +36,7 @@ def pages_for(device):
 @pytest.mark.parametrize("rows", ROWS, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS + MIXED)
 def test_each_sequence_has_its_own_results(nan_in_new_tensors, device, layout, rows, mask, splits):
-    """All else in the cache is NaN, so that nothing else reaches them."""
+    """All other rows of the cache are NaN, so that any that reached a result would show."""
     Cached(device, layout=layout, rows=rows).check(num_splits=splits, **mask)
 
 
@@ -54,7 +54,7 @@ def test_heads_and_columns(nan_in_new_tensors, device, heads, head_dims, splits)
 @pytest.mark.parametrize("splits", [0, 1])
 @pytest.mark.parametrize("rows", [1, 130, [1, 200, 0, 64, 1, 3]], ids=str)
 def test_pages_of_any_size(nan_in_new_tensors, device, rows, splits):
-    """A prompt and single tokens in one call, too."""
+    """A call may have a prompt beside single tokens."""
     for layout in pages_for(device):
         results = Cached(device, layout=layout, rows=rows).check(num_splits=splits, causal=True)
         if device == "cpu":
@@ -65,7 +65,7 @@ def test_pages_of_any_size(nan_in_new_tensors, device, rows, splits):
 @pytest.mark.parametrize("splits", [0, 1])
 @pytest.mark.parametrize("rows", [1, 130], ids=str)
 def test_rows_that_are_copied_one_by_one_have_the_bits_of_those_in_blocks(nan_in_new_tensors, rows, splits):
-    """Pages of 64 rows make the same blocks of keys. So results differ only if some row is not where it belongs."""
+    """Pages of 64 rows make the same blocks of keys. So results differ only if a row is in the wrong place."""
     blocks = Cached("cuda", layout=64, rows=rows).check(num_splits=splits, causal=True)
     for layout in (1, 2, 12, "4 padded", "64 padded indexed"):
         assert_equal(Cached("cuda", layout=layout, rows=rows).check(num_splits=splits, causal=True), blocks)
@@ -79,7 +79,7 @@ CHUNKS = [dict(causal=True, attention_chunk=70), dict(attention_chunk=64), dict(
 @pytest.mark.parametrize("scores", [*SCORES, *CHUNKS], ids=str)
 @pytest.mark.parametrize("layout", ["padded", 16])
 def test_scales_soft_caps_sinks_and_chunks(nan_in_new_tensors, device, layout, scores, splits):
-    """Chunks are counted from a sequence's first key, behind its padding."""
+    """Chunks count from a sequence's first key, which follows its padding."""
     scores = {name: torch.tensor(x, device=device) if isinstance(x, list) else x for name, x in scores.items()}
     for rows in (1, 3, ROWS[2]):
         cached = Cached(device, F32 if device == "cpu" and "s_aux" in scores else BF16, layout=layout, rows=rows)
@@ -99,7 +99,7 @@ def test_all_rows_are_in_use_unless_lengths_say_otherwise(nan_in_new_tensors, de
     q, k, v = (normal(3, n, heads, 64, seed=i, device=device) for i, (n, heads) in enumerate([(2, 4), (50, 2), (50, 2)]))
     out, lse, *_ = flash_attn_with_kvcache(q, k, v, causal=True, num_splits=splits, return_softmax_lse=True)
     judge(out, lse, q, k, v, causal=True)
-    # Pages have all rows, too.
+    # With a page table and no lengths, all rows of the pages are keys.
     table = torch.tensor([[1, 0], [2, 2], [0, 1]], dtype=I32, device=device)
     k, v = (x[:, :48] for x in (k, v))
     out, lse, *_ = flash_attn_with_kvcache(q, k, v, page_table=table, num_splits=splits, return_softmax_lse=True)
@@ -114,14 +114,14 @@ def test_one_length_for_all_is_a_number(nan_in_new_tensors, device, calls):
         results = flash_attn_with_kvcache(q, k, v, cache_seqlens=length, return_softmax_lse=True)
         judge(*results[:2], q, k[:, :length], v[:, :length])
     flash_attn_with_kvcache(q, k, v, cache_seqlens=37)
-    # The tensor of it is kept: the host fills none, and copies nothing.
+    # The tensor for one length is cached: later calls neither fill nor copy it.
     lengths = [given["seqused_k"][1] for _, given in calls]
     assert lengths[-1] == lengths[-2] == lengths[2] and len(set(lengths)) == 4
 
 
 @pytest.mark.parametrize("splits", [0, 1])
 def test_strides_are_as_they_are(device, splits):
-    """Heads outside rows, K and V side by side, layers of a pool, and a table of longer rows."""
+    """Heads outside rows, K and V side by side, layers in one pool, and a table that is a slice of a wider one."""
     cached = Cached(device, layout=16, rows=2)
     expected = cached.check(causal=True, num_splits=splits)
 
@@ -150,7 +150,7 @@ def test_strides_are_as_they_are(device, splits):
         if device == "cpu":
             assert_equal(results, expected)
         cached.judge(*results, causal=True)
-    # Lengths, every other of a longer list.
+    # The lengths are every other number of a longer list.
     lengths = torch.stack([cached.lengths] * 2, 1)[:, 0]
     assert_equal(cached.call(cache_seqlens=lengths, causal=True, num_splits=splits, return_softmax_lse=True), expected)
 
@@ -159,12 +159,12 @@ def test_strides_are_as_they_are(device, splits):
 @pytest.mark.parametrize("splits", [0, 1])
 @pytest.mark.parametrize("new", [False, True])
 def test_a_part_of_a_table_is_the_limit_of_lengths(nan_in_new_tensors, splits, new):
-    """Behind it are pages of others, which a length that is too long neither reads nor writes."""
+    """Behind the table's slice are other sequences' pages. Too large a length neither reads nor writes them."""
     cached = Cached("cuda", layout=16)
     pages = cached.table.shape[1] - 2
     cached.k.nan_to_num_(nan=1.0)
     cached.v.nan_to_num_(nan=1.0)
-    # Pages of the first sequence, behind the ends of all.
+    # Each row of the wider table continues with the first sequence's pages.
     longer = cached.table[:1, :pages].repeat(len(cached.keys), 2)
     longer[:, :pages] = cached.table[:, :pages]
     lengths = torch.full_like(cached.lengths, 16 * pages + 21)
@@ -181,8 +181,8 @@ def test_a_part_of_a_table_is_the_limit_of_lengths(nan_in_new_tensors, splits, n
 @pytest.mark.parametrize("splits", [0, 1])
 @pytest.mark.parametrize("layout", [16, 3, "16 padded"])
 def test_codes_and_their_scales(nan_in_new_tensors, device, layout, splits):
-    """On a GPU by kernels of e4m3, and by such as convert Q, K and V: where keys are shared, and where rows are copied
-    one by one.
+    """On a GPU, e4m3 kernels compute some of these calls. Kernels that convert Q, K and V compute the others: calls
+    with split keys, and calls whose rows are copied one by one.
     """
     of_q, of_k, of_v = (torch.rand(6, 2, generator=torch.Generator().manual_seed(i)).to(device) + 0.5 for i in range(3))
     for rows in (3, [2, 0, 7, 1, 3, 1], 70):
@@ -198,7 +198,7 @@ def test_codes_and_their_scales(nan_in_new_tensors, device, layout, splits):
 
 
 def e4m3_of(cached):
-    """K and V of a cache in e4m3, and the scales of its sequences' heads. `own` becomes what they stand for."""
+    """K and V of a cache in e4m3, and their per-head scales. `own` becomes the numbers that the codes represent."""
     of_k, of_v = (torch.rand(len(cached.keys), cached.k.shape[2], generator=torch.Generator().manual_seed(i)) + 0.5 for i in range(2))
     scales = [x.to(cached.q.device) for x in (of_k, of_v)]
     codes = [(x / scale[:, None, :, None]).to(E4M3) for x, scale in zip(cached.own, scales)]
@@ -213,12 +213,12 @@ def e4m3_of(cached):
 @pytest.mark.parametrize("rows", ROWS, ids=str)
 @pytest.mark.parametrize("layout", ["seqused", "indexed padded", 1, 16, 64, "16 padded"])
 def test_a_cache_of_e4m3_beside_queries_of_16_bits(nan_in_new_tensors, device, layout, rows, mask, splits):
-    """All else in the cache is NaN."""
+    """All other rows of the cache are NaN."""
     for dtype, head_dims in ((BF16, (64, 64)), (F16, (128, 128)), (BF16, (512, 272))):
         cached = Cached(device, dtype, layout=layout, rows=rows, head_dims=head_dims)
         k, v, scales = e4m3_of(cached)
         results = cached.call((cached.q, k, v), return_softmax_lse=True, num_splits=splits, **scales, **mask)
-        # The law is that of numbers of 16 bits, as which a scale times a code is not exact.
+        # The error law needs 16-bit inputs, in which a scale times a code is not exact. So tolerances are fixed.
         for q, own_k, own_v, of_o, of_lse in cached.sequences():
             right, right_lse = standard(q, own_k, own_v, **mask)
             torch.testing.assert_close(results[0][of_o].double(), right, rtol=2e-2, atol=4e-3)
@@ -227,7 +227,7 @@ def test_a_cache_of_e4m3_beside_queries_of_16_bits(nan_in_new_tensors, device, l
 
 @pytest.mark.parametrize("head_dims", [(128, 128), (512, 512)], ids=str)
 def test_scales_of_1_have_the_results_of_16_bits(device, head_dims):
-    """On a GPU the same bits, where keys are shared: tiles are as large."""
+    """On a GPU the bits are equal if keys are split, since tiles have one size for both dtypes."""
     cached = Cached(device, layout=16, rows=2, head_dims=head_dims)
     codes = [x.to(E4M3) for x in (cached.k, cached.v)]
     of_codes = cached.call((cached.q, *codes), causal=True, return_softmax_lse=True)
@@ -235,7 +235,7 @@ def test_scales_of_1_have_the_results_of_16_bits(device, head_dims):
     if device == "cuda":
         assert_equal(of_codes, of_numbers)
     else:
-        # Rounded in other places.
+        # The CPU rounds in other places.
         torch.testing.assert_close(of_codes, of_numbers, rtol=2e-2, atol=2e-3)
 
 
@@ -243,7 +243,7 @@ def test_scales_of_1_have_the_results_of_16_bits(device, head_dims):
 @pytest.mark.parametrize("layout", [16, 1])
 @pytest.mark.parametrize("split_keys", [None, 128])
 def test_queries_of_e4m3_have_the_results_of_16_bits(layout, split_keys):
-    """The same bits, where keys are shared."""
+    """The bits are equal if keys are split."""
     cached = Cached("cuda", layout=layout, rows=2, head_dims=(128, 128))
     codes = [x.to(E4M3) for x in (cached.q, cached.k, cached.v)]
     of = dict(causal=True, return_softmax_lse=True, split_keys=split_keys)
@@ -259,11 +259,11 @@ def test_pages_of_varlen_may_be_of_e4m3(device):
     assert_equal(results, expected)
 
 
-# Numbers that are no lengths and no pages.
+# Numbers that are no valid lengths or pages.
 
 
 def test_lists_that_make_no_sense_are_refused_with_their_numbers():
-    """On the CPU, where they are read."""
+    """The CPU reads the lists, and refuses invalid ones."""
     q, k = normal(2, 1, 4, 64), normal(4, 16, 2, 64)
     table = torch.tensor([[0, 1], [2, 3]], dtype=I32)
 
@@ -285,7 +285,7 @@ def test_lists_that_make_no_sense_are_refused_with_their_numbers():
 
 
 def test_a_table_as_wide_as_a_servers_takes_neither_memory_nor_time():
-    """A model of a million tokens has such ones; 16 rows of each sequence are in use."""
+    """The table is for a million tokens, of which each sequence uses 16."""
     q, k = normal(64, 1, 8, 128), normal(64, 16, 8, 128)
     table = torch.full((64, 65536), -1, dtype=I32)
     table[:, 0] = torch.arange(64)
@@ -338,7 +338,7 @@ def test_a_row_of_the_table_that_is_not_there_has_no_pages_on_a_gpu():
     assert (out[1] == 0).all() and not (out[0] == 0).any()
 
 
-# What is accepted, and what becomes of it.
+# Tests of accepted arguments, and of their effect.
 
 
 def test_what_decides_how_a_call_is_computed(device, calls):
@@ -350,7 +350,7 @@ def test_what_decides_how_a_call_is_computed(device, calls):
         results = cached.call(**given, return_softmax_lse=True)
         cached.judge(*results)
     assert [given["split_keys"] for _, given in calls] == [-1, -1, -1, 0, -1, -1, -1]
-    # Its older name.
+    # block_table is the older name of page_table.
     given = cached.arguments()
     given["block_table"] = given.pop("page_table")
     assert_equal([flash_attn_with_kvcache(cached.q, cached.k, cached.v, **given)], [cached.call()])
@@ -368,7 +368,7 @@ def test_a_call_enters_the_extension_module_once(device, calls, are_lists):
 @pytest.mark.parametrize("mask", MASKS[:3], ids=str)
 @pytest.mark.parametrize("used", [None, [1, 0, 5, 1, 3, 0]], ids=["all", "in part"])
 def test_packed_sequences_over_pages(nan_in_new_tensors, device, mask, used):
-    """`flash_attn_varlen_func` with a page table."""
+    """`flash_attn_varlen_func` takes a page table, too."""
     cached = Cached(device, layout=16, rows=[2, 0, 7, 1, 3, 1])
     tensors, lists = (cached.q, cached.k, cached.v), (cached.ends, None, 7, 200)
     given = dict(seqused_k=cached.lengths, return_attn_probs=True, **mask)
@@ -389,7 +389,7 @@ def test_packed_sequences_over_pages(nan_in_new_tensors, device, mask, used):
         flash_attn_varlen_func(*tensors, cached.ends, cached.ends, 7, 200, page_table=cached.table)
 
 
-# What graphs and torch see.
+# Tests of CUDA graphs, and of torch's compiler and operators.
 
 
 @pytest.mark.hopper
@@ -404,7 +404,7 @@ def test_a_graph_computes_other_lengths(layout, splits):
     with torch.cuda.graph(graph):
         results = flash_attn_with_kvcache(cached.q, cached.k, cached.v, **given, num_splits=splits, return_softmax_lse=True)[:2]
     for keys in ([1000, 0, 1, 64, 129, 37], [0] * 6, [37, 129, 64, 1, 0, 1000], [1, 1, 1, 1, 1, 1]):
-        # Each in the pages of the longest there is room for.
+        # Each step puts the keys of all sequences into pages that the captured cache has room for.
         table = torch.full_like(cached.table, -1)
         own = [x[:, : max(keys, default=0)] for x in cached.own]
         if cached.page_rows:
@@ -435,14 +435,14 @@ def test_a_graph_computes_other_lengths(layout, splits):
 
 @pytest.mark.hopper
 def test_a_graph_holds_the_length_of_all():
-    """A number becomes a tensor, which lives as long as the graph."""
+    """A length that is a number becomes a tensor, which lives as long as the graph."""
     q, k, v = (normal(3, n, heads, 64, seed=i, device="cuda") for i, (n, heads) in enumerate([(1, 4), (50, 2), (50, 2)]))
     flash_attn_with_kvcache(q, k, v, cache_seqlens=37)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out, lse, *_ = flash_attn_with_kvcache(q, k, v, cache_seqlens=37, return_softmax_lse=True)
-    # Others are kept in its place.
+    # These other lengths replace the cached tensor.
     for length in range(300):
         flash_attn_with_kvcache(q, k, v, cache_seqlens=length % 50)
     q.copy_(torch.randn_like(q))

@@ -17,19 +17,19 @@ from fa3.flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
 F32, F16, BF16, I32 = torch.float32, torch.float16, torch.bfloat16, torch.int32
 HALF = [F16, BF16]
-# head_dim and head_dim_v, which a GPU's kernels take.
+# (head_dim, head_dim_v) that a GPU's kernels support.
 DIMS = [(64, 512), (64, 256), (32, 512)]
 
 
 def dense(device, dtype=BF16, dims=DIMS[0], rows=(70, 90), heads=(4, 2)):
-    """Q, K, V and qv."""
+    """Makes Q, K, V and qv."""
     (of_q, of_k), (head_dim, head_dim_v) = rows, dims
     q, qv = (normal(2, of_q, heads[0], d, dtype=dtype, seed=d, device=device) for d in (head_dim, head_dim_v))
     k, v = (normal(2, of_k, heads[1], d, dtype=dtype, seed=1 + d, device=device) for d in (head_dim, head_dim_v))
     return q, k, v, qv
 
 
-# What is computed.
+# Tests of results.
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -87,7 +87,7 @@ def test_caches_of_every_kind(device, layout, rows):
 @pytest.mark.parametrize("rows", [1, [1, 20, 0, 6, 1, 3]], ids=str)
 @pytest.mark.parametrize("layout", ["seqused", 64, "16 indexed padded"], ids=str)
 def test_caches_of_e4m3(device, layout, rows):
-    """On a GPU with the bits of 16 bits, where keys are shared and the scale is a power of 2."""
+    """On a GPU the bits of 16 bits, if keys are split: the scale is a power of 2."""
     cached = Cached(device, layout=layout, rows=rows, head_dims=DIMS[0])
     qv = normal(*cached.q.shape[:-1], 512, seed=9, device=device)
     codes = [x.to(torch.float8_e4m3fn) for x in (cached.k, cached.v)]
@@ -101,6 +101,37 @@ def test_caches_of_e4m3(device, layout, rows):
     else:
         # Rounded in other places.
         torch.testing.assert_close(results, expected, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("scale", [None, 0.05])
+@pytest.mark.parametrize("layout", ["seqused", 16, 1], ids=str)
+def test_scores_of_qv_and_values_alone(device, layout, scale):
+    """Without q and k, the columns of V are the keys, too."""
+    cached = Cached(device, layout=layout, rows=[1, 20, 0, 6, 1, 3], head_dims=(512, 512))
+    cached.own[0] = cached.own[1]
+    options = dict(causal=True, softmax_scale=scale)
+    of_cache = cached.call((None, None, cached.v), qv=cached.q, return_softmax_lse=True, **options)
+    cached.judge(*of_cache, **options)
+    if layout == 16:
+        lists = cached.ends, None, max(cached.rows), None, None, cached.lengths
+        options |= dict(page_table=cached.table, qv=cached.q, num_splits=0)
+        found = flash_attn_varlen_func(None, None, cached.v, *lists, return_attn_probs=True, **options)
+        assert_equal(found, of_cache)
+
+
+def test_packed_scores_of_qv_and_values_alone(device):
+    packed = Packed(device, head_dims=(512, 512))
+    packed.k = packed.v
+    packed.judge(*packed.call(tensors=(None, None, packed.v), qv=packed.q, causal=True, return_attn_probs=True), causal=True)
+
+
+def test_what_stands_for_no_keys_is_told():
+    q, k, v, qv = dense("cpu")
+    with pytest.raises(ValueError, match="^new rows k and v need k_cache, which is None$"):
+        flash_attn_with_kvcache(None, None, v, k, v, qv)
+    for given in ((None, None, v), (None, k, v), (q, None, v)):
+        with pytest.raises(TypeError, match="^(q|k|k_cache) is NoneType, expected torch.Tensor$"):
+            flash_attn_with_kvcache(*given, qv=None if given[:2] == (None, None) else qv)
 
 
 def test_pages_of_packed_queries_by_the_other_function(device):
@@ -147,11 +178,11 @@ def test_new_rows_go_into_both_parts_of_one_cache(device, paged):
     assert_equal([out], [flash_attn_with_kvcache(q, *parts, qv=qv, cache_seqlens=before + 2, **options)])
 
 
-# FlashMLA's interface.
+# Tests of FlashMLA's interface.
 
 
 class Paged:
-    """Q and a cache of latent vectors in pages, of sequences with these numbers of keys; other pages are NaN."""
+    """Q, and a cache of latent vectors in pages, for sequences with `keys` keys. Unused pages are NaN."""
 
     def __init__(self, device, dtype=BF16, keys=(200, 1, 64, 37, 0), rows=2, heads=(16, 1), page_rows=64, latent=512):
         self.keys, self.latent, columns = keys, latent, latent + 64
@@ -174,7 +205,7 @@ class Paged:
         return flash_mla_with_kvcache(self.q, self.cache, self.table, self.lengths, self.latent, *arguments, **options)
 
     def check(self, *arguments, **options):
-        out, lse = self.call(*arguments, **options)
+        out, lse = self.call(*arguments, neutral_lse=True, **options)
         assert out.shape == (*self.q.shape[:3], self.latent) and lse.shape == (*self.q.shape[:1], *self.q.shape[2:0:-1])
         for i, own in enumerate(self.own):
             judge(out[i : i + 1], lse[i : i + 1], self.q[i : i + 1], own, own[..., : self.latent], **options)
@@ -191,6 +222,27 @@ def test_rows_of_one_cache_are_keys_and_values(device, given, dtype, causal):
     paged = Paged(device, dtype, **given)
     paged.check(*get_mla_metadata(paged.lengths, 32, 1), causal=causal)
     paged.check(softmax_scale=0.1)
+
+
+def test_lse_of_flash_mla_has_other_forms(device):
+    """LSE without the sink, +inf in rows that see no key, or -inf; and in base 2."""
+    paged = Paged(device)
+    sinks = torch.linspace(-2, 3, paged.q.shape[2], device=device)
+    out, lse = paged.call(causal=True)
+    with_sinks, of_keys = paged.call(causal=True, attn_sink=sinks)
+    assert_equal([of_keys], [lse])
+    weight = 1 / (1 + torch.exp(sinks[:, None] - lse)).transpose(1, 2)[..., None]
+    torch.testing.assert_close(with_sinks.float(), out.float() * weight, rtol=1e-2, atol=1e-3)
+    [infinite], [none] = (paged.call(attn_sink=torch.full_like(sinks, sink))[:1] for sink in (torch.inf, -torch.inf))
+    assert not infinite.any()
+    assert_equal([none], [paged.call()[0]])
+    base_2 = paged.call(causal=True, lse_base=2)[1]
+    torch.testing.assert_close(base_2, lse / math.log(2))
+    for neutral, empty in ((False, torch.inf), (True, -torch.inf)):
+        lse = paged.call(neutral_lse=neutral)[1]
+        assert (lse[-1] == empty).all() and lse[:-1].isfinite().all()
+    with pytest.raises(ValueError, match="lse_base is 10, expected None or 2"):
+        paged.call(lse_base=10)
 
 
 def test_nothing_is_copied(device, calls):

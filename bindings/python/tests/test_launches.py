@@ -1,5 +1,5 @@
 """How calls reach the extension module, and when they take torch's dispatcher instead. Needs torch but no GPU: tensors
-of the CPU say that they are on one, and what the extension module is given is noted.
+on the CPU claim to be on a GPU, and a stand-in for the extension module notes its calls.
 """
 
 import itertools
@@ -18,7 +18,7 @@ OPTIONS = (None, -1, 0, 0, 0.0, 0)
 
 
 class OnGpu(torch.Tensor):
-    """A tensor that says it is on a GPU."""
+    """A tensor on the CPU that claims to be on a GPU."""
 
     is_cuda = True
 
@@ -32,7 +32,7 @@ def on_gpu(*shape, dtype=torch.bfloat16):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Arguments that the extension module was called with."""
+    """The calls of the extension module, as tuples of arguments."""
     calls = []
     monkeypatch.setattr(_fa3, "run", lambda *arguments: calls.append(arguments))
     monkeypatch.setattr(operator, "current_stream", lambda device: 7)
@@ -40,7 +40,7 @@ def calls(monkeypatch):
 
 
 def places(given):
-    """Addresses of tensors by their names."""
+    """The addresses of tensors, by name."""
     return {name: x if isinstance(x, int) else x.data_ptr() for name, x in given.items() if x is not None}
 
 
@@ -56,7 +56,7 @@ def modes():
 
 @pytest.mark.parametrize("asked, mode", [*itertools.product([False, True], [None, "error", "warn"])])
 def test_the_mode_of_deterministic_algorithms_asks_for_the_same_bits(calls, modes, asked, mode):
-    """As it is when the backward pass runs, with warnings in place of errors as well."""
+    """The mode counts at the time of the backward pass. Its warnings count like its errors."""
     x = on_gpu(SHAPE)
     lse = on_gpu(2, 4, 16, dtype=torch.float32)
     if mode:
@@ -67,7 +67,7 @@ def test_the_mode_of_deterministic_algorithms_asks_for_the_same_bits(calls, mode
 
 
 def test_a_call_enters_the_extension_module_once(calls):
-    """It asks for the memory that it needs meanwhile."""
+    """Within its one call, the extension module asks for the memory that it needs."""
     x, lse = on_gpu(SHAPE), on_gpu(2, 4, 16, dtype=torch.float32)
     operator.launch(x, x, x, *OPTIONS)
     gradient.launch(x, x, x, x, x, lse, None, *OPTIONS)
@@ -158,7 +158,7 @@ class Noting(torch.Tensor):
 X, LIST = torch.zeros(3, 16, 4, 128, dtype=torch.bfloat16), torch.zeros(99, dtype=torch.int32)
 ROW, SHIFTED = X[:1, :1, :1, :64], torch.zeros(2 * 16 * 4 * 64 + 8, dtype=torch.bfloat16)
 READABLE = [X, X.transpose(1, 2), X[:, ::3, 1:2, :8], X[..., 8:72], ROW.expand(2, 16, 4, 64), SHIFTED[8:].view(2, 16, 4, 64)]
-# The strides of dimensions with one entry mean nothing.
+# The stride of a dimension with one entry has no meaning.
 READABLE += [X[:1, :, :1, :64].as_strided((1, 16, 1, 64), (3, 64, 5, 1))]
 UNREADABLE = [X[:1, :1, :1, :1].expand(2, 16, 4, 64), X.transpose(1, 3)[:, :64], X[..., ::2], X[..., 4:68]]
 UNREADABLE += [SHIFTED[1:-7].view(2, 16, 4, 64), torch.zeros(2, 16, 4, 66, dtype=torch.bfloat16)[..., :64]]
@@ -176,7 +176,7 @@ UNREADABLE += [SHIFTED[1:-7].view(2, 16, 4, 64), torch.zeros(2, 16, 4, 66, dtype
         ("page_table", LIST[:7].expand(3, 7), True, True),
         ("seqused_k", LIST[1:4], False, False),
         ("seqused_k", LIST[:6:2], True, True),
-        # Kernels read 16 bytes at a time.
+        # Kernels read 16 bytes of intervals at a time.
         ("intervals", LIST[4:36].view(1, 1, 16, 2), False, False),
         ("intervals", LIST[1:33].view(1, 1, 16, 2), True, False),
         *(("dout", x, False, False) for x in READABLE),
@@ -200,7 +200,7 @@ def test_what_cannot_be_read_is_copied(name, x, of_gpu, of_cpu):
 
 
 def test_options_are_those_of_the_operators():
-    """Which argument has no gradient, and which the backward pass takes, follows from their names."""
+    """The names of arguments tell which of them have no gradient, and which the backward pass takes."""
     lists = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
     for forward, backward, fields, between, more in (
         (torch.ops.fa3.forward, torch.ops.fa3.backward, operator.Options, (), ("intervals",)),
@@ -228,7 +228,7 @@ class Seen(TorchFunctionMode):
 
 @pytest.fixture
 def forward_on_cpu(monkeypatch):
-    """Calls of the operator by the dispatcher; those around it fail."""
+    """Notes calls of the operator through the dispatcher. Calls that bypass it fail."""
     seen = []
 
     def forward(q, k, v, *_):

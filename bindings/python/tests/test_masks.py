@@ -1,4 +1,4 @@
-"""Masks as intervals of keys: masks that are made directly are masks of their functions. Needs torch, but no GPU."""
+"""Masks as intervals of keys, compared with the masks of mask functions. Needs torch, but no GPU."""
 
 import pytest
 
@@ -7,16 +7,16 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 from fa3 import flash_attn_func, masks
 
 I32 = torch.int32
-# More rows than keys, fewer, and as many.
+# (rows, keys), with as many rows as keys, with fewer, and with more.
 SIZES = [(7, 7), (3, 9), (9, 4), (1, 12), (40, 33)]
 
 
 def check(intervals, mask_mod, batch, heads, rows, keys):
-    """Intervals are what a function says, number by number, and the mask that they say."""
+    """Compares intervals with a mask function's intervals, and the dense mask with the function's values."""
     expected = masks.from_mask_mod(mask_mod, batch, heads, rows, keys, device=intervals.device)
     assert intervals.dtype == expected.dtype == I32 and intervals.is_contiguous()
     if expected.shape[-1] < intervals.shape[-1]:
-        # No row has two.
+        # No row of the expected mask has two intervals.
         end = expected[..., 1:]
         expected = torch.cat([expected, end, end], -1)
     assert torch.equal(intervals, expected.expand_as(intervals)), f"{intervals}, expected {expected}"
@@ -25,7 +25,7 @@ def check(intervals, mask_mod, batch, heads, rows, keys):
 
 
 def dense(mask_mod, batch, heads, rows, keys, device):
-    """A function's mask, by its values for one element after the other."""
+    """The dense mask of a mask function, from its value for each element."""
     batch, heads = batch or 1, heads or 1
     index = torch.cartesian_prod(*(torch.arange(n, device=device) for n in (batch, heads, rows, keys)))
     return mask_mod(*index.T).expand(len(index)).view(batch, heads, rows, keys)
@@ -87,7 +87,7 @@ def test_documents(device, causal):
     check(masks.document(ids, causal=causal), same, 3, None, rows, rows)
     one = masks.document(ids[0], causal=causal)
     assert torch.equal(one, masks.document(ids, causal=causal)[:1])
-    # One of the sequences is empty, and rows lie behind the last one and before the first.
+    # Some of these lists have an empty sequence, or rows before the first sequence or behind the last.
     for ends in ([0, 5, 6, 12], [0, 4, 4, 9], [2, 3, 11], [0], [0, 0, 1]):
         cu_seqlens = torch.tensor(ends, dtype=I32, device=device)
         of_row = torch.tensor([sum(x <= i for x in ends) for i in range(rows)], device=device)
@@ -107,7 +107,7 @@ def test_a_document_in_two_places_is_refused():
 
 
 def test_functions_of_batch_and_head(device):
-    """Axes remain only where masks differ."""
+    """The batch and head dimensions have size 1 if the mask does not change along them."""
     of_batch = torch.tensor([3, 5], device=device)
     of_head = torch.tensor([1, 4, 2], device=device)
     equal = torch.tensor([2, 2], device=device)
@@ -121,7 +121,7 @@ def test_functions_of_batch_and_head(device):
     for mask_mod, shape in [
         (lambda b, h, q, k: k < of_batch[b], (2, 1, 6, 2)),
         (lambda b, h, q, k: k < of_head[h], (1, 3, 6, 2)),
-        # It looks at the batch, and does not differ.
+        # This function reads the batch index, but its mask is the same for all entries.
         (lambda b, h, q, k: k < equal[b], (1, 1, 6, 2)),
         (lambda b, h, q, k: (k < 1) | (k > q), (1, 1, 6, 4)),
         (lambda b, h, q, k: b.new_ones((), dtype=torch.bool), (1, 1, 6, 2)),
@@ -134,7 +134,7 @@ def test_functions_of_batch_and_head(device):
 
 
 def test_functions_see_one_row_and_key_at_a_time():
-    """A function may do with a captured tensor, or with what it finds there, whatever it wants."""
+    """A mask function may use captured tensors in any way, even to index others."""
     neighbours = torch.tensor([[0, 1], [1, 2], [0, 2], [2, 3]])
     table = torch.eye(4, dtype=torch.int64)[None]
 
@@ -143,7 +143,7 @@ def test_functions_see_one_row_and_key_at_a_time():
 
     seen = masks.to_dense(masks.from_mask_mod(near, None, None, 4, 4), 4)[0, 0]
     assert seen.nonzero().tolist() == [[i, j] for i in range(4) for j in sorted(neighbours[i].tolist())]
-    # Numbers among the indices.
+    # Indices may contain constants.
     check(masks.from_mask_mod(lambda b, h, q, k: table[0, q, k] > 0, 1, 1, 4, 4), lambda b, h, q, k: q == k, 1, 1, 4, 4)
 
 
@@ -180,7 +180,7 @@ def test_intersections(device):
 
     for x, y in ((padding, sink), (sink, padding)):
         check(masks.intersection(x, y), both, 3, None, rows, keys)
-    # Intervals in another order, and some that overlap.
+    # Intervals may be in another order, and may overlap.
     swapped = sink[..., [2, 3, 0, 1]]
     check(masks.intersection(swapped, padding), both, 3, None, rows, keys)
     check(masks.intersection(sink, swapped), lambda b, h, q, k: (k <= q) & ((k >= q - 2) | (k < 2)), 3, None, rows, keys)
@@ -198,7 +198,7 @@ def test_unions(device):
 
     check(masks.union(padding, window), either, 3, None, rows, keys)
     check(masks.union(window, padding), either, 3, None, rows, keys)
-    # Masks of two intervals, whose union has no more.
+    # Masks of two intervals for each row, whose unions also have only two.
     two = masks.union(padding, window)
     check(masks.union(padding, two), either, 3, None, rows, keys)
     check(masks.union(two, two[..., [2, 3, 0, 1]]), either, 3, None, rows, keys)
@@ -217,7 +217,7 @@ def test_masks_of_three_intervals_are_refused(device):
 
 @pytest.mark.parametrize("of_x, of_y", [(2, 1), (2, 2)])
 def test_unions_and_intersections_of_any_masks(of_x, of_y):
-    """Random ones, whose intervals overlap, touch, are empty, and lie beyond the keys."""
+    """Random intervals overlap, touch, are empty, or lie beyond the keys."""
     bounds = torch.Generator().manual_seed(0)
     x, y = (torch.randint(-2, 9, (1, 1, 4000, 2 * n), generator=bounds, dtype=torch.int32) for n in (of_x, of_y))
     dense = [masks.to_dense(mask, 8) for mask in (x, y)]
@@ -252,7 +252,7 @@ def test_block_masks(device, rows, keys, block):
 
     of_blocks = flex.create_block_mask(mask_mod, 2, None, rows, keys, device=device, BLOCK_SIZE=block)
     assert torch.equal(masks.from_mask_mod(of_blocks), masks.from_mask_mod(mask_mod, 2, None, rows, keys, device))
-    # The blocks are a part of the mask, and full ones do not ask the function.
+    # The blocks belong to the mask, and full blocks do not ask the mask function.
     counts = torch.tensor([[[1, 0]]], device=device, dtype=I32)
     indices = torch.tensor([[[[0, 1], [1, 0]]]], device=device, dtype=I32)
     made = flex.BlockMask.from_kv_blocks(
@@ -270,7 +270,7 @@ def test_block_masks(device, rows, keys, block):
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.hopper)])
 def test_masks_in_a_trace(device, backend):
-    """One graph, for masks whose numbers a trace does not know."""
+    """Masks whose numbers a trace does not know compile to one graph."""
     torch._dynamo.reset()
     ids = torch.tensor([[0] * 40 + [1] * 60, [2] * 100], device=device)
     q = torch.randn(2, 100, 4, 64, device=device).bfloat16()
@@ -290,7 +290,7 @@ def test_masks_in_a_trace(device, backend):
         )
         expected = flash_attn_func(q, q, q, intervals=make(given))
         assert torch.equal(compiled(q, given), expected)
-    # An assertion of Inductor's that fails in one of several threads ends the process.
+    # If an assertion fails in one of several threads of Inductor's code, the process ends.
     if device == "cpu" and (backend != "inductor" or torch.get_num_threads() == 1):
         with pytest.raises(RuntimeError, match="tokens of one document lie apart"):
             torch.compile(masks.document, fullgraph=True, backend=backend)(torch.arange(9)[None] % 2)

@@ -1,5 +1,5 @@
-"""The distribution flash-attn-3: what other libraries look for by FlashAttention-3's names. Needs torch and setuptools,
-but no GPU.
+"""The distribution flash-attn-3, by which other libraries find this package under FlashAttention-3's names. Needs torch
+and setuptools, but no GPU.
 """
 
 import importlib.metadata
@@ -21,7 +21,7 @@ MODULES = ["flash_attn_interface", "flash_attn_3.flash_attn_interface", "flashat
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A folder with the modules and their metadata, as an installer writes them."""
+    """A folder with the distribution's modules and metadata, as an installer writes them."""
     source, target = tmp_path_factory.mktemp("source") / "it", tmp_path_factory.mktemp("installed")
     shutil.copytree(FOLDER, source)
     code = "import setuptools; setuptools.setup()"
@@ -48,7 +48,7 @@ def test_modules_have_our_functions(installed, monkeypatch, name):
 
 
 def test_transformers_finds_it(installed):
-    """As where its own function asks, but for the GPU."""
+    """Transformers' own check finds the distribution. Only its check for a GPU is replaced."""
     pytest.importorskip("transformers", reason="skipped: transformers is not installed")
     code = """
 from transformers.utils import import_utils, is_flash_attn_3_available

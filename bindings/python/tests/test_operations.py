@@ -1,4 +1,4 @@
-"""Laws of all operations: what torch's operators, compilers, tracers and fake tensors make of them. Needs torch."""
+"""Laws of all operations in torch's operators, compilers, tracers and fake tensors. Needs torch."""
 
 import re
 from pathlib import Path
@@ -31,13 +31,13 @@ def with_out(request):
 
 
 def results_of(operation, call, given):
-    """All that a call gives and writes."""
+    """All tensors that a call returns or writes."""
     given = given | {name: given[name].clone() for name in operation.writes}
     return bits([*call(**given), *(given[name] for name in operation.writes)])
 
 
 def bits(tensors):
-    """Torch compares no float8."""
+    """Views float8 tensors as integers, since torch cannot compare them."""
     return [x.view(torch.uint8) if x.element_size() == 1 else x for x in tensors]
 
 
@@ -55,7 +55,7 @@ def test_compiled_calls_are_those_of_plain_ones(device, operation):
 
 
 def test_other_sizes_compile_nothing_anew(device, operation):
-    """A number may be a constant for the first graph, and is any for the second."""
+    """A compiler may take a number as a constant in the first graph. The second graph serves all numbers."""
     seen = []
 
     def backend(graph, _):
@@ -89,18 +89,18 @@ DIFFERENTIABLE = {name: x for name, x in OPERATIONS.items() if x.no_gradient is 
     indirect=["device"],
 )
 def test_gradients_of_other_sizes_compile_nothing_anew(device, backend, operation):
-    """Gradients of O and LSE, and of O alone."""
+    """Gradients come from O and LSE, or from O alone."""
     if backend == "inductor":
         needs_a_compiler()
 
-    # Nothing beside attention rounds, so that the results are the same bit for bit.
+    # Only attention rounds in this layer, so that compiled results have the same bits.
     def layer(q, k, v, **given):
         out, lse = operation.call(q=q * 2, k=k.neg(), v=v, **given, deterministic=True)
         return out.transpose(-3, -2).relu(), -lse
 
     torch.compiler.reset()
     compiled = torch.compile(layer, backend=backend, fullgraph=True, dynamic=True)
-    # More sequences than there are heads: a compiler takes sizes that are equal for one.
+    # There are more sequences than heads, because a compiler gives equal sizes one symbol.
     for n in range(5, 8):
         given = operation.make(device, n)
         leaves = [given[name].requires_grad_() for name in "qkv"]
@@ -136,7 +136,7 @@ WITHOUT_SCHEMA = "test_autograd_registration", "test_faketensor", "test_aot_disp
 
 
 class Seen(TorchDispatchMode):
-    """Calls of this package's operators."""
+    """A mode that notes the calls of this package's operators."""
 
     def __init__(self):
         super().__init__()
@@ -150,8 +150,8 @@ class Seen(TorchDispatchMode):
 
 @pytest.mark.parametrize("operation", (OPERATIONS | EDGES).values(), ids=OPERATIONS | EDGES)
 def test_operators_are_what_they_say(device, operation):
-    """Schema, autograd's registration, fake results beside real ones, and what becomes of them under torch.compile:
-    torch's own checks of each operator that calls reach.
+    """Runs torch's own checks of each operator that the calls reach: its schema, its registration with autograd, and
+    its fake results compared with real ones, also under torch.compile.
     """
     given = operation.make(device)
     name, x = next((name, x) for name, x in given.items() if name not in operation.writes)
@@ -169,7 +169,7 @@ def test_operators_are_what_they_say(device, operation):
     for function, arguments, options in seen.calls:
         arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
         has_codes = any(isinstance(x, torch.Tensor) and x.dtype == torch.float8_e4m3fn for x in arguments)
-        # Torch compares no float8, which its check of a schema would.
+        # Torch's check of a schema compares tensors, and torch cannot compare float8.
         checks = dict(test_utils=WITHOUT_SCHEMA) if has_codes else {}
         torch.library.opcheck(function, arguments, options, **checks)
         name = function._schema.name.removeprefix("fa3::")
@@ -191,7 +191,7 @@ def test_the_operator_is_what_it_says_for_every_type(name, dtype):
 
 @pytest.mark.parametrize("name", ["dense, sinks", "dense, intervals"])
 def test_gradients_of_sinks_and_under_intervals(device, name):
-    """Compiled and transformed ones are the gradients of plain calls."""
+    """Compiled calls and torch.func's transforms give the gradients of plain calls."""
     given = EDGES[name].make(device)
     leaves = leaves_of(given)
 
@@ -234,7 +234,7 @@ def rows_outside(x):
 
 
 def test_strides_are_as_they_are(device, operation):
-    """Heads outside rows, tensors side by side, and parts of larger ones, whose other elements are NaN."""
+    """Heads outside rows, tensors side by side, and parts of larger tensors, whose other elements are NaN."""
     given = operation.make(device)
     expected = results_of(operation, operation.call, given)
     inputs = {name: x for name, x in given.items() if isinstance(x, torch.Tensor) and x.dim() > 2 and name not in operation.writes}
@@ -244,7 +244,7 @@ def test_strides_are_as_they_are(device, operation):
         lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
         rows_outside,
     ):
-        # Kernels take pages, and sequences of a cache, that lie one after the other.
+        # Kernels need the sequences or pages of a cache one after the other in memory.
         kept = ("k_cache", "v_cache") if arrange is rows_outside else ()
         others = {name: arrange(x) for name, x in inputs.items() if name not in kept}
         assert_equal(results_of(operation, operation.call, given | others), expected)
@@ -270,7 +270,7 @@ def test_o_is_written_where_it_is_wanted(device, with_out):
 
         assert_equal(results_of(with_out, into, given), expected)
         assert memory.isnan().sum() == memory.numel() - out.numel(), "something else was written"
-        # So it is for O alone.
+        # The same holds for a call that returns O alone.
         out.fill_(torch.nan)
         alone = dict.fromkeys(with_out.options.keys() & {"return_attn_probs", "return_softmax_lse"}, False)
         results_of(with_out, lambda **given: into(**given, **alone), given)
@@ -315,7 +315,7 @@ WITH_CHANNELS = OPERATIONS | {"codes by channels": EDGES["codes by channels"]}
 @pytest.mark.parametrize("operation", WITH_CHANNELS.values(), ids=WITH_CHANNELS)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_what_has_no_gradients_says_so(device, operation, compiled):
-    """The forward pass runs, with the same results, and fake tensors do. Gradients of anything are refused."""
+    """The forward pass runs, also with fake tensors, and gives the same results. All gradients are refused."""
     if operation.no_gradient is None or operation.writes:
         pytest.skip("skipped: there are gradients, or nothing may require grad")
     given = operation.make(device)
@@ -337,9 +337,9 @@ def test_what_has_no_gradients_says_so(device, operation, compiled):
 
 
 def test_transforms_are_refused(operation):
-    """Tangents everywhere, and gradients where there are none."""
+    """Tangents are always refused, and gradients are refused if the operation has none."""
     given = operation.make("cpu")
-    # Torch has no tangents of 8 bits.
+    # Torch supports no tangents of 8-bit tensors.
     floats = {name: x for name, x in given.items() if isinstance(x, torch.Tensor) and x.is_floating_point() and x.element_size() > 1}
     name, x = next((name, x) for name, x in floats.items() if name not in operation.writes)
 
@@ -356,7 +356,7 @@ def test_transforms_are_refused(operation):
             torch.func.grad(total)(x)
         return
     for leaf in (x.clone().requires_grad_(), torch.nn.Parameter(x)):
-        # In torch's words.
+        # Torch itself refuses this, in its own words.
         with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=" to use it with forward mode AD.$"):
             total(forward_ad.make_dual(leaf, x))
 
@@ -378,16 +378,16 @@ def test_other_devices_are_refused(operation):
     for name, x in tensors.items():
         with pytest.raises(ValueError) as error:
             operation.call(**(given | {name: x.to("meta")}))
-        # Where the first tensor is elsewhere, another one is named.
+        # If the first tensor is on the other device, the sentence names another tensor.
         at, other, found = ("cpu", "meta", r"\w+") if name == first else ("meta", "cpu", name)
         sentence = f"{found} is on {at} and {first} on {other}, expected one CUDA device or the CPU"
         if re.match("._descale|v_mean|s_aux|intervals", str(error.value)):
-            # Tensors whose shape follows from others.
+            # These tensors have shapes that follow from other tensors, and a sentence of their own.
             sentence = rf"{found} is torch\.(float32|int32) (\(.*\)) on {at}, expected torch\.\1.* on {other}(: .*)?"
         assert re.fullmatch(sentence, str(error.value)), str(error.value)
 
 
-# What a GPU does.
+# Tests for a GPU only.
 
 
 @pytest.mark.hopper
@@ -404,7 +404,7 @@ def test_nothing_waits_for_a_gpu(operation):
 
 @pytest.mark.hopper
 def test_a_graph_computes_other_numbers(operation):
-    """The same bits as a call, every time."""
+    """Each replay gives the bits of a call."""
     given = operation.make("cuda")
     kept = {name: x.clone() for name, x in given.items() if isinstance(x, torch.Tensor)}
     operation.call(**given)

@@ -1,5 +1,5 @@
-"""Results in memory that is there: `out=` of the forward pass, and gradients in the layout of their tensors. Needs
-torch; what needs a GPU is skipped without one.
+"""Results in given memory: `out=` of the forward pass, and gradients in the layout of their tensors. Needs torch; what
+needs a GPU is skipped without one.
 """
 
 import pytest
@@ -38,7 +38,7 @@ def test_gradients_lie_as_their_tensors(device):
 
 
 def test_results_lie_between_the_elements_of_what_is_read(device):
-    """Q, K, V, O and gradients are parts of one tensor (batch, rows, parts, heads, head_dim), rows or heads first."""
+    """Q, K, V, O and gradients are slices of one tensor (batch, rows, parts, heads, head_dim), or with heads first."""
     for are_heads_first in (False, True):
         memory = normal(2, 5, 8, 40, 64, device=device) if are_heads_first else normal(2, 40, 5, 8, 64, device=device)
         parts = memory.transpose(2, 3).unbind(1) if are_heads_first else memory.unbind(2)
@@ -60,7 +60,7 @@ def test_results_lie_between_the_elements_of_what_is_read(device):
 
 
 def test_gradients_are_parts_of_one_tensor(device):
-    """(batch, rows, heads_q + 2 heads_kv, head_dim), in any order, and (batch, heads, rows, ...)."""
+    """Gradients are slices of one tensor, in any order: (batch, rows, heads_q + 2 heads_kv, ...), or heads first."""
     q, k, v = (normal(2, 40, heads, 64, device=device, seed=seed) for seed, heads in enumerate((4, 2, 2)))
     dout = normal(2, 40, 4, 64, device=device, seed=5)
     o, lse = torch.ops.fa3.forward(q, k, v, *OPTIONS)

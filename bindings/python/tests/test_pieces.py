@@ -1,4 +1,4 @@
-"""Fixed-size splits: a sequence has the same bits in any batch."""
+"""Splits of a fixed number of keys: a sequence has the same bits in any batch."""
 
 import pytest
 import torch
@@ -17,13 +17,13 @@ def test_results_are_those_of_their_own(device, layout, rows):
 @pytest.mark.parametrize("margin", [0, 100])
 @pytest.mark.parametrize("count", [1, 30])
 def test_a_sequence_has_the_same_bits_in_any_batch(count, margin, device):
-    """The first sequences beside others of other lengths, on other numbers of SMs."""
+    """The first sequences have the same bits beside any other sequences, and on any number of SMs."""
     if device == "cpu" and margin:
         pytest.skip("the CPU has no SMs")
     keys = [2000, 129, 1]
     alone = Cached(device, keys=keys, layout=16)
     expected = alone.call(return_softmax_lse=True, causal=True, split_keys=256)
-    # The same cache, in which other sequences have the pages of these ones.
+    # In the same cache, other sequences use the pages of the first ones.
     others = torch.arange(count, device=alone.q.device) % 2
     q = torch.cat([alone.q, alone.q[others]])
     table = torch.cat([alone.table, alone.table[others]])

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("nan_in_new_tensors")
 
 
 def tables(positions, rotary_dim, dtype=F32, device="cpu"):
-    """Cosines and sines of rotary embedding."""
+    """Makes tables of cosines and sines for rotary embedding."""
     frequency = 10000.0 ** (-torch.arange(rotary_dim // 2, dtype=torch.float64) / (rotary_dim // 2))
     angle = torch.arange(positions, dtype=torch.float64)[:, None] * frequency
     return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
@@ -29,14 +29,14 @@ def bits(codes):
 
 
 def steps(codes):
-    """Codes as integers in the order of their numbers."""
+    """Codes as integers that are ordered like the numbers that the codes represent."""
     magnitude = bits(codes) & 0x7F
     return torch.where(bits(codes) > 0x7F, -magnitude, magnitude)
 
 
 def judge(result, expected):
-    """Fails unless scales and means agree but for rounding, and codes but for a step, with the NaN of the definition
-    where it has some.
+    """Fails unless scales and means agree to rounding, codes agree to one step, and NaN are where the definition has
+    them.
     """
     for given, right, dtype in zip(result, expected, (E4M3, F32, F32)):
         assert (given.shape, given.dtype, given.is_contiguous(), given.device) == (right.shape, dtype, True, right.device)
@@ -61,12 +61,12 @@ def check_channels(x, **options):
 
 def assert_equal(results, expected):
     for result, right in zip(results, expected, strict=True):
-        # Torch compares no float8.
+        # Torch cannot compare float8.
         assert torch.equal(*(bits(y) if y.dtype == E4M3 else y for y in (result, right)))
 
 
 def test_the_definition():
-    """The definition that the other tests compare with."""
+    """Checks the definition with which the other tests compare."""
     for head_dim in (64, 96):
         matrix = incoherent(head_dim, 9)
         torch.testing.assert_close(matrix @ matrix.T, torch.eye(head_dim, dtype=torch.float64))
@@ -77,18 +77,18 @@ def test_the_definition():
         torch.testing.assert_close(y[:, 1].norm(), x[:, 1].norm())
         assert y[:, 2].isnan().all()
     assert not torch.equal(rotated(x, cos, sin), rotated(x, cos, sin, True))
-    # Numbers of e4m3 up to 256, one a key.
+    # e4m3 codes of the numbers 0 to 143, one for each key.
     keys = torch.arange(144.0).view(1, 144, 1, 1).to(E4M3)
     assert as_products_read(keys)[0, 0, 0, :6].tolist() == [0, 1, 8, 9, 2, 3]
     assert as_products_read(keys).shape == (1, 1, 1, 256) and not as_products_read(keys)[..., 144:].float().any()
     codes, scales = quantized(x, hadamard_seed=3)
     y = (x.double() @ incoherent(32, 3)).float()
-    # Half a step of e4m3 is a sixteenth at most.
+    # Half a step of e4m3 is at most 1/16 of a number.
     torch.testing.assert_close(codes.float() * scales.transpose(1, 2)[..., None], y, rtol=1 / 16, atol=0.01)
 
 
 def test_the_definition_of_heads_and_the_tensor():
-    # Four heads. The last one has zeros, and two numbers that are not finite.
+    # There are four heads. The last one has zeros, a NaN and an infinity.
     x = torch.zeros(1, 3, 4, 16)
     x[0, 0, 0, 0], x[0, 1, 1, 0], x[0, 2, 2, 0], x[0, 2, 3, :2] = 448.0, -896.0, 224.0, torch.tensor([math.nan, math.inf])
     for options, scales in [
@@ -109,7 +109,7 @@ def test_the_definition_of_heads_and_the_tensor():
 
 
 def test_the_definition_of_channels():
-    # Columns 0 1 2, 3 3 3, and 1 and what is not finite.
+    # Three channels: 0 1 2; 3 3 3; and 1, an infinity and a NaN.
     x = torch.tensor([[0.0, 3.0, 1.0], [1.0, 3.0, math.inf], [2.0, 3.0, math.nan]]).view(1, 3, 1, 3)
     codes, scales, mean = (y.float().flatten().tolist() for y in quantized_channels(x))
     third = torch.tensor(1 / 3).item()
@@ -126,7 +126,7 @@ def test_zeros_without_memory_are_zeros():
     assert_equal(quantize(torch._efficientzerotensor(x.shape, dtype=x.dtype)), quantize(torch.zeros_like(x)))
 
 
-# What is computed, whatever the workspace holds.
+# Tests of results, with any contents of the workspace.
 
 
 def sizes(device, on_cpu, on_gpu):
@@ -171,7 +171,7 @@ def test_a_given_scale(device):
 
 
 SCALES = [dict(scales_of="heads", heads_per_scale=heads) for heads in (1, 2, 6)] + [dict(scales_of="tensor")]
-# A function, its definition, and options.
+# (function that checks a call, options).
 KINDS = [(check, scaling) for scaling in SCALES] + [(check_channels, {})]
 
 
@@ -183,13 +183,13 @@ def test_scales_of_heads_the_tensor_and_channels(device, seqlen, function, scali
         pytest.skip("skipped: the CPU has no blocks of rows")
     options = dict(transposed=transposed, **scaling)
     for head_dim, dtype in itertools.product(sizes(device, (16,), (16, 64, 80, 128, 256)), (F16, BF16)):
-        # Each head of each sequence has another scale, and each column another mean.
+        # Each head of each sequence has its own magnitude, and each channel its own mean.
         x = normal(2, seqlen, 6, head_dim, dtype=F32, device=device) * torch.arange(1, 13, device=device).view(2, 1, 6, 1)
         function((x + 4 * normal(2, 1, 6, head_dim, dtype=F32, device=device)).to(dtype), **options)
     function(normal(0, seqlen, 6, 64, device=device), **options)
     if function is check:
         x, (cos, sin) = normal(2, seqlen, 6, 64, device=device), tables(seqlen + 100, 16, device=device)
-        # The tables end in the middle.
+        # The positions of some rows are behind the tables' ends.
         listed = torch.arange(100 + seqlen - seqlen // 2, 100 + 2 * seqlen - seqlen // 2, device=device).expand(2, -1)
         for interleaved, positions in itertools.product((False, True), (67, listed)):
             check(x, cos, sin, interleaved=interleaved, positions=positions, hadamard_seed=3, **options)
@@ -220,7 +220,7 @@ def test_strides_are_as_they_are(device):
     check(normal(2, 4, 200, 128, device=device).transpose(1, 2), hadamard_seed=1)
     one = normal(1, 200, 1, 64, device=device).expand(3, -1, 4, -1)
     check(one, *tables(200, 64, device=device))
-    # Rows inside larger ones, whose other elements are NaN.
+    # The tensor is a part of wider rows, whose other elements are NaN.
     wide = torch.full((2, 300, 4, 3, 136), math.nan, dtype=BF16, device=device)
     wide[:, :, :, 1, 8:] = normal(2, 300, 4, 128, device=device)
     check(wide[:, :, :, 1, 8:])
@@ -230,7 +230,7 @@ def test_strides_are_as_they_are(device):
         check(x, hadamard_seed=5, block_rows=64)
         check(x, hadamard_seed=5, scales_of="heads", heads_per_scale=2)
     if device == "cpu":
-        # Memory of a file or a message may begin anywhere.
+        # The memory of a file or a message may begin at any address.
         x = normal(1, 20, 2, 16)
         raw = bytearray(b"x" + bytes(x.view(torch.uint8).flatten().tolist()))
         assert_equal(quantize(torch.frombuffer(raw, dtype=BF16, offset=1).view(x.shape)), quantize(x))
@@ -241,14 +241,14 @@ def test_listed_positions(device, dtype):
     x, (cos, sin) = normal(2, 150, 3, 96, device=device), tables(60, 64, device=device)
     positions = torch.randint(0, 60, (2, 150), dtype=dtype, generator=torch.Generator().manual_seed(0)).to(device)
     check(x, cos, sin, positions=positions)
-    # Positions that the tables have not.
+    # These positions are outside the tables.
     limits = torch.iinfo(dtype)
     positions[0, :4] = torch.tensor([-1, 60, limits.min, limits.max])
     positions[1, 128:] = 60
     codes, scales = check(x, cos, sin, positions=positions, hadamard_seed=4)
     assert (bits(codes)[0, :4] == 0x7F).all() and (bits(codes)[1, 128:] == 0x7F).all()
     assert (scales[1, :, 1] == 1).all()
-    # Lists and tables that lie otherwise than a kernel reads them.
+    # Lists and tables with strides and dtypes that a kernel does not read.
     check(x, cos, sin, positions=positions.T.contiguous().T)
     check(x[:1, 1:], cos, sin, positions=positions[:1, 1:])
     check(x, cos.T.contiguous().T, sin.T.contiguous().T, positions=positions)
@@ -258,7 +258,7 @@ def test_listed_positions(device, dtype):
 def test_the_operator_is_the_function(device):
     x, (cos, sin) = normal(2, 100, 4, 64, device=device), tables(100, 64, device=device)
     arguments = (x, cos, sin, None, False, 0, -1, 128, None, False)
-    # As graphs call it that were saved before scales were of heads.
+    # Graphs that were saved before `scales_of` existed call the operator with these arguments.
     assert_equal(torch.ops.fa3.quantize(*arguments), quantize(x, cos, sin, hadamard_seed=2**64 - 1))
     for scales_of, heads in [("blocks", 1), ("heads", 2), ("tensor", 1)]:
         expected = quantize(x, cos, sin, hadamard_seed=2**64 - 1, scales_of=scales_of, heads_per_scale=heads)
@@ -266,7 +266,7 @@ def test_the_operator_is_the_function(device):
     assert_equal(torch.ops.fa3.quantize_channels(x, True), quantize_channels(x, transposed=True))
 
 
-# What a GPU does. That graphs have the bits of calls is a law of all operations.
+# Tests for a GPU only. A law of all operations says that graphs have the bits of calls.
 
 
 @pytest.mark.hopper

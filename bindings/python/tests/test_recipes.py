@@ -1,4 +1,4 @@
-"""The programs of docs/recipes.md, as they stand: each checks its own results. Needs torch."""
+"""Runs the programs of docs/recipes.md, each of which checks its own results. Needs torch."""
 
 import re
 from pathlib import Path

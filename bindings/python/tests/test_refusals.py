@@ -1,5 +1,5 @@
-"""Bad calls are refused in the same sentence whether tensors have memory, are fake or meta, or are traced for an
-export: what can be traced can be run. Needs torch but no GPU.
+"""Bad calls are refused in one sentence, whether tensors have memory, are fake or meta, or are traced for an export. So
+a call that can be traced can run. Needs torch but no GPU.
 """
 
 import math
@@ -19,7 +19,7 @@ I32, I64 = torch.int32, torch.int64
 
 
 def shape(*extents, dtype=BF16, strides=None):
-    """A tensor to be, on whatever device."""
+    """The description of a tensor, which a test then makes on some device."""
     return extents, strides, dtype
 
 
@@ -49,7 +49,7 @@ def varlen_backward(**tensors):
     return torch.ops.fa3.varlen_backward(*(tensors[name] for name in names), 9, None, None, -1, -1, 0, 0.0, 0)
 
 
-# Good calls by the names of their tables: functions and arguments.
+# Calls that succeed: (function, arguments). REFUSED has bad variants of each call, under the call's name.
 GOOD = dict(
     attention=(fa3.flash_attn_func, dict(q=X, k=X, v=X)),
     codes=(fa3.flash_attn_func, CODES),
@@ -69,8 +69,8 @@ GOOD = dict(
     backward=(backward, dict(zip(OF_BACKWARD, (X, X, X, X, X, floats(2, 4, 16), floats(2, 4, 16))))),
     varlen_backward=(varlen_backward, dict(zip((*OF_BACKWARD, *LISTS), (*[ROWS] * 5, floats(4, 16), floats(4, 16), ENDS, ENDS, COUNT, COUNT)))),
 )
-# Sentences, and what is other than in a good call. The names of other errors than ValueError stand before them, and the
-# names of devices are left out.
+# By table: (sentence, the arguments that differ from the good call). The name of an error other than ValueError stands
+# before its sentence. The names of devices are left out.
 REFUSED = dict(
     attention=[
         ("q has 3, k 4 and v 4 dimensions, expected 4: (batch, seqlen, heads, head_dim)", dict(q=shape(16, 4, 64))),
@@ -318,8 +318,8 @@ REFUSED = dict(
         ("qkv is (8, 7, 64), expected (total, 4 + 2 * heads_kv, head_dim) with num_heads_q 4", dict(qkv=shape(8, 7, 64), num_heads_q=4)),
     ],
     mla=[
-        ("NotImplementedError: is_fp8_kvcache is not supported yet", dict(is_fp8_kvcache=True)),
-        ("NotImplementedError: indices is not supported yet", dict(indices=floats(1))),
+        ("NotImplementedError: is_fp8_kvcache without indices is not supported yet", dict(is_fp8_kvcache=True)),
+        ("indices is torch.float32 (1,), expected torch.int32 (2, 1, topk)", dict(indices=floats(1))),
         *((f"head_dim_v is {columns}, expected 1 to 575: a part of q's columns", dict(head_dim_v=columns)) for columns in (0, 576)),
         ("TypeError: head_dim_v is 1.5, expected an integer", dict(head_dim_v=1.5)),
         ("k_cache has 3 dimensions, expected 4: (batch or pages, rows, heads, head_dim)", dict(k_cache=shape(5, 64, 576))),
@@ -367,7 +367,7 @@ REFUSED = dict(
         ("k is torch.float16, expected torch.bfloat16 like q", dict(k=shape(16, 4, 64, dtype=F16))),
     ],
 )
-# By the rules of a GPU, and by the rules of the CPU and of meta tensors: None is no refusal.
+# (table, sentence on a GPU, sentence on the CPU and for meta tensors, changed arguments). None is no refusal.
 TYPES = "the forward kernels take torch.float16, torch.bfloat16 and torch.float8_e4m3fn, not torch.float32"
 PLACES = [
     ("attention", TYPES, None, {name: floats(2, 16, 4, 64) for name in "qkv"}),
@@ -393,13 +393,13 @@ PLACES = [
     ("cache", "the forward kernels have no tile for head_dim 512 and head_dim_v 512: of FP8 they take up to 256 and 256", None, dict(q=shape(2, 1, 4, 512, dtype=E4M3), k_cache=shape(2, 9, 2, 512, dtype=E4M3), v_cache=shape(2, 9, 2, 512, dtype=E4M3))),
     ("combine", "out_partial has stride 990 in batch, not a multiple of 4 elements (16 bytes)", None, dict(out_partial=shape(3, 2, 5, 3, 64, dtype=F32, strides=(1980, 990, 198, 66, 1)))),
 ]
-# What is said of a tensor alone is said here, too.
+# `quantize_channels` refuses a bad x with the sentences of `quantize`.
 REFUSED["quantize_channels"] = [(sentence, change) for sentence, change in REFUSED["quantize"] if change.keys() == {"x"}]
 EVERYWHERE = [(table, sentence, sentence, change) for table, rows in REFUSED.items() for sentence, change in rows]
 
 
 def made(change, device):
-    """A call's arguments with tensors on a device."""
+    """The arguments of a call, with tensors on a device."""
 
     def tensor(extents, strides, dtype):
         if strides is None:
@@ -410,7 +410,7 @@ def made(change, device):
 
 
 class Module(torch.nn.Module):
-    """A function, for an export. Tensors come in a dictionary."""
+    """Wraps a function for an export. It takes tensors as a dictionary."""
 
     def __init__(self, function, options):
         super().__init__()
@@ -451,7 +451,7 @@ def test_calls_are_refused_everywhere(table, of_gpu, of_cpu, change):
 
 @pytest.mark.parametrize("table", GOOD)
 def test_good_calls_are_not_refused(table):
-    """For which the tables say what is other than in them."""
+    """The good calls, from which the tables' bad calls differ."""
     function, good = GOOD[table]
     with torch.no_grad(), FakeTensorMode():
         for device in ("cpu", "meta", "cuda"):
@@ -474,7 +474,7 @@ def test_what_cannot_run_cannot_be_exported(table, of_gpu, of_cpu, change, dynam
 
 
 def test_what_is_exported_takes_other_lengths():
-    """Checks leave no guards behind: batch and lengths stay free."""
+    """Checks leave no guards in an exported program: it takes any batch and lengths."""
     program = export(fa3.flash_attn_func, made({"q": X, "k": X, "v": X, "causal": True}, "cpu"), dynamic=True)
     q, k, v = torch.randn(3, 20, 4, 64).to(BF16), *(torch.randn(3, 30, 4, 64).to(BF16) for _ in "kv")
     out = program.module()({"q": q, "k": k, "v": v})

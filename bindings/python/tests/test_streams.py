@@ -1,6 +1,6 @@
 """Both passes beside torch's own work on a GPU: streams, graphs, memory, compilers, the profiler; and how long a call
-takes on the host. Launches draw tiles from a counter in a workspace, and one that finds a counter that is not its own
-computes tiles twice or not at all. Outputs start as NaN.
+takes on the host. Launches take work tiles from a counter in a workspace. A launch that used the counter of another
+would compute tiles twice or not at all. Outputs start as NaN.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ def forward(q, k, v, *_, **options):
 
 
 def both(q, k, v, dout, dlse, **options):
-    """O, LSE and the gradients, the same bits in every run."""
+    """Computes O, LSE and the gradients, with the same bits in every run."""
     results = forward(*(x.requires_grad_() for x in (q, k, v)), deterministic=True, **options)
     return [x.detach() for x in results] + list(torch.autograd.grad(results, (q, k, v), (dout, dlse)))
 
@@ -37,8 +37,8 @@ def step(request):
 
 @pytest.fixture
 def make(randn):
-    """Makes Q, K, V, dO and dLSE with more tiles than SMs, which differ in length under a causal mask: such tiles are
-    drawn from a counter.
+    """Makes Q, K, V, dO and dLSE with more work tiles than SMs. Under a causal mask these tiles differ in length, so
+    that launches take them from a counter.
     """
 
     def make(seqlen=1024, head_dim=128, dtype=torch.bfloat16):
@@ -50,7 +50,7 @@ def make(randn):
 
 @pytest.fixture
 def problem(make, step):
-    """Makes a problem: a function that computes it, and its results."""
+    """Makes a problem: (a function that computes it, the expected results)."""
 
     def problem():
         given = make()
@@ -80,7 +80,7 @@ def test_the_current_stream_is_used(make, step):
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        # Work before it, which it must wait for, and after it, which must wait for it.
+        # The step must wait for the work before it, and the work after the step must wait for the step.
         torch.cuda._sleep(20_000_000)
         with torch.no_grad():
             for x, new in zip(given, other):
@@ -99,7 +99,7 @@ def test_a_backward_pass_from_another_stream(make):
         torch.cuda._sleep(20_000_000)
         results = forward(q, k, v, deterministic=True)
     gradients = torch.autograd.grad(results, (q, k, v), (dout, dlse))
-    # Torch has made the current stream wait for the gradients, but not for the results.
+    # Torch has made the current stream wait for the gradients, but not for O and LSE.
     assert_equal(gradients, expected[2:])
     stream.synchronize()
     assert_equal(results, expected[:2])
@@ -119,7 +119,7 @@ def test_two_streams_at_once(problem):
 
 
 def test_streams_that_are_gone_while_their_work_is_not(make):
-    """The driver may give the next stream the handle of one that was destroyed."""
+    """The driver may give a new stream the handle of a destroyed one."""
     given = make()
     expected = forward(*given, causal=True)
     torch.cuda.synchronize()
@@ -146,7 +146,7 @@ def test_a_stream_that_was_used_in_inference_mode_is_used_outside(make):
         assert_equal(forward(*given, causal=True), expected)
 
 
-# Graphs.
+# Tests of CUDA graphs.
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -154,11 +154,11 @@ def test_graphs(make, step, causal):
     given = make()
 
     def layers():
-        """The second layer is of the O of the first."""
+        """Two layers, of which the second one takes the O of the first one as Q."""
         first = flash_attn_func(*given[:3], causal=causal).detach()
         return step(first, *given[1:], causal=causal)
 
-    # A call before the capture compiles the kernels.
+    # This call before the capture compiles the kernels.
     layers()
     torch.cuda.synchronize()
     graph, results = capture(layers)
@@ -181,7 +181,7 @@ def test_the_first_call_of_a_stream_is_captured(problem):
 
 
 def test_the_first_call_of_all_is_captured(make, step):
-    """Kernels that no other test has, so that they are compiled during the capture."""
+    """No other test has these kernels, so they are compiled during the capture."""
     given = make(head_dim=160, dtype=torch.float16)
     options = dict(window_size=(613, 0), softcap=11.0)
     torch.cuda.synchronize()
@@ -191,7 +191,7 @@ def test_the_first_call_of_all_is_captured(make, step):
 
 
 def test_what_is_captured_is_computed_by_replays_alone(problem):
-    """A capture leaves nothing behind that the stream's own launches find, nor the other way round."""
+    """Captured work leaves no state for the stream's own launches to find, and they leave none for it."""
     call, expected = problem()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -228,7 +228,7 @@ def test_replays_beside_launches(problem, same_stream):
 def test_two_graphs_at_once(problem):
     problems = [problem(), problem()]
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    # Both are captured on the same stream, whose counter they must not share.
+    # Both graphs are captured on one stream, but must not share its counter.
     graphs = [capture(call) for call, _ in problems]
     torch.cuda.synchronize()
     for _ in range(20):
@@ -262,8 +262,8 @@ def test_branches_of_a_graph(problem):
 
 @pytest.mark.parametrize("with_gradients", [False, True])
 def test_compiled_graphs(make, with_gradients):
-    """Their first run is no capture, but has the graph's pool of memory, where nothing may be left; the second is
-    captured.
+    """The first run is not captured, but its memory is from the graph's pool, in which it must leave nothing. The
+    second run is captured.
     """
     needs_a_compiler()
     q, k, v, dout, dlse = make()
@@ -285,7 +285,7 @@ def test_compiled_graphs(make, with_gradients):
         assert_equal(step(layer), expected)
 
 
-# Memory.
+# Tests of memory.
 
 
 def test_a_workspace_is_asked_for_where_none_is_kept(make):
@@ -309,14 +309,14 @@ def test_a_workspace_is_asked_for_where_none_is_kept(make):
     launch(allocate)
     assert_equal(results, expected)
     assert not asked
-    # While the stream is captured none is kept for it.
+    # While the stream is captured, no kept workspace is used.
     capture(lambda: launch(allocate))
     assert asked == [(256, 256)]
 
     def refuse(bytes, zeros):
         raise MemoryError(f"no {bytes} bytes")
 
-    # What it raises is raised.
+    # An exception of `allocate` reaches the caller.
     with pytest.raises(MemoryError, match="^no 256 bytes$"):
         capture(lambda: launch(refuse))
 
@@ -338,10 +338,10 @@ def test_the_memory_of_a_backward_pass(make):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     results = torch.autograd.grad(out, (q, k, v), dout)
-    # The gradients; dQ in float32; 8 bytes for each row of a head of Q, and 4 for each 64 of them.
+    # Memory for the gradients; dQ in float32; 8 bytes for each row of a head of Q, and 4 for each 64 of these rows.
     rows = 4 * 16 * 1024
     workspace = 4 * q.numel() + 8 * rows + 4 * (rows // 64)
-    # A cached block that is up to 1 MB larger than asked counts as a whole, for each of four.
+    # Torch may take a cached block up to 1 MB larger than asked, for each of four tensors.
     most = sum(2 * x.numel() for x in results) + workspace + (4 << 20)
     assert torch.cuda.max_memory_allocated() - before <= most
     del results, out
@@ -350,11 +350,11 @@ def test_the_memory_of_a_backward_pass(make):
     assert torch.cuda.memory_allocated() < before
 
 
-# What else torch sees, and how long a call takes.
+# Other tests: the profiler and the time on the host.
 
 
 def test_a_margin_leaves_sms_to_others(make, tmp_path):
-    # Without the fixture's NaN, which are kernels, too.
+    # The fixture fills new tensors with NaN by kernels, which this test must not count.
     torch.use_deterministic_algorithms(False)
     given = make(2048)
     forward(*given, causal=True)
@@ -376,7 +376,7 @@ def test_a_margin_leaves_sms_to_others(make, tmp_path):
 
 
 def test_host_time_of_a_repeated_call(randn):
-    # Without the fixture's NaN, which take longer than the calls.
+    # The fixture's filling with NaN takes longer than the calls.
     torch.use_deterministic_algorithms(False)
     leaves = [randn(1, 128, 4, 128).requires_grad_() for _ in "qkv"]
     dout, long = randn(1, 128, 4, 128), [randn(2, 640, 8, 128) for _ in "qkv"]
@@ -409,8 +409,8 @@ def test_host_time_of_a_repeated_call(randn):
         function()
         times[name] = microseconds(function, calls=100)
         print(f"{name:36}{times[name]:8.2f} us")
-    # Hosts differ, and so do the threads of autograd there. O is allocated as `torch.empty_like` does it, which is
-    # about a quarter of a call.
+    # Hosts differ, and so do autograd's threads. So times are compared with others of this host. O is allocated by
+    # `torch.empty_like`, which takes about a quarter of a call.
     most = 8 * times["torch.empty_like"]
     assert times["flash_attn_func"] < most and times["flash_attn_func, causal"] < most
     assert times["flash_attn_func of leaves"] < 6 * times["torch's own"]

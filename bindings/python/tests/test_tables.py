@@ -1,4 +1,4 @@
-"""One table of packed sequences for several calls: `get_scheduler_metadata` and scheduler_metadata. Needs torch."""
+"""One table of work tiles for several calls with packed sequences: scheduler_metadata. Needs torch."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Calls of several threads on one stream. A call may be several kernels that hand data on in the stream's workspace, so
-that no kernel of another call that uses the workspace may come between them. Needs a C compiler and no GPU."""
+"""Calls of several threads on one stream. A call may launch several kernels, which pass data to each other in the
+stream's workspace. So kernels of other calls that use it must not come between. Needs a C compiler and no GPU."""
 
 import json
 import os
@@ -19,13 +19,13 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """The launches that `calls_of_threads` prints, over a driver that notes them."""
+    """The launches that `calls_of_threads` prints. Its driver is a stand-in that notes launches."""
     if shutil.which("cc") is None:
         pytest.skip("skipped: no C compiler")
     folder = tmp_path_factory.mktemp("driver")
     library = folder / "libcuda.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, HERE / "stand_in_driver.c"], check=True)
-    # A machine with a driver may have its library under this name, too.
+    # A machine with a driver may also have the driver's library under this name.
     (folder / "libcuda.so").symlink_to(library)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
     run = subprocess.run([sys.executable, HERE / "calls_of_threads.py"], env=environment, capture_output=True, text=True)
@@ -39,7 +39,7 @@ def test_every_operation_is_called():
 
 
 def test_a_call_is_on_its_stream_as_a_whole(seen):
-    """Whatever operations the other threads of the stream compute. Only calls of one kernel may come between."""
+    """A call's kernels are adjacent on its stream. Only calls of one kernel, by other threads, may come between."""
     assert not seen["failures"]
     several = {name: kernels for name, kernels in seen["kernels"].items() if len(kernels) > 1}
     assert several.keys() >= {"forward", "append", "fp8_forward", "backward", "quantize"}

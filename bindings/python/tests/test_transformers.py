@@ -1,5 +1,5 @@
-"""Models of Hugging Face transformers: tiny ones with random weights, beside their eager attention. Needs torch and
-transformers; what needs a GPU is skipped without one.
+"""Models of Hugging Face transformers: tiny models with random weights, compared with transformers' eager attention.
+Needs torch and transformers; what needs a GPU is skipped without one.
 """
 
 import copy
@@ -12,7 +12,7 @@ import re
 import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
-# Nothing here is downloaded.
+# Nothing may be downloaded.
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip(
     "transformers", minversion="5.17", reason="skipped: transformers 5.17 or newer is not installed"
@@ -47,7 +47,7 @@ IDS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(0))
 LEFT = torch.ones_like(IDS)
 LEFT[0, :7] = 0
 MASKS = dict(none=torch.ones_like(IDS), left=LEFT, right=LEFT.flip(1))
-# Two sequences in a row.
+# Two packed sequences in one row.
 ENDS = 0, 12, 20
 POSITIONS = torch.tensor([[*range(12), *range(8)]])
 GREEDY = dict(max_new_tokens=8, do_sample=False)
@@ -70,12 +70,12 @@ MODELS = {
     "qwen3": Qwen3Config(**SIZES, head_dim=128),
     "gemma2": Gemma2Config(**SIZES, **WINDOWS, head_dim=256, query_pre_attn_scalar=256),
     "gemma3": Gemma3TextConfig(**SIZES, **WINDOWS, head_dim=256, query_pre_attn_scalar=256),
-    # All experts of a row count: choosing some would make a step of a difference of rounding.
+    # Each row uses all experts: if a router chose some, a rounding error could change the choice.
     "gpt-oss": GptOssConfig(**SIZES, **WINDOWS, head_dim=64, num_local_experts=2, num_experts_per_tok=2),
 }
-# Of both passes of two layers: P and O; P, dS, dO, dQ, dK and dV.
+# Roundings of attention in two layers: P and O in the forward pass; P, dS, dO, dQ, dK and dV in the backward pass.
 ROUNDINGS = 2 * (2 + 6)
-# Continuous batching had functions of its own.
+# Before 5.23, transformers had separate functions for continuous batching.
 OLDER = tuple(int(x) for x in transformers.__version__.split(".")[:2]) < (5, 23)
 CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 
@@ -86,8 +86,8 @@ def models(request, device):
 
 
 class Models:
-    """A model with our attention, and with the eager one: in float32, or ours in bfloat16, whose results may be as far
-    from the eager ones in float32 as eager ones in bfloat16 are.
+    """A model with our attention and with eager attention, in float32. In bfloat16, ours may be as far from eager
+    float32 as eager bfloat16 is.
     """
 
     def __init__(self, name, device, dtype=None):
@@ -101,7 +101,9 @@ class Models:
         assert implementations == ["eager", NAME, "eager"]
 
     def check(self, compute, given=None, rows=slice(None)):
-        """Compares tensors that a function computes of a model, of the right one by another function if given."""
+        """Compares what `compute` returns for our model and for the eager model. If `given` is passed, it returns the
+        eager model's results instead.
+        """
         right = [x.float()[rows] for x in (given or compute)(self.right)]
         ours = [x.float()[rows] for x in compute(self.ours)]
         rounded = right if self.rounded is None else [x.float()[rows] for x in (given or compute)(self.rounded)]
@@ -109,16 +111,16 @@ class Models:
             if self.rounded is None:
                 error, bound = (x - expected).abs().max(), 1e-5 * expected.abs().max()
             else:
-                # Norms: the largest of many rounding errors is a matter of luck. Errors of both are samples of the same
-                # size, whose norms over m numbers differ by exp(4 / sqrt(m)) at four standard deviations. A rounding
-                # of attention to bfloat16, up to 2^-8 of a number, is 2^-9 in norm, and such add up by squares.
+                # Norms are compared, since the largest of many errors is random. Both models' errors are samples of one
+                # size, whose norms over m numbers differ by exp(4 / sqrt(m)) at four standard deviations. A rounding to
+                # bfloat16 changes a number by up to 2^-8, or 2^-9 in norm, and roundings add up by squares.
                 spread = math.exp(4 / math.sqrt(max(x.numel(), 1)))
                 of_attention = math.sqrt(ROUNDINGS) * 2**-9 * expected.norm()
                 error, bound = (x - expected).norm(), spread * (of_eager - expected).norm() + of_attention
             assert error <= bound, (error, bound)
 
     def check_tokens(self, generate, mask):
-        """Compares generated tokens: equal, or in 16 bits as likely ones."""
+        """Compares generated tokens: in float32 they are equal, and in 16 bits they are as likely."""
         tokens = generate(self.ours)
         if self.rounded is None:
             assert torch.equal(tokens, generate(self.right))
@@ -127,7 +129,7 @@ class Models:
 
     @torch.no_grad()
     def check_likely(self, tokens, start, mask):
-        """Each token from `start` on is a most likely one, but for rounding."""
+        """Checks that each token from `start` on is a most likely one, except for rounding."""
         mask = torch.cat([mask, mask.new_ones(len(mask), tokens.shape[1] - start)], 1)
         given = dict(input_ids=tokens, attention_mask=mask.to(self.device))
         logits = self.right(**given).logits[:, start - 1 : -1]
@@ -135,7 +137,7 @@ class Models:
         if self.rounded is not None:
             slack = 4 * (self.rounded(**given).logits[:, start - 1 : -1] - logits).abs().max()
         chosen = logits.gather(2, tokens[:, start:, None])[..., 0]
-        # What follows the end of a text is padding.
+        # After the end of a text there is padding.
         ended = (tokens[:, start:] == 0).cummax(1).values
         assert ((chosen >= logits.max(2).values - slack) | ended).all()
 
@@ -143,11 +145,11 @@ class Models:
 def make(name, attention):
     config = MODELS[name]
     torch.manual_seed(0)
-    # A model keeps what attention it has in its config.
+    # from_config writes the attention implementation into the config, so each model gets its own copy.
     model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # So that scores differ.
+            # Larger weights make scores differ more.
             if parameter.dim() > 1:
                 parameter.mul_(3)
             if "sink" in name:
@@ -158,7 +160,7 @@ def make(name, attention):
 @pytest.mark.parametrize("padding", ["left", "right"])
 @pytest.mark.parametrize("rows", [20, 12, 1])
 def test_an_encoder_and_a_decoder(device, padding, rows):
-    """Rows of a decoder see what is no padding of the encoder's, and none of them is padding."""
+    """The rows of the decoder see the encoder's rows that are not padding. The decoder has no padding."""
     sizes = dict(d_model=128, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2)
     config = BartConfig(vocab_size=64, **sizes, encoder_ffn_dim=96, decoder_ffn_dim=96, dropout=0.0)
     ids, mask = on(device, IDS, MASKS[padding])
@@ -190,14 +192,14 @@ def test_packed_sequences(models):
     ids, positions = on(models.device, IDS[:1], POSITIONS)
     one_by_one = documents_of(ids, positions)
     models.check(lambda m: [m(ids, position_ids=positions).logits], one_by_one)
-    # What a collator that flattens gives.
+    # A collator that flattens batches gives these lists.
     ends = torch.tensor(ENDS, dtype=torch.int32, device=models.device)
     lists = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=12, max_length_k=12)
     models.check(lambda m: [m(ids, position_ids=positions, use_cache=False, **lists).logits], one_by_one)
 
 
-# Positions of two rows each: the same documents, others, the second half of one before another, and one document beside
-# two that begin late.
+# Positions of two rows. The second row has the same documents; other documents; the second half of a document before
+# another one; or, beside one document, two that begin late.
 ROWS = [
     [POSITIONS[0].tolist()],
     [POSITIONS[0].tolist(), [*range(5), 0, *range(14)]],
@@ -207,7 +209,7 @@ ROWS = [
 
 
 def documents_of(ids, positions):
-    """A function that computes the documents of rows of positions one by one."""
+    """A function that computes a model's logits for each document alone, as the positions tell the documents apart."""
     rows = positions.expand(len(ids), -1).tolist()
     cuts = [[0, *(i for i in range(1, 20) if row[i] != row[i - 1] + 1), 20] for row in rows]
 
@@ -237,7 +239,7 @@ def test_a_packed_row_that_begins_late(models):
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [1, 2])
 def test_attention_that_gets_no_positions(device, rows):
-    """The mask has them."""
+    """This model passes no positions to attention, so the mask tells the sequences apart."""
     config = GPTBigCodeConfig(vocab_size=64, n_embd=64, n_layer=2, n_head=4, n_positions=64)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
@@ -246,7 +248,7 @@ def test_attention_that_gets_no_positions(device, rows):
     packed = model(ids, position_ids=positions, use_cache=False).logits
     [expected] = documents_of(ids, positions)(model)
     assert (packed - expected).abs().max() <= (1e-6 if device == "cpu" else 2**-6)
-    # The next call is of no packed sequences.
+    # The next call has no packed sequences.
     plain = model(ids, use_cache=False).logits
     assert (plain - packed)[:, :12].abs().max() <= (1e-6 if device == "cpu" else 2**-6)
     assert (plain - packed)[:, 13:].abs().max() > 0.01
@@ -268,7 +270,7 @@ def test_positions_that_change_in_place_are_read_again():
 
 @torch.no_grad()
 def test_a_static_cache_without_a_mask(models):
-    """Keys that are not there yet count for nothing."""
+    """The cache's memory behind the last key is ignored."""
     ids = IDS.to(models.device)
 
     def parts(m):
@@ -281,7 +283,7 @@ def test_a_static_cache_without_a_mask(models):
 @torch.no_grad()
 @pytest.mark.parametrize("padding", [*MASKS, "packed"])
 def test_a_bidirectional_model(device, padding):
-    """EmbeddingGemma: Gemma 3 without a causal mask, whose windows reach to both sides."""
+    """EmbeddingGemma is Gemma 3 without a causal mask. Its windows reach to both sides."""
     ids, mask = on(device, IDS, MASKS.get(padding, MASKS["none"]))
     given = dict(attention_mask=mask) if padding in MASKS else dict(position_ids=POSITIONS.to(device), use_cache=False)
     outs = []
@@ -312,7 +314,7 @@ def bidirectional(attention):
 
 @torch.no_grad()
 def test_padding_between_keys(device):
-    """A window would reach over it."""
+    """Padding between keys is supported only without a window, which would count the padding as keys."""
     mask = torch.ones_like(IDS)
     mask[0, 4:7] = 0
     models = Models("llama", device)
@@ -336,7 +338,7 @@ def test_tokens(models, padding, cache):
 @pytest.mark.parametrize("padding", ["packed", "left"])
 def test_a_training_step(models, padding, rows):
     ids, positions, mask = on(models.device, IDS[:rows], POSITIONS.expand(rows, -1), LEFT[:rows])
-    # Nothing is predicted from padding.
+    # Padding has no labels, nor has the first token behind it.
     labels = ids.masked_fill(mask.roll(1, 1) * mask == 0, -100)
 
     def gradients(m, losses):
@@ -348,13 +350,13 @@ def test_a_training_step(models, padding, rows):
     def step(m):
         if padding == "left":
             return gradients(m, [m(ids, attention_mask=mask, labels=labels, use_cache=False).loss])
-        # 19 next tokens of a row count, of which that of the last one of the first sequence is none.
+        # A row has 19 next tokens. The one behind the last token of the first sequence does not count.
         target = ids.clone()
         target[:, 12] = -100
         return gradients(m, [m(ids, position_ids=positions, labels=target, use_cache=False).loss])
 
     def one_by_one(m):
-        # 11 and 7 next tokens.
+        # The sequences have 11 and 7 next tokens.
         each = [(row[None, a:b], b - a - 1) for row in ids for a, b in zip(ENDS, ENDS[1:])]
         return gradients(m, [m(x, labels=x, use_cache=False).loss * count / (18 * rows) for x, count in each])
 
@@ -371,9 +373,9 @@ def test_continuous_batching(name, pages, device, monkeypatch, calls, caplog):
     if device == "cpu" and torch.cuda.is_available():
         pytest.skip("skipped: where there is a GPU, transformers asks its memory of models on the CPU, too")
     if device == "cpu" and pages:
-        # Transformers decodes over pages on a GPU alone.
+        # Transformers decodes over pages only on a GPU. This check of it is skipped.
         monkeypatch.setattr(initialization, "ensure_decode_fast_path_is_available", lambda *_, **__: None)
-    # Rows that are appended to pages are of 16 bits.
+    # Rows that are appended to pages have 16 bits.
     models = Models(name, device, torch.bfloat16 if pages else None)
     if name == "gemma2" and OLDER:
         with pytest.raises(NotImplementedError, match="^a softcap is lost in the continuous batching"):
@@ -388,7 +390,7 @@ def test_continuous_batching(name, pages, device, monkeypatch, calls, caplog):
         continuous_batching_config=ContinuousBatchingConfig(**options),
     )
     assert [x.error for x in result.values()] == [None] * 3
-    # With windows transformers packs.
+    # For models with windows transformers packs keys, and uses no pages.
     assert any("page_table" in given for _, given in calls) == (pages and name in ("llama", "qwen3"))
     for prompt, each in zip(prompts, result.values(), strict=True):
         assert len(each.generated_tokens) == 6
@@ -412,7 +414,7 @@ def test_windows_caps_and_sinks_reach_the_kernels(device, calls):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_models_in_16_bits(device, dtype):
-    """Rounding alone tells them from models in float32."""
+    """Results differ from float32 results only by rounding."""
     ids, mask = on(device, IDS, LEFT)
     with torch.no_grad():
         right = make("qwen3", "eager").to(device)(ids, attention_mask=mask).logits
@@ -424,7 +426,7 @@ def test_models_in_16_bits(device, dtype):
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.hopper)])
 def test_compiled_models(device, backend):
-    """One graph, and the same results. In float32 transformers itself breaks the graph, with a warning."""
+    """One graph gives the results of plain calls. In float32 transformers itself breaks the graph, with a warning."""
     torch._dynamo.reset()
     model = make("qwen3", NAME).to(device, torch.bfloat16)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
@@ -436,7 +438,7 @@ def test_compiled_models(device, backend):
         if device == "cpu":
             with pytest.raises(RuntimeError, match="packed sequences in 2 rows are not supported"):
                 compiled(ids, position_ids=positions, use_cache=False)
-            # Transformers computes nothing of the rows before the least position.
+            # Transformers would not compute the rows before the smallest position.
             late = torch.tensor(ROWS[2][:1])
             with pytest.raises(RuntimeError, match="the first packed sequence does not begin at the least position"):
                 torch.compile(model, backend=backend)(ids[:1], position_ids=late, use_cache=False)
@@ -447,7 +449,7 @@ def test_registering_twice_changes_nothing():
     before = utils._lazy_imports, transformers.PreTrainedModel._check_and_adjust_attn_implementation
     assert register() == NAME == "fa3-rs/flash-attn3"
     assert (utils._lazy_imports, transformers.PreTrainedModel._check_and_adjust_attn_implementation) == before
-    # What others import stays theirs.
+    # Imports of other implementations still go to transformers' own function.
     with pytest.raises(ImportError):
         utils._lazy_imports("flash_attention_4")
 
@@ -508,11 +510,19 @@ def test_masks_that_flash_attention_has_not_are_refused():
                 mask(make_mask, **of_blocks)
     with pytest.raises(NotImplementedError, match="^a mask of test_masks.*lambda> is not supported"):
         mask(and_mask_function=lambda batch, head, query, key: key < 3)
+    chunks = lambda width: dict(and_mask_function=masking_utils.chunked_overlay(width, torch.zeros(2, dtype=torch.int64)))
+    window = dict(and_mask_function=masking_utils.sliding_window_overlay(7))
+    assert mask(**chunks(20)) is None
+    for make_mask in (masking_utils.create_causal_mask, masking_utils.create_sliding_window_causal_mask):
+        with pytest.raises(NotImplementedError, match="^a mask of chunked_overlay with 19 keys is not supported by fa3"):
+            mask(make_mask, **chunks(19))
+        with pytest.raises(NotImplementedError, match="^a mask of sliding_window_overlay with 7 keys is not supported"):
+            mask(make_mask, **window)
 
 
 def test_functions_are_our_own():
-    """Transformers calls these, whatever is installed besides."""
+    """Transformers calls our functions, whatever other packages are installed."""
     functions, _ = transformers.modeling_flash_attention_utils.lazy_import_flash_attention(NAME)
-    # Some it keeps compilers away from.
+    # Transformers wraps some of them, to hide them from compilers.
     functions = [inspect.unwrap(x) for x in functions[:3]]
     assert functions == [fa3.flash_attn_func, fa3.flash_attn_varlen_func, fa3.flash_attn_with_kvcache]

@@ -1,5 +1,5 @@
-"""Attention inside of torch.func's transforms, with several gradients at once, and in graphs whose lengths only the
-data will tell. Needs torch; what needs a GPU is skipped without one.
+"""Attention inside of torch.func's transforms, with several gradients at once, and in graphs whose lengths depend on
+the data. Needs torch; what needs a GPU is skipped without one.
 """
 
 import pytest
@@ -102,7 +102,7 @@ def test_lengths_that_only_the_data_will_tell(device, name):
 
 @pytest.mark.parametrize("name", ["dense", "packed"])
 def test_an_export_whose_lengths_only_the_data_will_tell(name):
-    """A trace may not know how many rows there are, or how long they are. Then they are not checked."""
+    """If a trace does not know the number or the length of rows, these are not checked."""
 
     class Masked(torch.nn.Module):
         def forward(self, x, mask, ends):

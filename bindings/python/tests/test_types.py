@@ -1,4 +1,4 @@
-"""Type checkers on the package. Needs torch and mypy, but no GPU."""
+"""Type checkers run on the package. Needs torch and mypy, but no GPU."""
 
 import subprocess
 import sys
@@ -53,8 +53,8 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
     o, lse = fa3.distributed.attention_varlen(x, x, x, x, return_attn_probs=True)
 """
 
-# The first ones cannot be imported where vLLM is not installed. The others have no stubs but themselves, and functions
-# with a cache, whose arguments mypy does not know.
+# Names that stubtest skips. The first modules cannot be imported without vLLM. The other names have no stubs, or are
+# cached functions, whose arguments mypy does not know.
 WITHOUT = """
 fa3\\.vllm\\.(backend|mla|mla_sparse)
 fa3\\.activation_layout\\.layout_of
@@ -78,7 +78,7 @@ def test_calls_have_exact_types(tmp_path):
 
 
 def test_stubs_are_what_the_package_is(tmp_path):
-    """Stubs have the package's names, signatures and defaults, and its code the types that it says."""
+    """Stubs have the package's names, signatures and defaults, and its code has the types that it declares."""
     config, without = tmp_path / "mypy.ini", tmp_path / "without"
     config.write_text("[mypy]\n[mypy-vllm.*]\nignore_missing_imports = True\n")
     without.write_text(WITHOUT)

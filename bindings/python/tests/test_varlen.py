@@ -1,5 +1,5 @@
-"""Attention over packed sequences, `fa3.flash_attn_varlen_func`, and its gradients: each sequence against its own
-definition, on the CPU and on a GPU. Outputs start as NaN, so that what is not written shows. Needs torch.
+"""Attention over packed sequences, `fa3.flash_attn_varlen_func`, and its gradients: each sequence is compared with its
+own definition, on the CPU and on a GPU. Outputs start as NaN, so that elements that are not written show. Needs torch.
 """
 
 import itertools
@@ -17,19 +17,19 @@ from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_varlen_qkvpa
 
 F32, F16, BF16, E4M3, I32 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32
 LISTS = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
-# max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin
+# (max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin)
 NUMBERS = (130, 257, 0.5, 9, 0, 50, 20.0, 2)
 OPTIONS = dict(softmax_scale=0.5, causal=True, window_size=(9, 3), attention_chunk=50, softcap=20.0, sm_margin=2)
 
 
 @pytest.fixture(params=[Packed.check, Packed.check_gradients], ids=["results", "gradients"])
 def check(request):
-    """Computes and judges results, or gradients."""
+    """Runs a test with `Packed.check`, for results, and with `Packed.check_gradients`, for gradients."""
     return request.param
 
 
 def both(packed, tensors=None, dout=None, dlse=None, **options):
-    """O, LSE and gradients, the same bits in every run."""
+    """Computes O, LSE and gradients, with the same bits in every run."""
     given = packed.given() if dout is None else (dout, dlse)
     results = packed.call(tensors=tensors, return_attn_probs=True, **options)
     return *results, *packed.gradients(*given, tensors=tensors, deterministic=True, **options)
@@ -61,14 +61,14 @@ def test_rows_that_are_not_in_use(nan_in_new_tensors, device, check, used, mask)
 def test_gradients_of_o_and_of_lse(nan_in_new_tensors, device, of_o, of_lse):
     for mask in MASKS[:3]:
         results = Packed(device).check_gradients(of_o, of_lse, **mask)
-        # LSE does not depend on V.
+        # LSE does not depend on V, so dV is 0 without a gradient of O.
         assert of_o or not results[2].any()
 
 
 @pytest.mark.parametrize("used", [None, USED[0]], ids=["all", "in part"])
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_nothing_reaches_a_sequence_from_outside(device, mask, used):
-    """Not even NaN, which a product with 0 would not hide."""
+    """Even NaN in other rows reaches no sequence, though a product with 0 would not hide it."""
     packed = Packed(device, used=used)
     dout, dlse = packed.given()
     expected = both(packed, **mask)
@@ -76,7 +76,7 @@ def test_nothing_reaches_a_sequence_from_outside(device, mask, used):
     tensors = packed.q.where(of_q, math.nan), packed.k.where(of_k, math.nan), packed.v.where(of_k, math.nan)
     wild = dout.where(of_q, math.nan), dlse.where(of_q[:, 0, 0], math.nan)
     assert_equal(both(packed, tensors, *wild, **mask), expected)
-    # One sequence of NaN reaches itself.
+    # A sequence of NaN changes only its own results.
     [q, k] = list(packed.sequences())[4]
     tensors = [x.clone() for x in (packed.q, packed.k, packed.v)]
     for x, rows in zip(tensors, (q, k, k), strict=True):
@@ -119,7 +119,7 @@ def test_no_rows_no_keys_and_no_sequences(nan_in_new_tensors, device, check, len
 
 
 def test_many_sequences(device):
-    """More than are sorted at once; most of them shorter than a tile."""
+    """There are more sequences than a kernel sorts at once. Most of them are shorter than a tile."""
     count = 2500 if device == "cuda" else 300
     lengths = [(5 * (i * 37 % 10), 9 * (i * 53 % 7)) for i in range(count)] + [(300, 500)]
     packed = Packed(device, F32 if device == "cpu" else BF16, lengths=lengths, heads=(2, 1))
@@ -146,19 +146,19 @@ def test_strides_are_as_they_are(device):
         tensors = [arrange(x) for x in (packed.q, packed.k, packed.v)]
         results = both(packed, tensors, dout, dlse, causal=True)
         assert_equal(results, expected)
-        # With heads outside rows where the tensor lies so.
+        # Gradients have heads outside rows if their tensors have.
         assert all(x.stride() == y.stride() if x.stride(0) < x.stride(1) else y.is_contiguous() for x, y in zip(tensors, results[2:]))
     for given in (dout.transpose(0, 1).contiguous().transpose(0, 1), torch.stack([dout, dout], -1)[..., 0]):
         assert_equal(both(packed, None, given, dlse.t().contiguous().t(), causal=True), expected)
     one = dout[0, 0].clone().expand(dout.shape)
     assert_equal(both(packed, None, one, dlse), both(packed, None, one.contiguous(), dlse))
     if device == "cpu":
-        # Memory of a file or a message may begin anywhere.
+        # The memory of a file or a message may begin at any address.
         lists = [bytearray([0, *x.view(torch.uint8).tolist()]) for x in packed.ends]
         packed.ends = tuple(torch.frombuffer(x, dtype=I32, offset=1) for x in lists)
         assert packed.ends[0].data_ptr() % 4 != 0
         assert_equal(both(packed, causal=True), expected)
-    # A head for all.
+    # One head of K and V serves all.
     packed.k, packed.v = packed.k[:, :1].expand(-1, 4, -1), packed.v[:, :1].expand(-1, 4, -1)
     packed.check(causal=True)
 
@@ -184,11 +184,11 @@ def test_codes_and_their_scales(device, head_dim, mask):
 
 @pytest.mark.parametrize("num_heads_q", [None, 4])
 def test_one_tensor_and_its_gradients(device, calls, are_lists, num_heads_q):
-    """Q, K and V are views of it, and so are their gradients."""
+    """Q, K and V are views of one tensor, and so are their gradients."""
     lengths = [7, 0, 64, 129]
     shape = (sum(lengths) + 5, 3, 4, 64) if num_heads_q is None else (sum(lengths) + 5, 8, 64)
     qkv, lists = normal(*shape, device=device).requires_grad_(), ends(lengths, device)
-    # As flash-attn 2 is called, dropout_p in its place.
+    # The arguments have flash-attn 2's order, in which dropout_p follows max_seqlen.
     numbers = 129, 0.0, 0.5, True, (70, 5), 20.0, None, True, True
     out, lse = flash_attn_varlen_qkvpacked_func(qkv, lists, *numbers, num_heads_q=num_heads_q)
     parts = qkv.detach().unbind(1) if num_heads_q is None else qkv.detach().split([4, 2, 2], 1)
@@ -206,7 +206,7 @@ def test_one_tensor_and_its_gradients(device, calls, are_lists, num_heads_q):
     assert_equal(result.unbind(1) if num_heads_q is None else result.split([4, 2, 2], 1), gradients)
 
 
-# What a call hands on.
+# Tests of the arguments that a call passes on.
 
 
 def test_a_call_enters_the_extension_module_once(device, calls, are_lists):
@@ -216,7 +216,7 @@ def test_a_call_enters_the_extension_module_once(device, calls, are_lists):
     for deterministic in (False, True):
         packed.gradients(dout, dlse, (130, 257), deterministic=deterministic, **OPTIONS)
     assert [name for name, _ in calls] == ["forward", *["forward", "backward"] * 2]
-    # An LSE that is not wanted is not even allocated.
+    # LSE is not even allocated if it is not wanted.
     assert "lse" not in calls[0][1]
     lists = dict(zip(LISTS, (*packed.ends, *packed.used)))
     are_lists(calls[0][1], (None, None), **lists)
@@ -229,7 +229,7 @@ def test_a_call_enters_the_extension_module_once(device, calls, are_lists):
 
 @pytest.mark.parametrize("warn_only", [False, True])
 def test_torchs_mode_asks_for_the_same_bits(calls, warn_only):
-    """As it is when the backward pass runs."""
+    """The mode counts at the time of the backward pass."""
     packed = Packed("cpu", lengths=[(5, 6), (7, 8)])
     leaf = packed.q.requires_grad_()
     out = packed.call()
@@ -242,7 +242,7 @@ def test_torchs_mode_asks_for_the_same_bits(calls, warn_only):
     assert [given["deterministic"] for name, given in calls if name == "backward"] == [True, False]
 
 
-# Lists that cannot be lengths: on the CPU, where they are read, they are named.
+# Lists that cannot be lengths. The CPU reads lists, and its errors name them.
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_lists_that_make_no_sense_touch_nothing_else_on_a_gpu(mask):
     Packed("cuda").check_gradients(**mask)
 
 
-# What a GPU does.
+# Tests for a GPU only.
 
 
 @pytest.mark.hopper
@@ -314,7 +314,7 @@ def test_gradients_have_the_same_bits_every_time():
 
 @pytest.fixture(params=["results", "gradients", "gradients in order"])
 def steps(request):
-    """A packed problem, a function that computes something of it, and one that judges what was computed."""
+    """(packed problem, tensors, a function that computes results or gradients, a function that judges them)"""
     packed = Packed("cuda", used=USED[0])
     if request.param == "results":
         return packed, [], lambda *hints: packed.call(*hints, causal=True, return_attn_probs=True), packed.judge
@@ -359,7 +359,7 @@ def test_a_graph_computes_other_lengths(steps):
 
 @pytest.mark.hopper
 def test_compiled_into_graphs():
-    """Torch's own graphs, of both passes."""
+    """Torch's own graphs capture both passes."""
 
     def layer(q, k, v, ends_q, ends_k):
         return flash_attn_varlen_func(q, k, v, ends_q, ends_k, 200, 300, causal=True, deterministic=True)

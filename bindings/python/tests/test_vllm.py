@@ -1,5 +1,5 @@
-"""vLLM's attention backend: classes, lists and results. With vLLM they are tested against vLLM itself, without it
-against the parts of its interface in `vllm_interface`. Needs torch.
+"""vLLM's attention backend: classes, lists and results. If vLLM is installed, tests run with vLLM itself, otherwise
+with the parts of its interface in `vllm_interface`. Needs torch.
 """
 
 import importlib
@@ -23,18 +23,18 @@ import fa3.vllm
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="skipped: vllm is not installed")
 BF16, E4M3, I32 = torch.bfloat16, torch.float8_e4m3fn, torch.int32
-# How many of the keys are new, and how many there are: a decoding sequence, a prompt, a part of one, and nothing.
+# The numbers of new keys and of all keys of four sequences: a decoding one, a prompt, a part of a prompt, and none.
 ROWS, KEYS = [1, 7, 4, 0], [37, 7, 20, 0]
 HEADS, HEADS_KV, PAGE = 4, 2, 16
-# Rows behind the last sequence, as a captured graph has them.
+# The number of rows behind the last sequence. A captured graph has such rows.
 FILLED = 2
-# The physical order of the axes of a cache: pages, heads, rows.
+# The order in memory of a cache's axes, which are pages, heads, rows.
 LAYOUTS = dict(HND=(0, 1, 2), NHD=(0, 2, 1), heads_outside=(1, 0, 2))
 
 
 @pytest.fixture
 def backend(monkeypatch):
-    """The module of the classes, over vLLM or what stands for it."""
+    """Our module of backend classes, on vLLM or on its stand-in."""
     if not HAS_VLLM:
         vllm_interface.install(monkeypatch)
         monkeypatch.delitem(sys.modules, "fa3.vllm.backend", raising=False)
@@ -61,7 +61,7 @@ def ends_of(lengths, device):
 
 
 class Batch:
-    """A batch of sequences in pages, and what its layers get."""
+    """A batch of sequences in pages, and the arguments of its layers."""
 
     def __init__(self, device, head_size=64, layout="HND", dtype=BF16, causal=True):
         self.device, self.head_size, self.dtype = device, head_size, dtype
@@ -75,7 +75,7 @@ class Batch:
         order = LAYOUTS[layout]
         shape = sum(pages) + 2, HEADS_KV, PAGE
         cache = torch.empty(*(shape[i] for i in order), 2 * head_size, dtype=dtype, device=device)
-        # What was not written must reach nothing.
+        # 0xFF is NaN: rows that are not written must not reach results.
         cache.view(torch.uint8).fill_(0xFF)
         back = sorted(range(3), key=lambda i: order[i])
         self.cache = cache.permute(*back, 3)
@@ -89,13 +89,13 @@ class Batch:
         return [self.pages[i][j // PAGE] * PAGE + j % PAGE for j in keys]
 
     def fill(self, impl):
-        """Puts all keys into the cache: keys of earlier steps first, then the new ones."""
+        """Writes all keys to the cache: first the keys of earlier steps, then the new ones."""
         old = [range(keys - rows) for rows, keys in zip(ROWS, KEYS)]
         new = [range(keys - rows, keys) for rows, keys in zip(ROWS, KEYS)]
         cache = self.cache.view(torch.uint8) if self.dtype == E4M3 else self.cache
         for ranges, filled in ((old, 0), (new, FILLED)):
             slots = [slot for i, keys in enumerate(ranges) for slot in self.slots(i, keys)]
-            # vLLM gives more rows of keys than slots, and slots that are none's.
+            # vLLM passes more rows of keys than slots, and negative slots, to which no key goes.
             slots = torch.tensor([*slots, *[-1] * filled], device=self.device)
             rows = ((x[keys.start : keys.stop] for x, keys in zip(xs, ranges)) for xs in (self.k, self.v))
             key, value = (torch.cat([*x, torch.full_like(self.k[0][:3], torch.nan)]) for x in rows)
@@ -121,7 +121,7 @@ class Batch:
         )
 
     def query(self):
-        """Rows of Q, and rows that fill up."""
+        """The rows of Q, and rows that pad the batch."""
         return torch.cat([*self.q, normal(FILLED + 3, HEADS, self.head_size, dtype=BF16, device=self.device)])
 
 
@@ -134,7 +134,7 @@ def build(backend, common):
 
 
 def check(batch, impl, metadata, expected, bound=2e-2):
-    """O of each sequence is what is expected, and that of other rows 0 or not written."""
+    """Checks that O of each sequence is the expected one, and that other rows are 0 or not written."""
     query = batch.query()
     output = torch.full_like(query, 7.0)
     assert impl.forward(batch.layer, query, None, None, batch.fill(impl), metadata, output) is output
@@ -198,7 +198,7 @@ def test_caches_of_8_bits(backend, device, layout, scales):
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("of", ["encoder", "encoder_only"])
 def test_encoders(backend, device, of, window):
-    """Their keys come with the call, and all rows see both sides."""
+    """The keys of an encoder come with the call, and its rows see both sides."""
     batch = Batch(device)
     impl = make(backend, attn_type=of, sliding_window=window)
     rows = [5, 9, 3, 0]
@@ -235,7 +235,7 @@ def test_a_run_for_profiling_has_zeros(backend):
 
 
 def test_batch_invariance_is_not_promised(backend):
-    """The tile of a plan follows the longest sequence, and a sequence's last bits follow the tile."""
+    """The longest sequence determines the tile, and the tile affects the last bits of each sequence."""
     assert not backend.Fa3Backend.supports_batch_invariance()
 
 
@@ -309,7 +309,7 @@ def test_what_the_backend_says_it_computes(backend):
 
 @pytest.mark.parametrize("dtype", ["auto", "fp8"])
 def test_head_sizes_that_it_says_it_computes_are_those_of_the_kernels(backend, dtype):
-    """Tensors that are not there are checked as tensors of an H100 are."""
+    """Fake tensors are checked by the rules of an H100."""
     fake = pytest.importorskip("torch._subclasses.fake_tensor")
     ours = backend.Fa3Backend
     for size in (8, 16, 72, 96, 128, 192, 256, 264, 512, 520):
@@ -381,7 +381,7 @@ def test_vllm_takes_the_backend(registry, backend):
 @needs_vllm
 @pytest.mark.parametrize("cache", ["auto", "fp8"])
 def test_a_layer_of_vllm(backend, device, cache):
-    """vLLM's own layer puts keys into its cache, and gets O of them."""
+    """vLLM's own layer writes keys to its cache, and gets O."""
     config = importlib.import_module("vllm.config")
     context = importlib.import_module("vllm.forward_context")
     layers = importlib.import_module("vllm.model_executor.layers.attention")
@@ -440,5 +440,5 @@ def test_the_interface_that_stands_for_vllm_is_vllms(backend):
         assert {x.name: x.value for x in ours} == {x.name: x.value for x in found}
     ops = importlib.import_module("vllm._custom_ops")
     names = (inspect.signature(x.reshape_and_cache_flash).parameters for x in (vllm_interface, ops))
-    # The backend has our function in place of vLLM's where there is no GPU.
+    # Without a GPU, the backend has our function in place of vLLM's.
     assert list(next(names)) == list(next(names))

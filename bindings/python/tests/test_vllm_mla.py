@@ -1,5 +1,5 @@
-"""vLLM's backends of latent attention: decoding, prompts in parts, and tokens that each attend to a list of rows. With
-vLLM the classes are vLLM's own, without it the parts of its interface in `vllm_mla_interface`. Needs torch.
+"""vLLM's backends of latent attention: decoding, prompts in parts, and tokens that each attend to a list of rows. If
+vLLM is installed, base classes are vLLM's own, otherwise `vllm_mla_interface` has them. Needs torch.
 """
 
 import importlib
@@ -23,15 +23,15 @@ import fa3.vllm
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 BF16, F16, E4M3, I32 = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int32
 PAGE = 16
-# New rows and keys of sequences: decoding, a draft of two tokens, a short prompt, and a row that pads a captured batch.
+# New rows and keys of sequences: decoding, a draft of two tokens, a short prompt, and padding of a captured batch.
 ROWS, KEYS = [1, 2, 7, 1], [37, 20, 7, 0]
-# Latent and rotated columns: DeepSeek's, a smaller model's, and a model's that rotates nothing.
+# (latent columns, rotated columns) of DeepSeek's models, a smaller model, and a model that rotates nothing.
 DIMS = [(512, 64), (256, 64), (512, 0)]
 
 
 @pytest.fixture
 def classes(monkeypatch):
-    """The names of both modules, over vLLM or what stands for it."""
+    """The classes of both our modules, on vLLM or on its stand-in."""
     ours = "fa3.vllm.mla", "fa3.vllm.mla_sparse"
     if not HAS_VLLM:
         vllm_mla_interface.install(monkeypatch)
@@ -39,7 +39,7 @@ def classes(monkeypatch):
             monkeypatch.delitem(sys.modules, name, raising=False)
     elif not torch.cuda.is_available():
         vllm_interface.compute_on_the_cpu()
-    # A layer of vLLM asks for the number of its ranks, and tests have none.
+    # vLLM's layer asks for the number of tensor-parallel ranks, which tests do not set up.
     of_sparse = importlib.import_module("vllm.model_executor.layers.attention.sparse_mla_attention")
     monkeypatch.setattr(of_sparse, "get_tensor_model_parallel_world_size", lambda: 1, raising=False)
     modules = [importlib.import_module(name) for name in ours]
@@ -50,13 +50,13 @@ def classes(monkeypatch):
 
 
 def judge_o(o, lse, q, k, v, **options):
-    """`judge` for results that may have no LSE (heads, rows)."""
+    """Calls `judge`. If there is no LSE (heads, rows), the definition's LSE takes its place."""
     lse = standard(q, k, v, **options)[1].float() if lse is None else lse
     judge(o, lse, q, k, v, **options)
 
 
 def layer(kind, dims=DIMS[0], heads=16, topk_indices_buffer=None, **options):
-    """An instance of a class of layers. vLLM's base classes ask for more than attention needs."""
+    """Makes a layer of a class. vLLM's base classes require more arguments than attention needs."""
     defaults = dict(alibi_slopes=None, sliding_window=None, kv_cache_dtype="auto", logits_soft_cap=None)
     defaults |= dict(attn_type="decoder", kv_sharing_target_layer_name=None, q_lora_rank=None)
     defaults |= dict(qk_nope_head_dim=128, qk_head_dim=192, v_head_dim=128, kv_b_proj=None)
@@ -73,16 +73,16 @@ def layer(kind, dims=DIMS[0], heads=16, topk_indices_buffer=None, **options):
 
 
 class Latent:
-    """Packed rows of Q, and a cache of latent vectors in pages, with garbage in what no sequence uses."""
+    """Packed rows of Q, and a cache of latent vectors in pages. Rows that no sequence uses have garbage."""
 
-    def __init__(self, device, dims=DIMS[0], dtype=BF16, heads=16, rows=ROWS, keys=KEYS):
+    def __init__(self, device, dims=DIMS[0], dtype=BF16, heads=16, rows=ROWS, keys=KEYS, of=None):
         self.dims, self.rows, self.keys = dims, rows, keys
         columns = sum(dims)
         self.q = normal(sum(rows), heads, columns, dtype=dtype, seed=1, device=device)
-        self.k = [normal(n, 1, columns, dtype=dtype, seed=10 + i, device=device) for i, n in enumerate(keys)]
+        self.k = of or [normal(n, 1, columns, dtype=dtype, seed=10 + i, device=device) for i, n in enumerate(keys)]
         pages = [-(-n // PAGE) for n in keys]
         numbers = torch.randperm(sum(pages) + 2, generator=torch.Generator().manual_seed(0)).tolist()
-        # Rows of other layers lie between the pages.
+        # Between the pages lie rows of other layers.
         memory = torch.full((sum(pages) + 2, 3 * PAGE, columns), torch.nan, dtype=dtype, device=device)
         self.cache = memory[:, PAGE : 2 * PAGE]
         table = torch.full((len(keys), max(pages) + 1), -1, dtype=I32)
@@ -102,7 +102,7 @@ class Latent:
         return SimpleNamespace(decode=decode)
 
     def check(self, o, lse=None):
-        """O and LSE (tokens, heads) are those of attention over each sequence's rows."""
+        """Checks O and LSE (tokens, heads) against attention over each sequence's rows."""
         start = 0
         for rows, k in zip(self.rows, self.k):
             part = slice(start, start + rows)
@@ -140,6 +140,30 @@ def test_a_cache_of_e4m3(classes, device, dims):
     batch.check(o)
 
 
+def test_ranks_of_decode_context_parallelism_share_the_keys(classes, device):
+    """Each rank has every second key, or none, of sequences with one new row. LSE of both ranks combines their O."""
+    whole = Latent(device, rows=[1] * 4, keys=KEYS)
+    parts, impl = [], layer(classes.Fa3MLAImpl)
+    impl.need_to_return_lse_for_decode = True
+    for rank in range(2):
+        shard = Latent(device, rows=[1] * 4, keys=[len(k[rank::2]) for k in whole.k], of=[k[rank::2] for k in whole.k])
+        metadata = shard.metadata(classes)
+        metadata.decode.dcp_tot_seq_lens = whole.lengths
+        parts.append(impl.forward_mqa(whole.q, shard.cache, metadata, None))
+    lse = torch.logaddexp(*(lse.double() for _, lse in parts))
+    o = sum(part.double() * (of - lse).exp().nan_to_num()[..., None] for part, of in parts)
+    whole.check(o.to(BF16), lse.float())
+    metadata.decode.max_query_len = 2
+    with pytest.raises(NotImplementedError, match="^2 new rows of a sequence are not supported with decode context"):
+        impl.forward_mqa(whole.q, shard.cache, metadata, None)
+
+
+@pytest.mark.parametrize("ranks, graphs", [(1, "UNIFORM_BATCH"), (2, "UNIFORM_SINGLE_TOKEN_DECODE")])
+def test_graphs_with_decode_context_parallelism_are_of_single_rows(classes, ranks, graphs):
+    config = SimpleNamespace(parallel_config=SimpleNamespace(decode_context_parallel_size=ranks))
+    assert classes.Fa3MLAMetadataBuilder.get_cudagraph_support(config, None).name == graphs
+
+
 def test_ctas_share_the_keys_of_a_sequence(classes, calls):
     batch = Latent("cpu")
     layer(classes.Fa3MLAImpl).forward_mqa(batch.split(), batch.cache, batch.metadata(classes), None)
@@ -173,7 +197,7 @@ def test_a_captured_graph_follows_the_lengths(classes):
 @pytest.mark.parametrize("given", [False, True], ids=["new", "out"])
 @pytest.mark.parametrize("dims", [(192, 128), (128, 128), (256, 256)], ids=str)
 def test_prompts_in_parts(classes, device, dims, given):
-    """The new tokens' attention to themselves, and to all tokens before them, combined by LSE."""
+    """LSE combines attention among the new tokens with attention of the new tokens to all earlier tokens."""
     rows, context, heads = [5, 70, 1], [33, 0, 12], 2
     q, new_k, new_v = (normal(sum(rows), heads, d, seed=i, device=device) for i, d in enumerate((dims[0], *dims)))
     old_k, old_v = (normal(sum(context), heads, d, seed=3 + i, device=device) for i, d in enumerate(dims))
@@ -199,9 +223,55 @@ def test_prompts_in_parts(classes, device, dims, given):
         judge(o[None, new].to(BF16), lse[None, :, new].float(), q[None, new], k, v, causal=True, softmax_scale=0.1)
 
 
+@pytest.mark.skipif(not HAS_VLLM or torch.cuda.is_available(), reason="skipped: it needs vllm, without its kernels")
+def test_vllms_layer_combines_the_parts_of_prompts(classes):
+    """vLLM cuts the tokens before the new ones into parts of at most 32 rows, also of one sequence. Its kernel that
+    gathers them from the cache has a stand-in here.
+    """
+    common = importlib.import_module("vllm.model_executor.layers.attention.mla_attention")
+    rows, context, heads = [5, 7, 3], [70, 0, 33], 2
+    batch = Latent("cpu", heads=heads, rows=rows, keys=[n + m for n, m in zip(rows, context)])
+    weight = normal(heads * 256, 512, seed=5) * 512**-0.5
+
+    class Projection:
+        params_dtype = BF16
+
+        def __call__(self, x):
+            return (x @ weight.T,)
+
+    impl = layer(classes.Fa3MLAImpl, heads=heads, kv_b_proj=Projection())
+    prefill = classes.Fa3MLAPrefill(heads, 0.1, 512, 128, 64, 128, SimpleNamespace())
+    parts = common.build_mla_chunked_context_metadata(
+        context_lens_cpu=torch.tensor(context, dtype=I32),
+        prefill_query_start_loc_cpu=batch.ends,
+        chunked_prefill_workspace=torch.empty(32, 576, dtype=BF16),
+        chunked_prefill_workspace_size=32,
+        block_size=PAGE,
+        align_chunk_to_block=True,
+        device=torch.device("cpu"),
+        dcp_world_size=1,
+        dcp_local_block_size=1,
+        dcp_virtual_block_size=1,
+    )
+    assert len(parts.chunks) > 3 and any(chunk.is_continuation for chunk in parts.chunks)
+    lists = batch.table, batch.ends, max(rows), parts
+    metadata = common.MLACommonPrefillMetadata(*lists, q_data_type=BF16, prefill_backend=prefill)
+    prefill.prepare_metadata(metadata)
+    q = normal(sum(rows), heads, 192, seed=6)
+    output = torch.full((sum(rows), heads * 128), torch.nan, dtype=BF16)
+    new = torch.cat([k[-n:] for n, k in zip(rows, batch.k)])
+    latent, rotated, cache = new[:, 0, :512], new[..., 512:], batch.cache.contiguous()
+    impl.forward_mha(q, latent, rotated, cache, SimpleNamespace(prefill=metadata), torch.ones(()), output)
+    for start, n, own in zip(batch.ends.tolist(), rows, batch.k):
+        k, v = (own[:, 0, :512] @ weight.T).view(1, len(own), heads, 256).split(128, dim=-1)
+        k = torch.cat([k, own[None, ..., 512:].expand(-1, -1, heads, -1)], -1)
+        o = output.view(1, -1, heads, 128)[:, start : start + n]
+        judge_o(o, None, q[None, start : start + n], k, v, causal=True, softmax_scale=0.1)
+
+
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_lists_of_rows(classes, device, dims):
-    """Each token sees the rows of its list, in any order, and none behind the list's end."""
+    """Each token sees the rows in its list, in any order, and no entry behind the list's end."""
     tokens, topk, heads = 5, 128, 16
     batch = Latent(device, dims, rows=[tokens], keys=[200])
     counts = torch.tensor([128, 1, 0, 77, 64], dtype=I32, device=device)
@@ -226,14 +296,16 @@ def test_lists_of_rows(classes, device, dims):
         judge_o(o[None, i : i + 1], None, batch.q[None, i : i + 1], k, k[..., : dims[0]], softmax_scale=192**-0.5)
 
 
-@pytest.mark.parametrize("kind", ["Fa3MLAImpl", "Fa3MLASparseImpl"])
-def test_what_is_not_supported_is_refused(classes, kind):
+@pytest.mark.parametrize("kind, cache", [("Fa3MLAImpl", "fp8_e5m2"), ("Fa3MLASparseImpl", "fp8")])
+def test_what_is_not_supported_is_refused(classes, kind, cache):
     kind = getattr(classes, kind)
     for option in (dict(alibi_slopes=[0.5]), dict(sliding_window=7), dict(logits_soft_cap=2.0)):
         with pytest.raises(NotImplementedError, match=f"^{next(iter(option))} is not supported in latent attention$"):
             layer(kind, **option)
     with pytest.raises(NotImplementedError, match="^latent attention of type encoder is not supported"):
         layer(kind, attn_type="encoder")
+    with pytest.raises(NotImplementedError, match=f"^a cache of {cache} is not supported in latent attention$"):
+        layer(kind, kv_cache_dtype=cache)
     prefill = classes.Fa3MLAPrefill(2, 0.1, 512, 128, 64, 128, None)
     x = torch.zeros(1, 2, 192)
     with pytest.raises(NotImplementedError, match="^quantization of O in the kernel is not supported$"):
@@ -336,5 +408,5 @@ def test_vllm_takes_the_backends(classes, sparse):
     assert not reasons() and not reasons(320) and not reasons(kv="bfloat16")
     assert reasons(kv="fp8") == (["kv_cache_dtype not supported"] if sparse else [])
     assert reasons(major=10) == ["compute capability not supported"]
-    assert reasons(use_dcp=True) == ["DCP not supported"]
+    assert reasons(use_dcp=True) == (["DCP not supported"] if sparse else [])
     assert reasons(use_batch_invariant=True) == ["batch invariance not supported"]

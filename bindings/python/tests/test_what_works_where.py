@@ -1,4 +1,4 @@
-"""docs/what-works-where.md: its calls raise what it says. Needs torch, but no GPU."""
+"""docs/what-works-where.md: each call on the page raises the error that the page names. Needs torch, but no GPU."""
 
 import re
 from pathlib import Path
@@ -17,14 +17,14 @@ I32, BF16, E4M3 = torch.int32, torch.bfloat16, torch.float8_e4m3fn
 
 
 def calls(device):
-    """Calls and what they raise, of the table that is marked with a device."""
+    """(call, the error that it raises) for each row of the page's table for a device."""
     _, _, table = PAGE.read_text().partition(f"<!-- calls: {device} -->\n")
     rows = table.partition("\n\n")[0].splitlines()[2:]
     return [re.match(r"\| `(.*)` \| `(.*)`.* \|$", row).groups() for row in rows]
 
 
 def names(device):
-    """Values of the names in the page's calls."""
+    """The values of the names that the page's calls use."""
 
     def t(*shape, dtype=BF16):
         return torch.zeros(*shape, device=device).to(dtype)
@@ -74,7 +74,7 @@ def test_calls_raise_what_the_page_says(call, expected):
 
 @pytest.mark.parametrize("call, expected", calls("cuda"), ids=lambda x: x[:50])
 def test_calls_on_a_gpu_raise_what_the_page_says(call, expected):
-    """Tensors that are not there are checked as tensors of an H100 are. The CPU takes them."""
+    """Fake tensors are checked by the rules of an H100. The CPU accepts these calls."""
     with FakeTensorMode():
         check(call, expected, "cuda")
     assert raised(call, "cpu") == "nothing"

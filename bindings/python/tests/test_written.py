@@ -1,5 +1,5 @@
-"""Autograd hears of tensors that a call writes: their versions rise, and a backward pass that kept them refuses.
-Needs torch; what needs a GPU is skipped without one.
+"""Autograd learns which tensors a call writes: their versions rise, and a backward pass that saved them raises. Needs
+torch; what needs a GPU is skipped without one.
 """
 
 import pytest
@@ -13,7 +13,7 @@ BF16, I32 = torch.bfloat16, torch.int32
 
 
 class Parameter(torch.nn.Parameter):
-    """A subclass, for which a call goes through torch's dispatcher."""
+    """A subclass of tensors: its calls go through torch's dispatcher."""
 
 
 def writing_operators():
@@ -43,7 +43,7 @@ def test_there_are_operators_that_write():
 
 @pytest.mark.parametrize("overload", writing_operators(), ids=lambda x: x._schema.name)
 def test_operators_tell_autograd_what_their_schema_says(overload):
-    """Whether a call succeeds or not: one that fails on its way may have written."""
+    """Versions rise even if the call fails, since a failed call may have written."""
     arguments = overload._schema.arguments
     given = {x.name: stand_in(x) for x in arguments}
     before = {name: x._version for name, x in given.items() if isinstance(x, torch.Tensor)}
@@ -55,7 +55,7 @@ def test_operators_tell_autograd_what_their_schema_says(overload):
 
 
 def cases(device):
-    """Calls by names, with the tensors that they write. Calls of the direct way, and of torch's dispatcher."""
+    """Calls by name, with the tensors that they write. Some go through torch's dispatcher, and others bypass it."""
     q, k, v, dout = (torch.randn(2, 8, 4, 64, device=device).to(BF16) for _ in range(4))
     rows, out_of_rows = q.flatten(0, 1), torch.empty(16, 4, 64, dtype=BF16, device=device)
     ends, lengths = (torch.tensor(x, dtype=I32, device=device) for x in ([0, 8, 16], [3, 4]))
@@ -94,7 +94,7 @@ def test_a_backward_pass_refuses_what_was_written_meanwhile(device):
 
 
 def test_inference_tensors_are_written_everywhere(device):
-    """They have no versions, and cannot be kept for a backward pass."""
+    """Inference tensors have no versions, and cannot be saved for a backward pass."""
     with torch.inference_mode():
         for call, written in cases(device):
             call()

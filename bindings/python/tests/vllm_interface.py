@@ -1,5 +1,5 @@
-"""As much of vLLM's interface of attention backends as `fa3.vllm` uses, for machines without vLLM. Where vLLM is
-installed, a test compares the two.
+"""A stand-in for the parts of vLLM's interface of attention backends that `fa3.vllm` uses, for machines without vLLM.
+If vLLM is installed, a test compares the two.
 """
 
 import importlib
@@ -212,8 +212,8 @@ def is_quantized_kv_cache(kv_cache_dtype):
 
 
 def reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale):
-    """vLLM's kernel of that name, in torch: rows of keys and values go to the slots of a cache, but for negative ones.
-    There are as many as slots.
+    """vLLM's kernel of that name, in torch: rows of keys and values go to the slots of a cache. The number of slots
+    counts, and rows with negative slots go nowhere.
     """
     used = slot_mapping >= 0
     page, row = slot_mapping[used] // key_cache.shape[1], slot_mapping[used] % key_cache.shape[1]
@@ -225,13 +225,13 @@ def reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping, kv
 
 
 def compute_on_the_cpu():
-    """Gives vLLM its platform of CPUs. Without a GPU a vLLM that is built for GPUs finds none, and layers need one."""
+    """Makes vLLM use its CPU platform. Without a GPU, a vLLM built for GPUs finds no platform, and layers need one."""
     platforms = importlib.import_module("vllm.platforms")
     platforms._current_platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform()
 
 
 def install(monkeypatch):
-    """Makes this be what `import vllm` finds."""
+    """Makes `import vllm` find this module's names."""
     names = "vllm vllm._custom_ops vllm.platforms vllm.platforms.interface vllm.v1 vllm.v1.attention"
     names += " vllm.v1.attention.backend vllm.v1.attention.backends vllm.v1.attention.backends.registry"
     names += " vllm.v1.kv_cache_interface"

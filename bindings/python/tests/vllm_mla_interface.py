@@ -1,5 +1,5 @@
-"""As much of vLLM's interface of latent attention as `fa3.vllm.mla` and `fa3.vllm.mla_sparse` use, for machines without
-vLLM. Where vLLM is installed, a test compares the two.
+"""A stand-in for the parts of vLLM's interface of latent attention that `fa3.vllm.mla` and `fa3.vllm.mla_sparse` use,
+for machines without vLLM. If vLLM is installed, a test compares the two.
 """
 
 import sys
@@ -150,8 +150,8 @@ def align_blocks_to_rows(spec, rows=1):
 
 
 def flat_kv_row_view(kv_cache, block_size):
-    """The rows of a cache as one list, with what lies between its blocks, and the number of rows from one block to the
-    next.
+    """Views a cache as one list of rows, including rows between its blocks. Also returns the number of rows from the
+    start of one block to the start of the next.
     """
     blocks, _, columns = kv_cache.shape
     distance = kv_cache.stride(0) // columns
@@ -159,7 +159,7 @@ def flat_kv_row_view(kv_cache, block_size):
 
 
 def install(monkeypatch):
-    """Makes `import vllm` find this, and what `vllm_interface` has."""
+    """Makes `import vllm` find the names of this module and of `vllm_interface`."""
     vllm_interface.install(monkeypatch)
     names = "vllm.v1.attention.backends.mla vllm.v1.attention.backends.mla.prefill"
     names += " vllm.v1.attention.backends.mla.prefill.base vllm.v1.attention.backends.mla.prefill.registry"

@@ -25,8 +25,8 @@ pub(super) struct Activations {
     table: Vec<Row>,
 }
 
-/// Reads q, k and v from a safetensors file, their names preceded by `prefix`, each (batch, seqlen, heads, head_dim).
-/// They are taken as exact.
+/// Reads q, k and v from a safetensors file, each (batch, seqlen, heads, head_dim). `prefix` precedes their names in
+/// the file. The numbers are taken as exact.
 pub(super) fn read(path: &Path, prefix: &str) -> Result<Sample, Box<dyn Error>> {
     let tensor = |name| -> Result<Array4<f64>, Box<dyn Error>> {
         let name = format!("{prefix}{name}");

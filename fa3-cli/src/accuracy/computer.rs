@@ -12,10 +12,10 @@ use super::method::{Kernel, Method};
 use super::recipe::BLOCK;
 use super::sample::Sample;
 
-/// The computer of O: the CPU, or with a GPU the GPU for the methods that have a kernel.
+/// The computer of O: the GPU, if any, for the methods that have a kernel, and the CPU for all others.
 pub(super) struct Computer(pub(super) Option<Gpu>);
 
-/// Where O was computed.
+/// The processor that computed O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Processor {
@@ -29,12 +29,12 @@ impl Computer {
         self.0.as_ref().map(Gpu::name)
     }
 
-    /// Where methods that have a kernel are computed.
+    /// The processor that computes the methods that have a kernel.
     pub(super) fn place(&self) -> Processor {
         if self.0.is_some() { Processor::Gpu } else { Processor::Cpu }
     }
 
-    /// Where `method` is computed.
+    /// The processor that computes `method`.
     pub(super) fn place_of(&self, method: Method) -> Processor {
         method.kernel().map_or(Processor::Cpu, |_| self.place())
     }

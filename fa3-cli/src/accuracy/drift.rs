@@ -2,7 +2,7 @@
 //!
 //! Hopper's tensor cores truncate sums of FP8 products to 13 fraction bits. When a value near 1 is added to a large
 //! accumulator, its low bits are cut off toward zero, so O shrinks with every key. V is 1 + N(0, 1)/2 here, because
-//! this bias shows when V is near 1. Adding the accumulator into f32 registers every 128 keys removes it.
+//! this bias shows when V is near 1. Adding the accumulator into f32 registers every 128 keys removes the bias.
 //!
 //! Q, K and V are rounded to e4m3 before anything is computed. Rounding V alone moves its mean by -0.05 to -0.07 %, as
 //! much as the bias that remains with two levels.

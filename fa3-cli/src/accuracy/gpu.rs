@@ -199,7 +199,7 @@ mod tests {
             assert_eq!(v.codes_bytes(), problem.v_bytes());
             assert_eq!(qk.codes_bytes(), problem.q().extent_bytes());
             let scales = |problem: &QuantizeProblem| match problem.scales_shape() {
-                // Scales that are repeated for each head.
+                // The tensor's one scale is repeated for each head.
                 Some([1, 1, 1]) | None => vec![1, 1],
                 Some(shape) => Vec::from(shape),
             };

@@ -42,8 +42,8 @@ impl Method {
         Method::VChannels,
     ];
 
-    /// The kernel that computes the method. The baselines have none. Nor does `TwoLevel`, since the FP8 kernels always
-    /// accumulate in two levels.
+    /// The kernel that computes the method. The baselines have no kernel. `TwoLevel` has none of its own, since the FP8
+    /// kernels always accumulate in two levels.
     pub(super) fn kernel(self) -> Option<Kernel> {
         match self {
             Method::Flash3Fp16 => Some(Kernel::Fp16),

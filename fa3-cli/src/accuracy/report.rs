@@ -21,8 +21,8 @@ pub(super) struct Report {
 
 /// The largest expected ratio of FlashAttention-3's error to standard attention's, in fp16. Standard attention rounds
 /// scores to 16 bits twice, before and after they are scaled. The variances of roundings add up, so with one of the two
-/// roundings FlashAttention-3 would be halfway between the paper's ratio and 1. That point is the limit: medians of
-/// other seeds stay below it, and a kernel that rounds its scores does not.
+/// roundings FlashAttention-3 would be halfway, in variance, between the paper's ratio and 1. That point is the limit:
+/// medians of other seeds stay below it, and a kernel that rounds its scores does not.
 fn most_fp16() -> f64 {
     let error = |method: Method| method.paper().expect("it is in the paper's table");
     let ratio = error(Method::Flash3Fp16) / error(Method::StandardFp16);
@@ -40,7 +40,7 @@ pub(super) struct Expectation {
 pub(super) enum Verdict {
     Holds,
     Fails,
-    /// It holds only at the paper's sequence length, which was not measured.
+    /// The expectation holds only at the paper's sequence length, which was not measured.
     Open,
 }
 
@@ -210,7 +210,7 @@ mod tests {
         }
     }
 
-    /// 0.70 was measured with some seeds. 0.83 holds for scores that are rounded once.
+    /// A ratio of 0.70 was measured with some seeds. Scores that are rounded once have a ratio of 0.83.
     #[test]
     fn fp16_is_between_the_papers_ratio_and_rounded_scores() {
         for (ratio, expected) in [(0.594, true), (0.703, true), (0.82, true), (0.83, false), (1.0, false)] {

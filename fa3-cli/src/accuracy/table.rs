@@ -1,7 +1,8 @@
 //! Table 3 of the paper: root mean square error against attention in f64, in fp16 and in FP8.
 //!
-//! One head, head_dim 128, no mask, inputs with outliers. The f64 reference uses the unrounded inputs, so their
-//! rounding counts as error. The paper does not state a sequence length; 8448 is the one in its Table 2.
+//! The problem is one head of head_dim 128, without a mask, on inputs with outliers. The f64 reference uses the
+//! unrounded inputs, so the rounding of inputs counts as error. The paper does not state a sequence length; 8448 is the
+//! length in its Table 2.
 
 use std::error::Error;
 use std::fmt;

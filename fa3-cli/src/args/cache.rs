@@ -58,7 +58,7 @@ pub(crate) struct CacheProblem {
     /// Rows of left padding before each sequence's first key, if any.
     pub(crate) leftpad: Option<Vec<usize>>,
     attention: Problem,
-    /// This attention after an append, if any.
+    /// The append and the attention after it, if rows are appended.
     appending: Option<CachedProblem>,
 }
 
@@ -132,7 +132,6 @@ impl CacheProblem {
         self.appending.as_ref().map(CachedProblem::append)
     }
 
-    /// Plans the problem.
     pub(crate) fn plan(&self, plan: &PlanArgs) -> Result<CachePlan, cached::PlanError> {
         let Some(cached) = &self.appending else {
             return Ok(CachePlan::Attention(Box::new(plan.plan(&self.attention)?)));
@@ -143,7 +142,6 @@ impl CacheProblem {
 }
 
 impl CachePlan {
-    /// The plan's program.
     pub(crate) fn program(&self) -> Program<Spec> {
         match self {
             CachePlan::Attention(plan) => kernels::fwd::program(plan),

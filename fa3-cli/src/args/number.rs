@@ -22,7 +22,7 @@ pub(crate) enum NotThat {
     Factor,
 }
 
-/// Reads 512 or 16k.
+/// Reads a size such as 512 or 16k.
 pub(crate) fn size(text: &str) -> Result<usize, NotThat> {
     let (digits, unit) = text.strip_suffix(['k', 'K']).map_or((text, 1), |digits| (digits, 1024));
     let number: Option<usize> = digits.parse().ok();
@@ -65,7 +65,7 @@ pub(crate) fn half(text: &str) -> Result<Dtype, NotThat> {
     dtype.ok_or(NotThat::Half)
 }
 
-/// Reads 0.125 or 1/8.
+/// Reads a factor such as 0.125 or 1/8.
 pub(crate) fn factor(text: &str) -> Result<f64, NotThat> {
     let number = |text: &str| text.parse::<f64>().map_err(|_| NotThat::Factor);
     match text.split_once('/') {

@@ -1,5 +1,5 @@
 //! The gain of each of the kernel's techniques: variants of the kernel without one of them, measured in turns, next to
-//! the paper's Table 2 and to the steps that its authors named in a talk.
+//! the paper's Table 2 and to the steps that the paper's authors named in a talk.
 
 use std::error::Error;
 use std::fmt;
@@ -18,14 +18,14 @@ use crate::progress;
 use crate::table::Table;
 
 /// A variant of the kernel: its name, its options, and TFLOP/s in the paper's Table 2 (3.538, 4.021 and 4.105 ms) and
-/// in the talk, which does not name its setting.
+/// in the authors' talk, which does not name the setting.
 type Form = (&'static str, fn(&Plan) -> PlanOptions, Option<u32>, Option<u32>);
 
 /// Variants that compute the same problem.
 struct Group {
     name: &'static str,
     mask: Mask,
-    /// The others are compared with the first.
+    /// The variants. All others are compared with the first.
     forms: &'static [Form],
 }
 

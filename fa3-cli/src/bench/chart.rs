@@ -18,7 +18,7 @@ const OURS: RGBColor = RGBColor(214, 39, 40);
 /// One bar of each group: name, color and height.
 type Series = (&'static str, RGBColor, fn(&Cell) -> Option<f64>);
 
-/// In the paper's order; ours is the last.
+/// The series in the paper's order. Ours is the last.
 const SERIES: [Series; 4] = [
     ("FlashAttention-2 (paper)", RGBColor(158, 202, 225), |cell| Some(cell.paper?.flash_attention_2.into())),
     ("cuDNN (paper)", RGBColor(161, 217, 155), |cell| Some(cell.paper?.cudnn.into())),
@@ -123,7 +123,8 @@ mod tests {
     fn every_number_is_a_bar() {
         let report = Report::example(16384);
         let svg = draw(&report).unwrap();
-        // Four panels of six lengths, and a marker in each legend. One of our results is wrong and shows as a word.
+        // Each series has six bars in each of four panels, and a marker in each legend. One of our results is wrong,
+        // and shows as a word.
         for (name, color, _) in SERIES {
             let rectangles =
                 svg.lines().filter(|line| line.starts_with("<rect") && line.contains(&fill(color)));

@@ -11,7 +11,8 @@ const SEQLENS: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16384];
 const TOKENS: usize = 16384;
 const HIDDEN: usize = 2048;
 
-/// TFLOP/s of one setting in Figure 5. Some numbers of standard attention and Triton are missing, or ran out of memory.
+/// TFLOP/s of one setting in Figure 5. Standard attention and Triton lack some numbers, for example where they ran out
+/// of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Figure5 {
     pub(super) standard: Option<u32>,
@@ -107,7 +108,7 @@ impl Figure5 {
         })
     }
 
-    /// The best TFLOP/s of the others.
+    /// The best TFLOP/s of all implementations but FlashAttention-3.
     pub(super) fn best_other(&self) -> u32 {
         let Figure5 { standard, flash_attention_2, triton, cudnn, .. } = *self;
         [standard.unwrap_or(0), flash_attention_2, triton.unwrap_or(0), cudnn].into_iter().max().unwrap_or(0)
@@ -136,7 +137,7 @@ mod tests {
         assert_eq!((of(64, Mask::None, 512), first.best_other()), (first, 340));
         let last = of(256, Mask::Causal, 16384);
         assert_eq!((last.standard, last.triton, last.cudnn, last.flash_attention_3), (None, None, 509, 642));
-        // The paper's run is out of memory.
+        // The paper's run of standard attention is out of memory.
         let longest = of(128, Mask::Causal, 16384);
         assert_eq!((longest.standard, longest.best_other(), longest.flash_attention_3), (None, 539, 616));
         assert_eq!(of(64, Mask::Causal, 2048).best_other(), 342);

@@ -218,7 +218,7 @@ head_dim 128, mask causal, seqlen 512: WRONG: o is off";
         let machine = json!({ "gpu": "NVIDIA H100 80GB HBM3", "sms": 132, "cuda": "13.0", "fa3": "0.1.0" });
         assert_eq!(report["machine"], machine);
         let [first, .., last] = report["cells"].as_array().unwrap().as_slice() else { panic!("four cells") };
-        // 4 · 512² · 64 · 32 · 32
+        // 4 · seqlen² · head_dim · batch · heads = 4 · 512² · 64 · 32 · 32.
         let flops = 68_719_476_736.0;
         let expected = json!({
             "dtype": "bf16", "head_dim": 64, "head_dim_v": 64, "mask": "none", "softcap": null,

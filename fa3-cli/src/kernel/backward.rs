@@ -27,7 +27,8 @@ pub(super) struct BackwardArgs {
     sms: NonZeroU32,
 }
 
-/// There are no f32 kernels, and the e4m3 options do not apply, since e4m3 has no gradients.
+/// Adapts an option to the kernels. There are no f32 kernels, and the e4m3 options do not apply, since e4m3 has no
+/// gradients.
 fn with_kernels(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         "dtype" => arg.help("f16 or bf16"),

@@ -21,7 +21,7 @@ pub(super) struct ForwardArgs {
     plan: PlanArgs,
 }
 
-/// There are no f32 kernels.
+/// Adapts an option to the kernels: there are no f32 kernels.
 fn with_kernels(arg: Arg) -> Arg {
     if arg.get_id() == "dtype" { arg.help("f16, bf16 or e4m3") } else { arg }
 }

@@ -88,7 +88,7 @@ pub(crate) enum OperationError {
 }
 
 impl Operation {
-    /// The reference that its results are checked against.
+    /// The reference that the operation's results are checked against.
     pub(super) fn reference(&self) -> Result<Reference, OperationError> {
         Ok(match self {
             Operation::Forward(forward) => forward.reference()?,
@@ -106,7 +106,6 @@ impl Operation {
         })
     }
 
-    /// The operation's program.
     pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {
         Ok(match self {
             Operation::Forward(forward) => forward.program()?,

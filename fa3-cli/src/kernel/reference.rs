@@ -26,7 +26,7 @@ pub(crate) enum Reference {
     Cache(Box<CacheProblem>),
     /// dQ, dK and dV of attention with contiguous tensors.
     Gradients(Box<BackwardProblem>),
-    /// An array, the last buffer, of the arrays before it.
+    /// The last buffer, computed from the buffers before it.
     Plain(Plain),
 }
 
@@ -73,7 +73,7 @@ impl Reference {
         }
     }
 
-    /// Writes the program's inputs that address others, such as page tables. Random numbers cannot be addresses.
+    /// Writes the inputs that address other inputs, such as page tables. Random numbers would be invalid addresses.
     pub(crate) fn place(
         &self,
         program: &Program<Kernel>,

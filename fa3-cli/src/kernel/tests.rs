@@ -142,7 +142,7 @@ fn every_option_of_a_cache_counts() {
 
 #[test]
 fn every_option_of_the_backward_pass_counts() {
-    // Enough keys for dQ additions in any order.
+    // With this many keys, dQ is added in any order.
     let long = "backward --seqlen 5k";
     for option in [&PROBLEM[..], &["--deterministic"]].concat() {
         count(long, &[option], |_| false);

@@ -21,7 +21,7 @@ pub(super) enum Compiler {
 pub(super) struct Compiled {
     /// Registers per thread at entry.
     registers: u32,
-    /// `None` if the kernel comes from the driver's cache, without a report.
+    /// The compiler's report, or `None` if the kernel comes from the driver's cache.
     pub(super) report: Option<JitReport>,
     time: Duration,
 }
@@ -58,7 +58,7 @@ impl Compiler {
 }
 
 impl Compiled {
-    /// Registers, bytes spilled, warnings, milliseconds.
+    /// The table's cells: registers, bytes spilled, warnings and milliseconds.
     pub(super) fn cells(&self) -> [String; 4] {
         let of_report = |number: fn(&JitReport) -> usize| {
             self.report.as_ref().map_or_else(|| "?".to_owned(), |report| number(report).to_string())

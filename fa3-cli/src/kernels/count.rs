@@ -99,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    /// Both prints of a kernel state the same counts.
+    /// The counts equal the numbers of lines in the kernel's printed IR and PTX.
     #[test]
     fn what_is_counted_is_what_is_printed() {
         let (others, forward): (Vec<_>, Vec<_>) = shipped().partition(|shipped| shipped.forward().is_none());

@@ -11,9 +11,9 @@ use rand_distr::{Distribution, StandardNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
 
-/// Rows of the forward kernels' tiles.
+/// Numbers of rows of the forward kernels' tiles.
 const TILE_ROWS: [usize; 3] = [64, 128, 192];
-/// Numbers drawn by a thread at a time.
+/// How many random numbers a thread draws at a time.
 const CHUNK: usize = 1 << 16;
 
 /// Checks the bits of O, and LSE.
@@ -154,7 +154,7 @@ mod tests {
         o[0] = bf16::from_f32(9.0).to_bits();
         assert!(matches!(check(&o, &lse), Err(Wrong::Row(RowViolation { what: "o", .. }))));
         o[0] = first;
-        // Elements of rows that are not compared with the oracle.
+        // These elements lie in rows that are not compared with the oracle.
         (o[76_700], lse[1000]) = (0xFFFF, f32::NAN);
         assert_eq!(check(&o, &lse), Err(Wrong::Nan { what: "o", at: 76_700 }));
         o[76_700] = 0;

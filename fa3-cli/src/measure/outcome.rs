@@ -79,11 +79,10 @@ pub(crate) struct Timing {
     pub(crate) launches: u32,
     /// Milliseconds per launch, for each round.
     pub(crate) millis: Vec<f64>,
-    /// The median of `millis`.
     pub(crate) median: f64,
-    /// Rows of O and LSE that were compared with the oracle.
+    /// Number of rows of O and LSE that were compared with the oracle.
     pub(crate) rows: usize,
-    /// Their largest error, as a fraction of what is allowed.
+    /// The largest error in these rows, as a fraction of the allowed error.
     pub(crate) error: f64,
 }
 
@@ -137,7 +136,6 @@ pub(crate) fn median(numbers: &[f64]) -> f64 {
 
 #[cfg(test)]
 impl Machine {
-    /// Some GPU.
     pub(crate) fn example() -> Machine {
         Machine { gpu: "NVIDIA H100 80GB HBM3".to_owned(), sms: 132, cuda: "13.0".to_owned(), fa3: "0.1.0" }
     }
@@ -145,7 +143,7 @@ impl Machine {
 
 #[cfg(test)]
 impl Outcome {
-    /// A right result after these times.
+    /// A right result with these times.
     pub(crate) fn checked(millis: &[f64]) -> Outcome {
         let plan = "128 x 128; linear; static persistent".to_owned();
         Outcome::Checked(Timing::new(plan, 9, millis.to_vec(), 60, 0.5))

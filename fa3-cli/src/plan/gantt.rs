@@ -51,7 +51,7 @@ impl Panel {
         Panel { name, makespan: tiles.simulate(), blocks, bound }
     }
 
-    /// The schedule of a backward kernel in the same cost model, which does not model waits of tiles for each other.
+    /// The schedule of a backward kernel in the forward pass's cost model, which has no waits of tiles for each other.
     pub(super) fn of_part(
         name: &'static str,
         schedule: &Schedule,

@@ -31,7 +31,7 @@ pub(super) fn json(plan: &Plan, tiles: &DensePlan, orders: Option<&OrderComparis
     )
 }
 
-/// Adds what every forward plan has to the numbers of one.
+/// Adds the numbers that every forward plan has to `numbers`.
 fn with_cta(plan: &Plan, mut numbers: Value) -> Value {
     let (tile, Registers { entry, producer, consumer, .. }) = (plan.tile(), plan.registers());
     numbers["problem"] = plan.problem().to_string().into();

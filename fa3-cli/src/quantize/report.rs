@@ -33,7 +33,7 @@ pub(super) struct Drift {
 }
 
 impl Drift {
-    /// Computes the rotated and transformed rows of `x` again on the CPU, and compares.
+    /// Computes the rotated and transformed rows of `x` again on the CPU, and compares them with the dequantized codes.
     pub(super) fn of<T: Scalar + Copy>(
         x: ArrayView4<'_, T>,
         table: Option<&RopeTable>,
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// 3 bytes per element, 4 per scale, and 8 for each of 8 pairs of cosine and sine per position.
+    /// A call moves 3 bytes per element, 4 per scale, and 8 for each of 8 pairs of cosine and sine per position.
     #[test]
     fn a_table_counts_as_far_as_it_is_read() {
         let x = Array4::from_elem([2, 100, 3, 32], f16::ONE);

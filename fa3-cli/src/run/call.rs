@@ -25,7 +25,7 @@ use crate::device::{ChosenDevice, Computed, Times};
 /// The tensors of one call in a file.
 #[derive(Debug)]
 pub(super) struct Call {
-    /// The prefix of its tensors' names.
+    /// The prefix of the names of the call's tensors.
     pub(super) prefix: String,
     pub(super) q: Tensor,
     pub(super) k: Tensor,
@@ -148,7 +148,7 @@ impl Call {
         let (qv, expected_o, dout) = (qv?, expected_o?, dout?);
         let call = Call { q: like_q(q)?, k: k?, v: v?, qv, expected_o, dout, ..call };
         let Results { report, o, lse, gradients } = call.compute(options, place)?;
-        // LSE and the gradients of sinks have their own order.
+        // LSE and the gradients of sinks have their own order of dimensions.
         let laid = |tensor: Tensor| match tensor.name.ends_with("dsink") {
             true => tensor,
             false => layout.write(tensor, packed),

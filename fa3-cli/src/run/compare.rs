@@ -58,7 +58,7 @@ pub(super) enum Verdict {
         what: &'static str,
         norms: ErrorNorms,
         bound: f64,
-        /// Text after the bound: a factor, or where it applies.
+        /// Text after the bound: a factor on the bound, or where the bound applies.
         unit: &'static str,
         holds: bool,
         heads: Option<Heads>,
@@ -98,7 +98,6 @@ impl Expected {
         Ok(Expected { o: o.transpose()?, lse: lse.transpose()? })
     }
 
-    /// Checks O and LSE.
     pub(super) fn check<T: Scalar, O: Scalar>(
         self,
         judged: Judged,

@@ -103,7 +103,8 @@ impl Error {
         if is_of_heads { Error::Layout(Box::new(self)) } else { self }
     }
 
-    /// An error of the library, of the call or of the GPU.
+    /// The error of `fa3 run` for an error of the library: of the GPU, or of the call whose tensors' names begin with
+    /// `prefix`.
     #[allow(clippy::wildcard_enum_match_arm, reason = "all others name the tensors themselves")]
     pub(super) fn compute(prefix: &str, error: fa3::Error) -> Error {
         match error {

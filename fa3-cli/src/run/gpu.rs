@@ -45,8 +45,8 @@ pub(super) fn forward<T: Scalar>(
     Ok((Output::new(o, lse), times))
 }
 
-/// Computes the gradients of such a call from its output, and times a launch of their kernels. `known` has the sequence
-/// lengths.
+/// Computes the gradients of a call over contiguous tensors from its output, and times a launch of the backward
+/// kernels. `known` has the sequence lengths.
 pub(super) fn backward<T: Scalar>(
     device: &Device,
     (problem, known): (&BackwardProblem, &KnownProblem),

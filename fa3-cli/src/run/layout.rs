@@ -32,9 +32,9 @@ pub(super) enum Layout {
 /// How the columns of a fused row are cut into heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Columns {
-    /// Into this many heads of Q. Heads of K have the same head_dim.
+    /// This many heads of Q. Heads of K have the head_dim that follows.
     Heads(usize),
-    /// Into heads of this head_dim.
+    /// Heads of this head_dim.
     HeadDim(usize),
 }
 
@@ -53,7 +53,7 @@ impl Columns {
         }
     }
 
-    /// Heads of Q, and of K and V.
+    /// The numbers of heads of Q, and of K and V.
     pub(super) fn heads(self, q: &Tensor, k: &Tensor) -> Result<[usize; 2], Error> {
         let head_dim = match self {
             Columns::Heads(heads) => divide(q, heads, "heads")?,
@@ -117,7 +117,8 @@ impl Layout {
         self.swap(tensor)
     }
 
-    /// Swaps rows and heads if this layout has heads before rows, which undoes itself. Fuses the columns of a result.
+    /// Swaps rows and heads if this layout has heads before rows; a second swap undoes the first. In the layout
+    /// `Fused`, which only results have, makes one dimension of heads and head_dim.
     fn swap(self, tensor: Tensor) -> Tensor {
         match self {
             Layout::Bshd | Layout::Shd => tensor,

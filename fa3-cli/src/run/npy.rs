@@ -11,10 +11,10 @@ use super::tensor::Tensor;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// NumPy's own limit.
+/// The largest number of dimensions, which is NumPy's own limit.
 const MOST_DIMS: usize = 64;
 
-/// Far above what is needed: the header of an array takes less than 2 KiB.
+/// The longest header. It is far above what is needed: the header of an array takes less than 2 KiB.
 const MOST_HEADER_BYTES: u32 = 1 << 24;
 
 /// The names of element types, and whether their bytes are in big-endian order.
@@ -123,7 +123,7 @@ fn cut(text: &str) -> String {
 }
 
 impl Header<'_> {
-    /// Parses a dict with exactly these three keys, in any order.
+    /// Parses a dict that has exactly the fields of [`Header`] as keys, in any order.
     fn parse(header: &[u8]) -> Result<Header<'_>, NpyError> {
         let mut text = Text(str::from_utf8(header).map_err(|_| NpyError::Header)?);
         let (mut descr, mut fortran_order, mut shape) = (None, None, None);
@@ -164,7 +164,7 @@ impl<'a> Text<'a> {
         if self.eat(token) { Ok(()) } else { Err(NpyError::Header) }
     }
 
-    /// A string; Python 2 marks Unicode strings with u.
+    /// Parses a string. Python 2 marks Unicode strings with u.
     fn string(&mut self) -> Result<&'a str, NpyError> {
         self.eat("u");
         let quote = ['\'', '"'].into_iter().find(|quote| self.eat(quote.encode_utf8(&mut [0])));
@@ -173,7 +173,7 @@ impl<'a> Text<'a> {
         Ok(string)
     }
 
-    /// The name of the element type. A list in its place describes records.
+    /// Parses the name of the element type. A list in place of the name describes records.
     fn descr(&mut self) -> Result<&'a str, NpyError> {
         if self.eat("[") { Err(NpyError::Dtype { descr: "records".to_owned() }) } else { self.string() }
     }
@@ -201,7 +201,7 @@ impl<'a> Text<'a> {
         Ok(extents)
     }
 
-    /// An extent; Python 2 marks long integers with L.
+    /// Parses an extent. Python 2 marks long integers with L.
     fn number(&mut self) -> Result<usize, NpyError> {
         let text = self.0.trim_start();
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

@@ -47,7 +47,7 @@ impl Selection {
 const LENGTH_BYTES: u64 = 8;
 /// The first bytes of a zip archive.
 const ZIP: &[u8] = b"PK\x03\x04";
-/// The format's own limit.
+/// The longest header, which is the format's own limit.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
 
 /// A file whose header has been read. Tensors are read on demand.
@@ -69,9 +69,9 @@ impl<'a> File<'a> {
         Ok(File { path, source, metadata, start, read: BTreeSet::new() })
     }
 
-    /// The prefixes of the selected calls, sorted: the one given, or every P for which there are tensors Pq, Pk and Pv,
-    /// or with the given names in place of q, k and v. If the names given are complete, there is one call with an empty
-    /// prefix.
+    /// The prefixes of the selected calls, sorted: the given prefix, or every P for which the file has tensors Pq, Pk
+    /// and Pv, with given names in place of q, k and v. If the given names are complete, there is one call with an
+    /// empty prefix.
     pub(super) fn prefixes(&self, selection: &Selection) -> Result<Vec<String>, Error> {
         if let Some(prefix) = &selection.prefix {
             return Ok(vec![prefix.clone()]);
@@ -175,7 +175,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Reads a tensor if it exists. An error if its type is not supported; messages name the `expected` types.
+    /// Reads a tensor if it exists. Fails if its type is not supported; messages name the `expected` types.
     fn find(&mut self, name: &str, expected: &'static str) -> Result<Option<Tensor>, Error> {
         let Some(info) = self.metadata.info(name) else { return Ok(None) };
         self.read.insert(name.to_owned());

@@ -29,7 +29,7 @@ impl Scales {
         self.scales.is_some() || self.mean.is_some()
     }
 
-    /// Codes with these scales, or with scale 1.
+    /// The codes with these scales, or with scale 1 if there are none.
     pub(super) fn of(self, codes: Array4<E4m3>) -> Result<Quantized, Error> {
         let (batch, seqlen, heads, head_dim) = codes.dim();
         let Scales { scales, mean } = self;

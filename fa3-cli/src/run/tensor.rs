@@ -55,8 +55,8 @@ impl Tensor {
             .map_err(|_| Error::shape(self, "(batch, seqlen, heads, head_dim)"))
     }
 
-    /// The tensor as (batch, seqlen, heads, head_dim), or from (total, heads, head_dim) if it is packed. `q` is the
-    /// name of the tensor whose type is required.
+    /// The tensor as an array (batch, seqlen, heads, head_dim). A packed tensor is (total, heads, head_dim), and gets
+    /// batch 1. `q` is the name of the tensor whose type is required.
     pub(crate) fn array<T: Stored>(self, packed: bool, q: &str) -> Result<Array4<T>, Error> {
         let dims = match (self.shape.as_slice(), packed) {
             (&[batch, seqlen, heads, head_dim], false) => [batch, seqlen, heads, head_dim],
@@ -139,7 +139,7 @@ impl Tensor {
         })
     }
 
-    /// The numbers of an expected result. FP8 has none.
+    /// The numbers of an expected result, which cannot be in FP8.
     fn results<T>(&self, to: impl Fn(f64) -> T) -> Result<Vec<T>, Error> {
         let numbers = if self.dtype == Dtype::F8_E4M3 { None } else { self.numbers(to) };
         numbers.ok_or_else(|| Error::dtype(self, EXPECTED))
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use ndarray::{Dim, arr1, arr3};
 
-    /// An element of each type is read from its bytes, and written as them.
+    /// An element of each type is read from its bytes, and written as the same bytes.
     #[test]
     fn little_endian_bytes() {
         assert_eq!(f16::decode(&[0x00, 0x3C, 0x00, 0xC0]), [1.0, -2.0].map(f16::from_f32));

@@ -7,7 +7,7 @@ use rand::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// The simulator tracks every byte of a buffer, so this many take some GiB.
+/// The most bytes of all buffers. The simulator tracks every byte, so that these take some GiB.
 const MOST_BYTES: usize = 256 << 20;
 
 /// Why buffers cannot be initialized.
@@ -30,7 +30,7 @@ pub(crate) fn initial<K>(program: &Program<K>, seed: u64) -> Result<Vec<Vec<u8>>
     let bytes = |buffer: &Buffer| match buffer.role {
         // Lists, which the caller fills in.
         BufferRole::Input if buffer.elem == Elem::U32 => Ok(vec![0; buffer.bytes()]),
-        // Scales are positive.
+        // Scales must be positive, so they are 1. All other inputs are random.
         BufferRole::Input if !buffer.name.ends_with("descale") => random(buffer, &mut rng),
         BufferRole::Input | BufferRole::OptionalInput => Ok(1f32.to_le_bytes().repeat(buffer.len())),
         BufferRole::InOut => Ok(vec![0; buffer.bytes()]),
@@ -66,7 +66,7 @@ pub(crate) fn numbers(elem: Elem, bytes: &[u8]) -> Vec<f64> {
         (Elem::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
         (Elem::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
         (Elem::E4m3, &[code]) => E4m3::from_bits(code).to_f32().into(),
-        // Unsigned integers.
+        // All other types are unsigned integers.
         (_, bytes) => bytes.iter().rev().fold(0.0, |number, &byte| 256.0 * number + f64::from(byte)),
     };
     bytes.chunks_exact(elem.bytes() as usize).map(number).collect()

@@ -55,7 +55,7 @@ enum Fault {
 #[derive(Debug)]
 struct Seen {
     fault: Fault,
-    /// The command that repeats that run.
+    /// The command that repeats the first run with this fault.
     again: String,
     /// The seeds of the runs with this fault.
     seeds: Vec<u64>,

@@ -8,7 +8,7 @@ use fa3_types::Problem;
 const ROWS: [(u32, u32); 3] = [(64, 1), (128, 2), (192, 3)];
 const PIPELINES: [Pipeline; 4] =
     [Pipeline::Serial, Pipeline::Paired, Pipeline::TwoStage, Pipeline::ThreeStage];
-/// Changes in the width of a KV block, in steps.
+/// Changes in the width of a KV block, in steps of [`STEP`] keys.
 const STEPS: [i64; 4] = [-2, -1, 1, 2];
 /// Keys per step: the K dimension of the PV instruction.
 const STEP: u32 = 16;
@@ -109,7 +109,9 @@ mod tests {
         assert!(TileRow::table().len() > 10);
         for TileRow { tile, .. } in TileRow::table() {
             let neighbours = neighbours(*tile, &H100);
-            assert!((3..25).contains(&neighbours.len()), "{tile}: {}", neighbours.len());
+            // No other tile that converts rows fits.
+            let least = if tile.converts_rows() { 0 } else { 3 };
+            assert!((least..25).contains(&neighbours.len()), "{tile}: {}", neighbours.len());
             for (index, other) in neighbours.iter().enumerate() {
                 other.check(&H100).unwrap_or_else(|error| panic!("{other}: {error}"));
                 assert!(other != tile && !neighbours[..index].contains(other), "{other} twice");
@@ -119,7 +121,8 @@ mod tests {
         }
     }
 
-    /// 128 x 176, two stages, ping-pong: the tiles that an engineer would try next.
+    /// The neighbours of a tile of 128 x 176 with two stages and ping-pong are the tiles that an engineer would try
+    /// next.
     #[test]
     fn neighbours_of_a_tile() {
         let tile = candidates(&problem(128, Mask::None, 8192), &H100).unwrap()[0].tile;
@@ -137,7 +140,8 @@ mod tests {
             has(CtaTile { ping_pong: false, ..tile }) && has(CtaTile { pipeline: Pipeline::Serial, ..tile })
         );
         assert!(has(CtaTile { stages: 1, ..tile }));
-        // 227 KiB hold 32 of Q and three stages of 64 with 128 keys, but not three stages of 72 with 144 keys.
+        // 227 KiB hold 32 KiB of Q and three stages of 128 keys, 64 KiB each, but not three stages of 144 keys, 72 KiB
+        // each.
         assert!(has(CtaTile { stages: 3, tile_n: 128, ..tile }));
         assert!(has(CtaTile { tile_m: 64, consumers: 1, ping_pong: false, ..tile }));
         let three = |shape: &&CtaTile| (shape.consumers, shape.pipeline) == (3, Pipeline::Paired);

@@ -22,14 +22,14 @@ pub(super) struct Ranking {
 /// A candidate and its outcome.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
-    /// Whether it is the planned candidate.
+    /// Whether this is the planned candidate.
     planned: bool,
     tile: String,
     /// The tile order, and the cluster size if there are clusters.
     order: String,
     outcome: Outcome,
     tflops: Option<f64>,
-    /// Its speed, relative to the planned candidate's.
+    /// The candidate's speed, relative to the planned candidate's speed.
     ratio: Option<f64>,
 }
 

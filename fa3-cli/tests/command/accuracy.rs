@@ -53,7 +53,7 @@ fn tables_are_printed_and_written() {
     }
 }
 
-/// Q, K and V of a model, with O that another program computed in f64.
+/// The file has Q, K and V of a model, and O that another program computed in f64.
 #[test]
 fn activations_are_read() {
     let folder = Folder::new();
@@ -64,7 +64,7 @@ fn activations_are_read() {
     let report = folder.json("a.json");
     assert!(rows(&report).iter().all(|row| row["paper"] == Value::Null));
     let median = |method| median(&report, "method", method);
-    // 3 % and 0.02 % of O.
+    // The errors are about 3 % and 0.02 % of O.
     assert!((4e-3..1e-2).contains(&median("Flash3Fp8")) && (3e-5..1e-4).contains(&median("Flash3Fp16")));
     assert!(median("VChannels") < median("StandardFp8"));
     fa3(&format!("{measured} --prefix layer0.")).refused("has no tensor layer0.q; it holds k, ");

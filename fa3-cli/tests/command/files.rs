@@ -13,7 +13,6 @@ use serde_json::Value;
 
 use crate::{Ran, command};
 
-/// A temporary folder.
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -28,7 +27,7 @@ impl Folder {
         folder
     }
 
-    /// Runs `fa3` in the folder, with words that blanks divide.
+    /// Runs `fa3` in the folder, with words that are separated by blanks.
     pub(crate) fn fa3(&self, words: &str) -> Ran {
         Ran::of(command(words).current_dir(&self.0))
     }
@@ -63,7 +62,6 @@ impl Folder {
         self.path(name).to_str().unwrap().to_owned()
     }
 
-    /// The number of files.
     pub(crate) fn count(&self) -> usize {
         fs::read_dir(&self.0).unwrap().count()
     }
@@ -181,12 +179,10 @@ pub(crate) fn qkv<T: Scalar>(seqlen: usize) -> [Array4<T>; 3] {
     [(4, 0.7), (2, 0.9), (2, 1.1)].map(|(heads, step)| wave([1, seqlen, heads, 16], step))
 }
 
-/// Tensors q, k and v.
 pub(crate) fn tensors<T: Number>(qkv: &[Array4<T>; 3]) -> Vec<Tensor> {
     named(["q", "k", "v"], qkv)
 }
 
-/// Tensors with these names.
 pub(crate) fn named<T: Number>(names: [&str; 3], qkv: &[Array4<T>; 3]) -> Vec<Tensor> {
     names.into_iter().zip(qkv).map(|(name, x)| Tensor::of(name, x)).collect()
 }

@@ -32,8 +32,9 @@ fn prints_are_the_librarys() {
     }
 }
 
-/// By hand: A is 100 x 72 and B 136 x 72 with two bytes, C 100 x 136 with four. The tiles are 64 x 64 and 128 x 64, and
-/// C's tiles are stored as panels of 128 bytes. K has two tiles, one per split.
+/// The numbers are computed by hand. A is 100 x 72 and B is 136 x 72, with elements of two bytes. C is 100 x 136, with
+/// elements of four bytes. The tiles are 64 x 64 and 128 x 64, and C's tiles are stored as panels of 128 bytes. K has
+/// two tiles, one per split.
 #[test]
 fn a_launch_as_json() {
     let launch = |words: &str| fa3(&format!("ptx {words} --json")).json();
@@ -109,10 +110,10 @@ fn kernels_that_are_none_are_refused() {
     }
 }
 
-/// No compiler, whatever is installed.
+/// Hides an installed compiler.
 const NO_PTXAS: [(&str, &str); 1] = [("PTXAS", "/no/such/ptxas")];
 
-/// One row for every kernel of the ladder, with the numbers that need no compiler.
+/// The table has one row for every kernel of the ladder, with the numbers that need no compiler.
 #[test]
 fn kernels_are_listed_without_a_compiler() {
     let stdout = fa3_with("kernels", &NO_PTXAS).succeeded();

@@ -49,7 +49,7 @@ fn layouts_and_types_are_named() {
     assert_eq!(name, "a.o");
 }
 
-/// Files in another order of dimensions, read in the default order, are other calls with more heads than rows, or
+/// Files in another order of dimensions, read in the default order, are either calls with more heads than rows, or
 /// invalid.
 #[test]
 fn other_layouts_are_guessed() {

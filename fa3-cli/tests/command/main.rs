@@ -26,7 +26,7 @@ pub(crate) struct Ran {
     pub(crate) stderr: String,
 }
 
-/// Runs `fa3` with words that blanks divide.
+/// Runs `fa3` with words that are separated by blanks.
 pub(crate) fn fa3(words: &str) -> Ran {
     fa3_with(words, &[])
 }
@@ -36,7 +36,7 @@ pub(crate) fn fa3_with(words: &str, variables: &[(&str, &str)]) -> Ran {
     Ran::of(command(words).envs(variables.iter().copied()))
 }
 
-/// `fa3` with words that blanks divide, and without stdin.
+/// `fa3` with words that are separated by blanks, and without stdin.
 pub(crate) fn command(words: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fa3"));
     command.args(words.split_whitespace()).stdin(Stdio::null());

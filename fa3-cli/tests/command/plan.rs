@@ -77,7 +77,7 @@ fn plans_can_be_changed() {
 fn caches_have_plans() {
     let limits = DeviceLimits::h100_sxm().sms(20.try_into().unwrap());
     let q = Shape { batch: 3, seqlen: 4, heads: 16, head_dim: 128 };
-    // 5, 1 and 3 pages of sequences, and one unused page.
+    // The sequences have 5, 1 and 3 pages. One page is unused.
     let kv = Shape { batch: 10, seqlen: 64, heads: 1, head_dim: 128 };
     let sequences = Sequences::paged(3, 5).used();
     let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences);
@@ -145,7 +145,7 @@ fn the_backward_pass_has_plans() {
     assert_eq!(plan("--heads 4 --head-dim 64 --seqlen 64 --deterministic").code, Some(2));
 }
 
-/// A panel for each kernel with products, or the reason why it has no schedule.
+/// The picture has a panel for each kernel with matrix products. Without a schedule, the command says why.
 #[test]
 fn the_backward_pass_has_a_picture() {
     let base = "plan --seqlen 1000 --heads 4 --causal --backward --svg plan.svg";
@@ -244,7 +244,7 @@ fn one_tile_is_a_picture() {
     }
 }
 
-/// The picture shows the schedule: without thinning, one bar for each of the 1024 tiles and panel.
+/// The picture shows the schedule. Unless tiles are left out, each panel has a bar for each of the 1024 tiles.
 #[test]
 fn the_picture() {
     let folder = Folder::new();
@@ -257,7 +257,7 @@ fn the_picture() {
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
     let (background, shades) = (1, 32);
     assert_eq!(svg.matches("<rect ").count(), background + shades + 2 * 1024);
-    // Its panels show the printed plan and the linear order.
+    // The picture's panels show the printed plan and the linear order.
     let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
     let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate().unwrap();
     let planned =
@@ -266,7 +266,7 @@ fn the_picture() {
     for text in ["batch 4 seqlen 4096", &format!("planned: {planned} blocks"), "linear: 157 blocks"] {
         assert!(svg.contains(text), "{text}");
     }
-    // Many more tiles than can be drawn, on one CTA and on many more CTAs than pixels.
+    // There are many more tiles than can be drawn, on one CTA up to many more CTAs than pixels.
     for sms in [1, 132, 4096] {
         drawn(&format!("--batch 100 --causal --sms {sms}"));
         let bytes = folder.bytes("plan.svg").len();

@@ -62,7 +62,7 @@ fn results_are_those_of_fa3_quant() {
         assert!(line.starts_with(start), "{line}");
     }
     let error = lines[4].trim_start_matches("  error   ").trim_end_matches(" relative rms");
-    // The error of 3 mantissa bits.
+    // This is the error of 3 mantissa bits.
     assert!((0.01..0.04).contains(&error.parse::<f64>().unwrap()), "{error}");
 }
 
@@ -132,7 +132,7 @@ fn bad_input_is_refused_in_one_line() {
         ("--dtype f16 --scale -1", "x: the scale -1 is outside 2^-64 to 2^64"),
         ("--dtype f16 --rope halves --rotary-dim 64", "x: rotary_dim 64 is not a positive multiple of 16"),
         ("--dtype f16 --rope halves --rope-base -1", "rotary base -1 is not positive and finite"),
-        // There is no GPU, or no such one.
+        // There is no GPU, or no GPU 1000.
         ("--dtype f16 --device 1000", "no "),
     ] {
         folder.fa3(&format!("{QUANTIZE} {options}")).refused(why);
@@ -160,7 +160,7 @@ fn bad_input_is_refused_in_one_line() {
     }
 }
 
-/// Such a table would fill the memory, and options of a rotation have no effect without one.
+/// A table of too many positions would fill the memory. Options of a rotation have no effect without a rotation.
 #[test]
 fn invalid_options() {
     let folder = Folder::with(&[Tensor::zeros("x", Dtype::F16, &[1, 4, 1, 16])]);

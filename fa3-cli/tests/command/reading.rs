@@ -54,7 +54,7 @@ fn fa3_fed(input: Vec<u8>, endless: bool) -> Ran {
             fed = stdin.write_all(&[0; 1 << 16]);
         }
     });
-    // The command holds the reader, which is closed before the feeder is waited for.
+    // The command owns the reader and is dropped here, so that the feeder's next write fails and the feeder ends.
     let ran = Ran::of(command("run /dev/stdin").stdin(reader));
     feeder.join().unwrap();
     ran
@@ -72,7 +72,7 @@ fn of_a_large_file_only_what_is_asked_for() {
     folder.fa3("run in.safetensors --q w").refused("w is U8, expected F32, F16, BF16 or F8_E4M3");
 }
 
-/// Tensors of 1 GiB in a sparse file of zeros, and 500 MB of memory for the command.
+/// The sparse file has tensors of 1 GiB, and the command has 500 MB of memory.
 #[cfg(target_os = "linux")]
 #[test]
 fn out_of_memory_is_a_sentence() {

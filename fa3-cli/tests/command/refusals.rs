@@ -111,7 +111,8 @@ fn shapes_that_disagree() {
     }
 }
 
-/// A few hundred bytes that claim to hold 2^31 heads, 2^30 sequences, or inputs with a result of impossible size.
+/// Files of a few hundred bytes claim to hold 2^31 - 1 heads, 2^30 sequences, or inputs with a result of impossible
+/// size.
 #[test]
 fn huge_tensors_without_elements() {
     let many_heads: &[usize] = &[1, 0, (1 << 31) - 1, 4];
@@ -222,7 +223,7 @@ fn every_verb_has_the_version() {
     assert!(stdout.contains(env!("CARGO_PKG_VERSION")), "{stdout}");
 }
 
-/// Stacks larger than the address space: no thread can start.
+/// With stacks larger than the address space, no thread can start.
 #[test]
 fn threads_that_cannot_be_made() {
     for words in ["run x", "sim vector_add", "accuracy --quick", "doctor", "quantize x.npy"] {
@@ -278,7 +279,7 @@ fn outputs_that_cannot_be() {
     untouched(&folder);
 }
 
-/// /dev/stdout may be a file by redirection, to which other programs write as well.
+/// By redirection, /dev/stdout may be a file to which other programs write as well.
 #[cfg(unix)]
 #[test]
 fn stdout_is_not_replaced() {

@@ -81,7 +81,7 @@ fn tensors_of_other_names_have_other_results() {
     assert!(other.contains("nothing is expected of these tensors"), "{other}");
 }
 
-/// Activations of a real model, with attention that another program computed in f64.
+/// The file has activations of a real model, with attention that another program computed in f64.
 #[test]
 fn real_activations() {
     let words = concat!("run ", env!("CARGO_MANIFEST_DIR"), "/../data/minilm_layer5.safetensors");
@@ -121,7 +121,7 @@ fn every_type_gives_the_librarys_result() {
     check::<E4m3>();
 }
 
-/// e4m3 compared with the oracle, by the error law of the output's precision.
+/// e4m3 results are compared with the oracle by the error law of the output's precision.
 #[test]
 fn eight_bits_are_judged_as_bf16() {
     let x = qkv::<E4m3>(70);

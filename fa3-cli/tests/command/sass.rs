@@ -118,7 +118,7 @@ loop at 0x0010: 7 instructions a round
     }
 }
 
-/// With the installed tools: the paper's loop of head dimension 128.
+/// Runs the installed tools on the paper's main loop of head dimension 128.
 #[test]
 fn a_forward_kernel() {
     let ran = fa3("sass forward --json");

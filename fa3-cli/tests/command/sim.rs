@@ -71,7 +71,7 @@ fn attention_runs() {
     ]);
 }
 
-/// Three tiles of 64 x 64 in rows of two: a load and a store each, of 64 x 64 x 2 bytes.
+/// There are three tiles of 64 x 64. Each has a load and a store of 64 x 64 x 2 bytes.
 #[test]
 fn a_run_is_a_function_of_its_options() {
     let run = |args: &str| timeless(&sim(args).succeeded());
@@ -95,7 +95,7 @@ warp instructions  ";
     assert!(last.contains("Counted with seed 18446744073709551615:"), "{last}");
 }
 
-/// Picture files are written on request, with a whole number of cycles. Without them no time is printed.
+/// Timelines are written on request, with a whole number of cycles. Without a timeline no cycles are printed.
 #[test]
 fn timelines_are_models() {
     let folder = Folder::new();

@@ -36,10 +36,10 @@ impl DeviceBuffer {
     /// its size in bytes. Dropping this value does not free it.
     ///
     /// # Safety
-    /// It must be `bytes` bytes of memory that the device may access in this device's primary context. It must outlive
-    /// this value and all work put on a stream with it. Until then nothing else may write to it, and nothing else may
-    /// read what this value or that work writes: the rules that the borrow checker enforces for memory of
-    /// [`Device::alloc`].
+    /// At `address` there must be `bytes` bytes of memory that the device may access in this device's primary context.
+    /// The memory must outlive this value and all work put on a stream with it. Until then nothing else may write to
+    /// it, and nothing else may read what this value or that work writes: the rules that the borrow checker enforces
+    /// for memory of [`Device::alloc`].
     pub unsafe fn from_raw(device: &Device, address: u64, bytes: usize) -> DeviceBuffer {
         DeviceBuffer { context: Arc::clone(device.context()), address, bytes, owned: false }
     }

@@ -51,7 +51,7 @@ impl Context {
         Context { device: 0, raw, poison: OnceLock::new(), pending: Mutex::default() }
     }
 
-    /// Whether both are the same context of the driver.
+    /// Whether this and `other` are the same context of the driver.
     pub(super) fn is(&self, other: &Context) -> bool {
         self.raw.0 == other.raw.0
     }
@@ -95,7 +95,7 @@ impl Context {
         pending.iter().filter(|(other, _)| other.0 == stream.0).map(|(_, launch)| launch.clone()).collect()
     }
 
-    /// Forgets the launches on the streams that `ended` selects: they have ended without an error.
+    /// Forgets the launches on the streams that `ended` selects, because these launches have ended without an error.
     pub(super) fn synchronised(&self, ended: impl Fn(Handle<CUstream_st>) -> bool) {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).retain(|(stream, _)| !ended(*stream));
     }
@@ -151,12 +151,12 @@ pub(super) struct Current<'c> {
 }
 
 impl Current<'_> {
-    /// The result of a call. A sticky error poisons the context.
+    /// Converts the result of a call. A sticky error poisons the context.
     pub(super) fn check(&self, call: &'static str, result: CUresult) -> Result<(), HostError> {
         self.check_or(call, result, |error| HostError::Driver { call, error })
     }
 
-    /// The result of a call about a kernel: see [`Current::check`].
+    /// Converts the result of a call about a kernel: see [`Current::check`].
     pub(super) fn check_kernel(
         &self,
         call: &'static str,
@@ -166,7 +166,7 @@ impl Current<'_> {
         self.check_or(call, result, |error| HostError::Kernel { kernel: kernel.to_owned(), call, error })
     }
 
-    /// The result of a query whether work is done. Unfinished work is not an error.
+    /// Converts the result of a query whether work is done. Unfinished work is not an error.
     pub(super) fn check_ready(&self, call: &'static str, result: CUresult) -> Result<bool, HostError> {
         if result == CUresult::CUDA_ERROR_NOT_READY {
             return Ok(false);
@@ -174,7 +174,7 @@ impl Current<'_> {
         self.check(call, result).map(|()| true)
     }
 
-    /// The result of a call that puts `launches` on a stream. The launches are remembered unless the driver refused
+    /// Converts the result of a call that puts `launches` on a stream. Remembers the launches unless the driver refused
     /// them. Under CUDA_LAUNCH_BLOCKING=1 the call also reports errors of its own kernels.
     pub(super) fn check_launch(
         &self,
@@ -191,7 +191,7 @@ impl Current<'_> {
         self.check_or(call, result, say)
     }
 
-    /// The result of a call. `say` converts an error that is not sticky.
+    /// Converts the result of a call; `say` converts an error that is not sticky.
     pub(super) fn check_or(
         &self,
         call: &'static str,

@@ -121,14 +121,14 @@ impl Device {
 
     /// The limits that plans depend on.
     pub fn limits(&self) -> DeviceLimits {
-        // Every GPU has at least one.
+        // Every GPU has at least one SM.
         let sms = NonZeroU32::new(self.sm_count()).unwrap_or(NonZeroU32::MIN);
         DeviceLimits::h100_sxm().sms(sms).smem_bytes(self.smem_bytes())
     }
 
-    /// Whether launches of a plan for `sms` SMs, or for all SMs, may overlap with preceding work (programmatic
-    /// dependent launch). SMs that are left to other work must not fill with waiting CTAs. Drivers before 12.3 cannot
-    /// capture such launches.
+    /// Whether launches may overlap with preceding work (programmatic dependent launch). They may not if `sms` leaves
+    /// SMs to other work, since waiting CTAs would fill those SMs, and with drivers before 12.3, which cannot capture
+    /// such launches.
     pub(super) fn may_overlap(&self, sms: Option<NonZeroU32>) -> bool {
         sms.is_none_or(|sms| sms.get() >= self.sm_count()) && self.driver_version() >= (12, 3)
     }

@@ -42,7 +42,7 @@ pub(super) fn init() -> Result<(u32, u32), HostError> {
     Ok((major, minor))
 }
 
-/// The result of a call that cannot report an earlier kernel's error.
+/// Converts the result of a call that cannot report an earlier kernel's error.
 pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), HostError> {
     result.result().map_err(|error| HostError::Driver { call, error: CudaError::new(error.0) })
 }

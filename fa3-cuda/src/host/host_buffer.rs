@@ -118,7 +118,7 @@ impl HostBuffer {
         stream.wait(&self.copied)?;
         copy(self.memory)?;
         stream.record_in(&self.copied).or_else(|error| {
-            // Without the event no later access could wait for the copy.
+            // No later access could wait for the copy, since the event was not recorded.
             stream.synchronize()?;
             Err(error)
         })

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-// The tests run every schedule of a few threads, drawn by a model checker.
+// The tests run random schedules of a few threads, which a model checker draws.
 #[cfg(test)]
 use shuttle::sync::{Arc, Mutex, MutexGuard};
 #[cfg(not(test))]
@@ -106,7 +106,7 @@ mod tests {
         );
     }
 
-    /// The same schedules find the fault in calls that hold nothing.
+    /// Random schedules mix the kernels of calls that do not hold a value.
     #[test]
     #[should_panic(expected = "mixed")]
     fn calls_that_hold_nothing_are_mixed() {

@@ -11,22 +11,22 @@ use fa3_types::{
 use super::{Compiled, Operation, OperationError};
 use crate::kernels::{self, Spec};
 
-/// The forward pass of attention: one launch, or two if a kernel transposes V first.
+/// The forward pass: one launch, or two if a kernel transposes V, lists packed sequences or reduces splits.
 ///
 /// ```text
 /// O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 /// ```
 ///
-/// Its tensors are `q`, `k`, `v` and `o`; `lse`, f32 of [`Problem::lse_shape`], which is written if given; with
-/// [sinks](Problem::has_sink) `sink`, f32 (heads_q); and for e4m3 `q_descale`, `k_descale` and `v_descale`, f32 of
-/// [`Problem::descale_shapes`], where x = descale · code. Scales of heads are not negative, and default to 1. Scales of
-/// blocks must be given, positive and normal. Scales of channels must be given, not negative, with the means `v_mean`,
-/// f32 of [`Problem::v_mean_shape`]: V = mean + descale · code. Only Q, K, V and O may have strides of their own; all
-/// other tensors are contiguous.
+/// Its tensors are `q`, `k`, `v` and `o`. If `lse` is given, f32 of [`Problem::lse_shape`], it is written. A problem
+/// with [sinks](Problem::has_sink) has `sink`, f32 (heads_q). An e4m3 problem has `q_descale`, `k_descale` and
+/// `v_descale`, f32 of [`Problem::descale_shapes`]: x = descale · code. Scales of heads are not negative, and default
+/// to 1. Scales of blocks must be given, positive and normal. Scales of channels must be given, not negative, with the
+/// means `v_mean`, f32 of [`Problem::v_mean_shape`]: V = mean + descale · code. Tensors other than Q, K, V and O are
+/// contiguous.
 ///
 /// A problem of packed sequences has `cu_seqlens_q` and `cu_seqlens_k`, i32 (sequences + 1). With
 /// [`given_table`](forward::PlanOptions::given_table) it has `table` in their place, as
-/// [`ForwardTable`](super::ForwardTable) writes it.
+/// [`ForwardTable`](super::ForwardTable) writes it. [`Compiled::tensors`] lists the further tensors of other problems.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, Forward, OperationError, Tensors, Workspace};
@@ -84,7 +84,7 @@ impl Operation for forward::Plan {
     }
 }
 
-/// The backward pass of attention: two or three launches, and one more for sinks.
+/// The backward pass: two or three launches; one more for sinks, two more for packed sequences, three for intervals.
 ///
 /// ```text
 /// P = exp(S - LSE)    dP = dO Vᵀ    dS = P ∘ (dP - D + dLSE)    dV = Pᵀ dO    dQ = scale · dS K    dK = scale · dSᵀ Q
@@ -159,11 +159,11 @@ impl Operation for backward::Plan {
 }
 
 /// Attention of f16 or bf16 tensors in 8 bits: kernels quantize Q, K and V to codes in the workspace, and the forward
-/// pass reads the codes. With signs, Q and K are first multiplied by a Hadamard matrix.
+/// pass reads the codes. If the problem has signs, Q and K are first multiplied by a Hadamard matrix.
 ///
-/// Its tensors are `q`, `k`, `v` and `o`; `lse` as for [`Forward`]; if Q and K are rotated, `cos` and `sin`, f32
-/// (table_rows, rotary_dim / 2), and for listed positions `q_positions` and `k_positions`, i32 (batch, seqlen); for
-/// packed sequences `cu_seqlens_q` and `cu_seqlens_k`, i32 (sequences + 1). All of these are contiguous.
+/// Its tensors are `q`, `k`, `v`, `o`, and `lse` as for [`Forward`]. A rotation has `cos` and `sin`, f32 (table_rows,
+/// rotary_dim / 2), and for listed positions `q_positions` and `k_positions`, i32 (batch, seqlen). Packed sequences
+/// have `cu_seqlens_q` and `cu_seqlens_k`, i32 (sequences + 1). Tensors other than Q, K, V and O are contiguous.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, Fp8Forward, OperationError, Tensors, Workspace};
@@ -217,7 +217,7 @@ impl Operation for fp8::Plan {
 /// [`Scaling`](fa3_types::Scaling) lists the other granularities of scales: heads, the tensor, or channels, whose means
 /// are subtracted first. These granularities take another pass over the tensor.
 ///
-/// Its tensors are `x`, `codes` in the problem's layout, and by the problem: `scales`, f32 of
+/// Its tensors are `x`, `codes` in the problem's layout, and depending on the problem: `scales`, f32 of
 /// [`QuantizeProblem::scales_shape`]; `mean`, f32 (batch, heads, head_dim), the means of channels; `cos` and `sin`, f32
 /// (table_rows, rotary_dim / 2); `positions`, i32 (batch, seqlen); for packed sequences `cu_seqlens`, i32 (sequences +
 /// 1). All tensors except `x` and `codes` are contiguous.

@@ -38,7 +38,7 @@ pub enum PlacementError {
     OtherDevice { given: &'static str },
 }
 
-/// The buffers of a program, by their indices: the properties on which the validity of addresses depends.
+/// For each buffer of a program, by its index: the properties on which the validity of its address depends.
 #[derive(Debug)]
 pub(super) struct Interface {
     places: Vec<BufferDemand>,
@@ -172,7 +172,7 @@ mod tests {
         Interface::of(&program)
     }
 
-    /// Places tensors. One of them lies elsewhere than usual.
+    /// Places q, k, o and lse at their usual addresses, except `tensor`, which lies at `address`.
     fn place(tensor: &'static str, address: Option<u64>) -> Result<Vec<u64>, PlacementError> {
         let mut given: Given = [("q", 0x1000), ("k", 0x2000), ("o", 0x3000), ("lse", 0x4004)]
             .map(|(tensor, address)| (tensor, Some(address)))

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use lru::LruCache;
 
 use super::keyed_mutex::lock;
-// The tests run schedules of threads that a model checker draws.
+// The tests run random schedules of threads, which a model checker draws.
 #[cfg(test)]
 use shuttle::sync::{Arc, Mutex};
 

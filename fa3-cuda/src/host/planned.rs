@@ -15,8 +15,8 @@ pub(super) struct Planned {
     interface: Interface,
 }
 
-/// The offsets in the workspace of the buffers that are not the caller's tensors. Operations share a workspace. Its
-/// first [`Workspace::COUNTERS`] bytes are for tile counters only, which are 0 before and after every launch. So no
+/// The workspace offsets of all buffers that are not the caller's tensors. Operations share a workspace. Its first
+/// [`Workspace::COUNTERS`] bytes are only for tile counters, which are 0 before and after every launch, so that no
 /// operation writes other data where another operation has a counter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct WorkspaceLayout {
@@ -27,7 +27,7 @@ struct WorkspaceLayout {
     bytes: usize,
 }
 
-/// Buffers of a workspace begin at multiples of this, so that atomics on different buffers do not contend.
+/// Alignment in bytes of buffers in a workspace, so that atomics on different buffers do not contend.
 const ALIGN: usize = 256;
 
 impl Planned {

@@ -25,14 +25,14 @@ struct Arguments {
     maps: Vec<Map>,
 }
 
-/// Parameter `param` is the address of a buffer.
+/// The parameter number `param`, which is the address of a buffer.
 #[derive(Clone, Copy, Debug)]
 struct Pointer {
     param: usize,
     buffer: BufferId,
 }
 
-/// Parameter `param` is a tensor map over a buffer.
+/// The parameter number `param`, which is a tensor map over a buffer.
 #[derive(Debug)]
 struct Map {
     param: usize,
@@ -165,7 +165,7 @@ impl Recent {
         self.encoded.iter().find(|(of, _)| *of == address).map(|(_, image)| *image)
     }
 
-    /// Caches the image in place of the oldest one.
+    /// Caches the image. A full cache first drops its oldest image.
     fn insert(&mut self, address: u64, image: ParamImage) {
         if self.encoded.len() == KEPT {
             self.encoded.pop_front();

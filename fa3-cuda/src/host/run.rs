@@ -26,7 +26,7 @@ impl Device {
         unsafe { self.run_functions(&functions, initial) }
     }
 
-    /// [`Device::run`] for compiled kernels.
+    /// Like [`Device::run`], for compiled kernels.
     ///
     /// # Safety
     /// The conditions of [`Device::run`].

@@ -107,9 +107,9 @@ fn data_type(elem: Elem) -> CUtensorMapDataType {
 }
 
 /// L2 promotion for rows of `row_bytes`: the largest promotion that fetches nothing of the next row. In a KV cache the
-/// next row belongs to another head, and would be evicted before a CTA reads that head. On an H100 with rows of 128
-/// bytes (64 sequences of 2048 keys of e4m3), fetches of 256 bytes took 145 us, and fetches of 128 bytes 106. With rows
-/// of 256 bytes, fetches of 128 bytes take 2 % longer than fetches of 256.
+/// next row belongs to another head, and would be evicted before a CTA reads that head. On an H100, with 64 sequences
+/// of 2048 keys and e4m3 rows of 128 bytes, fetches of 256 bytes took 145 us, and fetches of 128 bytes 106 us. With
+/// rows of 256 bytes, fetches of 128 bytes took 2 % longer than fetches of 256 bytes.
 fn fetches(row_bytes: u64) -> CUtensorMapL2promotion {
     match row_bytes {
         256.. => CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

@@ -89,7 +89,7 @@ impl<'a> Tensors<'a> {
 
     /// The tensors' addresses.
     pub(super) fn addresses(&self) -> impl Iterator<Item = (&'static str, Option<u64>)> {
-        // The check refuses tensors that begin behind the end of the buffer, unless they have no bytes.
+        // The sum may wrap only for tensors that `check` refuses, or that have no bytes.
         self.0
             .iter()
             .map(|given| (given.tensor, Some(given.buffer.address().wrapping_add(given.from as u64))))

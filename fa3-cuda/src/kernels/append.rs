@@ -1,5 +1,5 @@
-//! Appends new rows of keys and values to a cache, with the keys rotated, and writes rotated queries to a tensor of
-//! their own. One launch, in which a CTA has a few rows:
+//! Appends new rows of keys and values to a cache, with the keys rotated, and writes rotated queries to another tensor.
+//! One launch does all this. A CTA has a few rows:
 //!
 //! ```text
 //! CTAs   keys │ values │ queries │ lengths after
@@ -8,8 +8,8 @@
 //!                                           └─► angles of its position
 //! ```
 //!
-//! The steps of the chain are dependent loads; all other loads are issued without waiting for them. Whatever lengths
-//! and page tables say, no access leaves the cache: see [`fa3_sched::append`].
+//! The loads of a chain depend on each other; all other loads are issued without waiting for them. No access leaves the
+//! cache, whatever the lengths and page tables are: see [`fa3_sched::append`].
 
 mod params;
 mod program;
@@ -33,7 +33,7 @@ use super::params::{Declare, InKernel};
 use super::parts::strided::Strided;
 
 impl KernelSpec for Spec {
-    /// Builds the kernel. The spec must come from [`Spec::of`].
+    /// Builds the kernel of a spec that comes from [`Spec::of`].
     fn kernel(&self) -> Kernel {
         Kernel::build("append", Launch::threads(THREADS), |b| {
             let params = self.form().pass(&mut Declare(b));
@@ -52,7 +52,7 @@ struct Append<'k> {
 }
 
 impl<'k> Append<'k> {
-    /// Runs the part of the kernel that this CTA has.
+    /// Does this CTA's part of the work.
     #[track_caller]
     fn run(&self) {
         let (b, cta, queries) = (self.builder, self.builder.cta_x(), self.params.queries.as_ref());
@@ -103,7 +103,7 @@ impl<'k> Append<'k> {
             Tokens { of_sequence: new.of_sequence, cu_seqlens: new.cu_seqlens, count: self.params.count };
         let token = tokens.token(b, search, token, part.lanes());
         let x = part.load(b, from.global().at([token.entry, head, token.row_of_entry]));
-        // Rows outside every sequence are treated as having a negative length, and are dropped.
+        // A row outside every sequence is treated as if its sequence had a negative length, and is dropped.
         let used = self.of_sequence(self.params.used, &token, u32::MAX);
         let angles = rotation.zip(self.params.rotation.as_ref()).map(|(rotation, tables)| {
             let base = tables.listed.map_or(used, |listed| self.of_sequence(Some(listed), &token, 0));
@@ -128,8 +128,8 @@ impl<'k> Append<'k> {
         b.fence(FenceInst::ProxyAsyncGlobal);
     }
 
-    /// The batch entry of the cache and the row there of a row at `position` of its sequence, and whether that row
-    /// exists. It never exists where `fits` is false.
+    /// The place in the cache of a row at `position` of its sequence: the batch entry, the row in it, and whether that
+    /// row exists. It does not exist if `fits` is false.
     #[track_caller]
     fn place(
         &self,
@@ -157,7 +157,7 @@ impl<'k> Append<'k> {
         ([entry, row], entry.lt(pages.entries))
     }
 
-    /// Rotates the CTA's queries. CTAs for queries begin with number `first`.
+    /// Rotates the CTA's queries. The CTAs from number `first` on rotate queries.
     #[track_caller]
     fn rotate(&self, queries: &Queries<InKernel<'k>>, first: U32<'k>) {
         let b = self.builder;
@@ -184,7 +184,7 @@ impl<'k> Append<'k> {
         b.fence(FenceInst::ProxyAsyncGlobal);
     }
 
-    /// Writes the lengths of sequences after the append, one a thread.
+    /// Writes the lengths of sequences after the append. Each thread writes one.
     #[track_caller]
     fn store_lengths(&self, new: &NewRows<InKernel<'k>>) {
         let (b, params) = (self.builder, &self.params);
@@ -203,7 +203,7 @@ impl<'k> Append<'k> {
         });
     }
 
-    /// The array's entry for the sequence of a row; `otherwise` for a row outside every sequence.
+    /// The array's entry for the sequence of a row, or `otherwise` if the row is outside every sequence.
     #[track_caller]
     fn of_sequence(&self, array: Option<U64<'k>>, token: &Token<'k>, otherwise: u32) -> U32<'k> {
         let (b, Some(array)) = (self.builder, array) else { return self.builder.value(otherwise) };
@@ -222,7 +222,7 @@ struct Moved<'p, 'k> {
     /// The scales of the cache, if rows are quantized to e4m3.
     descale: Option<U64<'k>>,
     head_dim: u32,
-    /// First CTA for these rows.
+    /// The first CTA that moves these rows.
     first: U32<'k>,
     rotation: Option<Rotation>,
 }

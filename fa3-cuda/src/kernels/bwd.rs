@@ -1,4 +1,4 @@
-//! The backward pass: two or three kernels, in one of three forms, and one more if query heads have sinks.
+//! The backward pass has one of three forms, of two or three kernels each. Sinks, and masks of intervals, add kernels.
 //!
 //! ```text
 //! stats   D = rowsum(dO ∘ O) - dLSE                                          of every row
@@ -6,19 +6,20 @@
 //! dq      P = exp(S - LSE)                dS = P ∘ (dP - D)   dQ = dS K      one tile of rows after another
 //! ```
 //!
-//! with S = softmax_scale · Q Kᵀ and dP = dO Vᵀ; dQ and dK are multiplied by softmax_scale at the end. No CTA adds to
-//! memory that another CTA has written, so gradients have the same bits in every run.
+//! with S = softmax_scale · Q Kᵀ and dP = dO Vᵀ; dQ and dK are multiplied by softmax_scale at the end. In this form no
+//! CTA adds to memory that another CTA has written, so gradients have the same bits in every run.
 //!
-//! In the other two forms the dkv kernel computes its part of dQ, too, and adds it to sums in f32, as the paper's
-//! Algorithm 3 (arXiv 2407.08608) does. If tiles add in any order, another kernel rounds the sums at the end. If tiles
-//! add from the last keys to the first (deterministic), dQ has the same bits in every run, and the last tile that adds
-//! to a row writes dQ.
+//! In the other two forms there is no dq kernel: the dkv kernel adds its part of dQ to sums in f32, as the paper's
+//! Algorithm 3 (arXiv 2407.08608) does. If tiles add in any order, a further kernel rounds the sums at the end. If
+//! tiles add from the last keys to the first (deterministic), dQ has the same bits in every run, and the last tile that
+//! adds to a row writes dQ.
 //!
 //! A sink is one more column of P, whose gradient is dsink = Σ exp(sink - LSE) · (0 - D) over the rows. The last kernel
 //! computes it from the statistics of rows. LSE includes the sink, so the other kernels need not know it.
 //!
-//! Under a mask of intervals, which blocks of rows see a tile of keys is data. Two kernels before find these blocks,
-//! and split tiles that many blocks see. One kernel behind adds up the gradients of a tile's parts.
+//! Under a mask of intervals, which blocks of rows see a tile of keys is data. Two kernels before dkv find these
+//! blocks, and split tiles that many blocks see. A kernel after dkv adds up the gradients of the parts of each split
+//! tile.
 //!
 //! The dkv kernel computes Sᵀ and dPᵀ, so that Pᵀ stays in its registers as an operand of the next product. In this
 //! kernel keys are rows and queries are columns, and the mask is transposed.
@@ -58,7 +59,7 @@ use fa3_ir::lang::Kernel;
 use super::KernelSpec;
 
 impl KernelSpec for BwdSpec {
-    /// Builds the kernel. The spec must come from a plan.
+    /// Builds the kernel of a spec that comes from a plan.
     fn kernel(&self) -> Kernel {
         match self {
             BwdSpec::Stats(spec) => stats::kernel(spec),

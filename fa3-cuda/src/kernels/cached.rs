@@ -1,17 +1,17 @@
-//! Attention over a cache to which rows are appended first: the programs of the append and of the forward pass, in this
-//! order. Lengths after the append and rotated queries lie in the workspace.
+//! Attention over a cache to which rows are appended first: the program of the append, then that of the forward pass.
+//! The workspace holds the lengths after the append, and the rotated queries.
 
 use fa3_ir::{BufferId, Program};
 use fa3_sched::cached::Plan;
 
 use super::{Spec, append, fwd};
 
-/// Buffers that the append writes for the attention, by their names in both programs.
+/// Buffers that the append writes and the attention reads, by their names in the two programs.
 const PASSED: [(&str, &str); 2] = [("q_rotated", "q"), ("seqused_after", "seqused_k")];
 
-/// Lowers a plan to its program. The caller's buffers are the buffers of the attention: `k` and `v` are written in
-/// part, and `q` and `seqused_k` hold the state before the append. Where the append has them, `k_new`, `v_new`,
-/// `cu_seqlens_k_new`, `rotary_cos`, `rotary_sin` and `rotary_seqlens` are added.
+/// Lowers a plan to its program. The caller gives the buffers of the attention: `k` and `v` are written in part, and
+/// `q` and `seqused_k` hold the state before the append. `k_new`, `v_new`, `cu_seqlens_k_new`, `rotary_cos`,
+/// `rotary_sin` and `rotary_seqlens` are added if the append has them.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let (append, attention) = (append::program(plan.append()), fwd::program(plan.forward()));
     let mut program = Program::new();
@@ -19,7 +19,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         let mut buffer = buffer.clone();
         buffer.name = name(buffer.name);
         let is_passed = PASSED.iter().any(|&(of_append, _)| of_append == buffer.name);
-        // A buffer of both programs is declared as in the append: Q is not rotated yet, and the cache is written.
+        // A buffer of both programs is declared as the append does: Q is not rotated yet, and the cache is written.
         if !is_passed && !buffer.role.is_workspace() && program.find(buffer.name).is_none() {
             program.add(buffer);
         }
@@ -35,7 +35,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     program
 }
 
-/// The name of a buffer of the append. Cache tensors get the names that the attention gives them.
+/// The name, in this program, of a buffer of the append. Cache tensors get the names that the attention gives them.
 fn name(of_append: &str) -> &str {
     match of_append {
         "k_cache" => "k",

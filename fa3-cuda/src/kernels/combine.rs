@@ -23,7 +23,7 @@ use super::params::{Declare, Form};
 use super::parts::combine::Combine;
 
 impl KernelSpec for Spec {
-    /// Builds the kernel. The spec must come from [`Spec::of`].
+    /// Builds the kernel of a spec that comes from [`Spec::of`].
     fn kernel(&self) -> Kernel {
         kernel(self)
     }
@@ -38,8 +38,7 @@ fn kernel(spec: &Spec) -> Kernel {
 
         let row = b.cta_x().mad(spec.team.rows(), combine.row_of_cta());
         let is_there = row.lt(params.rows);
-        // Teams of the last CTA without a row of their own reduce the last row, because all threads must meet at the
-        // barrier.
+        // A team of the last CTA that has no row reduces the last row, because all threads must meet at the barrier.
         let TileCoord { batch, head, m_block } = params.decoder.decode(row.min(params.rows - 1));
         let row = [batch, head, m_block];
         combine.row(params.splits, params.parts(row), None, params.combined(row, spec.output, is_there));

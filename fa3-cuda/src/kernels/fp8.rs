@@ -1,5 +1,5 @@
-//! FP8 attention over 16-bit tensors: the programs of three quantizations and of the forward pass, in this order. Codes
-//! and scales lie in the workspace.
+//! FP8 attention over 16-bit tensors: the programs of three quantizations, then that of the forward pass. The workspace
+//! holds codes and scales.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::fp8::Plan;
@@ -9,8 +9,8 @@ use super::fwd::buffers;
 use super::{Spec, fwd, quantize, tensors};
 
 /// Lowers a plan to its program, without steps that have nothing to compute. The caller's buffers come first: Q, K, V,
-/// O and LSE, which is optional; then sinks; the cosines and sines of a rotation; the positions of Q and of K, if
-/// arrays list them; and cu_seqlens of packed sequences.
+/// O and the optional LSE; then sinks; the cosines and sines of a rotation; the positions of Q and of K, if arrays list
+/// them; and cu_seqlens of packed sequences.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let (attention, mut program) = (plan.problem().attention(), Program::new());
     let q = tensors::input(&mut program, "q", attention.q());

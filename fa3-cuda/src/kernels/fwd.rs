@@ -1,14 +1,13 @@
 //! The forward pass: a producer warpgroup loads, and one to three consumer warpgroups compute 64 rows each. A kernel
 //! without a producer loads in its consumers. Where a tile of O is too wide for the registers of one warpgroup, two
-//! warpgroups have the same rows and half of O's columns each.
+//! warpgroups compute the same rows, and each of them has half of O's columns.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 //! ```
 //!
-//! [`FwdSpec`] builds the kernel, and [`program`] lowers a plan to its launches.
-//! The roles are in `producer.rs` and `consumer.rs`. Their comments cite the lines of the paper's Algorithms 1, 2 and 4
-//! (arXiv 2407.08608) that they implement.
+//! [`FwdSpec`] builds the kernel, and [`program`] lowers a plan to its launches. The roles are in `producer.rs` and
+//! `consumer.rs`. `A1:4` is line 4 of the paper's Algorithm 1 (arXiv 2407.08608), which that code implements.
 
 // The launch: key, parameters and program.
 pub mod buffers;
@@ -63,7 +62,7 @@ use super::KernelSpec;
 use state::Fwd;
 
 impl KernelSpec for FwdSpec {
-    /// Builds the kernel. The spec must come from [`FwdSpec::of`]; only its tile may differ, if the other tile passes
+    /// Builds the kernel. The spec must come from [`FwdSpec::of`], but its tile may be replaced by any tile that passes
     /// [`CtaTile::check`](fa3_sched::forward::CtaTile::check) and has a producer.
     fn kernel(&self) -> Kernel {
         kernel(self)

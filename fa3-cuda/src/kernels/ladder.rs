@@ -7,8 +7,8 @@
 //! | [`tile_copy`] | tensor maps, swizzles, an mbarrier, a tensor store |
 //! | [`transpose`] | ldmatrix, stmatrix, generic writes that a copy reads |
 //! | [`gemm_simple`] | wgmma, one warpgroup that does everything in turn |
-//! | [`gemm_pipeline`] | a pipeline ("pipeline"): loads run ahead of products |
-//! | [`gemm`] | roles: a producer, two consumers, persistent tiles, a staging buffer ("staging_buffer") with TMA stores |
+//! | [`gemm_pipeline`] | a pipeline: loads run ahead of products |
+//! | [`gemm`] | roles: a producer, two consumers, persistent tiles, a staging buffer with TMA stores |
 //! | [`gemm_cluster`] | two CTAs that multicast to each other |
 //! | [`gemm_split_k`] | partial sums added by copies |
 //! | [`gemm_fp8`] | e4m3, summed in two levels |
@@ -29,14 +29,14 @@ mod tiles;
 pub mod transpose;
 pub mod vector_add;
 
-/// The sizes of a product: C (`m` x `n`) = A (`m` x `k`) · Bᵀ, B being `n` x `k`.
+/// The sizes of a product: C (`m` x `n`) = A (`m` x `k`) · Bᵀ, where B is `n` x `k`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmSize {
-    /// Rows of A and C.
+    /// Number of rows of A and C.
     pub m: u32,
-    /// Rows of B, columns of C.
+    /// Number of rows of B, and of columns of C.
     pub n: u32,
-    /// Columns of A and B.
+    /// Number of columns of A and B.
     pub k: u32,
 }
 
@@ -51,15 +51,15 @@ pub enum Spec {
     TileCopy(Swizzle),
     /// [`transpose`].
     Transpose,
-    /// [`gemm_simple`] of these elements.
+    /// [`gemm_simple`] with elements of this type.
     GemmSimple(Elem),
-    /// [`gemm_pipeline`] of these elements.
+    /// [`gemm_pipeline`] with elements of this type.
     GemmPipeline(Elem),
-    /// [`gemm`] of these elements.
+    /// [`gemm`] with elements of this type.
     Gemm(Elem),
-    /// [`gemm_cluster`] of these elements.
+    /// [`gemm_cluster`] with elements of this type.
     GemmCluster(Elem),
-    /// [`gemm_split_k`] of these elements.
+    /// [`gemm_split_k`] with elements of this type.
     GemmSplitK(Elem),
     /// [`gemm_fp8`].
     GemmFp8,
@@ -133,7 +133,7 @@ impl KernelSpec for Spec {
     }
 }
 
-/// One launch of a kernel of the ladder, with arguments by name.
+/// The program of one launch of a kernel of the ladder, with named arguments.
 fn launch<const N: usize>(
     mut program: Program<super::Spec>,
     spec: Spec,

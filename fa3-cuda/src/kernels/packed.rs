@@ -7,7 +7,7 @@
 //!                                           row block       ──► row block to record, by a search
 //! ```
 //!
-//! A thread has one sequence. If there are more sequences than threads, they come in chunks, one after another.
+//! Each thread has one sequence. If there are more sequences than threads, the CTA takes them chunk by chunk.
 
 mod firsts;
 mod params;
@@ -64,7 +64,7 @@ impl<'k> TableWriter<'k> {
     #[track_caller]
     fn write(&self) {
         let (b, count) = (self.builder, self.params.count);
-        // Loaded before the sequences, because it is used after them.
+        // This load is issued before the loads of the sequences, so that it overlaps them.
         let end = self.params.side_q().end(b, count);
         let blocks = b.var("blocks", 0);
         b.for_each((0, count), self.threads, |first| blocks.set(self.chunk(first, blocks.get())));
@@ -83,20 +83,20 @@ impl<'k> TableWriter<'k> {
         self.fill(of_sequences, all, |_| count);
     }
 
-    /// Writes the records and row blocks of the sequences from `first` on, one a thread. Their row blocks begin behind
-    /// `begin` other row blocks. Gives the number of all row blocks so far.
+    /// Writes the records and row blocks of the sequences from `first` on, one sequence per thread. `begin` row blocks
+    /// come before theirs. Gives the number of all row blocks so far.
     #[track_caller]
     fn chunk(&self, first: U32<'k>, begin: U32<'k>) -> U32<'k> {
         let (b, params) = (self.builder, &self.params);
         let sequence = first + b.tid();
         let is_there = sequence.lt(params.count);
-        // A thread without a sequence reads the last sequence and has no rows. Its key is the smallest.
+        // A thread without a sequence reads the last sequence, but counts no rows, and has the smallest key.
         let read = sequence.min(params.count - 1);
         let q = params.side_q().of_sequence(b, read, is_there);
         let k = params.side_k().of_sequence(b, read, is_there);
         let record = SequenceRecord::new(q, k, params.cut.blocks(q.rows), sequence);
         let cost = params.cut.cost(SeqLens { q: q.len, k: k.len });
-        // Clamped, so that the sum over all threads fits 32 bits.
+        // The number is clamped, so that the sum over all threads fits 32 bits.
         let blocks = record.blocks.min(params.capacity);
         let place = self.ranking.of(sort_key(cost, b.tid()), blocks);
         let [first_block, end] = self.firsts.number(place, blocks, [begin, params.capacity]);
@@ -119,8 +119,7 @@ impl<'k> TableWriter<'k> {
         });
     }
 
-    /// Stores the position of a sequence's first row in padded arrays, if the kernel has that array and `is_there` is
-    /// true.
+    /// Stores the position of a sequence's first row in padded arrays, if the kernel has that array and `is_there`.
     #[track_caller]
     fn store_first(&self, is_there: V<'k, Pred>, record: &SequenceRecord<U32<'k>>) {
         if let Some(firsts) = self.params.firsts {
@@ -129,12 +128,12 @@ impl<'k> TableWriter<'k> {
         }
     }
 
-    /// Writes the index of the record of each row block from `begin` to `end`.
+    /// Writes, for each row block from `begin` to `end`, the index of its record.
     #[track_caller]
     fn fill(&self, begin: U32<'k>, end: U32<'k>, record_of: impl Fn(U32<'k>) -> U32<'k>) {
         let b = self.builder;
         let array = self.params.count.mad_wide(RECORD, self.params.table);
-        // A thread's searches overlap. A large CTA has enough threads to overlap without several searches each.
+        // The searches of one thread overlap. A large CTA has enough threads to overlap one search of each.
         let at_once = (CHUNK / self.threads).clamp(1, 4);
         b.for_each((begin, end), at_once * self.threads, |first| {
             let blocks = (0..at_once).map(|part| first + b.tid() + part * self.threads);

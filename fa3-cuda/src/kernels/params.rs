@@ -1,8 +1,8 @@
-//! Arguments of kernels, each declared once: a struct of parameters is generic over the side that holds it.
+//! Parameters of kernels. Each operation has one struct of parameters, generic over the [`Side`] that holds them.
 //!
-//! An operation has one struct of its parameters, generic over a [`Side`], and one function that passes its fields to a
-//! [`Pass`], which fixes their names and their order. [`params!`] declares both. [`Declare`] turns a form into the
-//! registers that a kernel computes with, [`Fill`] turns the values of a launch into a list of arguments.
+//! A function of the struct passes its fields to a [`Pass`], which fixes their names and their order. [`params!`]
+//! declares the struct and the function. [`Declare`] turns a form of the parameters into the registers with which a
+//! kernel computes. [`Fill`] turns the values of a launch into a list of arguments.
 
 use std::num::NonZeroU32;
 
@@ -11,11 +11,11 @@ use fa3_ir::{BufferId, Passed};
 use fa3_sched::backward::TileSplit;
 use fa3_sched::{Decoder, FastDiv, Order, TileCounts};
 
-/// A side that holds parameters.
+/// A side that holds parameters: a kernel's declaration, a launch, or a kernel.
 pub(crate) trait Side: Copy {
-    /// 32 bits.
+    /// A number of 32 bits.
     type U32: Copy;
-    /// 64 bits.
+    /// A number of 64 bits.
     type U64: Copy;
     /// A binary32 number.
     type F32: Copy;
@@ -38,7 +38,7 @@ impl Side for Form {
 }
 
 impl Form {
-    /// The form of a decoder for this order.
+    /// The form of a decoder for order `order`.
     pub(crate) fn decoder(order: Order) -> Decoder<()> {
         Decoder::new(TileCounts::ONE, order).map(|_| ())
     }
@@ -62,7 +62,7 @@ pub(crate) struct TensorForm {
     pub(crate) rows: RowDims,
 }
 
-/// The dimensions over which a tile's rows run.
+/// The dimensions of the tensor over which a tile's rows run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RowDims {
     /// A single dimension.
@@ -71,7 +71,7 @@ pub(crate) enum RowDims {
     Two { first: usize, count: u32, second: usize },
 }
 
-/// The side of a launch, with values.
+/// The side of a launch on the host, with values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Host;
 
@@ -80,7 +80,7 @@ impl Side for Host {
     type U64 = u64;
     type F32 = f32;
     type Pointer = BufferId;
-    /// [`Passed::Tensor`].
+    /// A tensor, always as a [`Passed::Tensor`].
     type Tensor = Passed;
 }
 
@@ -105,7 +105,7 @@ pub(crate) trait Pass<A: Side, B: Side> {
     fn tensor(&mut self, name: &str, x: A::Tensor) -> B::Tensor;
 }
 
-/// Declares the parameters of a kernel.
+/// The pass that declares the parameters of a kernel.
 pub(crate) struct Declare<'k>(pub(crate) &'k Builder);
 
 impl<'k> Pass<Form, InKernel<'k>> for Declare<'k> {
@@ -140,12 +140,12 @@ impl<'k> Pass<Form, InKernel<'k>> for Declare<'k> {
     }
 }
 
-/// Lists the arguments of a launch by name.
+/// The pass that lists the arguments of a launch by name.
 #[derive(Debug, Default)]
 pub(crate) struct Fill(pub(crate) Vec<(String, Passed)>);
 
 impl Fill {
-    /// The arguments that `pass` lists.
+    /// The arguments that `pass` lists when it gets a [`Fill`].
     pub(crate) fn args(pass: impl FnOnce(&mut Fill)) -> Vec<(String, Passed)> {
         let mut fill = Fill::default();
         pass(&mut fill);
@@ -187,10 +187,10 @@ impl Side for Filled {
     type Tensor = ();
 }
 
-/// Defines structs of parameters, generic over the [`Side`] that holds them, each with a function `pass`, which passes
-/// the fields in their order. A field states its kind: a method of [`Pass`], `div`, `all` with another struct, `named`
-/// with a struct whose parameters have the field's name in theirs, `numbers` with a type of named numbers, or `fixed`
-/// with a type that is no parameter, but decides about the code. A name after `=` replaces the field's name. `maybe`
+/// Defines structs of parameters, generic over the [`Side`] that holds them. Each has a function `pass`, which passes
+/// the fields in their order. A field states its kind: a method of [`Pass`]; `div`; `all` with another struct; `named`
+/// with a struct whose parameters have the field's name in theirs; `numbers` with a type of named numbers; or `fixed`
+/// with a type that is not a parameter, but decides about the code. A name after `=` replaces the field's name. `maybe`
 /// marks a field that only some kernels have.
 macro_rules! params {
     ($($(#[$meta:meta])* struct $name:ident {
@@ -245,7 +245,7 @@ macro_rules! param {
     (@pass $by:ident ($name:expr) ($x:expr) $kind:ident) => { $by.$kind($name, $x) };
 }
 
-/// Makes structs of [`params`] `Copy`, if they have no tensors. `derive` cannot, since their fields' types are macros.
+/// Makes structs of [`params`] without tensors `Copy`. `derive` cannot, because their fields' types are macros.
 macro_rules! copies {
     ($($name:ident),+) => {$(
         impl<S: Side> Copy for $name<S> {}

@@ -1,6 +1,6 @@
 //! Parts of kernels. Each takes the two or three values that it uses, and imports no operation's module. Most parts
-//! serve several operations. `gather`, `pages`, `shares` and `walk` serve the forward pass alone, `key_tiles` and
-//! `row_blocks` the backward pass alone.
+//! serve several operations. `gather`, `lists`, `pages`, `seen`, `shares` and `walk` serve the forward pass alone,
+//! `key_tiles` and `row_blocks` the backward pass alone.
 //!
 //! Public parts serve kernels of other crates, too. They are unstable: any version may change them.
 
@@ -11,7 +11,9 @@ pub(crate) mod intervals;
 pub(crate) mod key_rows;
 pub(crate) mod key_tiles;
 pub(crate) mod kv_blocks;
+pub(crate) mod lists;
 pub(crate) mod lookup;
+pub(crate) mod lse_form;
 pub(crate) mod out;
 pub(crate) mod pages;
 pub(crate) mod ping_pong;
@@ -19,6 +21,7 @@ pub(crate) mod ragged;
 pub(crate) mod reduction;
 pub(crate) mod row_blocks;
 pub(crate) mod scores;
+pub(crate) mod seen;
 pub(crate) mod shares;
 pub(crate) mod side_rows;
 pub(crate) mod store_rows;

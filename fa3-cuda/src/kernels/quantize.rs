@@ -1,5 +1,5 @@
 //! Quantizes a tensor to e4m3 in one pass: rotary embedding, incoherent processing, block quantization (§3.3). A CTA
-//! keeps a block of rows in registers from its first use to its codes, while the next blocks are loaded.
+//! keeps a block of rows in registers from the load to the codes, while the next blocks are loaded.
 //!
 //! ```text
 //! y = x, rotated by its position, times M       M = diag(±1) · Hadamard
@@ -59,14 +59,13 @@ struct Quantize<'k> {
 }
 
 impl KernelSpec for Spec {
-    /// Builds the kernel. The spec must come from [`Spec::of`].
+    /// Builds the kernel of a spec that comes from [`Spec::of`].
     fn kernel(&self) -> Kernel {
         let tile = &self.tile;
         let launch = Launch::threads(tile.threads()).per_sm(tile.ctas_per_sm).cluster(tile.cluster);
         Kernel::build("quantize", launch, |b| {
             if self.scale != ScaleSource::Heads {
-                // Without this, ptxas spills 40 bytes at head_dim 256. With scales of heads, this makes it spill 80
-                // bytes.
+                // At head_dim 256, ptxas spills 40 bytes without this; with scales of heads, it spills 80 with this.
                 b.guard_all();
             }
             let (params, warps) = (Params::<Form>::form(self).pass(&mut Declare(b)), tile.threads() / 32);
@@ -90,7 +89,7 @@ impl KernelSpec for Spec {
 }
 
 impl<'k> Quantize<'k> {
-    /// Runs the tiles of the CTA, in all threads.
+    /// Computes the tiles of the CTA. All threads call this.
     fn run(&self, maxima: BlockMax<'k>) {
         let (b, tile, params) = (self.builder, &self.spec.tile, &self.params);
         let (lane, row, first) = (self.lane, self.own_row(), self.cluster() * self.params.run);
@@ -124,7 +123,7 @@ impl<'k> Quantize<'k> {
                 part.transform(signs);
             }
             if let Some(angles) = &angles {
-                // Heads of one row share its position.
+                // All heads of a row have its position, so angles stay until the row changes.
                 let next = self.place(next.min(params.tiles - 1), spans.as_ref());
                 let elsewhere = next.block.ne(place.block) | next.batch.ne(place.batch);
                 b.if_uniform(elsewhere, || angles.go_to(&next, rows(&next)));
@@ -147,7 +146,7 @@ impl<'k> Quantize<'k> {
                 Scale::Given { .. } | Scale::Heads { .. } => {
                     loads.next(self);
                     if let Some(inverse) = known {
-                        // An infinity times 0 is NaN.
+                        // This makes an infinity NaN, because an infinity times 0 is NaN.
                         x.iter_mut().for_each(|x| *x = x.fma(0.0, *x) * inverse);
                     }
                 }
@@ -169,28 +168,29 @@ impl<'k> Quantize<'k> {
         let (b, params) = (self.builder, &self.params);
         let at = place.batch.mad(params.heads, place.head).mad(params.blocks, place.block);
         let at = at.mad_wide(4, to);
-        // Both CTAs of a cluster have this number.
+        // Both CTAs of a cluster have this number, so only one thread of the two writes it.
         let writes = self.rank.map_or(b.tid(), |rank| b.tid() | rank).eq(0);
         b.guarded(writes, || b.store(at, number));
     }
 
-    /// 1 / scale of a tile, if scales are known before the tile is read.
+    /// 1 / scale of a tile, if its scale is known before the tile is read.
     #[track_caller]
     fn known_inverse(&self, place: &HeadBlock<'k>) -> Option<V<'k, F32>> {
         match self.params.scale {
             Scale::Given { inverse } => Some(inverse),
             Scale::Heads { inverse } => {
                 let head = place.batch.mad(self.params.heads, place.head);
-                // Not a read-only load: with PDL, the kernel before may still write the scales when this kernel starts.
+                // This must not be a read-only load: with PDL, the previous kernel may still write the scales when this
+                // kernel starts.
                 Some(self.builder.load(head.mad_wide(4, inverse)))
             }
             Scale::Blocks(_) | Scale::Measured(_) | Scale::Channels { .. } => None,
         }
     }
 
-    /// The row of a tile that this thread has a part of. Eight threads that read shared memory together have rows whose
-    /// chunks lie in different banks: among the three lowest bits of a row's index, the bits in which these threads
-    /// differ come first.
+    /// The row of a tile of which this thread has a part. Eight threads that read shared memory together have rows
+    /// whose chunks lie in different banks. For this, the bits in which these threads differ come first among the three
+    /// lowest bits of a row's index.
     fn own_row(&self) -> U32<'k> {
         let (lanes, tid) = (self.spec.tile.lanes.ilog2(), self.builder.tid());
         let number = tid >> lanes;

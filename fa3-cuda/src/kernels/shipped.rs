@@ -1,12 +1,13 @@
-//! The kernels that are shipped, by names that stay: a list for everything that looks at all kernels.
+//! The kernels that are shipped, under stable names: the list for tests and tools that look at all kernels.
 //!
-//! Features multiply: head dimensions, masks, inputs, outputs, schedulers. The list has the kernels of plans for chosen
-//! problems, in which every two features meet, and not every kernel that a plan may choose.
+//! Features multiply: head dimensions, masks, inputs, outputs, schedulers. So the list has only the kernels of plans
+//! for chosen problems, in which every two features meet; other plans may choose further kernels.
 
 mod append;
 mod backward;
 mod combine;
 mod forward;
+mod lists;
 mod packed;
 mod quantize;
 
@@ -38,8 +39,8 @@ impl Shipped {
         self.spec.kernel()
     }
 
-    /// Whether slow tests, for example with ptxas, look at this kernel. Attention kernels of f16 or for few tiles take
-    /// as many registers as kernels of bf16 for many tiles, which stand for them.
+    /// Whether slow tests, such as tests that run ptxas, include this kernel. They leave out attention kernels whose
+    /// output is f16, because the kernels for bf16 take equal numbers of registers.
     pub fn stands_for_others(&self) -> bool {
         let backward = self.spec.downcast_ref::<BwdSpec>();
         self.forward().is_none_or(|spec| spec.output == Elem::Bf16)
@@ -77,7 +78,7 @@ fn transposed_v() -> impl Iterator<Item = Shipped> {
     [128, 256].into_iter().map(of)
 }
 
-/// The word for a mask's bounded sides, chunks or intervals.
+/// The word in a kernel's name for the bounded sides of a mask, or for its chunks or intervals.
 fn sides_word(mask: Mask) -> &'static str {
     if mask.chunks().is_some() {
         return "chunks";

@@ -1,4 +1,4 @@
-//! The key of a kernel: everything that its code depends on.
+//! The spec of a kernel: everything that its code depends on.
 
 use std::any::Any;
 use std::fmt;
@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use fa3_ir::{BuildKernel, Kernel};
 
-/// A description from which a kernel is built. Equal descriptions build the same kernel.
+/// A spec of a kernel. Equal specs build the same kernel.
 pub trait KernelSpec: Any + fmt::Debug + Eq + Hash + Send + Sync {
     /// Builds the kernel.
     fn kernel(&self) -> Kernel;
 }
 
 /// The [`KernelSpec`] of any operation, for a program's steps and the cache of compiled kernels. Launches of equal
-/// specs share a kernel. A clone shares the description.
+/// specs share a kernel. A clone shares the [`KernelSpec`].
 #[derive(Clone)]
 pub struct Spec(Arc<dyn Key>);
 
@@ -45,7 +45,7 @@ impl Spec {
         self.0.kernel()
     }
 
-    /// The description, if it is a `T`.
+    /// The spec, if its type is `T`.
     pub fn downcast_ref<T: KernelSpec>(&self) -> Option<&T> {
         let any: &dyn Any = &*self.0;
         any.downcast_ref()

@@ -6,7 +6,7 @@ use fa3_types::{Dtype, Problem, Shape, TensorDesc, ValueLayout};
 
 use super::parts::ragged::{BEYOND, MOST, STEP};
 
-/// The element type of a kernel for this type.
+/// The element type of a kernel for tensors of type `dtype`.
 pub(super) fn elem(dtype: Dtype) -> Elem {
     match dtype {
         Dtype::F32 => Elem::F32,
@@ -16,14 +16,14 @@ pub(super) fn elem(dtype: Dtype) -> Elem {
     }
 }
 
-/// Declares the input buffer of a tensor, as large as the tensor's reach, gaps included.
+/// Declares the input buffer of a tensor. It extends from the tensor's first element to its last one, gaps included.
 pub(super) fn input<K>(program: &mut Program<K>, name: &'static str, tensor: &TensorDesc) -> BufferId {
     declare(program, name, tensor, BufferRole::Input)
 }
 
 /// Declares the buffer of a tensor that is written.
 pub(super) fn output<K>(program: &mut Program<K>, name: &'static str, tensor: &TensorDesc) -> BufferId {
-    // A tensor with gaps is not written in full.
+    // A tensor with gaps is not written in full, so what lies in its gaps must be kept.
     let role = if is_contiguous(tensor) { BufferRole::Output } else { BufferRole::InOut };
     declare(program, name, tensor, role)
 }
@@ -61,7 +61,7 @@ pub(super) fn sink<K>(program: &mut Program<K>, problem: &Problem) -> Option<Buf
     })
 }
 
-/// A tensor with dimensions head_dim, heads, rows, sequences, whose tiles are copied.
+/// A tensor whose tiles are copied. Its dimensions are head_dim, heads, rows, sequences.
 pub(super) fn view(buffer: BufferId, tensor: &TensorDesc) -> Passed {
     let (shape, strides) = (tensor.shape, tensor.strides);
     Passed::Tensor {
@@ -71,7 +71,7 @@ pub(super) fn view(buffer: BufferId, tensor: &TensorDesc) -> Passed {
     }
 }
 
-/// A tensor whose tiles are clipped at a sequence's end, see [`ragged_view`](super::parts::ragged).
+/// A tensor whose tiles are clipped at a sequence's end (see [`ragged`](super::parts::ragged)).
 pub(super) fn ragged_view(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows) -> Passed {
     let (shape, row) = (tensor.shape, rows.stride * tensor.dtype.bytes() as u64);
     Passed::Tensor {
@@ -91,7 +91,7 @@ pub(super) fn ragged_view_of_heads(buffer: BufferId, tensor: &TensorDesc, rows: 
     }
 }
 
-/// V of e4m3 transposed: dimensions keys, head_dim, heads, sequences.
+/// e4m3 V, transposed. Its dimensions are keys, head_dim, heads, sequences.
 pub(super) fn transposed_view(buffer: BufferId, shape: Shape) -> Passed {
     let mut dims = transposed_dims(shape).map(u64::from);
     let mut strides = transposed_strides(shape);
@@ -100,19 +100,19 @@ pub(super) fn transposed_view(buffer: BufferId, shape: Shape) -> Passed {
     Passed::Tensor { buffer, dims: dims.to_vec(), strides: strides.to_vec() }
 }
 
-/// The extents of transposed V of this shape: sequences, heads, columns and keys.
+/// The extents of transposed V, given the shape of V: sequences, heads, columns and keys.
 pub(super) fn transposed_dims(shape: Shape) -> [u32; 4] {
     let Shape { batch, seqlen, heads, head_dim } = shape;
     [batch, heads, head_dim, ValueLayout::keys_of_row(seqlen)].map(|extent| extent as u32)
 }
 
-/// Strides of transposed V of this shape, in bytes: from a sequence, a head, a row of keys to the next.
+/// Strides of transposed V, given the shape of V, in bytes: from one sequence, head and row of keys to the next.
 pub(super) fn transposed_strides(shape: Shape) -> [u64; 3] {
     let [_, heads, cols, keys] = transposed_dims(shape).map(u64::from);
     [heads * cols * keys, cols * keys, keys]
 }
 
-/// Strides in bytes: from a sequence, a head, a row to the next.
+/// Strides in bytes: from one sequence, head and row to the next.
 pub(super) fn strides(tensor: &TensorDesc) -> [u64; 3] {
     [tensor.strides.batch, tensor.strides.heads, tensor.strides.seqlen].map(|stride| bytes(tensor, stride))
 }

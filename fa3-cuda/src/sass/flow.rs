@@ -19,7 +19,7 @@ struct Natural {
     blocks: BTreeSet<usize>,
 }
 
-/// The innermost loops with products, by address: one iteration each, in the order of control flow.
+/// One iteration of each innermost loop with products: loops by address, instructions in the order of control flow.
 ///
 /// The compiler puts the retries of a wait behind the kernel's end, and jumps there and back. These blocks are left
 /// out. Conditional code is included.
@@ -72,7 +72,7 @@ impl Flow {
         self.starts[block]..self.starts[block + 1]
     }
 
-    /// The block of a loop that only retries a wait, out of line: no block falls through into it.
+    /// The block of a loop that only retries a wait. Such a loop is one block, into which no block falls through.
     fn retry(&self, natural: &Natural) -> Option<usize> {
         let in_line =
             natural.head.checked_sub(1).is_some_and(|before| self.next[before].contains(&natural.head));
@@ -150,8 +150,8 @@ mod tests {
         rounds.iter().map(|round| round.instructions.iter().map(|i| i.address).collect()).collect()
     }
 
-    /// One loop has two inner loops. The retries of both waits are behind the end. The second loop also has a
-    /// condition, whose block the compiler has put behind the end. Jumps back from there do not make larger loops.
+    /// An outer loop has two inner loops. The retries of their waits, and a conditional block of the second inner loop,
+    /// are behind the kernel's end. Jumps back from there do not make larger loops.
     #[test]
     fn retries_and_blocks_out_of_line() {
         let found = rounds(
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(found, [[0, 0x10, 0x20, 0x30]]);
     }
 
-    /// A branch back makes no loop if its target can be passed by on the way to the branch.
+    /// A branch back makes no loop if control can reach the branch without passing the branch's target.
     #[test]
     fn a_head_must_be_passed() {
         let found = rounds(

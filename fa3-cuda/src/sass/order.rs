@@ -4,12 +4,12 @@ use std::fmt;
 
 use super::{Class, Instruction, Round};
 
-/// Number of instructions in a group after which an instruction of a new kind begins a new group.
+/// Number of instructions without a new name in a group, after which the next new name begins another group.
 const SETTLED: usize = 12;
 
-/// An iteration's instructions in order. Products, waits and barriers are listed one by one. The arithmetic between
-/// them is summarised in groups: the kinds of instructions with their numbers. Integer instructions, moves and branches
-/// are left out.
+/// An iteration's instructions in order. Products, waits and barriers are listed one by one. The arithmetic in between
+/// is summarised in groups, as kinds of instructions with their numbers. Integer instructions, moves and branches are
+/// left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
     /// The products, waits, barriers and groups.
@@ -106,7 +106,7 @@ impl fmt::Display for Order {
 mod tests {
     use super::super::{Listing, product_loops};
 
-    /// The order of a loop of these instructions, behind a product.
+    /// The order of a loop that has a product and then these instructions.
     fn order(instructions: &[&str]) -> String {
         let lines = instructions.iter().map(|text| format!("/*0010*/ {text} ;\n")).collect::<String>();
         let product = "/*0000*/ HGMMA.64x16x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT, gsb0 ;";

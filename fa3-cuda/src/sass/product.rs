@@ -47,8 +47,8 @@ impl Round<'_> {
         })
     }
 
-    /// The wait, in this iteration or the next two, for the product that ends at `last`. `ends` are the ends of all
-    /// products.
+    /// The index of the wait for the product that ends at `last`, in this iteration or the next two. `ends` are the
+    /// ends of all products.
     fn wait(&self, last: usize, ends: &[usize]) -> Option<usize> {
         let length = self.instructions.len();
         let mut younger = 0;

@@ -43,7 +43,7 @@ fn run(program: &Program<Spec>, before: &[Vec<u8>]) -> Vec<Vec<u8>> {
 const PASSED: [(&str, &str); 4] =
     [("q_rotated", "q"), ("seqused_after", "seqused_k"), ("k_cache", "k"), ("v_cache", "v")];
 
-/// The name of a buffer of the append in the whole program. Cache tensors have the names that the attention gives them.
+/// The name that a buffer of the append has in the whole program. Cache tensors have the names that attention gives.
 fn name(of_append: &str) -> &str {
     match of_append {
         "k_cache" => "k",

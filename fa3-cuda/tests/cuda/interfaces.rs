@@ -91,7 +91,7 @@ fn gradients_may_be_parts_of_one_tensor() {
         let given = [("dq", 0x1000), ("dk", 0x1000 + dk), ("dv", 0x1000 + dv)];
         are_apart(&kernels::bwd::program(&plan), &given)
     };
-    // The heads of Q, K and V in this order; in another order; and with K one row further.
+    // Heads of Q, K and V follow each other in this order, or in another order, or K is one row further on.
     for (dk, dv) in [(4 * 128, 6 * 128), (6 * 128, 4 * 128), (12 * 128, 6 * 128)] {
         assert!(place(dk, dv), "{dk} {dv}");
     }
@@ -183,7 +183,7 @@ fn append([batch, seqlen, heads]: [i64; 3]) -> Program<Spec> {
 #[test]
 fn a_cache_may_have_keys_and_values_between_each_other() {
     let place = |strides, v_cache| are_apart(&append(strides), &[("k_cache", 0x10000), ("v_cache", v_cache)]);
-    // Keys and values alternate row by row, page by page, or as whole tensors.
+    // The strides with which keys and values alternate row by row, page by page, or as whole tensors.
     let rows = [2 * 16 * 128, 128, 16 * 128];
     let pages = [2 * 16 * 128, 128, 64];
     let tensors = [16 * 128, 128, 64];

@@ -38,7 +38,7 @@ struct Rows {
     first: usize,
     /// Number of all rows.
     count: usize,
-    /// Number of first rows that take part in attention.
+    /// Number of rows that take part in attention: the first ones.
     used: usize,
 }
 
@@ -51,7 +51,7 @@ struct Batch {
     kv: TensorDesc,
     /// Rows of Q and of K of each sequence.
     sequences: Vec<[Rows; 2]>,
-    /// cu_seqlens and seqused of Q, then of K.
+    /// cu_seqlens and seqused of Q, then cu_seqlens and seqused of K.
     lengths: [Vec<i32>; 4],
 }
 
@@ -291,7 +291,7 @@ impl Batch {
         (o, lse)
     }
 
-    /// Each sequence has the bits that it has without the others, even if the other sequences hold NaN.
+    /// Checks that each sequence has the bits that it has without the others, even if the other sequences hold NaN.
     fn check(&self) {
         let inputs = self.inputs(|_| true);
         let expected: Results = (0..self.sequences.len()).map(|number| self.alone(number, &inputs)).collect();

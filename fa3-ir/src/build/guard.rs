@@ -14,16 +14,16 @@ impl Builder {
         self.predicated(condition.into(), |_, _| true, body);
     }
 
-    /// Like [`Builder::guarded`], but all lanes compute addresses and other instructions without effect, unless
-    /// [`Builder::guard_all`] was called. If these were predicated, an assembler would keep the other lanes' old
-    /// contents in a register from one round of a loop to the next.
+    /// Like [`Builder::guarded`], but all lanes execute instructions without side effects, such as address
+    /// computations, unless [`Builder::guard_all`] was called. If these instructions were predicated, an assembler
+    /// would keep the other lanes' old register contents from one round of a loop to the next.
     #[track_caller]
     pub(crate) fn guarded_effects(&self, condition: impl Into<Condition>, body: impl FnOnce()) {
         let all = self.state().guards_all;
         self.predicated(condition.into(), |inst, undefined| all || !inst.is_harmless(undefined), body);
     }
 
-    /// From here on, predicates everything that only one thread of a warp does, addresses included.
+    /// Has all instructions of [`Builder::once_per_warp`] predicated from here on, address computations included.
     pub fn guard_all(&self) {
         self.state().guards_all = true;
     }
@@ -60,7 +60,7 @@ impl Builder {
         self.state().block.append(&mut body);
     }
 
-    /// The present value of the condition, even if the body assigns the variable that it came from.
+    /// The condition's present value: a copy if the condition is a variable, which the body may assign.
     #[track_caller]
     fn kept(&self, condition: Condition) -> Condition {
         let index = condition.pred.0 as usize;

@@ -5,13 +5,13 @@ use crate::lang::{Arg, B32, Builder, F32, Reg, V};
 use crate::names::Names;
 use crate::{Inst, Operand, SharedAddr, Ty, Value};
 
-/// Clusters.
+/// Instructions for clusters of CTAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are the operands of the PTX instruction that the variant names")]
 pub enum ClusterInst {
     /// `barrier.cluster.arrive`, which releases earlier accesses unless `relaxed`.
     Arrive { relaxed: bool },
-    /// `barrier.cluster.wait`, acquiring.
+    /// `barrier.cluster.wait`, which acquires.
     Wait,
     /// `mapa`: the address in CTA `cta` of the cluster that corresponds to `addr`.
     MapAddress { dst: Value, addr: SharedAddr, cta: Operand },
@@ -21,7 +21,7 @@ pub enum ClusterInst {
 }
 
 impl ClusterInst {
-    /// Whether it is `.aligned`.
+    /// Whether the instruction is `.aligned`.
     pub(crate) fn is_collective(&self) -> bool {
         matches!(self, ClusterInst::Arrive { .. } | ClusterInst::Wait)
     }
@@ -86,8 +86,8 @@ impl Builder {
         self.result(|dst| Inst::Cluster(ClusterInst::MapAddress { dst, addr, cta }))
     }
 
-    /// Begins to store `x` to shared memory of a CTA of the cluster. On arrival it completes 4 bytes of a phase of the
-    /// mbarrier, which is in the same CTA; threads that wait for that phase see it. Both addresses are results of
+    /// Begins to store `x` to shared memory of a CTA of the cluster. The store then completes 4 bytes of a phase of
+    /// `mbarrier`, which lies in the same CTA; threads that wait for the phase see `x`. Both addresses are results of
     /// [`Builder::map_address`].
     #[track_caller]
     pub fn store_async(&self, addr: impl Reg<Ty = B32>, x: impl Arg<Ty = F32>, mbarrier: impl Reg<Ty = B32>) {

@@ -40,7 +40,7 @@ impl FenceInst {
         FenceInst::AcqRelSystem,
     ];
 
-    /// Its PTX.
+    /// The fence's PTX.
     pub const fn ptx(self) -> &'static str {
         match self {
             FenceInst::ProxyAsync => "fence.proxy.async",

@@ -15,7 +15,7 @@ const LIMIT: u32 = (1 << 20) - 1;
 pub enum MbarrierInst {
     /// `mbarrier.init`: begins phase 0. `arrivals` arrivals complete each phase.
     Init { addr: SharedAddr, arrivals: u32 },
-    /// `mbarrier.inval`: its memory may be used otherwise.
+    /// `mbarrier.inval`: frees the mbarrier's memory for other data.
     Invalidate { addr: SharedAddr },
     /// `mbarrier.arrive`: one arrival. Earlier accesses are visible to threads that wait for the phase.
     Arrive { addr: SharedAddr },
@@ -25,7 +25,7 @@ pub enum MbarrierInst {
     Expect { addr: SharedAddr, bytes: Operand },
     /// `mbarrier.arrive` at a computed address of the cluster; its release has the CTA's scope only.
     ArriveRemote { addr: Value },
-    /// `cp.async.mbarrier.arrive.noinc`: one arrival when this thread's cp.async so far are complete.
+    /// `cp.async.mbarrier.arrive.noinc`: one arrival as soon as all earlier cp.async of this thread are complete.
     ArriveCopied { addr: SharedAddr },
     /// A loop around `mbarrier.try_wait.parity`: waits until the phase of this parity is complete.
     Wait { addr: SharedAddr, parity: Operand },
@@ -119,13 +119,13 @@ fn visit_parity(parity: Operand, see: &mut dyn FnMut(Access)) {
 
 /// mbarriers.
 impl Builder {
-    /// Initialises an mbarrier for `arrivals` per phase.
+    /// Initialises an mbarrier for `arrivals` arrivals per phase.
     #[track_caller]
     pub fn mbarrier_init(&self, addr: impl Into<SharedAddr>, arrivals: u32) {
         self.push(Inst::Mbarrier(MbarrierInst::Init { addr: addr.into(), arrivals }));
     }
 
-    /// Invalidates an mbarrier, so that its memory may be used otherwise.
+    /// Invalidates an mbarrier, so that its memory may hold other data.
     #[track_caller]
     pub fn mbarrier_invalidate(&self, addr: impl Into<SharedAddr>) {
         self.push(Inst::Mbarrier(MbarrierInst::Invalidate { addr: addr.into() }));
@@ -150,15 +150,15 @@ impl Builder {
         self.push(Inst::Mbarrier(MbarrierInst::Expect { addr: addr.into(), bytes: bytes.operand() }));
     }
 
-    /// Arrives once at the mbarrier of another CTA of the cluster ([`Builder::map_address`]). It signals that this CTA
-    /// is done with data that the other CTA refills. Writes of this thread are not visible there: the release has the
-    /// CTA's scope.
+    /// Arrives once at the mbarrier of another CTA of the cluster ([`Builder::map_address`]), to signal that this CTA
+    /// is done with data that the other CTA refills. This thread's writes are not visible in the other CTA, because the
+    /// arrival releases in this CTA's scope only.
     #[track_caller]
     pub fn mbarrier_arrive_remote(&self, addr: impl Reg<Ty = B32>) {
         self.push(Inst::Mbarrier(MbarrierInst::ArriveRemote { addr: addr.register() }));
     }
 
-    /// Arrives once, when this thread's [`Builder::copy_async`] so far are complete.
+    /// Arrives once, as soon as all earlier [`Builder::copy_async`] of this thread are complete.
     #[track_caller]
     pub fn mbarrier_arrive_copied(&self, addr: impl Into<SharedAddr>) {
         self.push(Inst::Mbarrier(MbarrierInst::ArriveCopied { addr: addr.into() }));
@@ -170,7 +170,7 @@ impl Builder {
         self.push(Inst::Mbarrier(MbarrierInst::Wait { addr: addr.into(), parity: parity.operand() }));
     }
 
-    /// Whether the phase of `parity` is complete, after waiting a little if it is not.
+    /// Whether the phase of `parity` is complete. If it is not, waits a little first.
     #[track_caller]
     pub fn mbarrier_try_wait(&self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) -> V<'_, Pred> {
         let (addr, parity) = (addr.into(), parity.operand());

@@ -14,7 +14,7 @@ pub enum Cache {
     ReadOnly,
 }
 
-/// Operation of an atomic on memory m and its operand a. All are relaxed and GPU-scoped.
+/// The operation of an atomic on memory m with the operand a. All atomics are relaxed and GPU-scoped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AtomicOp {
     /// m + a, integers of 32 bits.
@@ -25,7 +25,7 @@ pub enum AtomicOp {
     MaxU32,
     /// 0 if m ≥ a, else m + 1.
     IncU32,
-    /// a.
+    /// a, which replaces m.
     ExchangeB32,
 }
 
@@ -228,19 +228,19 @@ impl Builder {
         self.push(Inst::Mem(MemInst::Store { src, ty: T::TY, addr: addr.into() }));
     }
 
-    /// Prefetches the line of an address to L2. It reads nothing.
+    /// Prefetches the cache line of an address to L2, and loads no register.
     #[track_caller]
     pub fn prefetch(&self, addr: impl Into<GlobalAddr>) {
         self.push(Inst::Mem(MemInst::Prefetch { addr: addr.into() }));
     }
 
-    /// Loads 32 bits with acquire semantics: what their writer released is visible afterwards, on the whole GPU.
+    /// Loads 32 bits with acquire semantics on the whole GPU: writes that came before the matching release are visible.
     #[track_caller]
     pub fn load_acquire(&self, addr: impl Into<GlobalAddr>) -> V<'_, B32> {
         self.result(|dst| Inst::Mem(MemInst::LoadAcquire { dst, addr: addr.into() }))
     }
 
-    /// Stores 32 bits with release semantics: earlier writes of this thread are visible to threads that acquire them.
+    /// Stores 32 bits with release semantics: a thread that acquires these bits also sees this thread's earlier writes.
     #[track_caller]
     pub fn store_release(&self, addr: impl Into<GlobalAddr>, src: impl Arg<Ty = B32>) {
         self.push(Inst::Mem(MemInst::StoreRelease { src: src.operand(), addr: addr.into() }));
@@ -257,7 +257,7 @@ impl Builder {
         self.atomic(AtomicOp::AddU32, addr, src)
     }
 
-    /// Adds in memory and returns the old value.
+    /// Adds binary32 numbers in memory and returns the old value.
     #[track_caller]
     pub fn atomic_add_f32(&self, addr: impl Into<Address>, src: impl Arg<Ty = F32>) -> V<'_, F32> {
         self.atomic(AtomicOp::AddF32, addr, src)
@@ -269,7 +269,7 @@ impl Builder {
         self.atomic(AtomicOp::MaxU32, addr, src)
     }
 
-    /// Increments in memory, from `last` back to 0, and returns the old value.
+    /// Increments the number in memory, from `last` back to 0, and returns the old value.
     #[track_caller]
     pub fn atomic_inc_u32(&self, addr: impl Into<Address>, last: impl Arg<Ty = B32>) -> V<'_, B32> {
         self.atomic(AtomicOp::IncU32, addr, last)
@@ -287,7 +287,7 @@ impl Builder {
         self.push(Inst::Mem(MemInst::ReduceAdd { ty: Ty::B32, addr: addr.into(), src: src.operand() }));
     }
 
-    /// Adds in memory.
+    /// Adds binary32 numbers in memory.
     #[track_caller]
     pub fn reduce_add_f32(&self, addr: impl Into<Address>, src: impl Arg<Ty = F32>) {
         self.push(Inst::Mem(MemInst::ReduceAdd { ty: Ty::F32, addr: addr.into(), src: src.operand() }));
@@ -306,13 +306,13 @@ impl Builder {
         self.push(Inst::Mem(MemInst::CopyAsync { dst, src, src_bytes }));
     }
 
-    /// Commits this thread's group of asynchronous copies.
+    /// Commits this thread's asynchronous copies since the last commit as a group.
     #[track_caller]
     pub fn copy_async_commit(&self) {
         self.push(Inst::Mem(MemInst::CopyAsyncCommit));
     }
 
-    /// Waits until at most `pending` of this thread's groups are unfinished.
+    /// Waits until at most `pending` groups of this thread's asynchronous copies are unfinished.
     #[track_caller]
     pub fn copy_async_wait(&self, pending: u32) {
         self.push(Inst::Mem(MemInst::CopyAsyncWait { pending }));

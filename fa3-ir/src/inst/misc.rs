@@ -8,7 +8,7 @@ use crate::lang::Builder;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are the operands of the PTX instruction that the variant names")]
 pub enum MiscInst {
-    /// `setmaxnreg.{inc,dec}`: returns registers to the CTA's pool, or takes some, waiting until there are enough.
+    /// `setmaxnreg.{inc,dec}`: waits for registers in the CTA's pool and takes them, or returns registers to it.
     SetMaxRegisters { increase: bool, registers: u32 },
     /// `griddepcontrol.wait`: waits until the preceding grids have finished and their writes are visible.
     GridDependencyWait,
@@ -19,7 +19,7 @@ pub enum MiscInst {
 }
 
 impl MiscInst {
-    /// Whether it is `.aligned`.
+    /// Whether the instruction is `.aligned`.
     pub(crate) fn is_collective(&self) -> bool {
         matches!(self, MiscInst::SetMaxRegisters { .. })
     }

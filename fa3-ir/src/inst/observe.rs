@@ -1,4 +1,4 @@
-//! Observations, which only a simulator executes. PTX has neither them nor values that are computed for them alone.
+//! Observations, which only a simulator executes. PTX has no observations, and no values that only observations read.
 
 use crate::inst::Access;
 use crate::lang::{Arg, Builder, Class, Frag, Rows};

@@ -15,12 +15,12 @@ macro_rules! specials {
             /// Every special register.
             pub const ALL: &[Special] = &[$(Special::$register),+];
 
-            /// Its class.
+            /// The register's class.
             pub const fn ty(self) -> Ty {
                 match self { $(Special::$register => $class::TY,)+ }
             }
 
-            /// Its name in PTX.
+            /// The register's name in PTX.
             pub const fn ptx(self) -> &'static str {
                 match self { $(Special::$register => $ptx,)+ }
             }
@@ -64,7 +64,7 @@ specials! {
     ClusterSize: fn cluster_size() -> B32 = "%cluster_nctarank";
     /// The number of the streaming multiprocessor, for profiling.
     SmId: fn sm_id() -> B32 = "%smid";
-    /// Nanoseconds, the same on every SM, for profiling.
+    /// The time in nanoseconds, common to all SMs, for profiling.
     GlobalTimer: fn global_timer() -> B64 = "%globaltimer";
     /// Cycles of this SM, for profiling.
     Clock: fn clock() -> B64 = "%clock64";

@@ -142,7 +142,7 @@ coords! {
     A B C D E;
 }
 
-/// How loads signal completion: an mbarrier counts their bytes.
+/// The completion mechanism of loads to shared memory: an mbarrier counts their bytes.
 const TO_SHARED: &str = "shared::cluster.global.mbarrier::complete_tx::bytes";
 
 impl LoadOptions {
@@ -173,7 +173,7 @@ fn visit_mbarrier(addr: SharedAddr, see: &mut dyn FnMut(Access)) {
     see(Access::Mbarrier { addr, arrivals: None });
 }
 
-/// Reports the number of bytes; returns it if it is constant, and 1 if not.
+/// Reports the number of bytes. Returns the number if it is constant, and 1 otherwise.
 fn visit_bytes(bytes: Operand, see: &mut dyn FnMut(Access)) -> u32 {
     see(Access::Read(bytes, Ty::B32));
     let Some(given) = bytes.constant() else { return 1 };
@@ -209,7 +209,7 @@ impl Builder {
         self.push(Inst::Tma(TmaInst::ReduceAdd { map, coords: coords.operands(), src: src.into() }));
     }
 
-    /// Begins to load `bytes`, a multiple of 16; `mbarrier` counts them.
+    /// Begins to load `bytes` bytes, a multiple of 16; `mbarrier` counts them.
     #[track_caller]
     pub fn bulk_load(
         &self,
@@ -223,7 +223,7 @@ impl Builder {
         self.push(Inst::Tma(TmaInst::BulkLoad { dst, src, bytes, mbarrier, options }));
     }
 
-    /// Begins to store `bytes`, a multiple of 16, in this thread's open bulk group.
+    /// Begins to store `bytes` bytes, a multiple of 16, in this thread's open bulk group.
     #[track_caller]
     pub fn bulk_store(
         &self,
@@ -235,7 +235,7 @@ impl Builder {
         self.push(Inst::Tma(TmaInst::BulkStore { dst, src, bytes }));
     }
 
-    /// Begins to add `bytes` of binary32 to global memory, in this thread's open bulk group.
+    /// Begins to add `bytes` bytes of binary32 numbers to global memory, in this thread's open bulk group.
     #[track_caller]
     pub fn bulk_reduce_add_f32(
         &self,
@@ -247,13 +247,13 @@ impl Builder {
         self.push(Inst::Tma(TmaInst::BulkReduceAddF32 { dst, src, bytes }));
     }
 
-    /// Prefetches a tensor map, so that the first copy waits less.
+    /// Prefetches a tensor map, so that the first copy that uses it waits less.
     #[track_caller]
     pub fn prefetch_tensor_map(&self, map: TensorMap) {
         self.push(Inst::Tma(TmaInst::Prefetch { map }));
     }
 
-    /// Commits this thread's bulk group.
+    /// Commits this thread's open bulk group.
     #[track_caller]
     pub fn bulk_commit(&self) {
         self.push(Inst::Tma(TmaInst::Commit));

@@ -8,9 +8,9 @@ use crate::{Inst, Operand, SharedAddr, Ty, Value};
 /// The lane that a shuffle reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ShflMode {
-    /// The given number.
+    /// The lane with the given number.
     Idx,
-    /// This lane's number ⊕ the given number.
+    /// The lane whose number is this lane's number ⊕ the given number.
     Bfly,
     /// This lane's number − the given number; this lane itself if there is no such lane.
     Up,
@@ -160,13 +160,13 @@ impl<'k, T: Word> V<'k, T> {
         self.shfl(ShflMode::Bfly, mask)
     }
 
-    /// The value `delta` lanes below; this lane's own if there is no such lane.
+    /// The value in the lane `delta` below this lane; this lane's own value if there is no such lane.
     #[track_caller]
     pub fn shfl_up(self, delta: impl Arg<Ty = B32>) -> V<'k, T> {
         self.shfl(ShflMode::Up, delta)
     }
 
-    /// The value `delta` lanes above; this lane's own if there is no such lane.
+    /// The value in the lane `delta` above this lane; this lane's own value if there is no such lane.
     #[track_caller]
     pub fn shfl_down(self, delta: impl Arg<Ty = B32>) -> V<'k, T> {
         self.shfl(ShflMode::Down, delta)
@@ -209,20 +209,20 @@ impl<'k> V<'k, Pred> {
 
 /// Operations of a whole warp. All 32 lanes must take part.
 impl Builder {
-    /// True in one lane, always the same one of a warp.
+    /// A predicate that is true in one lane, always the same lane of a warp.
     #[track_caller]
     pub fn elect(&self) -> V<'_, Pred> {
         self.result(|dst| Inst::Warp(WarpInst::Elect { dst }))
     }
 
-    /// Waits for the warp's other lanes. Memory accesses before it are visible to them afterwards.
+    /// Waits for the warp's other lanes. Each lane then sees the memory accesses that the others made before the call.
     #[track_caller]
     pub fn warp_sync(&self) {
         self.push(Inst::Warp(WarpInst::Sync));
     }
 
-    /// Loads `N` (1, 2 or 4) 8 x 8 matrices of 16-bit elements. Lane 8i + r gives the address of row r of matrix
-    /// i; lane l gets elements 2(l mod 4) and the next of row l / 4, of the transposed matrix if `trans`.
+    /// Loads `N` (1, 2 or 4) 8 x 8 matrices of 16-bit elements. Lane 8i + r gives the address of row r of matrix i.
+    /// Lane l gets elements 2 (l mod 4) and 2 (l mod 4) + 1 of row l / 4, of the transposes if `trans`.
     #[track_caller]
     pub fn ldmatrix<const N: usize>(&self, addr: impl Into<SharedAddr>, trans: bool) -> [V<'_, B32>; N] {
         let dst = [(); N].map(|()| self.define(B32::TY));

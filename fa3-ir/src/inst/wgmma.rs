@@ -19,7 +19,7 @@ pub enum WgmmaType {
 }
 
 impl WgmmaType {
-    /// The depth of one product: 32 bytes.
+    /// Extent of one product along K, in elements: 32 bytes.
     pub const fn k(self) -> u32 {
         match self {
             WgmmaType::F16 | WgmmaType::Bf16 => 16,
@@ -182,7 +182,7 @@ impl Mma {
         )
     }
 
-    /// The transposition flags: of A and B, of B alone if A is in registers, none for 8-bit elements.
+    /// The transposition flags: of A and B, of B alone if A is in registers, or none for 8-bit elements.
     fn majors(&self) -> String {
         let flag = |major| u32::from(major == Major::Mn);
         match (self.ty, self.a) {
@@ -253,7 +253,7 @@ impl Builder {
         self.push(Inst::Wgmma(WgmmaInst::Mma(mma)));
     }
 
-    /// Commits the group of products.
+    /// Commits the products since the last commit as a group.
     #[track_caller]
     pub fn wgmma_commit(&self) {
         self.push(Inst::Wgmma(WgmmaInst::Commit));

@@ -181,7 +181,7 @@ shifts! {
 }
 
 impl<'k> V<'k, Pred> {
-    /// `yes` where it holds, `no` elsewhere.
+    /// `yes` where this predicate holds, `no` elsewhere.
     #[track_caller]
     pub fn select<T: Select>(self, yes: impl Arg<Ty = T>, no: impl Arg<Ty = T>) -> V<'k, T> {
         let b = self.builder();

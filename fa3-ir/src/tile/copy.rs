@@ -16,19 +16,19 @@ impl TileMap {
         self.map
     }
 
-    /// The tile that it copies.
+    /// The shape of the tiles that this map copies.
     pub fn shape(&self) -> TileShape {
         self.shape
     }
 
-    /// This map for tiles of `cols` columns, whole panels. Coordinates say where they begin.
+    /// This map for tiles of `cols` columns, whole panels. A copy's coordinates say where a tile begins.
     #[must_use]
     pub fn of_columns(self, cols: u32) -> TileMap {
         TileMap { shape: TileShape { cols, ..self.shape }, ..self }
     }
 }
 
-/// The boxes of a tile: where each lies in shared memory and in the tensor.
+/// The boxes of a tile: for each box, its address in shared memory and its coordinates in the tensor.
 #[track_caller]
 fn panels(
     b: &Builder,
@@ -42,7 +42,7 @@ fn panels(
     let cols = tile.shape.panel_cols();
     let panel = |panel: u32| {
         let mut coords = coords.to_vec();
-        // V-10 reports a copy without coordinates.
+        // Without coordinates there is none to advance. V-10 reports such a copy.
         if let Some(first) = coords.first_mut().filter(|_| panel > 0) {
             *first = match *first {
                 Operand::Imm(Imm::B32(first)) => first.wrapping_add(panel * cols).operand(),
@@ -57,8 +57,8 @@ fn panels(
 
 /// Tensor maps of tiles.
 impl Builder {
-    /// Declares a parameter that is the tensor map of a matrix, for copies of tiles of this shape. Their coordinates
-    /// are the first column and the first row.
+    /// Declares a parameter that is the tensor map of a matrix, for copies of tiles of this shape. The coordinates of a
+    /// copy are the tile's first column and first row.
     #[track_caller]
     pub fn tile_map(&self, name: &str, shape: TileShape) -> TileMap {
         self.tile_map_of(name, shape, 2, 1)

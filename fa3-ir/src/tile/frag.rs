@@ -5,10 +5,10 @@ use std::{array, fmt};
 use crate::lang::{Arg, B32, Builder, F32, Rows, V, Var};
 use crate::{Elem, WgmmaType};
 
-/// 64 x [`Frag::cols`] binary32 numbers in the registers of a warpgroup: thread t has rows 16 (t / 32) + (t mod 32) / 4
-/// and 8 more, and of each 8 columns 2 (t mod 4) and the next.
+/// 64 x [`Frag::cols`] binary32 numbers in the registers of a warpgroup. Thread t has row 16 (t / 32) + (t mod 32) / 4
+/// and the row 8 below. Of each 8 columns it has columns 2 (t mod 4) and 2 (t mod 4) + 1.
 ///
-/// It has one owner. A product takes it until its wait:
+/// A fragment has one owner. A product borrows it until the product's wait:
 /// ```compile_fail,E0499
 /// use fa3_ir::lang::{AFrag, Frag, Tile, gemm};
 /// fn read_in_flight(p: &AFrag, v: Tile, o: &mut Frag) {
@@ -38,21 +38,21 @@ pub enum Half {
 }
 
 impl Half {
-    /// Both, the upper one first.
+    /// Both halves, the upper one first.
     pub const BOTH: [Half; 2] = [Half::Upper, Half::Lower];
 
-    /// Rows below the thread's first.
+    /// Number of rows below the thread's first row.
     pub const fn rows(self) -> u32 {
         8 * self as u32
     }
 }
 
-/// The position of a register of a [`Frag`] in the thread's part of it.
+/// The position of one of a thread's registers in a [`Frag`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
     /// The half: which of the thread's two rows.
     pub half: Half,
-    /// The column, for the first thread of a quad; 2 (t mod 4) more for thread t.
+    /// The column for the first thread of a quad. Thread t's column is 2 (t mod 4) more.
     pub col: u32,
 }
 
@@ -88,7 +88,7 @@ impl<'k> Frag<'k> {
         frag
     }
 
-    /// The kernel that it belongs to.
+    /// The builder of the fragment's kernel.
     pub fn builder(&self) -> &'k Builder {
         self.builder
     }
@@ -161,7 +161,7 @@ impl<'k> Frag<'k> {
         self.regs.iter().zip(&other.regs).for_each(|(&reg, &more)| reg.set(reg + more));
     }
 
-    /// In the columns from `first` on, as many as `other` has: multiplies every row by its number, and adds `other`.
+    /// Multiplies every row by its number and then adds `other`, in as many columns as `other` has, from `first` on.
     #[track_caller]
     pub fn scale_rows_and_add(&mut self, first: u32, rows: Rows<'k>, other: &Frag<'k>) {
         let to = (first / 2) as usize;
@@ -185,8 +185,8 @@ impl<'k> Frag<'k> {
         self.map_in_place(|x, at| x * rows[at]);
     }
 
-    /// Permutes columns: 0 8 2 10 4 12 6 14 1 9 3 11 5 13 7 15 of each 16 in place of 0 1 2 3 …. Each thread keeps its
-    /// own columns in another order, so that this takes no instruction.
+    /// Permutes columns: of each 16, the new order is 0 8 2 10 4 12 6 14 1 9 3 11 5 13 7 15. Each thread keeps its own
+    /// columns in another order, so that the permutation takes no instruction.
     #[track_caller]
     pub fn interleaved(self) -> Frag<'k> {
         if !self.cols().is_multiple_of(16) {
@@ -233,9 +233,9 @@ impl<'k> Frag<'k> {
         self.over_rows(|x, y| x.max(y))
     }
 
-    /// Like [`Frag::partial_row_max`], unless the thread has a NaN in the row. It compares bits as integers, because an
-    /// instruction of sm_90 compares three integers. If all threads of the warp have a positive number in both rows,
-    /// this takes half as many instructions; otherwise it takes equally many.
+    /// Like [`Frag::partial_row_max`], if the thread has no NaN in the row. It compares bits as integers, because one
+    /// instruction of sm_90 takes the maximum of three integers. If all threads of the warp have a positive number in
+    /// both of their rows, the row maxima take half as many instructions; otherwise equally many.
     #[track_caller]
     pub fn partial_row_max_of_bits(&self) -> Rows<'k> {
         let b = self.builder;
@@ -325,7 +325,7 @@ impl<'k> Frag<'k> {
         a
     }
 
-    /// Rounds the results of `numbers`, called for each of the thread's registers, to A operands.
+    /// Calls `numbers` for each of the thread's registers, and rounds its `N` results to `N` A operands.
     #[track_caller]
     fn numbers_to_a<const N: usize>(
         &self,
@@ -351,8 +351,8 @@ impl<'k> Frag<'k> {
                 }
             }
         };
-        // The first accumulator of each register: rows l / 4 and l / 4 + 8 of the step's first columns, then of its
-        // other columns.
+        // The first accumulator of each A register, for rows l / 4 and l / 4 + 8 of lane l: two in the first columns of
+        // the step along K, then two in its other columns.
         let registers = if ty == WgmmaType::E4m3 { [0, 2, 8, 10] } else { [0, 2, 4, 6] };
         let step = (ty.k() / 2) as usize;
         let steps: Vec<[[V<'k, B32>; N]; 4]> = (0..self.regs.len() / step)
@@ -396,7 +396,7 @@ impl<'k> AFrag<'k> {
         AFrag { builder, ty, steps }
     }
 
-    /// The kernel that it belongs to.
+    /// The builder of the operand's kernel.
     pub fn builder(&self) -> &'k Builder {
         self.builder
     }
@@ -406,12 +406,12 @@ impl<'k> AFrag<'k> {
         self.steps.len() as u32 * self.ty.k()
     }
 
-    /// The type of the products that it is for.
+    /// The type of the products that read this operand.
     pub fn product_type(&self) -> WgmmaType {
         self.ty
     }
 
-    /// Its element type.
+    /// The element type.
     pub fn elem(&self) -> Elem {
         match self.ty {
             WgmmaType::F16 => Elem::F16,
@@ -469,7 +469,7 @@ impl Builder {
         warp.mad(16, row)
     }
 
-    /// This thread's offset to [`At::col`].
+    /// The number that this thread adds to [`At::col`]: 2 (t mod 4) for thread t.
     #[track_caller]
     pub fn frag_col(&self) -> V<'_, B32> {
         let _one = self.as_one();

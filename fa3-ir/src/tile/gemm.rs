@@ -9,7 +9,7 @@ use crate::tile::OperandSide;
 use crate::watch::{DutyId, GroupId};
 use crate::{Elem, Fault, Mma, ScaleD, Source, WgmmaA, WgmmaType};
 
-/// A result that is not complete yet. Only [`InFlight::wait`] returns it.
+/// The result of a product that may not be complete yet. Only [`InFlight::wait`] returns it.
 ///
 /// ```compile_fail,E0308
 /// use fa3_ir::lang::{Frag, Fresh, Rows, Tile, gemm};
@@ -19,7 +19,7 @@ use crate::{Elem, Fault, Mma, ScaleD, Source, WgmmaA, WgmmaType};
 /// }
 /// ```
 ///
-/// Until then its operands must stay: a stage that the product reads cannot be released.
+/// Until the wait the product's operands must stay: a stage that the product reads cannot be released.
 /// ```compile_fail,E0505
 /// use fa3_ir::lang::{Fresh, FullStage, Tile, gemm};
 /// fn release_in_flight(q: Tile, stage: FullStage<1>) {
@@ -62,7 +62,7 @@ pub trait Destination<'k> {
     type Result;
     /// The registers for `cols` columns, and whether the product adds to them.
     fn registers(&self, b: &'k Builder, cols: u32) -> (Vec<Var<'k, F32>>, ScaleD);
-    /// The fragment of these registers.
+    /// The fragment that these registers hold, as the result of the wait.
     fn result(self, b: &'k Builder, registers: Vec<Var<'k, F32>>) -> Self::Result;
 }
 
@@ -167,13 +167,13 @@ pub fn gemm<'s, 'k: 's, D: Destination<'k>>(
 }
 
 /// Products that are added to one fragment, one after the other, across the rounds of a loop. After [`Chain::new`] the
-/// first product overwrites the fragment. It belongs in the block of that call (V-25), since in a loop it would
-/// overwrite in every round.
+/// first product overwrites the fragment. The first product belongs in the block of the call (V-25), since in a loop it
+/// would overwrite in every round.
 #[derive(Debug)]
 pub struct Chain<'k> {
     frag: Frag<'k>,
     last: Option<GroupId>,
-    /// The duty to begin the first product, which overwrites; `None` if the fragment's contents count.
+    /// The duty to begin the first product, which overwrites the fragment; `None` if the product adds to the fragment.
     begun: Option<DutyId>,
 }
 
@@ -227,7 +227,7 @@ impl<'k> Chain<'k> {
         }
     }
 
-    /// Waits for the sum.
+    /// Waits for all products, and returns the sum.
     #[track_caller]
     pub fn wait(mut self) -> Frag<'k> {
         self.wait_all();
@@ -246,7 +246,7 @@ fn issue(a: Left<'_, '_>, right: Matrix<'_, '_>, d: &[Var<'_, F32>], scale: Scal
     b.watch().commit(source)
 }
 
-/// The A operand of each step along K, by the step's number.
+/// A function that gives the A operand of a step along K, by the step's number.
 type Steps<'a> = dyn Fn(u32) -> WgmmaA + 'a;
 
 #[track_caller]

@@ -4,8 +4,8 @@ use crate::FenceInst;
 use crate::lang::Builder;
 
 impl Builder {
-    /// Initialises the mbarriers declared so far, in one thread, and synchronises the CTA, or its cluster if there is
-    /// one. It belongs in the prologue.
+    /// Initialises the mbarriers declared so far, in one thread, and synchronises the CTA, or its cluster if the kernel
+    /// has clusters. The call belongs in the prologue.
     #[track_caller]
     pub fn init_mbarriers(&self) {
         let (barriers, cluster) = (self.mbarrier_regions(), self.launch().cluster);

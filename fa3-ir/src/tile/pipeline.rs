@@ -19,7 +19,7 @@ use crate::lang::{Arg, B32, Builder, Pred, Tile, TileShape, V};
 use crate::watch::{DutyId, PipelineId};
 use crate::{Fault, FenceInst, Region, SharedAddr, Source};
 
-pub use cp_async::{CpAsyncPipeline, CpAsyncProducer, FenceWarp};
+pub use cp_async::{CpAsyncFence, CpAsyncPipeline, CpAsyncProducer};
 use cursor::Cursor;
 pub use empty::EmptyStage;
 pub use handoff::StageHandoff;
@@ -32,11 +32,13 @@ pub struct Pipeline<'k, const N: usize> {
     builder: &'k Builder,
     name: String,
     stages: u32,
-    /// The index of its stage, if the pipeline is one stage of another pipeline.
+    /// The index of the pipeline's stage, if the pipeline is one stage of another pipeline.
     first: Option<V<'k, B32>>,
     full: Region,
     empty: Region,
     tiles: [(Region, TileShape); N],
+    /// Warps that empty a stage.
+    consumers: u32,
     /// Number of CTAs that fill each other's stages.
     cluster: u32,
     watched: PipelineId,
@@ -94,8 +96,8 @@ impl Builder {
             let what = "stages of a pipeline";
             self.fault(Fault::Limit { what, given: 0, min: 1, max: u32::MAX, multiple: 1 });
         }
-        let full = self.mbarriers(&format!("{name} full"), stages, producers);
-        let empty = self.mbarriers(&format!("{name} empty"), stages, consumers.saturating_mul(cluster));
+        let [full, empty] =
+            self.barriers_of_stages(name, stages, [producers, consumers.saturating_mul(cluster)]);
         let _one = self.as_one();
         let tiles = tiles.map(|(tile, shape)| (self.tiles(tile, stages, shape), shape));
         let watched = self.watch().pipeline(name.to_owned(), consumers);
@@ -107,9 +109,17 @@ impl Builder {
             full,
             empty,
             tiles,
+            consumers,
             cluster,
             watched,
         }
+    }
+
+    /// The mbarriers of full stages and of empty stages, with these numbers of arrivals.
+    fn barriers_of_stages(&self, name: &str, stages: u32, arrivals: [u32; 2]) -> [Region; 2] {
+        let [full, empty] = arrivals;
+        [("full", full), ("empty", empty)]
+            .map(|(what, arrivals)| self.mbarriers(&format!("{name} {what}"), stages, arrivals))
     }
 }
 
@@ -117,7 +127,7 @@ impl<'k, const N: usize> Pipeline<'k, N> {
     /// The producer's position in the pipeline: all stages are empty.
     #[track_caller]
     pub fn producer(&self) -> Producer<'k, N> {
-        // A wait for the phase before the first returns at once.
+        // Parity 1 is the phase before the first one: a wait for that phase returns at once.
         Producer { cursor: Cursor::new(self, 1) }
     }
 
@@ -125,6 +135,16 @@ impl<'k, const N: usize> Pipeline<'k, N> {
     #[track_caller]
     pub fn producer_by(&self, rounds: Rounds<'k>) -> Producer<'k, N> {
         Producer { cursor: Cursor::by(self, rounds, 1) }
+    }
+
+    /// A pipeline over the same tiles with mbarriers of its own. One of the two passes on a part of each tile, the
+    /// other one another part, and each stage has whole tiles: a consumer that reads both parts holds a stage of both.
+    #[track_caller]
+    pub fn of_same_tiles(&self, name: &str) -> Pipeline<'k, N> {
+        let b = self.builder;
+        let [full, empty] = b.barriers_of_stages(name, self.stages, [1, self.consumers]);
+        let watched = b.watch().pipeline(name.to_owned(), self.consumers);
+        Pipeline { name: name.to_owned(), full, empty, watched, ..self.clone() }
     }
 
     /// The tiles of stage `index`, for data that stays there whatever else the stage holds. Nothing that fills a stage
@@ -157,7 +177,7 @@ impl<'k, const N: usize> Pipeline<'k, N> {
         Consumer { cursor: Cursor::by(self, rounds, 0) }
     }
 
-    /// Notes the duty to commit or release (`done`) a stage.
+    /// Notes that a stage must be `done` in this block, that is committed or released.
     fn due(&self, done: &str, source: Source) -> DutyId {
         self.builder.watch().due(format!("a stage of pipeline {} is {done}", self.name), source)
     }
@@ -194,7 +214,7 @@ enum StageIndex<'k> {
     Number(V<'k, B32>),
 }
 
-/// Fills a pipeline. One thread uses it, or, in a [`Builder::stored_pipeline`], each of the warps that store.
+/// Fills a pipeline. One thread uses this value, or in a [`Builder::stored_pipeline`] each warp that stores.
 #[derive(Debug)]
 pub struct Producer<'k, const N: usize> {
     cursor: Cursor<'k, N>,
@@ -211,8 +231,8 @@ impl<'k, const N: usize> Producer<'k, N> {
         EmptyStage::new(pipeline, index, due)
     }
 
-    /// Waits in a whole warp until the next stage is empty; one of its threads fills it by loads. The compiler still
-    /// knows which numbers are the same in all lanes.
+    /// Waits in all lanes of a warp until the next stage is empty, and runs `fill` in one lane, which fills it by
+    /// loads. As all lanes wait, the compiler still knows which numbers are the same in all lanes.
     #[track_caller]
     pub fn fill_by_warp(&mut self, fill: impl FnOnce(EmptyStage<'k, N>)) {
         let pipeline = self.cursor.pipeline.clone();
@@ -262,7 +282,7 @@ pub struct FullStage<'k, const N: usize> {
 }
 
 impl<'k> FullStage<'k, 1> {
-    /// Its tile.
+    /// The stage's tile.
     pub fn tile(&self) -> Tile<'_, 'k> {
         let [tile] = self.tiles;
         tile
@@ -276,12 +296,12 @@ impl<'k, const N: usize> FullStage<'k, N> {
         FullStage { pipeline, index, tiles, due }
     }
 
-    /// Its tiles.
+    /// The stage's tiles.
     pub fn tiles(&self) -> [Tile<'_, 'k>; N] {
         self.tiles
     }
 
-    /// Releases the stage. This warp must have read it: products are complete.
+    /// Releases the stage. This warp must have read it: products that read it must be complete.
     #[track_caller]
     pub fn release(self) {
         let b = self.pipeline.builder;
@@ -291,10 +311,10 @@ impl<'k, const N: usize> FullStage<'k, N> {
         b.once_per_warp(|| self.arrive());
     }
 
-    /// Releases the stage where `condition` holds: in a loop, when the last round has read it. On every path through
-    /// the kernel the condition must hold exactly once before [`FullStage::released`], and in all lanes of a warp or in
-    /// none; the simulator checks that. Products that read the stage must have been waited for, which the borrow
-    /// checker does not enforce here.
+    /// Releases the stage where `condition` holds, for example in the last round of a loop that reads the stage. On
+    /// every path through the kernel the condition must hold exactly once before [`FullStage::released`], and in all
+    /// lanes of a warp or in none; the simulator checks that. Products that read the stage must have been waited for,
+    /// which the borrow checker does not enforce here.
     #[track_caller]
     pub fn release_if(&self, condition: impl Arg<Ty = Pred>) {
         let b = self.pipeline.builder;
@@ -309,15 +329,15 @@ impl<'k, const N: usize> FullStage<'k, N> {
         self.pipeline.builder.watch().done(self.due, Location::caller());
     }
 
-    /// Releases the stage after ordinary loads from it (`ldmatrix`, `ld.shared`), with the fence without which copies
-    /// do not wait for such loads.
+    /// Releases the stage after ordinary loads from it (`ldmatrix`, `ld.shared`). Without the fence that this method
+    /// executes, copies into the stage would not wait for such loads.
     #[track_caller]
     pub fn release_loaded(self) {
         self.fence_loads();
         self.release();
     }
 
-    /// Releases without that fence: ordinary stores fill the stage, or another warp's fence lies between.
+    /// Releases the stage without a fence: ordinary stores fill the stage, or another warp executes the fence first.
     #[track_caller]
     pub fn release_unfenced(self) {
         let b = self.pipeline.builder;
@@ -336,7 +356,7 @@ impl<'k, const N: usize> FullStage<'k, N> {
         b.warp_sync();
     }
 
-    /// Records that the warps that run this release the stage.
+    /// Notes that the warps that run the code being built release the stage.
     fn by_these_warps(&self, source: Source) {
         let (b, pipeline) = (self.pipeline.builder, self.pipeline.watched);
         let warps = b.warps();

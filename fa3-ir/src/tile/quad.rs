@@ -5,7 +5,7 @@ use crate::lang::{B32, Pred, V};
 /// The transpose of a 4 x 4 matrix of words, one row for each thread of a quad.
 #[derive(Clone, Copy, Debug)]
 pub struct QuadTranspose<'k> {
-    /// Whether the lower and the upper bit of the thread's number are set.
+    /// Whether the lower and the upper bit of the thread's number in its quad are set.
     bits: [V<'k, Pred>; 2],
 }
 

@@ -4,8 +4,8 @@ use std::ops::{Add, Index, Mul, Neg, Sub};
 
 use crate::lang::{Arg, At, Builder, Class, F32, Half, Pred, V, Var};
 
-/// A value for each of the two rows that a thread has in a [`crate::lang::Frag`]: rows l / 4 and l / 4 + 8 of its
-/// warp's 16.
+/// A value for each of the two rows that a thread has in a [`crate::lang::Frag`]: in lane l, rows l / 4 and l / 4 + 8
+/// of the 16 rows of its warp.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'k, T = F32>(pub [V<'k, T>; 2]);
 
@@ -59,7 +59,7 @@ impl<'k> Rows<'k> {
         self.map(V::ex2)
     }
 
-    /// The larger of two, row by row.
+    /// The larger of two numbers, row by row.
     #[track_caller]
     pub fn max(self, other: Rows<'k>) -> Rows<'k> {
         let _one = self.0[0].builder().as_one();
@@ -74,7 +74,7 @@ impl<'k> Rows<'k> {
         Rows([upper, lower])
     }
 
-    /// Whether a row's value is greater than this.
+    /// For each row, whether its value is greater than `limit`.
     #[track_caller]
     pub fn gt(self, limit: impl Arg<Ty = F32>) -> Rows<'k, Pred> {
         let _one = self.0[0].builder().as_one();
@@ -100,7 +100,7 @@ impl<'k> Rows<'k, Pred> {
 
 macro_rules! operators {
     ($($trait:ident::$method:ident;)+) => {$(
-        /// Row by row.
+        /// Applies the operator row by row.
         impl<'k> $trait for Rows<'k> {
             type Output = Rows<'k>;
             #[track_caller]

@@ -6,8 +6,8 @@ use crate::{Elem, SharedAddr, WgmmaType};
 impl<'k> Frag<'k> {
     /// Writes the fragment, rounded to the tile's element type, to a tile of 64 rows.
     ///
-    /// Each warp writes its 16 rows: 16-bit elements by `stmatrix`, which touches every bank once; binary32 in pairs,
-    /// of which two rows share banks. The number of columns is a multiple of 16, or of 8 for binary32.
+    /// Each warp writes its 16 rows: 16-bit elements by `stmatrix`, which touches every bank once, or binary32 elements
+    /// in pairs, where two rows share banks. The number of columns is a multiple of 16, or of 8 for binary32.
     #[track_caller]
     pub fn store(&self, tile: Tile<'_, '_>) {
         let shape = tile.shape();
@@ -169,14 +169,14 @@ impl<'k> RowAddresses<'k> {
         let span = tile.shape().swizzle.row_bytes();
         let start = tile.builder().shared_address(tile.address);
         let (offset, start) = (row * span, row.mad(span, start));
-        // Without swizzle 32 bytes of a row are in two panels.
+        // Without swizzle, 32 bytes of a row lie in two panels.
         let (byte, start) = if span < 32 {
             let right = byte >> 4;
             (byte & 15, right.mad(tile.panel_stride, start))
         } else {
             (byte, start)
         };
-        // Panels begin at whole patterns, so that the permutation depends on the row alone.
+        // Panels begin at whole swizzle patterns, so that the permutation depends only on the row.
         let mixed = ((offset >> 3) & (span - 16)) ^ byte;
         let chunks = (0..span.div_ceil(32)).map(|chunk| start + (mixed ^ (32 * chunk)));
         RowAddresses { chunks: chunks.collect(), panel_stride: tile.panel_stride, span }

@@ -13,14 +13,14 @@ impl Builder {
         self.whole_warpgroups();
         let first = self.warps().start / 4;
         let _one = self.as_one();
-        // The compiler cannot know that a warp's threads agree. It does if the value comes from one lane.
+        // The compiler knows that all lanes of a warp have the same number only if the number comes from one lane.
         let group = (self.tid() >> 7).shfl_idx(0);
         let group = if first == 0 { group } else { group - first };
         group.named("warpgroup")
     }
 
-    /// Runs `body` in one thread of each warp, always the same one. All lanes compute addresses and other instructions
-    /// without effect.
+    /// Runs `body` in one thread of each warp, always the same one. All lanes execute instructions without side
+    /// effects, such as address computations.
     #[track_caller]
     pub fn once_per_warp(&self, body: impl FnOnce()) {
         self.guarded_effects(self.elect(), body);
@@ -54,7 +54,7 @@ impl Builder {
         self.once_where(self.tid() >> 5, start.saturating_add(which), served, body);
     }
 
-    /// Warpgroups are warps 4i to 4i + 3, whatever warp a role begins with.
+    /// Records a mistake if the role does not begin with a warpgroup: warpgroups are warps 4i to 4i + 3 of the CTA.
     #[track_caller]
     fn whole_warpgroups(&self) {
         let Range { start, end } = self.warps();
@@ -63,7 +63,7 @@ impl Builder {
         }
     }
 
-    /// Attributes the statements of `body` to the caller's caller.
+    /// Runs `body` in one thread of the warp in which `warp` is `which`, and attributes its statements to `served`.
     fn once_where(&self, warp: V<'_, B32>, which: u32, served: Option<Source>, body: impl FnOnce()) {
         let chosen = warp.shfl_idx(0).eq(which);
         self.if_uniform(chosen, || {

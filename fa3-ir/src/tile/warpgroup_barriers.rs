@@ -4,7 +4,7 @@
 use crate::Fault;
 use crate::lang::{Arg, B32, Builder, V};
 
-/// A named barrier for each of some warpgroups.
+/// Named barriers, one for each of some warpgroups.
 #[derive(Clone, Debug)]
 pub struct WarpgroupBarriers<'k> {
     builder: &'k Builder,

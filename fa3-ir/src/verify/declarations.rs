@@ -5,7 +5,7 @@ use crate::{
     Block, Inst, Kernel, MiscInst, Node, ParamInfo, ParamKind, Region, RegionInfo, RoleBody, SmemPlan, Source,
 };
 
-/// Every violation.
+/// All violations of these rules.
 pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
     let mut faults = Vec::new();
     launch(kernel, &mut faults);
@@ -119,7 +119,7 @@ fn is_identifier(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// V-15 and V-16. Without roles, all warps run the prologue alone.
+/// Checks V-15 and V-16. In a kernel without roles, all warps run only the prologue.
 fn registers(kernel: &Kernel, errors: &mut Vec<VerifyError>) {
     let (entry, warps) = (kernel.launch.entry_registers(), kernel.launch.warps());
     let nothing = Block::new();
@@ -143,13 +143,13 @@ fn registers(kernel: &Kernel, errors: &mut Vec<VerifyError>) {
         }
         let registers = changes.last().map_or(entry, |&(_, registers, _)| registers);
         let warps = range.end.saturating_sub(range.start);
-        // V-6 and V-13 report what is too large to be counted.
+        // Sums that are too large stop at the largest number: V-6 and V-13 report their terms.
         (taken, counted) = (
             warps.saturating_mul(32).saturating_mul(registers).saturating_add(taken),
             warps.saturating_add(counted),
         );
     }
-    // Roles that overlap are counted twice; V-13 says so.
+    // Warps of overlapping roles are counted twice. V-13 reports such roles, so that V-16 need not.
     let pool = entry * kernel.launch.threads;
     if taken > pool && counted <= warps {
         errors.push(VerifyError { fault: Fault::RegisterPool { given: taken, pool }, source: None });
@@ -167,7 +167,7 @@ fn register_changes(block: &Block, found: &mut Vec<(bool, u32, Source)>) {
     }
 }
 
-/// The register changes in blocks within this one.
+/// The source lines of the register changes in blocks within this one.
 fn nested_changes(block: &Block) -> Vec<Source> {
     let within = |inner: &Block| {
         let mut found = Vec::new();

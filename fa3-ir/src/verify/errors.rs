@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use super::VerifyError;
 
-/// All violations of a kernel, in its order; at least one. Prints a line for each.
+/// All violations of a kernel, at least one, in the order of its text. Prints a line for each violation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VerifyErrors(pub Vec<VerifyError>);
 

@@ -8,7 +8,7 @@ use crate::{
     RegionKind, SharedAddr, SharedBase, Source, Stmt, TensorMap, Ty, Value, ValueInfo,
 };
 
-/// Every violation.
+/// All violations of these rules.
 pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
     let mut walk = Walk {
         kernel,
@@ -33,23 +33,23 @@ pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
 
 /// A loop around the current statement.
 struct LoopState {
-    /// The branches around it that lanes may take differently.
+    /// Number of branches around the loop that lanes may take differently.
     divergence: u32,
-    /// The values and variables that are known at each of its breaks.
+    /// The values and variables that are known at each of the loop's breaks.
     exits: Vec<Vec<bool>>,
 }
 
 struct Walk<'k> {
     kernel: &'k Kernel,
     errors: Vec<VerifyError>,
-    /// The values that may be read here, and the variables that are assigned on every path to here.
+    /// The values that the current statement may read, and the variables that are assigned on every path to it.
     known: Vec<bool>,
     /// The values that some earlier instruction assigns.
     assigned: Vec<bool>,
     loops: Vec<LoopState>,
-    /// The branches around the current statement that lanes may take differently.
+    /// Number of branches around the current statement that lanes may take differently.
     divergence: u32,
-    /// The warps that run this.
+    /// The warps that run the current statement.
     warps: Range<u32>,
     source: Option<Source>,
 }
@@ -108,7 +108,7 @@ impl<'k> Walk<'k> {
         }
     }
 
-    /// Adds the variables that all of `ways` assign. Values that they define end with their blocks.
+    /// Marks the variables that are assigned on all of `ways` as known. Values defined on a way end with its block.
     fn join(&mut self, ways: &[Vec<bool>]) {
         for (index, info) in self.kernel.values.iter().enumerate() {
             if info.mutable && !ways.is_empty() && ways.iter().all(|way| way[index]) {
@@ -223,7 +223,7 @@ impl<'k> Walk<'k> {
         info
     }
 
-    /// V-21.
+    /// Checks V-21 for `bytes` bytes at an address.
     fn shared(&mut self, addr: SharedAddr, bytes: u32, align: u32) {
         let SharedBase::Region(region) = addr.base else { return };
         let Some(info) = self.kernel.smem.get(region) else {
@@ -239,7 +239,7 @@ impl<'k> Walk<'k> {
         }
     }
 
-    /// V-21, for a tensor copy. V-10 checks that the map is a tensor map.
+    /// Checks V-21 for a tensor copy. V-10 checks that the map is a tensor map.
     fn shared_box(&mut self, addr: SharedAddr, TensorMap(Param(index)): TensorMap) {
         if let Some(ParamKind::TensorMap(shape)) =
             self.kernel.params.get(index as usize).map(|param| param.kind)
@@ -249,7 +249,7 @@ impl<'k> Walk<'k> {
         }
     }
 
-    /// V-22, for operations of other families than mbarriers.
+    /// Checks V-22 for an instruction that is no mbarrier operation.
     fn data(&mut self, addr: SharedAddr, bytes: u32) {
         let SharedBase::Region(region) = addr.base else { return };
         let Some(info) = self.kernel.smem.get(region) else { return };
@@ -259,7 +259,7 @@ impl<'k> Walk<'k> {
         }
     }
 
-    /// V-22.
+    /// Checks V-22 for an mbarrier operation.
     fn mbarrier(&mut self, addr: SharedAddr, arrivals: Option<u32>) {
         self.shared(addr, 8, 8);
         let SharedBase::Region(region) = addr.base else { return };
@@ -291,7 +291,7 @@ impl<'k> Walk<'k> {
         self.check_type(format!("parameter {}", info.name), given, ty);
     }
 
-    /// V-10.
+    /// Checks V-10 for a copy with `coords` coordinates.
     fn tensor_map(&mut self, TensorMap(Param(index)): TensorMap, coords: Option<usize>) {
         let Some(info) = self.kernel.params.get(index as usize) else {
             let count = self.kernel.params.len();

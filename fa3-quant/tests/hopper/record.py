@@ -57,7 +57,7 @@ def trials(rng):
     wide = lambda *shape: f32(rng.normal(0, 1, shape) * 2.0 ** rng.integers(-40, 40, shape))
     c0 = np.zeros((64, 8), np.float32)
     yield some(finite, 64, 32), some(finite, 8, 32), c0  # any products
-    yield some(finite, 64, 32), some(finite, 8, 32), f32(rng.normal(0, 1e4, (64, 8)))  # and any accumulator
+    yield some(finite, 64, 32), some(finite, 8, 32), f32(rng.normal(0, 1e4, (64, 8)))  # any products and accumulator
     yield some(finite, 64, 32), some(finite, 8, 32), wide(64, 8)  # an accumulator of any size
     yield normal(1, 64, 32), normal(1, 8, 32), c0  # ordinary numbers
     yield normal(1, 64, 32), normal(1, 8, 32), f32(rng.normal(0, 10, (64, 8)))

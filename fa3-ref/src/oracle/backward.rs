@@ -1,7 +1,7 @@
 //! dQ, dK and dV by the chain rule.
 //!
-//! With D_i = Σ_j P_ij dP_ij (= dO_i · O_i) and the soft cap's slope c'(S): dS_ij = P_ij (dP_ij − D_i + dLSE_i)
-//! c'(S_ij), with respect to the scaled score before the cap, since ∂LSE_i / ∂S_ij = P_ij. A sink's dP is 0.
+//! The gradient of the scaled score before the cap is dS_ij = P_ij (dP_ij − D_i + dLSE_i) c'(S_ij), since ∂LSE_i /
+//! ∂S_ij = P_ij. D_i is Σ_j P_ij dP_ij = dO_i · O_i, and c' is the soft cap's slope. A sink's dP is 0.
 
 use ndarray::{Array1, Array2};
 use rayon::prelude::*;
@@ -62,7 +62,7 @@ pub fn backward_squares<'a, T: Element + 'a>(
 enum Sum {
     /// The terms themselves.
     Values,
-    /// Their absolute values.
+    /// The absolute values of the terms.
     Magnitudes,
     /// The squares of the rounded terms.
     Squares,
@@ -117,9 +117,9 @@ struct HeadGradients {
 
 struct Gradient<'a> {
     scores: Scores<'a>,
-    /// (seqlen_q, head_dim_v)
+    /// dO (seqlen_q, head_dim_v).
     dout: Array2<f64>,
-    /// (seqlen_q)
+    /// dLSE (seqlen_q).
     dlse: Array1<f64>,
     o: Array2<f64>,
     lse: Array1<f64>,
@@ -173,7 +173,7 @@ impl Gradient<'_> {
         self.scores.allows(i, j) && self.lse[i] != f64::NEG_INFINITY
     }
 
-    /// P_ij, and P_ij c'(S_ij) times the scale, the factor of dP_ij − D_i.
+    /// P_ij, and the factor of dP_ij − D_i + dLSE_i in dS_ij: softmax_scale · P_ij c'(S_ij).
     fn weights(&self, i: usize, j: usize) -> (f64, f64) {
         let score = self.scores.score(i, j);
         let p = (score - self.lse[i]).exp();
@@ -181,7 +181,7 @@ impl Gradient<'_> {
         (p, self.scores.problem.softmax_scale().natural() * p * slope)
     }
 
-    /// The three sums over visible pairs, by blocks of keys, where `factors(i, j)` are P_ij and dS_ij.
+    /// dQ, dK and dV as sums over visible pairs, by blocks of keys. `factors(i, j)` gives P_ij and dS_ij.
     fn sum(
         &self,
         q: &Array2<f64>,

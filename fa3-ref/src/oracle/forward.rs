@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use super::{Scores, add_scaled};
 use crate::inputs::Heads;
 use crate::output::{HeadForward, forward_heads};
+use crate::sink::exp_from;
 use crate::{Element, Forward, Inputs};
 
 /// The forward pass.
@@ -38,7 +39,7 @@ fn forward_row(scores: &Scores<'_>, i: usize, o: &mut [f64]) -> f64 {
     if sink == f64::NEG_INFINITY && row.iter().all(|&(_, s)| s == f64::NEG_INFINITY) {
         return f64::NEG_INFINITY;
     }
-    let sum: f64 = (sink - max).exp() + row.iter().map(|&(_, s)| (s - max).exp()).sum::<f64>();
+    let sum: f64 = exp_from(sink, max) + row.iter().map(|&(_, s)| (s - max).exp()).sum::<f64>();
     for (j, s) in row {
         add_scaled(o, (s - max).exp() / sum, scores.v(j));
     }
@@ -123,7 +124,7 @@ mod tests {
         assert_eq!(out.o.as_slice().unwrap(), [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
     }
 
-    /// A sink of ln 4 beside scores (ln 3, 0) and (0, 0): sums of exponentials of 8 and 6.
+    /// A sink of ln 4 beside scores (ln 3, 0) and (0, 0) makes the sums of exponentials 8 and 6.
     #[test]
     fn a_sink_is_in_the_denominator_alone() {
         let q = rows([[2.0, 0.0, 0.0, 0.0], [0.0; 4]]);
@@ -143,8 +144,12 @@ mod tests {
         assert!(capped.lse.iter().all(|&lse| near(lse, 6.0f64.ln())), "{capped:?}");
         // A sink of -inf has no effect, and a large sink makes O vanish.
         assert_eq!(run_with_sink(spec(), [&q, &k, &v], f32::NEG_INFINITY), run(spec(), &q, &k, &v));
-        let large = run_with_sink(spec(), [&q, &k, &v], 1e30);
-        assert!(large.o.iter().all(|&o| o == 0.0) && large.lse.iter().all(|&lse| lse == f64::from(1e30f32)));
+        for large in [1e30, f32::INFINITY] {
+            let out = run_with_sink(spec(), [&q, &k, &v], large);
+            assert!(out.o.iter().all(|&o| o == 0.0) && out.lse.iter().all(|&lse| lse == f64::from(large)));
+        }
+        let nan = run_with_sink(spec(), [&q, &k, &v], f32::NAN);
+        assert!(nan.o.iter().chain(&nan.lse).all(|x| x.is_nan()));
         // LSE of a fully masked row is its sink.
         let one_key = ProblemSpec::dense(Dtype::F32, SHAPE, Shape { seqlen: 1, ..SHAPE }).causal();
         let k = Array4::zeros((1, 1, 1, 4));

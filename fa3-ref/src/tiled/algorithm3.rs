@@ -119,7 +119,7 @@ impl Group<'_> {
         let mut dv = Array2::zeros((keys, self.problem.head_dim_v())); // A3:16
         for (query, dq) in self.heads.iter().zip(dq) {
             for i in 0..len.q.div_ceil(self.tiles.rows) {
-                // A3:18
+                // A3:18, the loop over blocks of query rows.
                 let tile = QueryTile::new(self.problem, &query.head, len, i, self.tiles, self.precision);
                 let rows = Slice::from(i * self.tiles.rows..i * self.tiles.rows + tile.rows());
                 let dout = query.dout.slice_axis(Axis(0), rows);

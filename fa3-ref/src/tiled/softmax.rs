@@ -1,4 +1,4 @@
-//! Softmax over blocks of scores (paper A1:18-19), in base 2.
+//! Softmax over blocks of scores (lines 18 and 19 of Algorithm 1), in base 2.
 
 use std::f64::consts::{LN_2, LOG2_E};
 
@@ -6,6 +6,7 @@ use fa3_types::{Problem, softcap};
 use ndarray::{Array1, Array2, Axis};
 
 use crate::output::HeadForward;
+use crate::sink::exp_from;
 
 /// The unit of scores. One unit is `log2` in the exponent of 2, so that P = exp2(s · log2 − m · log2).
 ///
@@ -13,9 +14,9 @@ use crate::output::HeadForward;
 /// moves into `log2`.
 #[derive(Clone, Copy)]
 pub(super) struct ScoreUnit {
-    /// scale / c
+    /// softmax_scale / c, with a soft cap c.
     into_cap: Option<f32>,
-    /// scale · log2 e, or c · log2 e
+    /// softmax_scale · log2 e, or, with a soft cap c, c · log2 e.
     pub(super) log2: f32,
 }
 
@@ -58,7 +59,7 @@ pub(super) struct Step {
 }
 
 impl OnlineSoftmax {
-    /// m = -inf, ℓ = 0.
+    /// The state before the first block: m = -inf, ℓ = 0.
     pub(super) fn new(rows: usize, unit: ScoreUnit) -> OnlineSoftmax {
         OnlineSoftmax { unit, m: Array1::from_elem(rows, f32::NEG_INFINITY), l: Array1::zeros(rows) }
     }
@@ -73,7 +74,7 @@ impl OnlineSoftmax {
             // A row that has seen no key yet keeps m = -inf; 0 in its place makes every exponential 0.
             let reference = if self.m[i] == f32::NEG_INFINITY { 0.0 } else { self.m[i] * log2 };
             row.mapv_inplace(|s| s.mul_add(log2, -reference).exp2()); // A1:19
-            // The difference of the rounded references, which is exactly 1 where m stays.
+            // The rounded references make this factor exactly 1 where m stays.
             rescale[i] = (m_old * log2 - reference).exp2();
             self.l[i] = rescale[i] * self.l[i] + row.sum(); // A1:19
         }
@@ -81,7 +82,7 @@ impl OnlineSoftmax {
     }
 
     /// O = diag(ℓ)⁻¹ O and L = m + log ℓ, in the natural logarithm. If ℓ = 0, O = 0 and L = -inf. A sink is first added
-    /// to ℓ, relative to the larger of m and itself.
+    /// to ℓ, relative to the larger of m and the sink.
     pub(super) fn finish(&self, mut o: Array2<f32>, sink: f32) -> HeadForward<f32> {
         let sink = f64::from(sink);
         let mut lse = Array1::from_elem(o.nrows(), f32::NEG_INFINITY);
@@ -93,7 +94,7 @@ impl OnlineSoftmax {
             let m = f64::from(self.m[i]) * f64::from(self.unit.log2) * LN_2;
             let largest = m.max(sink);
             let shrink = (m - largest).exp();
-            let l = shrink * f64::from(self.l[i]) + (sink - largest).exp();
+            let l = shrink * f64::from(self.l[i]) + exp_from(sink, largest);
             row.mapv_inplace(|o| (f64::from(o) * shrink / l) as f32);
             lse[i] = (largest + l.ln()) as f32;
         }
@@ -139,7 +140,7 @@ mod tests {
         assert_eq!((out.o, out.lse[1]), (array![[7.0], [0.0]], f32::NEG_INFINITY));
         let out = softmax.finish(array![[7.0], [0.0]], -2.5);
         assert_eq!((out.o[[1, 0]], out.lse[1]), (0.0, -2.5));
-        // m = 5 in base 2, and so is the sink.
+        // Both m and the sink are 5 in base 2.
         let out = softmax.finish(array![[7.0], [0.0]], (5.0 * LN_2) as f32);
         assert!((out.o[[0, 0]] - 3.5).abs() < 1e-6 && (out.lse[0] - (6.0 * LN_2) as f32).abs() < 1e-6);
     }

@@ -46,7 +46,7 @@ impl<'a> QueryTile<'a> {
         self.head.sink
     }
 
-    /// T_c
+    /// T_c, the number of key blocks.
     pub(super) fn key_blocks(&self) -> usize {
         self.len.k.div_ceil(self.tiles.keys)
     }

@@ -10,8 +10,8 @@ use super::{DkvTile, DqTile};
 #[non_exhaustive]
 pub struct PlanOptions {
     /// Whether gradients must be bitwise reproducible. If so, tiles add to dQ in the order of keys
-    /// ([`AddOrder::LastKeysFirst`](super::AddOrder::LastKeysFirst)). Otherwise they do so only where that is as fast
-    /// ([`MOST_KEYS_IN_ORDER`](super::MOST_KEYS_IN_ORDER)).
+    /// ([`AddOrder::LastKeysFirst`](super::AddOrder::LastKeysFirst)). Otherwise they add in that order only where it is
+    /// no slower ([`MOST_KEYS_IN_ORDER`](super::MOST_KEYS_IN_ORDER)).
     pub deterministic: bool,
     /// The tile of the dK/dV kernel.
     pub dkv: Option<DkvTile>,

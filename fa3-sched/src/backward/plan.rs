@@ -31,13 +31,13 @@ pub struct Part<T> {
 /// How dQ is computed.
 #[derive(Clone, Copy, Debug)]
 pub enum DqBy {
-    /// By a kernel of its own, which adds up the contributions of all keys to a row in order.
+    /// A kernel of its own adds up the contributions of all keys to a row, in order.
     Kernel(Part<DqTile>),
-    /// By the dK/dV kernel, whose tiles add to sums in memory in any order. A last kernel rounds the sums in blocks of
+    /// Tiles of the dK/dV kernel add to sums in memory in any order. A last kernel rounds the sums in blocks of
     /// [`ADDED_ROWS`] rows.
     Additions,
-    /// By the dK/dV kernel, whose tiles add from the last keys to the first. The last tile that adds to a row also
-    /// rounds its sum.
+    /// Tiles of the dK/dV kernel add from the last keys to the first. The last tile that adds to a row also rounds its
+    /// sum.
     AdditionsInOrder,
 }
 
@@ -67,9 +67,9 @@ pub struct Plan {
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a plan has one of them")]
 pub enum PlanKind {
-    /// By their index: all sequences have one length, which the host knows.
+    /// Tiles are found by their index: all sequences have one length, which the host knows.
     Dense(DensePlan),
-    /// Through tables in device memory: lengths are data (varlen).
+    /// Tiles are found through tables in device memory: lengths are data (varlen).
     Varlen(VarlenPlan),
 }
 
@@ -162,12 +162,12 @@ struct Asked<'a> {
     sms: NonZeroU32,
 }
 
-/// The number of row blocks by which a tile trails the tile after it when they add in order and neither waits: an
-/// addition to memory and its signal take about as long as two blocks.
+/// The number of row blocks by which a tile trails the tile after it, where tiles add in order and neither of the two
+/// waits. An addition to memory and its signal take about as long as two blocks.
 const BLOCKS_BEHIND: u32 = 2;
 
-/// Number of heads per section if each tile of keys, of `blocks` row blocks, waits for the tile after it: enough heads
-/// that the next tile of a head begins [`BLOCKS_BEHIND`] blocks later.
+/// Number of heads per section where each tile of keys visits `blocks` row blocks and waits for the tile after it. With
+/// this number, a tile of a head begins [`BLOCKS_BEHIND`] blocks later than the tile that it waits for.
 fn heads_between(blocks: u32, sms: NonZeroU32) -> u32 {
     (BLOCKS_BEHIND.saturating_mul(sms.get()).saturating_add(blocks / 2) / blocks.max(1)).max(1)
 }
@@ -177,7 +177,7 @@ fn heads_between(blocks: u32, sms: NonZeroU32) -> u32 {
 /// - [`PlanOptions::deterministic`] does not ask for bitwise reproducible gradients,
 /// - head_dim and head_dim_v are at most 128 (wider heads have a dQ kernel),
 /// - rows see more than this many keys on average, or more than [`MOST_KEYS_IN_ORDER_MASKED`] under a mask, or more
-///   than [`MOST_KEYS_IN_ORDER_GROUPED`] under a causal mask with GQA.
+///   than [`MOST_KEYS_IN_ORDER_GROUPED`] under a causal mask with GQA; or the mask is one of intervals.
 ///
 /// With fewer keys, adding in order is faster, since no kernels clear and round sums. With more, tiles wait for each
 /// other for longer than these kernels take (docs/performance-backward.md).
@@ -187,10 +187,10 @@ pub const MOST_KEYS_IN_ORDER: usize = 4096;
 /// sees all keys of the window.
 pub const MOST_KEYS_IN_ORDER_MASKED: usize = 1024;
 
-/// [`MOST_KEYS_IN_ORDER_MASKED`] with GQA, under a mask that is bounded on one side only, such as a causal one. The
-/// lengths of tiles then differ group-size times as much, and in order the longest tiles come last. With groups of 4
-/// and 1024 visible keys, any order was measured to be faster (docs/decisions.md). With 512 visible keys nothing was
-/// measured, and the order is the order without groups.
+/// [`MOST_KEYS_IN_ORDER_MASKED`] with GQA, under a mask that is bounded on one side only, such as a causal one. With
+/// GQA the lengths of tiles differ group-size times as much, and in order the longest tiles come last. With groups of 4
+/// and 1024 visible keys, adding in any order was measured to be faster (docs/decisions.md). 512 visible keys were not
+/// measured; there, tiles add in order as they do without GQA.
 pub const MOST_KEYS_IN_ORDER_GROUPED: usize = 768;
 
 /// The order in which the dK/dV kernel adds to dQ; `None` if it does not add.

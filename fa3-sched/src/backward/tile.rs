@@ -8,10 +8,10 @@ use crate::DeviceLimits;
 /// How the warpgroups of a dK/dV kernel divide the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Division {
-    /// By keys: each warpgroup has 64 keys, and computes their dK and dV.
+    /// Each warpgroup has 64 keys, and computes their dK and dV.
     Keys,
-    /// By gradients: both warpgroups have the same 64 keys. The first computes S and dV, and hands P to the second,
-    /// which computes dP and dK. This is for head dimensions whose dK and dV do not fit one warpgroup's registers.
+    /// Both warpgroups have the same 64 keys. The first computes S and dV, and hands P to the second, which computes dP
+    /// and dK. This is for head dimensions whose dK and dV do not fit one warpgroup's registers.
     Gradients,
 }
 
@@ -44,7 +44,7 @@ pub struct DkvTile {
 pub enum AddOrder {
     /// Any order. The last bits of dQ differ from run to run.
     Any,
-    /// From the last keys to the first: a tile waits until the tile after it has added. dQ is bitwise reproducible.
+    /// Tiles add from the last keys to the first: a tile waits for the tile after it. dQ is bitwise reproducible.
     LastKeysFirst,
 }
 
@@ -155,8 +155,8 @@ impl DkvTile {
             Division::Keys => self.head_dim + self.head_dim_v,
             Division::Gradients => self.head_dim.max(self.head_dim_v),
         };
-        // Sᵀ and dPᵀ in f32, and Pᵀ in 16 bits, which reuses the registers of Sᵀ where blocks are large. Later dQ in
-        // f32 and dSᵀ in 16 bits.
+        // First come Sᵀ and dPᵀ in f32, and Pᵀ in 16 bits; where blocks are large, Pᵀ reuses the registers of Sᵀ. Later
+        // the registers hold dQ in f32 and dSᵀ in 16 bits.
         let p = if self.adds_halves() { 0 } else { self.tile_m / 4 };
         let of_dq = if self.adds_dq.is_some() { self.head_dim / 2 + self.tile_m / 4 } else { 0 };
         gradients / 2 + of_dq.max(self.tile_m + p)
@@ -199,7 +199,8 @@ impl DkvTile {
         }
         check_head_dims(self.head_dim, self.head_dim_v)?;
         check_stages(self.stages, 1)?;
-        // Half of dQ of a tile's last block is computed after the next tile has begun, which needs K of both tiles.
+        // Half of dQ of a tile's last block is computed after the next tile has begun, so K of both tiles must be
+        // there.
         check_stages(self.kv_stages, if self.adds_halves() { 2 } else { 1 })?;
         check_budget(self.accumulators(), self.smem_bytes(), limits)
     }

@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    /// Two documents: each KV tile has rows of its own, and a block across the border sees all.
+    /// Two documents of 16 rows, the first causal: a tile of keys in one document has no blocks of the other.
     #[test]
     fn nothing_is_visited_in_vain() {
         let heads = [(0..32)

@@ -23,7 +23,7 @@ pub struct Accumulators {
 }
 
 impl Accumulators {
-    /// The sum of all tiles. They are live at the same time, nearly so in a serial pipeline.
+    /// Registers of all tiles together, which are live at the same time, or nearly so in a serial pipeline.
     pub fn total(self) -> u32 {
         [self.p, self.o, self.pv].into_iter().fold(self.s, u32::saturating_add)
     }
@@ -72,8 +72,8 @@ pub const REGISTER_RESERVE: u32 = 32;
 /// this number.
 pub const FP8_REGISTER_RESERVE: u32 = 20;
 
-/// Number of columns of transposed e4m3 V beyond V's own, the fewest that a product computes: a column of ones, whose
-/// PV is the row sum, and columns of zeros.
+/// Number of columns that transposed e4m3 V has beyond V's own: a column of ones, whose PV is the row sum, and columns
+/// of zeros. It is the smallest number of columns of a product.
 pub const ROW_SUM_COLS: u32 = 8;
 
 /// Number of dequantized blocks of K, and of V, in shared memory: one is read while the other is written.

@@ -99,8 +99,8 @@ impl Precision {
         if self == Precision::Fp8(Fp8Inputs::HEADS) { Precision::Converted { q: true } } else { self }
     }
 
-    /// Whether a kernel of this precision computes a problem of precision `problem`. Another kernel may transpose V
-    /// before.
+    /// Whether a kernel of this precision computes a problem of precision `problem`. A kernel for transposed V takes V
+    /// in rows as well, because another kernel can transpose V first.
     pub(super) fn takes(self, problem: Precision) -> bool {
         match (self, problem) {
             (Precision::Fp8(takes), Precision::Fp8(has)) => takes == has || takes == has.transposed(),
@@ -128,7 +128,7 @@ impl Precision {
     pub(super) fn key_multiple(self) -> u32 {
         match self {
             Precision::Half => 16,
-            // Four warps dequantize a quarter of the keys each, some of them in parts of 16 keys.
+            // Each of four warps dequantizes a quarter of the keys, 8 or 16 keys at a time.
             Precision::Converted { .. } => 64,
             Precision::Fp8(Fp8Inputs { block_scales: false, .. }) => 32,
             Precision::Fp8(Fp8Inputs { block_scales: true, .. }) => 64,
@@ -208,15 +208,17 @@ impl CtaTile {
         self.qv || (self.stages == 1 && self.pipeline == Pipeline::Serial)
     }
 
-    /// This tile with blocks of 64 or 128 keys, as paged K and V need them.
+    /// This tile with its keys per block rounded down to a multiple of 64 (fewer than 64 stay), as paged K and V need
+    /// it.
     #[must_use]
     pub fn of_whole_blocks(self) -> CtaTile {
         CtaTile { tile_n: (self.tile_n / 64 * 64).max(self.tile_n.min(64)), ..self }
     }
 
-    /// This tile for pages of `rows` rows: blocks have 64 or 128 keys, so that they take few copies. Blocks of 128 keys
-    /// and several panels take more copies of fewer than 32 rows than their products can hide: on an H100, prefill from
-    /// pages of 16 rows ran at 0.70 of a contiguous cache's speed. Tiles of 192 rows and 64 keys hide them.
+    /// This tile for pages of `rows` rows: blocks have 64 or 128 keys, so that they take few copies. If a copy moves
+    /// fewer than 32 rows, blocks of 128 keys and several panels take more copies than their products can hide. On an
+    /// H100, prefill from pages of 16 rows ran at 0.70 of a contiguous cache's speed. Tiles of 192 rows and 64 keys
+    /// hide the copies.
     #[must_use]
     pub fn of_pages(self, rows: usize) -> CtaTile {
         let whole = self.of_whole_blocks();
@@ -245,7 +247,7 @@ impl CtaTile {
         CtaTile { precision: Precision::Converted { q: true }, stages: (self.stages - 1).max(1), ..self }
     }
 
-    /// This tile for other e4m3 inputs. If blocks of keys have scales, a KV block of the tile lies within one such
+    /// This tile for other e4m3 inputs. If blocks of keys share scales, a KV block of the tile lies within one such
     /// block, and may have fewer keys.
     #[must_use]
     pub fn of_inputs(self, inputs: Fp8Inputs) -> CtaTile {

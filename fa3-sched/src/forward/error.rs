@@ -67,14 +67,19 @@ pub enum PlanError {
          converted to 16 bits"
     )]
     CachePrecision { precision: Precision },
+    #[error("lists of keys take one row of Q for each list, not {rows}")]
+    ListRows { rows: usize },
+    #[error("listed rows of {tensor} lie within {limit} bytes, not {given}")]
+    ListedBytes { tensor: TensorName, given: u64, limit: u64 },
     #[error("a split of {keys} keys is not one or several blocks of {block} keys")]
     SplitSize { keys: u64, block: u32 },
-    #[error("splits of a fixed size have tiles of the plan's choice, and a tile is given")]
+    #[error("splits of a fixed size and lists of keys have tiles of the plan's choice, and a tile is given")]
     SplitTile,
     #[error("{rows} rows of all heads are 2^32 or more, too many for splits of a fixed size")]
     SplitRows { rows: u128 },
     #[error(
-        "a sequence may have {blocks} KV blocks in all of its tiles, more than {limit}, for splits of a fixed size"
+        "a sequence may have {blocks} KV blocks in all of its tiles, more than {limit}, for splits of a fixed size and \
+         for lists of keys"
     )]
     SplitBlocks { blocks: u64, limit: u32 },
     #[error(
@@ -118,6 +123,8 @@ impl PlanError {
             | PlanError::CachePrecision { .. }
             | PlanError::Pages(_)
             | PlanError::IntervalsHeadDim { .. }
+            | PlanError::ListRows { .. }
+            | PlanError::ListedBytes { .. }
             | PlanError::HeadDim { .. } => true,
             PlanError::Precision { .. }
             | PlanError::GivenLatent { .. }

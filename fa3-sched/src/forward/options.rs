@@ -20,9 +20,9 @@ use crate::{Order, Scheduler};
 #[non_exhaustive]
 pub struct PlanOptions {
     /// The tile. It must be large enough for the problem's head dimensions. With a tile for transposed V, a kernel
-    /// transposes V in rows beforehand ([`DensePlan::v_tiles`](super::DensePlan::v_tiles)). With a tile for V in rows,
-    /// V is not transposed beforehand. The tile decides the order of sums: with a given tile, a row's result does not
-    /// depend on the lengths of the batch's other rows.
+    /// first transposes V that lies in rows ([`DensePlan::v_tiles`](super::DensePlan::v_tiles)). With a tile for V in
+    /// rows, no kernel transposes V first. The tile decides the order of sums: with a given tile, a row's result does
+    /// not depend on the lengths of the batch's other rows.
     pub tile: Option<CtaTile>,
     /// The order of tiles.
     pub order: Option<Order>,
@@ -31,7 +31,8 @@ pub struct PlanOptions {
     /// Number of streaming multiprocessors to use; the others are left to other work. If it is above the device's
     /// number, all are used.
     pub sms: Option<NonZeroU32>,
-    /// Whether CTAs that need the same keys at a time form clusters, see [`Plan::cluster`](super::Plan::cluster).
+    /// Whether CTAs that need the same keys at the same time form clusters: see
+    /// [`Plan::cluster`](super::Plan::cluster).
     pub clusters: Option<bool>,
     /// How CTAs split the keys of a sequence ([`PlanKind::SplitKv`](super::PlanKind::SplitKv)); `None` for no split.
     pub split_keys: Option<SplitKeys>,
@@ -53,8 +54,8 @@ pub enum SplitKeys {
         /// Keys per split, a multiple of the keys of a block.
         keys: u64,
     },
-    /// Not at all: one CTA computes all keys of a tile. Where Q has few rows, as in decoding, the query heads of a
-    /// group are rows of one tile (PackGQA), as with the other values.
+    /// Keys are not split: one CTA computes all keys of a tile. Where Q has few rows, as in decoding, the query heads
+    /// of a group are rows of one tile (PackGQA), as they are with splits.
     Whole,
 }
 

@@ -55,11 +55,11 @@ pub struct Plan {
 /// How a launch finds its tiles.
 #[derive(Clone, Debug)]
 pub enum PlanKind {
-    /// By their index: all sequences have one length, which the host knows.
+    /// Tiles are found by their index: all sequences have one length, which the host knows.
     Dense(DensePlan),
-    /// Through a table in device memory: lengths are data (varlen).
+    /// Tiles are found through a table in device memory: lengths are data (varlen).
     Varlen(VarlenPlan),
-    /// As splits of the keys: decoding, where Q has few rows.
+    /// Tiles are splits of the keys: decoding, where Q has few rows.
     SplitKv(SplitKvPlan),
 }
 
@@ -202,7 +202,9 @@ impl Plan {
             PlanKind::Dense(_) | PlanKind::Varlen(_) => 1,
             PlanKind::SplitKv(split_kv) => split_kv.per_sm(),
         };
-        self.tile.registers_of(per_sm, self.pages.is_some_and(|pages| pages.is_gathered()))
+        let gathers =
+            self.pages.is_some_and(|pages| pages.is_gathered()) || self.problem.seqs_k().list().is_some();
+        self.tile.registers_of(per_sm, gathers)
     }
 }
 

@@ -50,8 +50,8 @@ const DECODE: TileRow = TileRow {
 const FEW: TileRow =
     TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
 
-/// For O with more columns than fit a warpgroup's registers: two warpgroups share 64 rows. Each half of a block of K
-/// and V has a stage of its own.
+/// Two warpgroups that share 64 rows, for O with more columns than fit one warpgroup's registers. Each half of a block
+/// of K and V has a stage of its own.
 const HALVES: TileRow = TileRow {
     tile: CtaTile {
         head_dim: 512,

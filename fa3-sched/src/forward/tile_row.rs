@@ -48,11 +48,11 @@ impl TileRow {
         TABLE
     }
 
-    /// The row for `problem`: among the rows that serve it, the one with the least padding of head dimensions, then the
-    /// most specific one (fewest rows, most keys).
+    /// The table's row for `problem`: among the rows that serve it, the row whose tile pads head dimensions least.
+    /// Among equal rows, the row with the smallest `max_rows`, then with the largest `min_seqlen_k`.
     ///
     /// # Errors
-    /// [`PlanError::HeadDim`] if no tile fits, with `qv` [`PlanError::Latent`].
+    /// If no tile fits, [`PlanError::Latent`] with `qv`, otherwise [`PlanError::HeadDim`].
     pub fn find(problem: &Problem) -> Result<TileRow, PlanError> {
         TABLE
             .iter()

@@ -64,7 +64,7 @@ impl<T: Int> Cut<T> {
         self.tiling.kv_range(m_block, len).blocks().at_most(len.q.lit(MOST))
     }
 
-    /// An upper bound of the KV blocks of a sequence's tiles. A single tile with all rows reaches it.
+    /// An upper bound of the KV blocks of any tile of a sequence. A tile with all rows of the sequence reaches it.
     pub fn most(&self, len: SeqLens<T>) -> T {
         if self.tiling.has_two_sides() { self.tiling.all_blocks(len) } else { self.cost(len) }
     }

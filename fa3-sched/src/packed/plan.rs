@@ -4,7 +4,7 @@ use fa3_types::{Mask, Problem, Sequences};
 
 use super::{CHUNK, Cut, HEADER, SequenceRecord};
 
-/// Largest number of row blocks of a table. Even if each sequence of a chunk had all of them, their sum would be less
+/// Largest number of row blocks of a table. Even if each sequence of a chunk had this number, their sum would be less
 /// than 2³².
 const MOST_BLOCKS: u32 = 1 << 21;
 
@@ -20,8 +20,8 @@ pub struct Arrays {
     /// `seqused`, with one entry per sequence: the number of leading rows that take part in attention. Without it all
     /// rows do.
     pub seqused: bool,
-    /// `leftpad`, with one entry per sequence: the number of rows of memory before its first row. `seqused` counts
-    /// them.
+    /// `leftpad`, with one entry per sequence: the number of rows of memory before the sequence's first row. `seqused`
+    /// counts these rows, too.
     pub leftpad: bool,
 }
 
@@ -177,7 +177,7 @@ impl Plan {
 
     /// Largest number of row blocks of one sequence.
     pub fn most_blocks(&self) -> u32 {
-        // There are at most 2³¹ rows.
+        // There are fewer than 2³¹ rows.
         self.cut.blocks(self.q.rows as u32)
     }
 

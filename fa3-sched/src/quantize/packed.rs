@@ -28,7 +28,7 @@ pub enum PlanError {
 impl Packed {
     pub(super) fn of(problem: &QuantizeProblem) -> Result<Option<Packed>, NotInRows> {
         let Some(sequences) = problem.packed() else { return Ok(None) };
-        // A larger number of sequences means too many tiles.
+        // A number of sequences beyond 32 bits means too many tiles.
         let sequences = u32::try_from(sequences).unwrap_or(u32::MAX);
         Ok(Some(Packed { sequences, rows: MemoryRows::of(problem.x())? }))
     }

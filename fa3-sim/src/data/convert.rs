@@ -31,15 +31,16 @@ impl Format {
     /// The code nearest to `size`, which is not negative. Beyond the format's range, and for NaN, the code is too
     /// large.
     ///
-    /// Both cases are computed without a branch, so that a loop over this function becomes vector code.
+    /// Normal and subnormal results are both computed, without a branch, so that a loop over this function becomes
+    /// vector code.
     #[inline]
     fn nearest(&self, size: f32) -> u32 {
         let bits = size.to_bits();
         let tie_to_even = bits >> self.dropped() & 1;
         let rounded = bits.wrapping_add((1 << (self.dropped() - 1)) - 1 + tie_to_even) >> self.dropped();
         let normal = rounded.wrapping_sub(self.rebias() << self.mantissa);
-        // The last bit of this number is worth the smallest subnormal number, so adding it to `size` rounds `size` in
-        // exactly this way.
+        // The last bit of `shift` is worth the smallest subnormal number, so the sum with `size` is `size` rounded to
+        // nearest even, as needed.
         let shift = f32::from_bits((self.rebias() + 1 + self.dropped()) << 23);
         let subnormal = (size + shift).to_bits().wrapping_sub(shift.to_bits());
         if bits >> 23 > self.rebias() { normal } else { subnormal }

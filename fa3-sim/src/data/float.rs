@@ -67,7 +67,7 @@ pub trait Half {
     fn narrow(x: f32) -> u16;
 
     /// One addition, subtraction or multiplication, or a minimum or maximum, computed in binary32. The 24 bits of
-    /// binary32 are twice the format's bits and two more, enough for two roundings to be as good as one.
+    /// binary32 are at least twice the format's bits and two more, enough for two roundings to be as good as one.
     #[inline]
     fn binary(a: u16, b: u16, f: impl Fn(f32, f32) -> f32) -> u16 {
         Self::narrow(f(Self::widen(a), Self::widen(b)))

@@ -25,9 +25,9 @@ use super::float::canonical;
 /// How products are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// As the hardware sums them, bit by bit.
+    /// Products are summed as the hardware sums them, bit by bit.
     Exact,
-    /// In binary32, one product after the other: about five times faster, and closer to the sum.
+    /// Products are added in binary32, one after the other: about five times faster, and closer to the exact sum.
     Fast,
 }
 
@@ -231,7 +231,7 @@ fn largest_exponents(a: &[i16], b: &[i16], d: &[f32]) -> Vec<i16> {
 /// With q = 2^(e − F), truncation to multiples of q and the exact sum take one f64 addition per addend. The sum is kept
 /// at 1.5 · 2⁵² q, where its last bit is worth q. Each addend is moved toward zero by (½ − 2⁻²⁵) q before it is added,
 /// so that rounding to nearest gives the truncated value. An addend has at most 24 bits and lies below 2²⁷ q, so that a
-/// moved one is exact, or within (−½, ½) q, and off every tie. The sum of 33 addends never reaches 2⁵¹ q, where the
+/// moved addend is exact, or within (−½, ½) q, and off every tie. The sum of 33 addends never reaches 2⁵¹ q, where the
 /// last bit would change its worth.
 #[inline(always)]
 fn fused_sum(

@@ -44,8 +44,8 @@ impl Lifetimes {
         self.lives[value].watched
     }
 
-    /// Notes that the steps from `start` to `end` repeat: values that are defined before and used there live until the
-    /// end.
+    /// Notes that the steps from `start` to `end` repeat: values that are defined before `start` and used in these
+    /// steps live until `end`.
     pub(super) fn repeat(&mut self, start: usize, end: usize) {
         for life in &mut self.lives {
             if life.first < start && life.last >= start {

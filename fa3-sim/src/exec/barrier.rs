@@ -73,7 +73,6 @@ impl Machine<'_> {
         threads
     }
 
-    /// Completes a barrier's generation if all warps have arrived.
     pub(super) fn complete_barrier(&mut self, at: At, id: usize) {
         if !self.cta(at).barriers[id].is_complete() {
             return;

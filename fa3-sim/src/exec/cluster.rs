@@ -94,7 +94,8 @@ impl Machine<'_> {
         let warp = self.warp(at);
         warp.cluster_release = if relaxed { warp.fence_release } else { Some(now) };
         let bundle = if relaxed {
-            // The events that fences before it released: all events, or the initialisations of mbarriers.
+            // A relaxed arrival releases what fences before it have released: all events, or initialisations of
+            // mbarriers.
             let mut bundle = warp.fenced_on_gpu.clone().unwrap_or_default();
             warp.introduced.drain(..).for_each(|component| bundle.generic.raise(component, 1));
             bundle

@@ -85,7 +85,7 @@ impl Machine<'_> {
         if self.mode != Mode::Skeleton {
             shared.bytes[place.offset as usize..(place.offset + bytes) as usize].fill(POISON);
         }
-        // The bytes count as initialised, because the mistake is a missing wait, not a missing value.
+        // The bytes count as initialised: reading them early is a missing wait, not a missing value.
         shared.mark(place.offset, bytes, true);
         Some(Target { cta: place.cta, offset: place.offset, mbarrier: signal.offset, phase })
     }

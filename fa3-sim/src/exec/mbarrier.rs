@@ -141,7 +141,7 @@ impl Machine<'_> {
         let others = initialiser != warp.component || by_copy;
         if others && !warp.bundle.generic.knows(id, initialised) {
             if let Some(mbarrier) = self.clusters[at.cluster].mbarrier(place) {
-                // Known to all from now on, so that it is reported once.
+                // The initialisation counts as known to all from now on, so that it is reported once.
                 mbarrier.initialised.value = 0;
             }
             let lack = if fenced { "not ordered before" } else { "without a fence before" };
@@ -150,7 +150,7 @@ impl Machine<'_> {
             self.find_after(Rule::M6, at, Some(event), what);
         }
         if place.cta != at.cta && !by_copy {
-            // The access to the other CTA ends when its phase ends.
+            // The use of another CTA's mbarrier ends when the mbarrier's current phase ends.
             let access = self.generic(at, Kind::Strong);
             self.visit(at, place.cta, access, Epoch { cluster: id, component, value: phase + 1 });
         }
@@ -188,7 +188,7 @@ impl Machine<'_> {
         self.warp(at).order.arrive(lane, component, phase, event);
     }
 
-    /// Rule M4.
+    /// Checks rule M4: a thread has seen that the previous phase is complete.
     fn check_observed(&mut self, at: At, place: SharedPlace) {
         let Some(mbarrier) = self.clusters[at.cluster].mbarrier(place) else { return };
         if !std::mem::replace(&mut mbarrier.observed, true) {
@@ -332,7 +332,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Lets the cp.async of a lane arrive, which are complete.
+    /// Lets a lane's completed cp.async arrive at their mbarrier.
     pub(super) fn copied(&mut self, cluster: usize, arrival: &AsyncEvent) {
         let AsyncEvent::Arrive { cta, warp, lane, upto, offset, event } = *arrival else { return };
         let at = At { cluster, cta, warp };

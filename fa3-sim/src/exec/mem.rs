@@ -49,7 +49,6 @@ impl<'a> Machine<'a> {
         Flow::Next
     }
 
-    /// Assigns a result.
     pub(super) fn assign(&mut self, at: At, dst: Value, lanes: &Lanes, active: u32) {
         let code = &self.program.codes[self.warp(at).code];
         let slot = code.slot(dst);
@@ -253,7 +252,7 @@ impl<'a> Machine<'a> {
         self.progress += 1;
     }
 
-    /// Releases everything that the warp has done so far to all warps that acquire the flags.
+    /// Releases everything that the warp has done so far to all warps that acquire the flags at these addresses.
     fn release(&mut self, at: At, addr: GlobalAddr, active: u32) {
         let id = self.clusters[at.cluster].id;
         let bundle = self.released(at);
@@ -263,7 +262,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Replaces each lane's number in memory by `change` of the number and the lane's operand, one lane after another.
+    /// Replaces each lane's number in memory by `change` of that number and the lane's operand, one lane after another.
     fn atomic(
         &mut self,
         at: At,

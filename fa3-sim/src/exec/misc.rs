@@ -128,7 +128,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Rules T5 and M5: all copies to this CTA's shared memory have arrived, and a warp has waited for them.
+    /// Checks rules T5 and M5: all copies to this CTA's shared memory have arrived, and a warp has waited for them.
     fn check_loads(&mut self, at: At) {
         let cta = self.cta(at);
         let (words, mut broken) = (&cta.last_words.generic, Vec::new());
@@ -146,8 +146,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Rule T5: if a warp of another CTA accessed this CTA's shared memory, the access must happen before a warp of
-    /// this CTA exits.
+    /// Checks rule T5: if a warp of another CTA accessed this CTA's shared memory, the access must happen before a warp
+    /// of this CTA exits.
     fn check_visits(&mut self, at: At) {
         let id = self.clusters[at.cluster].id;
         let cta = self.cta(at);

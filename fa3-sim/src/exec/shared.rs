@@ -158,8 +158,8 @@ impl Machine<'_> {
         self.conflict(at, conflict, access, Space::Shared, what);
     }
 
-    /// Records a use of another CTA's shared memory. That CTA must still run at the access, and must exit after the
-    /// access or after `end`.
+    /// Records a use of another CTA's shared memory. That CTA must not have exited at the access, and must not exit
+    /// until the access or `end` has happened.
     pub(crate) fn visit(&mut self, at: At, cta: usize, access: Access, end: Epoch) {
         if self.clusters[at.cluster].ctas[cta].exited() {
             let number = self.clusters[at.cluster].ctas[cta].number;

@@ -100,7 +100,6 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Begins a product.
     pub(super) fn product(&mut self, at: At, mma: &'a Mma, d: &[u32]) {
         let accumulate = match mma.scale_d {
             ScaleD::Overwrite => false,
@@ -179,7 +178,7 @@ impl<'a> Machine<'a> {
         lanes[0]
     }
 
-    /// Rules W1 and W2, and rule I1 for registers.
+    /// Checks rules W1 and W2, and rule I1 for registers.
     fn use_registers(&mut self, at: At, mma: &Mma, d: &[u32], accumulate: bool) {
         let code = &self.program.codes[self.warp(at).code];
         let columns = mma.n;
@@ -207,7 +206,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Rule W8, and races of the reads of shared memory.
+    /// Checks rule W8, and records the reads of shared memory, so that races are found.
     fn read_operands(&mut self, at: At, mma: &Mma, a: u64, b: u64) {
         let component = self.component(at, |warp| &mut warp.flight.component);
         let (cluster, event) = (self.clusters[at.cluster].id, self.event(at));

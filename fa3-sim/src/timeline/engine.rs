@@ -47,7 +47,7 @@ impl Unit {
 struct Partition {
     issue: Unit,
     special: Unit,
-    /// The first cycle at which the other units can begin their next instruction.
+    /// The first cycle at which each other unit can begin its next instruction.
     float: u64,
     integer: u64,
     convert: u64,
@@ -116,7 +116,6 @@ impl Sm {
         self.stores.serve(now, u64::from(bytes).div_ceil(costs.store_bytes.max(1)), what)
     }
 
-    /// The tracks of its engines.
     pub(super) fn tracks(self, cta: u32) -> Vec<EngineTrack> {
         let Sm { partitions, tensor_core, shared, loads, stores } = self;
         let (issue, special) = partitions.into_iter().map(|of| (of.issue, of.special)).unzip();

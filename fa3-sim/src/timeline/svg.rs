@@ -7,8 +7,8 @@ use super::{Activity, Engine, EngineTrack, Span, Timeline};
 use crate::Line;
 use crate::trace::Factors;
 
-/// Pixels: the width of the picture, the ends of the time axis, and the heights of a row and of the strip of products
-/// above it.
+/// Sizes in pixels: the width of the picture, the ends of the time axis, and the heights of a row and of the strip of
+/// products above it.
 const WIDTH: u32 = 1240;
 const LEFT: u32 = 176;
 const RIGHT: u32 = 1160;
@@ -222,7 +222,7 @@ fn column(cycle: u64, cycles: &Range<u64>) -> u32 {
 
 /// Merges spans into cells: each column shows the activity that took most of its time.
 fn cells(spans: &[Span], cycles: Range<u64>) -> Vec<Cell> {
-    // For each column, its activities and their parts of the time. A cycle has COLUMNS parts, so that these are
+    // For each column, its activities and their parts of the time. A cycle has COLUMNS parts, so that all parts are
     // integers.
     let length = u128::from((cycles.end - cycles.start).max(1));
     let mut cells: Vec<Cell> = Vec::new();

@@ -238,9 +238,9 @@ fn instruction(inst: &Inst, active: u32, control: Action) -> Option<Action> {
         Inst::Wgmma(WgmmaInst::Fence)
         | Inst::Fence(_)
         | Inst::Misc(MiscInst::GridDependencyWait | MiscInst::LaunchDependents) => Some(control),
-        // The machine does not execute these.
+        // Observations are no instructions of the machine.
         Inst::Observe(_)
-        // These are recorded when they are executed: gates, and numbers of bytes.
+        // These are recorded when they are executed, because only then their gates and numbers of bytes are known.
         | Inst::Barrier(_)
         | Inst::Mbarrier(_)
         | Inst::Tma(_)
@@ -267,7 +267,7 @@ fn memory(inst: &MemInst, active: u32) -> Option<Action> {
         MemInst::CopyAsync { .. } => Some(Action::CopyAsync { bytes: 16 * active.count_ones() }),
         MemInst::CopyAsyncCommit => Some(Action::CopyAsyncCommit),
         MemInst::CopyAsyncWait { pending } => Some(Action::CopyAsyncWait { pending: *pending }),
-        // These are operands of other instructions.
+        // Parameters are operands of other instructions, and the model has no prefetches.
         MemInst::LoadParam { .. } | MemInst::Prefetch { .. } => None,
         // The wavefronts are counted when the instruction is executed.
         MemInst::Load { .. } | MemInst::Store { .. } | MemInst::Atomic { .. } | MemInst::ReduceAdd { .. } => {

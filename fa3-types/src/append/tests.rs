@@ -104,6 +104,8 @@ fn bad_rows_are_refused() {
     assert_eq!(of(AppendedRows { cache: Sequences::paged(3, 5), ..rows() }), AppendProblemError::Unused);
     let packed = AppendedRows { cache: Sequences::packed(3).used(), ..rows() };
     assert_eq!(of(packed), AppendProblemError::PackedCache);
+    let listed = AppendedRows { cache: Sequences::listed(3, 5).used(), ..rows() };
+    assert_eq!(of(listed), AppendProblemError::ListedCache);
     for new in [Sequences::dense(3, 2).used(), Sequences::dense(3, 2).left_padded(), Sequences::paged(3, 1)] {
         assert_eq!(of(AppendedRows { new, ..rows() }), AppendProblemError::NewRows);
     }

@@ -61,10 +61,17 @@ pub(crate) fn check_sequences(
         if given > limit {
             return Err(ProblemError::PagesTooMany { pages, rows: seqlen, limit });
         }
-        // A table with rows has at least that many entries, unless its rows are empty.
+        // The limit holds for the table's entries and row stride, and for its number of rows even where rows are empty.
         let (stride, entries) = seqs.table_entries().unwrap_or_default();
         let entries = entries.max(stride).max(seqs.table_rows().unwrap_or(0));
         return if entries > limit { Err(ProblemError::TableTooLarge { entries, limit }) } else { Ok(()) };
+    }
+    if let Some((keys, stride)) = seqs.list() {
+        let (entries, limit, rows) = (keys.max(stride), i32::MAX as usize, batch.saturating_mul(seqlen));
+        if entries > limit {
+            return Err(ProblemError::ListTooLong { tensor, entries, limit });
+        }
+        return if rows > limit { Err(ProblemError::ListedRows { tensor, rows }) } else { Ok(()) };
     }
     if seqs.is_packed() && seqs.has_leftpad() {
         return Err(ProblemError::PackedLeftpad);
@@ -81,11 +88,11 @@ pub(crate) fn check_sequences(
     }
 }
 
-/// Checks that Q has as many sequences as K. For two dense batches the error names the batch dimension.
+/// Checks that Q has as many sequences as K. For two batches the error names the batch dimension.
 pub(super) fn check_counts(q: Sequences, k: Sequences) -> Result<(), ProblemError> {
     match (q.count(), k.count()) {
         (q, k) if q == k => Ok(()),
-        (expected, given) if !q.is_packed() && !k.is_packed() => {
+        (expected, given) if !q.is_packed() && !k.is_packed() && k.list().is_none() => {
             Err(ProblemError::DimMismatch { tensor: TensorName::K, dim: Dim::Batch, given, expected })
         }
         (q, k) => Err(ProblemError::SequenceCount { q, k }),

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::score::Number;
-use crate::{Granularity, Lengths, Problem, Sequences, ValueLayout};
+use crate::{Granularity, Lengths, LseForm, Problem, Sequences, Shape, ValueLayout};
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -40,6 +40,13 @@ impl Problem {
         if let Some(pages) = self.seqs_k.pages() {
             write!(f, " in {pages} pages of {} rows", self.k.shape.seqlen)?;
         }
+        if let Some((keys, _)) = self.seqs_k.list() {
+            write!(f, " in lists of {keys} of {} rows", self.k.shape.batch * self.k.shape.seqlen)?;
+        }
+        if let Some(extra) = &self.extra {
+            let (keys, Shape { batch, seqlen, .. }) = (extra.sequences.capacity(0), extra.k.shape);
+            write!(f, " and of {keys} of {} rows", batch * seqlen)?;
+        }
         if self.seqs_k.has_index() {
             write!(f, " indexed")?;
         }
@@ -57,6 +64,15 @@ impl Problem {
         if let Some(cap) = self.softcap {
             write!(f, " softcap {}", Number(cap.bound()))?;
         }
-        if self.sink { write!(f, " sink") } else { Ok(()) }
+        if self.sink {
+            write!(f, " sink")?;
+        }
+        let LseForm { base_two, without_sink, empty_is_infinite } = self.lse;
+        let of_lse =
+            [(base_two, "in base 2"), (without_sink, "without sink"), (empty_is_infinite, "inf if empty")];
+        of_lse
+            .into_iter()
+            .filter(|(is_there, _)| *is_there)
+            .try_for_each(|(_, word)| write!(f, " lse {word}"))
     }
 }

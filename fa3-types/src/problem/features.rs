@@ -1,14 +1,14 @@
 //! The features of a problem, which every implementation must know.
 
 use crate::names::names;
-use crate::{Dtype, Granularity, Mask, Problem, Sequences, ValueLayout};
+use crate::{Dtype, Granularity, LseForm, Mask, Problem, Sequences, ValueLayout};
 
 names! {
     /// All features.
     const ALL;
 
-    /// A part of a [`Problem`] that changes what is computed, or where tensors have it. Numbers and shapes are none:
-    /// every problem has them.
+    /// A property of a [`Problem`] that changes what is computed, or where tensors have it. Numbers and shapes are no
+    /// features: every problem has them.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]
     pub enum Feature {
@@ -44,6 +44,12 @@ names! {
         Index = "cache_batch_idx",
         /// [`Sequences::has_leftpad`].
         Leftpad = "padding before keys",
+        /// [`Sequences::list`].
+        Lists = "lists of keys",
+        /// [`Problem::extra`].
+        Extra = "a second cache",
+        /// A [`Problem::lse_form`] that is not the default.
+        LseForm = "another form of LSE",
     }
 }
 
@@ -114,6 +120,8 @@ impl Problem {
             softmax_scale: _,
             softcap,
             sink,
+            extra,
+            lse,
         } = self;
         let of_mask = match mask {
             Mask::None => None,
@@ -130,6 +138,8 @@ impl Problem {
             (matches!(of_q, Granularity::Block { .. }), Feature::BlockScales),
             (*of_v == Granularity::Channel, Feature::VChannels),
             (*v_layout == ValueLayout::Transposed, Feature::TransposedV),
+            (extra.is_some(), Feature::Extra),
+            (*lse != LseForm::default(), Feature::LseForm),
         ];
         let others = others.into_iter().filter_map(|(is_there, feature)| is_there.then_some(feature));
         of_mask.into_iter().chain(others).chain([*seqs_q, *seqs_k].into_iter().flat_map(Sequences::features))

@@ -11,7 +11,7 @@ use crate::attention::contiguous;
 use crate::cpu::rows::{widen, write};
 use crate::{Error, Scalar};
 
-/// New rows, and their places in a cache, checked.
+/// New rows and their places in a cache, after validation.
 pub(super) struct Appending<'n> {
     /// The rows of the cache before the append, and pages for the new rows.
     held: Held,
@@ -44,7 +44,7 @@ impl<'n> Appending<'n> {
     /// Places the new rows of each sequence of the cache.
     ///
     /// # Errors
-    /// The first invalid list, rows without a place or with the place of another row, positions outside of the tables.
+    /// The first invalid list, a row without a place, two rows with one place, or a position outside of the tables.
     pub(super) fn new<T: Scalar, C>(
         cache: &CacheView<'_, C>,
         new: &NewRows<'n, T>,
@@ -66,7 +66,7 @@ impl<'n> Appending<'n> {
         Held { lens: after(&self.held.lens), used: after(&self.held.used), ..self.held.clone() }
     }
 
-    /// Writes the rows, divided by their scales, if any, and adds them to the lengths.
+    /// Writes the new rows, divided by their scales, if any, and adds the number of new rows to each sequence's length.
     pub(super) fn write<T: Scalar, C: Scalar>(
         &self,
         new: &NewRows<'_, T>,
@@ -78,7 +78,7 @@ impl<'n> Appending<'n> {
         self.count_in(cache);
     }
 
-    /// Adds the new rows to the lengths.
+    /// Adds the number of new rows to each sequence's length.
     pub(super) fn count_in<C>(&self, cache: &mut CacheViewMut<'_, C>) {
         for (sequence, used) in cache.cache_seqlens.iter_mut().enumerate() {
             // The sum is at most the capacity, which is below 2^31 in a valid problem.
@@ -122,7 +122,7 @@ impl<'n> Appending<'n> {
                     rotation.table.apply(&mut buffer, rotation.base[sequence] + row);
                 }
                 if C::DTYPE != T::DTYPE {
-                    // Rows of the cache's own type are copied without a scale.
+                    // Only rows whose type is not the cache's are divided by scales.
                     let scale = scales.map_or(1.0, |scales| scales[[sequence, head]]);
                     buffer.iter_mut().for_each(|x| *x = T::from_f32(*x).to_f32() / scale);
                 }
@@ -148,7 +148,7 @@ impl Rotation<'_> {
         }
     }
 
-    /// The rows of sequences, rotated; other rows are copied.
+    /// A copy of `x` in which the rows of the sequences are rotated.
     pub(super) fn rotated<T: Scalar>(
         &self,
         x: ArrayView4<'_, T>,

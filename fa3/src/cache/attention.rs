@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use fa3_types::{
-    CachedProblem, CachedSpec, Dtype, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Shape,
+    CachedProblem, CachedSpec, Dtype, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Shape,
     TensorDesc, TensorName, UnknownFeature,
 };
 use ndarray::{Array3, Array4, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
@@ -96,7 +96,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         seqused_q(seqused: &'a [i32]) { seqused_q: Some(seqused) }
 
         /// Sets the factors on the elements of K in an e4m3 cache, (sequences, heads_kv), 1 by default. New rows of 16
-        /// bits are divided by them and rounded, saturating at ±448.
+        /// bits are divided by these factors and rounded, saturating at ±448.
         ///
         /// ```
         /// use fa3::half::bf16;
@@ -194,7 +194,6 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self.append_and_compute(device, &append, (&mut cache, new), (o, lse))
     }
 
-    /// Q.
     #[cfg(feature = "cuda")]
     pub(crate) fn q(&self) -> ArrayView4<'a, T> {
         self.q
@@ -297,7 +296,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let (rows, rows_new) = (self.rows()?, new.rows()?);
         let problem = self.cached_problem(cache, &rows, new, &rows_new)?;
         self.check_scales(cache)?;
-        // The problem's counts agree, so each sequence has new rows.
+        // Validation has checked that the cache and the new rows have the same number of sequences.
         let appending = Appending::new(cache, new, rows_new)?;
         if let Some((queries, rotation)) = problem.append().queries().zip(appending.rotation.as_ref()) {
             rotation.check(&rows, queries.positions)?;
@@ -379,7 +378,6 @@ pub(crate) type Outputs<'a, T> = (ArrayViewMut4<'a, <T as Scalar>::Output>, Arra
 
 /// A validated call.
 struct Checked {
-    /// The problem.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a GPU plans it"))]
     problem: Problem,
     /// The problem over sequences of contiguous rows, with host-side lengths.

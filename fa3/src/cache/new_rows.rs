@@ -38,14 +38,14 @@ impl<'a, T: Scalar> NewRows<'a, T> {
     }
 
     fa3_types::setters! {
-        /// Rotates new keys and Q by these tables, FlashAttention-3's `rotary_cos` and `rotary_sin`, whose style says
-        /// whether pairs are interleaved. A new row's position is its row in the cache. The first row of Q has the
-        /// position of the sequence's first new row. Its other rows follow if the mask is causal or has a window;
-        /// otherwise they share that position.
+        /// Rotates new keys and Q by these tables, which are FlashAttention-3's `rotary_cos` and `rotary_sin`. The
+        /// tables' style says whether pairs are interleaved. A new row's position is its row in the cache. The first
+        /// row of Q has the position of the sequence's first new row. The other rows of Q follow if the mask is causal
+        /// or has a window; otherwise all have this position.
         rotary(table: &'a RopeTable) { table: Some(table) }
 
-        /// Sets the position of each sequence's first new row and first row of Q, in place of the rows in use before. A
-        /// cache with `cache_leftpad` needs it if positions are to count from a sequence's first row.
+        /// Sets the position of each sequence's first new row and first row of Q, in place of the number of rows in use
+        /// before. A cache with `cache_leftpad` needs this list if positions are to count from a sequence's first row.
         rotary_seqlens(seqlens: &'a [i32]) { rotary_seqlens: Some(seqlens) }
 
         /// Takes K and V as packed, with batch 1: new rows of sequence i are rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
@@ -70,7 +70,6 @@ impl<'a, T: Scalar> NewRows<'a, T> {
         self.rotary_seqlens
     }
 
-    /// Keys and values.
     pub(crate) fn tensors(&self) -> [ArrayView4<'a, T>; 2] {
         [self.k, self.v]
     }
@@ -92,7 +91,7 @@ impl<'a, T: Scalar> NewRows<'a, T> {
         }
     }
 
-    /// The rotation, as a problem has it.
+    /// The rotation as a part of a problem.
     ///
     /// # Errors
     /// Positions were given without a rotation.

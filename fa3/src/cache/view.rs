@@ -158,7 +158,7 @@ impl<'a, T> CacheView<'a, T> {
     }
 
     /// The page table, or `None` if sequence i is simply entry i. Entries in another order become a table with one page
-    /// for each sequence. The second value selects each sequence's row of the table, if this is not row i.
+    /// for each sequence. The second value lists each sequence's row of the table, unless sequence i has row i.
     pub(crate) fn table(&self) -> (Option<ArrayView2<'a, i32>>, Option<&'a [i32]>) {
         match (self.page_table, self.cache_batch_idx) {
             (None, Some(entries)) => (ArrayView2::from_shape((entries.len(), 1), entries).ok(), None),

@@ -63,7 +63,7 @@ pub(crate) fn backward<T: Scalar>(
     };
     gradients.dsink = sink.map(|sink| sink::gradient(&call, sink));
     if qkv.iter().any(|x| x.is_empty()) {
-        // No row sees a key. There may be too many empty sequences, or heads of them, to visit.
+        // No row sees a key. An empty tensor may have more sequences or heads than a loop can visit.
         return Ok(gradients);
     }
     let mut groups = groups(problem, &mut gradients);
@@ -78,11 +78,11 @@ struct Group<'a, T> {
     /// The sequence.
     index: usize,
     head_kv: usize,
-    /// (rows, heads, head_dim)
+    /// dQ (rows, heads, head_dim).
     dq: ArrayViewMut3<'a, T>,
-    /// (keys, 1, head_dim)
+    /// dK (keys, 1, head_dim).
     dk: ArrayViewMut3<'a, T>,
-    /// (keys, 1, head_dim_v)
+    /// dV (keys, 1, head_dim_v).
     dv: ArrayViewMut3<'a, T>,
 }
 

@@ -3,7 +3,7 @@
 use fa3_types::SequenceRows;
 use ndarray::{ArrayViewMut3, ArrayViewMut4, Axis, Slice};
 
-/// The rows of each sequence that are used, (rows, heads, columns), of a tensor (batch, rows, heads, columns).
+/// For each sequence, the used rows (rows, heads, columns) of a tensor (batch, rows, heads, columns).
 pub(super) fn sequences<'a, T>(
     sequences: &SequenceRows,
     tensor: ArrayViewMut4<'a, T>,

@@ -1,10 +1,10 @@
 //! 2^x for a softmax: x ≤ 0, or NaN.
 
-/// Computes 2^x to 2 ulp for −126 ≤ x ≤ 0. Below −126 the result is 0, as 2^x would be subnormal. NaN gives NaN. There
-/// are no branches and calls, so that a loop over it becomes vector code.
+/// Computes 2^x to 2 ulp for −126 ≤ x ≤ 0. Below −126 the result is 0, as 2^x would be subnormal. NaN gives NaN. The
+/// function has no branches or calls, so that a loop over it becomes vector code.
 #[inline(always)]
 pub(super) fn exp2(x: f32) -> f32 {
-    // Adding 1.5 · 2²³ rounds to an integer n, which is in the low bits of the sum.
+    // Adding 1.5 · 2²³ rounds x to an integer n, which is in the low bits of the sum.
     const SHIFT: f32 = 12_582_912.0;
     let shifted = x + SHIFT;
     let f = x - (shifted - SHIFT); // in [-0.5, 0.5]

@@ -30,7 +30,8 @@ impl<'a> Keys<'a> {
         Keys { scales, ..*self }
     }
 
-    /// Rows of K and of V of a head of a sequence. Without pages, its first row is row `first` of entry `batch`.
+    /// The rows of K and of V of one head of a sequence. Without pages, the sequence begins at row `first` of entry
+    /// `batch`.
     pub(super) fn rows<'b>(
         &'b self,
         sequence: usize,
@@ -49,7 +50,8 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// The pages of each sequence of K and V: row r is row (first + r) of its pages, one after the other.
+/// The pages of each sequence of K and V. Row r of a sequence is row first + r of the sequence's pages, laid end to
+/// end.
 #[derive(Clone, Debug)]
 pub(crate) struct Pages {
     /// The pages of all sequences, in order: entries of the tensor's batch.
@@ -69,10 +71,9 @@ impl Pages {
 
 /// K or V (entries, rows, heads, columns), of any element type.
 pub(crate) trait KeyTensor: Sync {
-    /// The number of columns.
     fn columns(&self) -> usize;
 
-    /// A function that reads a row of a head. Rows are counted from row `first` of these pages.
+    /// A function that reads a row of a head. `place` is the pages, and the number of rows in them before row 0.
     fn reader<'b>(&'b self, place: (&'b [usize], usize), head: usize) -> Reader<'b>;
 }
 
@@ -101,6 +102,31 @@ impl<T: Scalar> KeyTensor for ArrayView4<'_, T> {
     }
 }
 
+/// Listed rows of K or of V of one or two caches. Rows are numbered through both, so that an entry of [`Pages`] is a
+/// row.
+pub(crate) struct ListedRows<'a, T>(pub(crate) [Option<ArrayView4<'a, T>>; 2]);
+
+impl<T: Scalar> KeyTensor for ListedRows<'_, T> {
+    fn columns(&self) -> usize {
+        self.0[0].as_ref().map_or(0, |cache| cache.len_of(Axis(3)))
+    }
+
+    fn reader<'b>(&'b self, (listed, _): (&'b [usize], usize), head: usize) -> Reader<'b> {
+        let caches: Vec<_> = self.0.iter().flatten().map(|cache| cache.index_axis(Axis(2), head)).collect();
+        Box::new(move |row, to| {
+            let mut at = listed[row];
+            for cache in &caches {
+                let (pages, rows, _) = cache.dim();
+                if at < pages * rows {
+                    let page = cache.index_axis(Axis(0), at / rows);
+                    return widen(page.index_axis(Axis(0), at % rows), to);
+                }
+                at -= pages * rows;
+            }
+        })
+    }
+}
+
 /// Rows of one head of one sequence of K or V.
 pub(super) struct KeyRows<'a> {
     columns: usize,
@@ -109,7 +135,6 @@ pub(super) struct KeyRows<'a> {
 }
 
 impl KeyRows<'_> {
-    /// The number of columns.
     pub(super) fn columns(&self) -> usize {
         self.columns
     }

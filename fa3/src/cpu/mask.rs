@@ -12,7 +12,7 @@ pub(super) struct Keys {
     pub(super) gap: Range<usize>,
 }
 
-/// The keys that a row of a sequence and a query head sees.
+/// The keys that the row `at` sees: a sequence, a query head and a row index.
 pub(super) fn keys_of_row(problem: &KnownProblem, at @ [sequence, _, row]: [usize; 3]) -> Keys {
     let Some(intervals) = problem.intervals() else {
         return Keys { all: visible_keys(problem, [sequence, row], row + 1), gap: 0..0 };
@@ -24,8 +24,8 @@ pub(super) fn keys_of_row(problem: &KnownProblem, at @ [sequence, _, row]: [usiz
     }
 }
 
-/// The range from the first key that some of these rows sees to the last one. The rows are rows `first` to `end` of a
-/// sequence, in these heads. There is at least one row.
+/// The range from the first to the last key that any of the rows `rows` of a sequence sees in any of these heads. There
+/// is at least one row.
 pub(super) fn keys_of_rows(
     problem: &KnownProblem,
     sequence: usize,
@@ -40,13 +40,13 @@ pub(super) fn keys_of_rows(
     keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
 }
 
-/// The range for rows `first` to `end` under a mask without intervals.
+/// The range of keys that rows `first..end` see under a mask without intervals.
 fn visible_keys(problem: &KnownProblem, [sequence, first]: [usize; 2], end: usize) -> Range<usize> {
     let tiling = Tiling::new(1, 1, 1, problem.mask());
     let len = problem.lengths(sequence);
     // A validated problem's lengths are below 2³¹.
     let lens = SeqLens { q: len.q as u32, k: len.k as u32 };
-    // Both bounds grow with the row.
+    // Both bounds of a row's keys grow with the row index.
     let VisibleKeys { start, .. } = tiling.keys(first as u32, lens);
     let VisibleKeys { end, .. } = tiling.keys(end as u32 - 1, lens);
     start as usize..end as usize

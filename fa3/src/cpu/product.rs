@@ -1,7 +1,7 @@
 //! Matrix products of tiles in f32. The right factor is packed once for many left factors.
 //!
-//! An element of the result is one sum in the order of the depth, for any vector width of the machine, because a vector
-//! holds elements of different columns.
+//! A vector holds elements of different columns. So each element of the result is one sum in the order of the depth,
+//! whatever the machine's vector width is.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use pulp::{Arch, Simd, WithSimd, bytemuck};
 /// Number of vectors in a row of a panel.
 const VECTORS: usize = 2;
 
-/// The right factor (depth, columns), in panels of some columns each. A panel lies in memory row by row.
+/// The right factor (depth, columns), cut into panels of `width` columns. A panel lies in memory row by row.
 pub(super) struct Panels {
     /// Number of columns of a panel.
     width: usize,
@@ -94,7 +94,7 @@ pub(super) struct Product<'a> {
     pub(super) right: &'a Panels,
     /// The part of the right factor's depth that is multiplied. The left factor has exactly this depth.
     pub(super) depth: Range<usize>,
-    /// The columns of the right factor that are multiplied, from the start of a panel.
+    /// The columns of the right factor that are multiplied. The first one is the start of a panel.
     pub(super) columns: Range<usize>,
     /// The result: its element (0, 0) belongs to row 0, and to column 0 of the right factor.
     pub(super) to: &'a mut [f32],
@@ -111,14 +111,14 @@ impl<'a> Product<'a> {
         Product { rows, left, right, depth, columns, to, stride: right.columns, add: false }
     }
 
-    /// Computes the product.
     pub(super) fn run(self) {
         if !self.depth.is_empty() {
             Arch::new().dispatch(self);
         }
     }
 
-    /// Computes the rows of the result from `first` on for `panel`, as many at a time as fit into registers.
+    /// Computes rows of the result from `first` on, `ROWS` at a time, for the panel that begins at `column`. Returns
+    /// the first row that is left.
     #[inline(always)]
     fn rows<S: Simd, const ROWS: usize>(&mut self, simd: S, first: usize, column: usize) -> usize {
         let mut row = first;
@@ -129,7 +129,7 @@ impl<'a> Product<'a> {
         row
     }
 
-    /// Computes `ROWS` rows of the panel that begins at `column`.
+    /// Computes `ROWS` rows of the result from `row` on, for the panel that begins at `column`.
     #[inline(always)]
     fn tile<S: Simd, const ROWS: usize>(&mut self, simd: S, row: usize, column: usize) {
         let width = self.right.width;

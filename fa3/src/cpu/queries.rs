@@ -20,8 +20,8 @@ impl<T> Queries<'_, T> {
         Queries { q: self.q.view(), qv, sink: self.sink.as_ref().map(|sink| sink.view()) }
     }
 
-    /// Number of columns of the products that are scores: the columns of `qv`, then of Q. A key has the columns of V,
-    /// then of K.
+    /// The depth of the product that gives scores. A query has the columns of `qv`, then of Q; a key has the columns of
+    /// V, then of K.
     pub(super) fn score_columns(&self) -> usize {
         self.latent_columns() + self.q.len_of(Axis(3))
     }

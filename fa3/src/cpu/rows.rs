@@ -22,7 +22,6 @@ impl<'a, T: Scalar> Rows<'a, T> {
         Rows(tensor.slice_axis_move(Axis(0), rows.into()))
     }
 
-    /// The number of columns.
     pub(super) fn columns(&self) -> usize {
         self.0.ncols()
     }

@@ -46,13 +46,12 @@ pub(super) struct Strip<'a, T: Scalar> {
 }
 
 impl<T: Scalar> Strip<'_, T> {
-    /// Estimate of the computed pairs of a query and a key.
+    /// Estimates the number of pairs of a query and a key that the strip computes.
     pub(super) fn pairs(&self) -> usize {
         let (positions, heads, _) = self.o.dim();
         positions * heads * self.keys(self.first..self.first + positions).len()
     }
 
-    /// Computes O and LSE.
     pub(super) fn run(mut self) {
         let tiles = self.tiles();
         let keys = tiles.iter().map(|tile| tile.keys.clone()).filter(|keys| !keys.is_empty());
@@ -66,7 +65,7 @@ impl<T: Scalar> Strip<'_, T> {
         let heads = self.o.len_of(Axis(1));
         for (tile, seen) in tiles.iter().zip(seen.unwrap_or_default()) {
             let sink = |row: usize| self.call.queries.sink(self.first_head + row % heads);
-            let (o, lse) = seen.finish(self.call.unit, sink);
+            let (o, lse) = seen.finish(self.call.unit, sink, self.call.problem.lse_form());
             let columns = o.len() / lse.len();
             for (row, (o, lse)) in o.chunks_exact(columns).zip(lse).enumerate() {
                 let (position, head) = (tile.first - self.first + row / heads, row % heads);
@@ -76,7 +75,7 @@ impl<T: Scalar> Strip<'_, T> {
         }
     }
 
-    /// Divides the keys `keys`, which begin at the start of a block, into splits that are computed separately.
+    /// Divides the range `keys` into splits that are computed separately. Each split begins at the start of a block.
     fn parts(&self, keys: Range<usize>) -> Vec<Range<usize>> {
         let start = keys.start / TILE_N * TILE_N;
         let part = PART.max((keys.end - start).div_ceil(PARTS).next_multiple_of(TILE_N));
@@ -119,7 +118,7 @@ impl<T: Scalar> Strip<'_, T> {
             .collect()
     }
 
-    /// The range from the first key that some of these positions sees to the last one.
+    /// The range from the first to the last key that any of these positions sees.
     fn keys(&self, positions: Range<usize>) -> Range<usize> {
         let heads = self.first_head..self.first_head + self.o.len_of(Axis(1));
         keys_of_rows(self.call.problem, self.index, heads, positions)

@@ -3,6 +3,7 @@
 use std::f64::consts::LN_2;
 use std::ops::Range;
 
+use fa3_types::LseForm;
 use pulp::{Arch, Simd, WithSimd};
 
 use super::exp2::exp2;
@@ -83,29 +84,36 @@ impl Seen {
 
     /// O (rows, head_dim_v) and LSE (rows), with the sink of each row, which is -inf without sinks. A row without keys
     /// has O = 0 and LSE = sink.
-    pub(super) fn finish(mut self, unit: ScoreUnit, sink: impl Fn(usize) -> f32) -> (Vec<f32>, Vec<f32>) {
+    pub(super) fn finish(
+        mut self,
+        unit: ScoreUnit,
+        sink: impl Fn(usize) -> f32,
+        form: LseForm,
+    ) -> (Vec<f32>, Vec<f32>) {
         let columns = self.o.len() / self.m.len();
         let rows = self.o.chunks_exact_mut(columns).zip(self.m.iter().zip(&self.l));
         let lse = rows.enumerate().map(|(row, (o, (&m, &l)))| {
             let sink = sink(row);
             if l == 0.0 {
                 o.fill(0.0);
-                return sink;
+                return if form.without_sink { form.empty() } else { form.of(sink.into()) as f32 };
             }
-            let (m, sink) = (f64::from(m) * f64::from(unit.log2) * LN_2, f64::from(sink));
+            let [m, l, sink] = [f64::from(m) * f64::from(unit.log2) * LN_2, l.into(), sink.into()];
             // The sum is relative to the larger of row maximum and sink.
             let largest = m.max(sink);
             let shrink = (m - largest).exp();
-            let sum = shrink * f64::from(l) + (sink - largest).exp();
+            let of_sink = if sink == largest { 1.0 } else { (sink - largest).exp() };
+            let sum = shrink * l + of_sink;
             o.iter_mut().for_each(|o| *o = (f64::from(*o) * shrink / sum) as f32); // A1:24
-            (largest + sum.ln()) as f32 // A1:24
+            form.of(if form.without_sink { m + l.ln() } else { largest + sum.ln() }) as f32 // A1:24
         });
         let lse = lse.collect();
         (self.o, lse)
     }
 }
 
-/// The reference of a row. A row that has seen no key has m = -inf; 0 in its place makes every exponential 0.
+/// The number that is subtracted from a row's scores: the maximum m. If the row has seen no key, m is -inf, and 0 in
+/// its place makes every exponential 0.
 #[inline(always)]
 fn finite(m: f32) -> f32 {
     if m == f32::NEG_INFINITY { 0.0 } else { m }
@@ -116,7 +124,7 @@ struct Softmax<'a> {
     tile: &'a Tile,
     block: &'a Block,
     unit: ScoreUnit,
-    /// The columns that were multiplied.
+    /// The columns of S that were computed.
     columns: Range<usize>,
     scores: &'a mut [f32],
     seen: &'a mut Seen,
@@ -163,7 +171,7 @@ fn hide<'a>(row: &'a mut [f32], columns: &Range<usize>, visible: Range<usize>) -
     row[start..end].as_chunks_mut().0
 }
 
-/// The largest of `first` and all numbers that are not NaN.
+/// The largest of `first` and the numbers of `x` that are not NaN.
 #[inline(always)]
 fn largest(x: &[[f32; LANES]], first: f32) -> f32 {
     let larger = |max: f32, x: f32| if x > max { x } else { max };

@@ -11,7 +11,7 @@ use super::{
 use crate::cache::Outputs;
 use crate::{CacheView, CacheViewMut, CachedAttention, NewRows, Scalar};
 
-/// Computes attention over a cache without an append. The problem belongs to the call.
+/// Computes attention over a cache without an append. `problem` is the problem of `call`.
 pub(crate) fn forward<T: Scalar, C: Scalar>(
     device: &Device,
     problem: &Problem,
@@ -20,7 +20,7 @@ pub(crate) fn forward<T: Scalar, C: Scalar>(
     (o_to, lse_to): Outputs<'_, T>,
 ) -> Result<(), OperationError> {
     let padded = problem.padded();
-    // It uses split-KV if Q has few rows.
+    // The forward pass uses split-KV if Q has few rows.
     let options = ForwardOptions::default().split_keys(SplitKeys::Even);
     let forward = Forward::with(device, &padded, &options)?;
     let mut inputs = DeviceInputs::new(device)?;
@@ -33,7 +33,7 @@ pub(crate) fn forward<T: Scalar, C: Scalar>(
     Ok(())
 }
 
-/// Computes attention over a cache with an append first. K and V are written if there is no error.
+/// Computes attention over a cache with an append first. The cache is written only if there is no error.
 pub(crate) fn append_forward<T: Scalar, C: Scalar>(
     device: &Device,
     problem: &CachedProblem,
@@ -69,7 +69,7 @@ pub(crate) fn append_forward<T: Scalar, C: Scalar>(
     Ok(())
 }
 
-/// Uploads sinks, scales, and lengths and pages of a cache, and the packed sequences of Q.
+/// Uploads the sinks and scales of a call, the lengths and pages of its cache, and the sequence lists of Q.
 fn add_data_of<T: Scalar, C: Scalar>(
     inputs: &mut DeviceInputs<'_>,
     call: &CachedAttention<'_, T>,

@@ -22,7 +22,7 @@ impl<'d> DeviceInputs<'d> {
         Ok(DeviceInputs { device, stream: device.stream()?, buffers: Vec::new() })
     }
 
-    /// Uploads the elements of arrays in order, contiguous: an array, or an optional one.
+    /// Uploads each array as contiguous elements. `arrays` is one array, or an `Option` of one.
     pub(super) fn add<'a, T: Pod, D: Dimension>(
         &mut self,
         name: &'static str,
@@ -96,7 +96,6 @@ impl<'d> DeviceInputs<'d> {
         operation.run(&self.stream, tensors, &mut workspace)
     }
 
-    /// Downloads an array.
     pub(super) fn download<T: Pod, const N: usize>(
         &self,
         buffer: &DeviceBuffer,

@@ -37,7 +37,7 @@ mod tests {
         })
     }
 
-    /// Columns of a wider tensor whose other columns are NaN.
+    /// A tensor whose columns from 4 on are `x`, and whose other columns are NaN.
     fn with_neighbours<T: Scalar>(x: &Array4<T>) -> Array4<T> {
         let (batch, seqlen, heads, head_dim) = x.dim();
         let mut wide = Array4::from_elem((batch, seqlen, heads, head_dim + 9), T::from_f32(f32::NAN));

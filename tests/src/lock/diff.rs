@@ -14,7 +14,7 @@ pub struct Diff {
 }
 
 impl Diff {
-    /// Compares `now` with `lock`. Numbers from ptxas are compared only for equal versions.
+    /// Compares `now` with `lock`. Numbers from ptxas are compared only if both come from the same version of ptxas.
     pub fn of(lock: &Lock, now: &Lock) -> Diff {
         let same_ptxas = lock.ptxas == now.ptxas;
         let mut diff = Diff::default();

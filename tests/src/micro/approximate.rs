@@ -28,7 +28,7 @@ pub(super) fn tests() -> Vec<Micro> {
     .into()
 }
 
-/// Samples: half of them are any numbers, special values first; the others are spread over the range and [−1, 1].
+/// Samples. The first half has special values, then any numbers. The other half covers the range and [−1, 1] evenly.
 fn sample(op: LaneOp, (low, high): (f64, f64)) -> Vec<u64> {
     let stream = Stream::new(&recorded_name(op));
     let any = |case: u64| FLOATS.get(case as usize).copied().unwrap_or(stream.bits(case) & 0xFFFF_FFFF);

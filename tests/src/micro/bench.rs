@@ -98,7 +98,7 @@ impl<'k> Bench<'k> {
         self.tensor(shape, dims, contents, BufferRole::InOut)
     }
 
-    /// Address of this thread's `bytes` bytes in an array.
+    /// Address of the `bytes` bytes that belong to this thread in an array.
     pub(super) fn mine(&self, array: V<'k, B64>, bytes: u32) -> V<'k, B64> {
         self.tid.mad_wide(bytes, array)
     }

@@ -38,7 +38,7 @@ impl Coords for List<'_> {
     }
 }
 
-/// Boxes to copy. The hardware faults if the innermost coordinate is not a multiple of 16 bytes.
+/// Boxes to copy. The hardware faults if a box does not begin at a multiple of 16 bytes in the innermost dimension.
 fn boxes() -> Vec<Copy> {
     let copy = |name, (elem, dims, swizzle): (Elem, &[u32], Swizzle), tensor: &[u64], at: &[i32]| Copy {
         name,
@@ -56,7 +56,7 @@ fn boxes() -> Vec<Copy> {
         copy("swizzle 128 of bytes", (E4m3, &[128, 16], B128), &[256, 40], &[16, 1]),
         copy("swizzle 128 of words", (F32, &[32, 16], B128), &[64, 20], &[4, 1]),
         copy("swizzle 128 odd rows", (Bf16, &[64, 12], B128), &[64, 40], &[0, 3]),
-        // Coordinates beyond the tensor's ends.
+        // These boxes begin before the tensor, or end beyond it.
         copy("below", (Bf16, &[64, 16], B128), &[128, 40], &[-8, -3]),
         copy("above", (Bf16, &[64, 16], B128), &[96, 40], &[56, 31]),
         copy("above by an odd number", (Bf16, &[64, 16], B128), &[104, 40], &[48, 33]),
@@ -84,7 +84,7 @@ impl Copy {
         Stream::new(self.name).bytes(elements as usize * self.shape.elem.bytes() as usize)
     }
 
-    /// Loads the box, and stores the whole box in the layout that it has in shared memory.
+    /// Loads the box. The result is the box in the layout that it has in shared memory.
     fn load(&self) -> Micro {
         micro(&format!("load {}", self.name), Launch::threads(32), Rule::Bits, |bench| {
             let map = bench.input_tensor(self.shape, &self.dims, self.tensor());
@@ -137,7 +137,7 @@ impl Bench<'_> {
     }
 }
 
-/// Copies to shared memory and back. Other bytes lie around the copy.
+/// Copies bytes to shared memory and back. Bytes around the copies show writes beyond them.
 fn bulk(bytes: u32) -> Micro {
     micro(&format!("bulk {bytes}"), Launch::threads(32), Rule::Bits, |bench| {
         let region = bench.b.region("flat", bytes, 16);

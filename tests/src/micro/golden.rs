@@ -9,9 +9,9 @@ use super::{Micro, Suite};
 /// The first bytes of a file.
 const MAGIC: &[u8] = b"fa3 golden 1\n";
 
-/// The results of a [`Suite`]. The file has `fa3 golden 1` and a newline, the device's name and a newline; then, for
-/// each kernel, its name, a newline, the digest of its inputs, the number of bytes, and the bytes. Numbers are 8 bytes,
-/// little-endian.
+/// The results of a [`Suite`]. The file begins with `fa3 golden 1`, a newline, the device's name and a newline. For
+/// each kernel follow its name, a newline, the digest of its inputs, the number of bytes of its results, and these
+/// bytes. Numbers are 8 bytes, little-endian.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Golden {
     /// Name of the recording device.

@@ -59,7 +59,7 @@ impl Domain {
         }
     }
 
-    /// All possible inputs, for a conversion with one operand of 16 bits or with two independent operands.
+    /// All possible inputs of a conversion whose operand is a 16-bit number or a pair of f16 numbers.
     fn every_code(self, op: LaneOp) -> Option<Vec<Vec<u64>>> {
         match (self, op.inputs().len()) {
             (Domain::F16 | Domain::Bf16 | Domain::E4m3, 1) => Some(vec![(0..1 << 16).collect()]),
@@ -70,7 +70,7 @@ impl Domain {
         }
     }
 
-    /// One case of an operand. If there are two operands, the first cases are all pairs of special values that fit.
+    /// One case of an operand: random bits in a quarter of the cases, and a special value in the others.
     fn case(self, op: LaneOp, operand: usize, case: u64, stream: Stream) -> u64 {
         let ty = op.inputs()[operand];
         let special: &[u64] = match (self, ty) {
@@ -94,7 +94,7 @@ impl Domain {
         bits & ty_mask(ty)
     }
 
-    /// Random bits. Numbers that are rounded to fewer bits are often near a tie.
+    /// Random bits. A number that the operation rounds to fewer bits is often near a tie.
     fn random(self, ty: Ty, op: LaneOp, bits: u64) -> u64 {
         let narrows = ty == Ty::F32 && matches!(op.outputs(), [Ty::B16] | [Ty::B32]);
         if !narrows {
@@ -155,7 +155,7 @@ pub(super) fn kernel(op: LaneOp, operands: &[Vec<u64>], rule: Rule) -> Micro {
     micro
 }
 
-/// The class in which a value of this class is stored in memory.
+/// The class that a value of class `ty` has in memory.
 fn stored(ty: Ty) -> Ty {
     if ty == Ty::Pred { Ty::B32 } else { ty }
 }
@@ -176,7 +176,7 @@ struct Place {
 }
 
 impl Place {
-    /// The location of element `by` of an array.
+    /// The location of element number `by` of an array.
     fn new<'k>(array: V<'k, B64>, ty: Ty, by: V<'k, B32>) -> Place {
         Place { at: by.mad_wide(stored(ty).bytes(), array).register(), ty }
     }

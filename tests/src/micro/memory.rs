@@ -160,7 +160,7 @@ fn copy_async() -> Micro {
     })
 }
 
-/// The copies of all threads complete a phase of an mbarrier.
+/// Threads copy by cp.async, and their copies complete a phase of an mbarrier.
 fn copy_async_arrive() -> Micro {
     micro("cp.async arrive", Launch::threads(64), Rule::Bits, |bench| {
         let b = bench.b;

@@ -19,7 +19,7 @@ pub(super) fn tests() -> Vec<Micro> {
     tests
 }
 
-/// Pairs of special values, then pairs of random values.
+/// Operands: pairs of special values, then pairs of random values.
 fn operands(elem: Elem, count: usize, name: &str) -> [Vec<u8>; 2] {
     let special: &[u64] = match elem {
         Elem::F32 => &FLOATS,

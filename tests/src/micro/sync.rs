@@ -11,7 +11,7 @@ pub(super) fn tests() -> Vec<Micro> {
     vec![parity(), bytes_before_arrivals(), remote_arrive(), named_barriers(), registers(), specials()]
 }
 
-/// Tests both parities after each step of an mbarrier's life: two phases of two arrivals each.
+/// Tests both parities after each step of two phases of an mbarrier, each of two arrivals.
 fn parity() -> Micro {
     micro("parity", Launch::threads(32), Rule::Bits, |bench| {
         let b = bench.b;
@@ -30,7 +30,7 @@ fn parity() -> Micro {
     })
 }
 
-/// A copy delivers bytes before an arrival expects them. The phase stays open.
+/// A copy delivers bytes before an arrival expects them. The mbarrier's phase must stay open.
 fn bytes_before_arrivals() -> Micro {
     micro("bytes before arrivals", Launch::threads(32), Rule::Bits, |bench| {
         let b = bench.b;
@@ -86,7 +86,7 @@ fn remote_arrive() -> Micro {
     })
 }
 
-/// Two warps pass a word to each other through shared memory, ordered by named barriers: sync and arrive.
+/// Two warps pass a word to each other through shared memory. Named barriers (sync and arrive) order the accesses.
 fn named_barriers() -> Micro {
     micro("named barriers", Launch::threads(64), Rule::Bits, |bench| {
         let (b, tid) = (bench.b, bench.tid);
@@ -118,7 +118,7 @@ fn named_barriers() -> Micro {
     })
 }
 
-/// Three warpgroups: one releases registers, and the others take as many as that permits and use them.
+/// Three warpgroups: one releases registers, and the other two take all of them and use them.
 fn registers() -> Micro {
     micro("registers", Launch::threads(384), Rule::Bits, |bench| {
         let (b, tid) = (bench.b, bench.tid);

@@ -11,7 +11,7 @@ impl Stream {
         Stream(digest(name.as_bytes()))
     }
 
-    /// 64 random bits: SplitMix64's output function of a counter.
+    /// 64 random bits: the output of SplitMix64 for this index.
     pub(super) fn bits(self, index: u64) -> u64 {
         let x = self.0.wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

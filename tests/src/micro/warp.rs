@@ -21,7 +21,7 @@ fn one_warp(name: &str, build: impl FnOnce(&mut Bench<'_>)) -> Micro {
 }
 
 impl<'k> Bench<'k> {
-    /// Stores the values of all lanes, one after the other.
+    /// Stores `values` one after the other, each from all lanes.
     fn record(&mut self, values: &[V<'k, B32>]) {
         let results = self.output(128 * values.len() as u32);
         let mine = self.mine(results, 4);
@@ -37,7 +37,7 @@ impl<'k> Bench<'k> {
     }
 }
 
-/// All shuffle modes of `x`, each with every one of these lane operands.
+/// All shuffle modes of `x`, each with each of `lanes` as the lane operand.
 fn shuffles<'k, L: Arg<Ty = B32>>(x: V<'k, B32>, lanes: &[L]) -> Vec<V<'k, B32>> {
     let shuffles = [V::shfl_idx, V::shfl_bfly, V::shfl_up, V::shfl_down];
     shuffles.iter().flat_map(|shuffle| lanes.iter().map(move |&lane| shuffle(x, lane))).collect()
@@ -85,7 +85,7 @@ fn elect() -> Micro {
     })
 }
 
-/// 64 rows of 16 bytes. Each lane gets a row of its own.
+/// Number of rows of 16 bytes. Each lane gets its own row.
 const ROWS: u32 = 64;
 
 fn rows_of_lanes<'k>(bench: &mut Bench<'k>, name: &str, region: Region) -> V<'k, B32> {

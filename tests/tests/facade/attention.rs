@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use fa3::{Attention, Device, Mask};
+use fa3::{Attention, Device, LseForm, Mask};
 use fa3_types::{Dtype, ProblemSpec, Shape};
 use half::f16;
 use ndarray::{Array1, Array3, Array4, ArrayView4, Axis, Slice, array, concatenate};
@@ -49,6 +49,48 @@ fn a_bad_list_is_named() {
     assert_eq!(error.to_string(), "q: seqused is 9 for sequence 0, outside 0 to 8");
 }
 
+/// LSE of every form follows from LSE with sinks and from LSE without. Rows 0 and 1 see no key.
+#[test]
+fn lse_has_every_form() {
+    let [q, k] = [wave::<f32>((1, 5, 2, 8), 0.3), wave((1, 3, 1, 8), 0.5)];
+    let sinks = array![0.5, f32::NEG_INFINITY];
+    let without = Attention::new(&q, &k, &k).causal();
+    let with = without.clone().sink(&sinks);
+    let [without, default] = [&without, &with].map(|call| call.forward(&Device::Cpu).unwrap());
+    for (base_two, without_sink, empty_is_infinite) in
+        (0..8).map(|form| (form & 1 > 0, form & 2 > 0, form & 4 > 0))
+    {
+        let form = LseForm { base_two, without_sink, empty_is_infinite };
+        let output = with.clone().lse_form(form).forward(&Device::Cpu).unwrap();
+        assert_eq!(output.o, default.o);
+        let of = if without_sink { &without.lse } else { &default.lse };
+        for ((_, head, row), &lse) in of.indexed_iter() {
+            let given = output.lse[[0, head, row]];
+            let is_empty = row < 2 && (without_sink || head == 1);
+            assert_eq!(given.is_infinite(), is_empty, "{form:?}, row {row}");
+            let expected = match (is_empty, empty_is_infinite) {
+                (true, true) => f32::INFINITY,
+                (true, false) => f32::NEG_INFINITY,
+                (false, _) => lse * if base_two { std::f32::consts::LOG2_E } else { 1.0 },
+            };
+            assert!(given == expected || (given - expected).abs() < 1e-6, "{form:?}: {given} {expected}");
+        }
+    }
+}
+
+/// The first key of 5,000,001 has 2^22 times the weight of any other, and its value is 1, not 0.
+#[test]
+fn a_sequence_may_have_millions_of_keys() {
+    const KEYS: usize = 5_000_001;
+    let q = Array4::from_elem((1, 1, 1, 1), 22.0 * std::f32::consts::LN_2);
+    let mut k = Array4::zeros((1, KEYS, 1, 1));
+    k[[0, 0, 0, 0]] = 1.0;
+    let output = Attention::new(&q, &k, &k).causal().forward(&Device::Cpu).unwrap();
+    let sum = f64::from(1 << 22) + 5e6;
+    assert!((f64::from(output.o[[0, 0, 0, 0]]) - f64::from(1 << 22) / sum).abs() < 1e-6);
+    assert!((f64::from(output.lse[[0, 0, 0]]) - sum.ln()).abs() < 1e-5);
+}
+
 #[test]
 fn every_query_head_has_a_sink() {
     let x = Array4::from_elem((1, 8, 4, 8), 1.0f32);
@@ -57,7 +99,7 @@ fn every_query_head_has_a_sink() {
     assert_eq!(error.to_string(), "sink has shape [3], expected [4]");
 }
 
-/// `qv` and Q act like concatenated columns, and so do V and K. In this test their columns are parts of one array.
+/// `qv` and Q act like one concatenated Q, and V and K like one K. Here each pair is a part of one array.
 #[test]
 fn latent_attention_has_the_bits_of_joined_columns() {
     let (joined_q, joined_k) = (wave::<f32>((2, 150, 6, 56), 0.3), wave::<f32>((2, 300, 2, 56), 0.5));
@@ -79,7 +121,7 @@ fn latent_attention_has_the_bits_of_joined_columns() {
     same(packed.map(|call| call.packed(&[0, 130, 150], &[0, 50, 300]).causal()));
 }
 
-/// The first entry of the batch.
+/// The first entry of the batch in `x`.
 fn first(x: ArrayView4<'_, f32>) -> ArrayView4<'_, f32> {
     x.slice_axis_move(Axis(0), Slice::from(..1))
 }
@@ -203,7 +245,7 @@ fn intervals_have_the_bits_of_the_mask_that_they_say() {
     let chunk = Mask::chunk(NonZeroU32::new(12).unwrap());
     for mask in [Mask::None, Mask::Causal, Mask::window(Some(9), Some(3)), chunk] {
         let one = as_intervals(mask);
-        // All heads share the intervals, each of which is split in two parts. In odd rows the second part comes first.
+        // All heads share the intervals. Each interval has two parts, and in odd rows the second part comes first.
         let two = Array4::from_shape_fn((2, 4, 40, 4), |(_, _, row, bound)| {
             let [start, end] = [0, 1].map(|bound| one[[0, 0, row, bound]]);
             let middle = (start + end) / 2;

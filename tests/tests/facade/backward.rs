@@ -64,6 +64,21 @@ fn a_sink_of_minus_infinity_is_none() {
     assert_eq!(gradients, expected);
 }
 
+/// A sink of +inf has the whole weight. So O and its gradients are 0, and the sink's gradient is the sum of dLSE.
+#[test]
+fn an_infinite_sink_has_all_weight() {
+    let given = Given::<f32>::new(2, [3, 5], [8, 4]);
+    let sinks = Array1::from_elem(4, f32::INFINITY);
+    let attention = given.attention().sink(&sinks);
+    let output = attention.forward(&Device::Cpu).unwrap();
+    assert!(output.o.iter().all(|&o| o == 0.0) && output.lse.iter().all(|&lse| lse == f32::INFINITY));
+    let Gradients { dq, dk, dv, dsink, .. } =
+        attention.backward(&Device::Cpu, &output, given.both()).unwrap();
+    assert!([dq, dk, dv].iter().flatten().all(|&x| x == 0.0));
+    let expected = (0..4).map(|head| given.dlse.index_axis(Axis(1), head).sum());
+    assert!(dsink.iter().flatten().zip(expected).all(|(x, y)| (x - y).abs() < 1e-6));
+}
+
 /// Compares gradients with central differences of φ = Σ dO ∘ O + Σ dLSE ∘ LSE, computed by the forward pass.
 #[test]
 fn gradients_are_the_slopes_of_the_forward_pass() {

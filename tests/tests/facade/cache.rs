@@ -15,8 +15,8 @@ use ndarray::{Array1, Array2, Array3, Array4, Axis, array, concatenate, s};
 
 use crate::wave;
 
-/// Three sequences, the second one empty, in every form of cache. Pages are in random order, and page table entries
-/// after the valid rows are invalid.
+/// Caches of three sequences, of which the second is empty, in every form. Pages are in random order, and page table
+/// entries after the valid rows are invalid.
 fn caches<T: Scalar + Copy>() -> Vec<KvCache<T>> {
     let tensors = |entries, rows| (wave((entries, rows, 2, 16), 0.5), wave((entries, rows, 2, 8), 0.7));
     let (k, v) = tensors(3, 48);
@@ -28,7 +28,7 @@ fn caches<T: Scalar + Copy>() -> Vec<KvCache<T>> {
         let ((k, v), pages) = (tensors(97, rows), 48 / rows);
         let mut table = Array2::from_shape_fn((3, pages), |(i, page)| ((i * pages + page) * 31 % 97) as i32);
         for (i, &used) in [40, 0, 17].iter().enumerate() {
-            // The table keeps entries for the rows that tests append.
+            // The table keeps valid entries for the rows that tests append.
             table.row_mut(i).iter_mut().skip((used + 3_usize).div_ceil(rows)).for_each(|page| *page = -7);
         }
         KvCache::paged(k, v, table)
@@ -79,7 +79,7 @@ fn with_scores<'a, T: Scalar>(q: &'a Array4<T>, sink: &'a Array1<f32>) -> Cached
     CachedAttention::new(q).causal().window(Some(30), None).softmax_scale(0.4).softcap(9.0).sink(sink)
 }
 
-/// Sets the same options on a call without a cache.
+/// Computes a call without a cache, with the options of [`with_scores`].
 fn of_gathered<'a, T: Scalar>(attention: Attention<'a, T>, sink: &'a Array1<f32>) -> Output<T::Output> {
     let attention = attention.causal().window(Some(30), None).softmax_scale(0.4).softcap(9.0).sink(sink);
     attention.forward(&Device::Cpu).unwrap()
@@ -163,7 +163,7 @@ fn rows_that_are_nobodys_reach_nothing() {
 /// cu_seqlens of the new rows: 3, 0 and 2 rows.
 const NEW: [i32; 4] = [0, 3, 3, 5];
 
-/// Appends the new rows in the reference, each converted by `code` with its scale. Returns the resulting cache and the
+/// Appends the new rows in the reference. `code` converts each row with its scale. Returns the resulting cache and the
 /// rotated Q.
 fn appended_by_the_reference<T: Scalar + Copy, C: Scalar + Copy>(
     cache: &KvCache<C>,
@@ -226,7 +226,7 @@ fn appended_and_rotated<T: Scalar<Output = T> + Copy + PartialEq + Debug>() {
             assert_ne!(given.k, cache.k);
             assert_eq!(output, call(&rotated).forward(&Device::Cpu, &expected).unwrap());
 
-            // The append alone, in a borrowed cache.
+            // Checks the append alone, in a borrowed cache.
             let mut given = cache.clone();
             CacheViewMut::from(&mut given).append(&new).unwrap();
             assert_eq!(given, expected);
@@ -278,7 +278,7 @@ fn caches_of_e4m3_beside_other_rows() {
 fn wide_tables_take_nothing() {
     let (k, v) = (wave::<f16>((4, 16, 1, 16), 0.5), wave((4, 16, 1, 16), 0.7));
     let q = wave((64, 1, 1, 16), 0.3);
-    // Each sequence has a million pages of 16 rows. By strides of 0 they are all the same page.
+    // Each sequence has a million pages of 16 rows. Because a stride is 0, they are all the same page.
     let column = array![[3]];
     let view = CacheView {
         k: k.view(),
@@ -312,7 +312,7 @@ fn rows_in_use_can_be_gathered() {
             }
         }
     }
-    // Arrays with strides of 0, too large for a copy in memory.
+    // These arrays have strides of 0, and are too large for a copy in memory.
     let (page, table) = (Array4::from_elem((1, 1, 1, 8), f16::ONE), array![[0]]);
     let view = CacheView {
         k: page.view(),

@@ -86,7 +86,7 @@ fn invalid_partials_are_refused() {
     assert_eq!(error, CombineProblemError::Tensor(mismatch).into());
 }
 
-/// If there are as many rows as heads, LSE in the wrong order has a valid shape.
+/// With as many rows as heads, the shape of LSE does not show the wrong order of its dimensions.
 #[test]
 fn outputs_of_attention_are_merged_in_their_own_order() {
     let x = Array4::from_shape_fn((1, 4, 4, 16), |(_, s, h, d)| ((7 * s + 3 * h + d) as f32).sin());

@@ -3,8 +3,8 @@
 use fa3::{Attention, Device};
 use ndarray::{Array4, Axis};
 
-/// The rows of O that are NaN and the rows that are 0, under a causal mask with a NaN in V at key `bad`. LSE must not
-/// change.
+/// The rows of O that are NaN, and the rows that are 0, under a causal mask if key `bad` of V is NaN. Asserts that LSE
+/// does not change.
 fn rows_with_a_nan_in_v(queries: usize, keys: usize, bad: usize) -> [Vec<usize>; 2] {
     let wave = |seqlen| Array4::from_shape_fn((1, seqlen, 1, 8), |(_, s, _, d)| ((s + 5 * d) as f32).sin());
     let (q, k, mut v) = (wave(queries), wave(keys), wave(keys));
@@ -22,12 +22,11 @@ fn rows_with_a_nan_in_v(queries: usize, keys: usize, bad: usize) -> [Vec<usize>;
     [nan, rest.into_iter().filter(|&index| row(&clean.o, index).iter().all(|&x| x == 0.0)).collect()]
 }
 
-/// A NaN in V reaches every row of a tile in which some row sees the NaN's key, except fully masked rows, as the
-/// documentation of [`Attention`] states.
+/// A NaN in V reaches all rows of a tile if some row of the tile sees its key, as the documentation of [`Attention`]
+/// states. Fully masked rows are exempt.
 #[test]
 fn a_nan_in_v_reaches_whole_tiles() {
-    // Row r sees the keys up to r + 1400: rows from 200 on see the NaN. The first tile with such rows begins at row
-    // 192.
+    // Row r sees the keys up to r + 1400, so rows from 200 on see the NaN. Their first tile begins at row 192.
     let [nan, zero] = rows_with_a_nan_in_v(300, 1700, 1600);
     assert_eq!((nan, zero), ((192..300).collect(), vec![]));
     // Only the last 20 rows see a key. They belong to tiles 2 and 3.

@@ -1,5 +1,5 @@
-//! Each plan and each reference computes a feature of a problem, or refuses it by its name. The test compares the
-//! answers with the table of docs/what-works-where.md.
+//! Each plan and each reference computes a feature of a problem, or refuses the feature by its name. The test compares
+//! the answers with the table of docs/what-works-where.md.
 
 use std::fs;
 use std::path::Path;
@@ -11,8 +11,8 @@ use fa3_ref::{InputError, Inputs};
 use fa3_sched::forward::{PlanKind, PlanOptions, SplitKeys};
 use fa3_sched::{DeviceLimits, backward, forward, fp8};
 use fa3_types::{
-    BackwardSpec, Dtype, Feature, Fp8Spec, Intervals, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows,
-    Sequences, Shape, TensorDesc,
+    BackwardSpec, Dtype, ExtraCache, Feature, Fp8Spec, Intervals, KnownProblem, LseForm, Mask, Problem,
+    ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
 };
 use ndarray::{Array1, Array4, ArrayView4};
 
@@ -26,11 +26,11 @@ const KV: Shape = Shape { batch: 1, seqlen: 512, heads: 2, head_dim: 64 };
 enum Answer {
     Computed,
     Refused,
-    /// Another plan computes the problem.
+    /// This plan refuses the problem, and another plan computes it.
     OfOthers,
 }
 
-/// Requests a plan or a result. A refusal must name a feature of the problem.
+/// Requests a plan or a result of a problem. A refusal must name a feature of the problem.
 type Ask = fn(ProblemSpec) -> Answer;
 
 fn dense() -> ProblemSpec {
@@ -84,6 +84,7 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
         }
         Feature::SoftCap => spec.softcap(30.0),
         Feature::Sinks => spec.sink(),
+        Feature::LseForm => spec.lse_form(LseForm { base_two: true, ..LseForm::default() }),
         Feature::Qv => {
             let qv = spec.o;
             spec.qv(qv)
@@ -104,6 +105,11 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
         Feature::Pages => spec.seqs_k(Sequences::paged(count, 1).used()),
         Feature::Index => spec.seqs_k(Sequences::indexed(count, [3, 1]).used()),
         Feature::Leftpad => spec.seqs_k(Sequences::paged(count, 1).used().left_padded()),
+        Feature::Lists => spec.seqs_k(Sequences::listed(count, 100)),
+        Feature::Extra => {
+            let extra = ExtraCache { k: spec.k, v: spec.v, sequences: Sequences::listed(count, 100) };
+            spec.seqs_k(Sequences::listed(count, 100)).extra(extra)
+        }
         other => panic!("there is no problem with {other} here"),
     };
     let problem = spec.clone().validate()?;
@@ -199,19 +205,19 @@ fn zeros() -> Array4<f16> {
     Array4::zeros(KV.dims())
 }
 
-/// Whether a call is refused since it is another problem than the one that it was made for.
+/// Whether a call is refused because it differs from the problem that it was made for.
 fn is_other(problem: Result<KnownProblem, Error>) -> bool {
     matches!(problem, Err(Error::OtherProblem { .. }))
 }
 
-/// A call takes mask and soft cap from its problem. What else the problem has, and the call does not, is refused.
+/// A call takes the mask and the soft cap of its problem. It is refused if the problem has a property that it lacks.
 #[test]
 fn a_call_is_the_problem_that_it_was_made_for() {
     let x = zeros();
     for &feature in Feature::ALL {
         let problem = with(feature, dense()).unwrap().validate().unwrap();
         let call = Attention::new(&x, &x, &x).for_problem(&problem);
-        let taken = [Feature::Window, Feature::Chunks, Feature::SoftCap].contains(&feature);
+        let taken = [Feature::Window, Feature::Chunks, Feature::SoftCap, Feature::LseForm].contains(&feature);
         assert_eq!(call.problem().is_ok(), taken, "{feature}");
         assert_eq!(is_other(call.problem()), !taken, "{feature}");
         // A property that the call has and the problem has not is refused as well.

@@ -29,8 +29,8 @@ fn eight_bits_are_near_sixteen() {
     assert_ne!(mixed, attention.fp8().hadamard(4).forward(&Device::Cpu).unwrap());
 }
 
-/// V is around 4. A block scale leaves 2 bits for the differences, while a channel's scale covers only the differences
-/// from its mean of 4.
+/// V is around 4. Rounding with a block scale leaves 2 bits for the differences from 4. With per-channel scales, only
+/// the differences from the channel's mean are rounded.
 #[test]
 fn channels_of_v_keep_what_it_has_in_common() {
     let (q, k) = (wave((2, 300, 4, 64), 3), wave((2, 260, 2, 64), 5));
@@ -69,7 +69,7 @@ fn packed_sequences_are_computed_alone() {
     assert!(pack.o.slice_axis(Axis(1), Slice::from(160..)).iter().all(|o| o.to_f32() == 0.0));
 }
 
-/// Scores do not change if all positions shift by the same number. O changes if only the positions of K shift.
+/// If all positions shift by the same number, scores do not change. If only the positions of K shift, O changes.
 #[test]
 fn rows_are_rotated_by_their_positions() {
     let (q, kv) = (wave((1, 100, 2, 64), 3), wave((1, 120, 2, 64), 5));
@@ -157,7 +157,7 @@ fn tensors_without_elements_are_legal() {
     }
 }
 
-/// Scales of any granularity are factors of the codes.
+/// Quantized tensors act like their numbers: a scale of any granularity is a factor of the codes.
 #[test]
 fn quantized_tensors_are_their_numbers() {
     let (q, k, v) = (wave((2, 150, 4, 32), 3), wave((2, 140, 2, 32), 5), wave((2, 140, 2, 16), 11));

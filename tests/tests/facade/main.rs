@@ -10,6 +10,7 @@ mod fp8;
 mod output;
 mod quantize;
 mod setters;
+mod sparse;
 
 use fa3::Scalar;
 use ndarray::Array4;

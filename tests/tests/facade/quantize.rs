@@ -74,7 +74,7 @@ fn codes_and_scales_are_those_of_fa3_quant() {
     is_as_fa3_quant_s::<bf16>();
 }
 
-/// The heads of a group share the largest of their scales, and their codes use it.
+/// The heads of a group share the largest scale of any of them, and their codes use it.
 #[test]
 fn heads_share_the_largest_scale() {
     let x = Array4::from_shape_fn([2, 150, 6, 48], |(b, s, h, d)| {
@@ -85,7 +85,7 @@ fn heads_share_the_largest_scale() {
     let shared = quantize.clone().scaling(Scaling::Heads { heads: 3 }).run(&Device::Cpu).unwrap();
     assert_eq!((single.scales.dim(), shared.scales.dim()), ((2, 6, 1), (2, 2, 1)));
     for ((batch, group, _), &scale) in shared.scales.indexed_iter() {
-        // A head of zeros has scale 1 on its own. In a group its zeros do not affect the scale.
+        // A head of zeros alone has scale 1. In a group, its zeros do not affect the group's scale.
         let heads = (3 * group..3 * group + 3).filter(|&head| head != 3);
         let largest = heads.map(|head| single.scales[[batch, head, 0]]).fold(0.0, f32::max);
         assert_eq!(scale, largest);
@@ -220,7 +220,7 @@ fn bad_requests_are_refused() {
     assert_eq!(error.to_string(), "x is f32, expected f16 or bf16");
 }
 
-/// The call is refused before signs are drawn.
+/// A head dimension that is too large is refused before the signs are drawn.
 #[test]
 fn a_head_dimension_that_is_too_large_is_refused_at_once() {
     let one = Array4::from_elem([1, 1, 1, 1], f16::ZERO);

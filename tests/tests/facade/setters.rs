@@ -8,7 +8,7 @@ use fa3::ndarray::{Array1, Array2, Array4};
 use fa3::problem::{
     Dtype, Fp8Spec, Positions, ProblemSpec, QkRotary, QuantizeSpec, Rotary, Sequences, Shape, Signs,
 };
-use fa3::{Attention, CachedAttention, Mask, NewRows, Quantize, Rope, RopeStyle, Scaling};
+use fa3::{Attention, CachedAttention, LseForm, Mask, NewRows, Quantize, Rope, RopeStyle, Scaling};
 use fa3_sched::{DeviceLimits, Order, Scheduler, backward, forward};
 
 const SHAPE: Shape = Shape { batch: 1, seqlen: 4, heads: 1, head_dim: 16 };
@@ -16,8 +16,8 @@ const SHAPE: Shape = Shape { batch: 1, seqlen: 4, heads: 1, head_dim: 16 };
 /// A setter with arguments.
 type Set<'s, B> = &'s dyn Fn(B) -> B;
 
-/// Any two setters give the same builder in either order, and this builder differs from the builder with only one of
-/// the setters. The `Debug` output shows all fields.
+/// Any two setters give the same builder in either order. This builder differs from the builders with only one of the
+/// two setters. The `Debug` output, which shows all fields, is compared.
 fn nothing_is_lost<B: Clone + Debug>(new: &B, setters: &[Set<'_, B>]) {
     let text =
         |calls: &[Set<'_, B>]| format!("{:?}", calls.iter().fold(new.clone(), |builder, call| call(builder)));
@@ -48,6 +48,7 @@ fn builders() {
             &|attention| attention.softmax_scale(0.5),
             &|attention| attention.softcap(2.0),
             &|attention| attention.sink(&sinks),
+            &|attention| attention.lse_form(LseForm { base_two: true, ..LseForm::default() }),
             &|attention| attention.deterministic(),
             &|attention| attention.packed(&[0, 4], &[0, 4]),
             &|attention| attention.seqused_q(&[3]),

@@ -33,8 +33,8 @@ pub(crate) fn valid(spec: ProblemSpec) -> BackwardProblem {
     BackwardSpec::contiguous(spec).validate().expect("the problems of these checks are valid")
 }
 
-/// A call with random inputs, equal for equal problems, and with O and LSE from the forward pass. Packed sequences have
-/// the lengths of `known`.
+/// A call with random inputs, which are equal for equal problems. O and LSE come from the forward pass. Packed
+/// sequences have the lengths of `known`.
 pub(crate) fn bench(
     device: &Device,
     call: Call,
@@ -58,7 +58,7 @@ fn list(numbers: &[i32]) -> Cow<'static, [u8]> {
 }
 
 fn nothing(device: &Device) -> Fallible<String> {
-    // Sequences, rows, keys, and whether a kernel has any output to write.
+    // Numbers of sequences, rows and keys, and whether a kernel has an output to write.
     for (batch, rows, keys, has_work) in
         [(2, 0, 40, true), (2, 40, 0, true), (2, 0, 0, false), (0, 40, 40, false)]
     {

@@ -123,7 +123,7 @@ impl Memory {
         (call.run)(stream, tensors, workspace)
     }
 
-    /// The outputs, after all work that is on the stream now.
+    /// The outputs after all work that is on the stream at this time.
     pub(crate) fn bits(&mut self, stream: &Stream) -> Result<Bits, HostError> {
         self.outputs().map(|memory| memory.download(stream)).collect()
     }
@@ -150,7 +150,7 @@ impl Bench {
         self.memory.run(&self.call, &self.stream, &mut self.workspace)
     }
 
-    /// The results of `runs` consecutive runs. The outputs hold NaN before.
+    /// The results of `runs` consecutive runs. The outputs hold NaN before the first run.
     pub(crate) fn runs(&mut self, runs: usize) -> Result<Bits, OperationError> {
         self.memory.poison(&self.stream)?;
         (0..runs).try_for_each(|_| self.run())?;
@@ -179,7 +179,7 @@ impl Bench {
     }
 }
 
-/// Random numbers between -size and size, equal for equal calls.
+/// Random numbers between -size and size. Equal calls give equal numbers.
 pub(crate) fn noise(size: f32) -> impl FnMut(&Buffer) -> Option<Cow<'static, [u8]>> {
     let mut state = 1_u32;
     move |tensor| {

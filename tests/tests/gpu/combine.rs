@@ -8,7 +8,7 @@ use crate::{Check, Fallible};
 
 pub(crate) const CHECKS: [(&str, Check); 1] = [("combine::speed_beside_a_copy", speed)];
 
-/// Times of large reductions and of copies with the same number of bytes; and of small reductions, whose partial
+/// Times of large reductions and of copies with the same number of bytes, and times of small reductions, whose partial
 /// results are in L2.
 fn speed(device: &Device) -> Fallible<String> {
     let large = Shape { batch: 4, seqlen: 4096, heads: 32, head_dim: 128 };

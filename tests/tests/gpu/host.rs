@@ -92,8 +92,8 @@ fn row_softmax(device: &Device) -> Fallible<String> {
         let errors = exp.iter().zip(given).map(|(exp, given)| (f64::from(*given) * sum / exp - 1.0).abs());
         worst = errors.fold(worst, f64::max);
     }
-    // ex2 is accurate to 2 ulp. Its argument, at most 30, is accurate to half an ulp of 16: 30 · 2⁻²⁴ · ln 2 and a
-    // margin.
+    // ex2 is accurate to 2 ulp. Its argument, at most 30, is accurate to half an ulp of 16. So the bound is 30 · 2⁻²⁴ ·
+    // ln 2 and a margin.
     ensure(worst < 4e-6, "too far from the definition")?;
     Ok(format!("relative error {worst:.1e}, {}", described(&softmax)))
 }
@@ -213,7 +213,7 @@ fn events(device: &Device) -> Fallible<String> {
     ))
 }
 
-/// Host time of a launch, with pointers only, and with two tensor maps to encode.
+/// Host time of a launch whose arguments are only pointers, and of a launch that encodes two tensor maps.
 fn cost_of_a_launch(device: &Device) -> Fallible<String> {
     let (stream, buffer) = (device.stream()?, device.alloc(1 << 16)?);
     let view = ArgValue::Tensor(TensorView::contiguous(buffer.address(), &[64, 64], Elem::Bf16));
@@ -234,7 +234,7 @@ fn cost_of_a_launch(device: &Device) -> Fallible<String> {
     Ok(format!("{:.2} us, with two tensor maps {:.2} us", plain?, maps?))
 }
 
-/// Without a fixed number of threads there is no register pool: the compiler reports it.
+/// Without a fixed number of threads there is no register pool, as the compiler reports.
 fn advice(device: &Device) -> Fallible<String> {
     let good = ptx_of(&kernels::two_roles())?;
     let is_bound = |line: &&str| line.starts_with(".maxntid") || line.starts_with(".minnctapersm");
@@ -263,7 +263,7 @@ fn other_threads(device: &Device) -> Fallible<String> {
     Ok("a kernel from a second thread".to_owned())
 }
 
-/// Registers, warnings, and compile time.
+/// Registers, warnings and compile time of a kernel, as text.
 fn described(function: &Function) -> String {
     let report = function.report().map_or("no report".to_owned(), ToString::to_string);
     let (local, time) = (function.local_bytes(), function.compile_time());

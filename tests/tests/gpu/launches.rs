@@ -1,5 +1,5 @@
-//! Plans of both passes, launched in every way. Results must be equal bit by bit for every way. Other checks show that
-//! the results are right.
+//! Plans of both passes, launched in every way. The results must be equal bit by bit. Other checks show that the
+//! results are right.
 
 use std::mem::replace;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ enum Pass {
 }
 
 impl Pass {
-    /// Blocks of the backward pass with dQ additions have 128 rows at head_dim 64, and 64 rows at 128.
+    /// With dQ additions, blocks of the backward pass have 128 rows at head_dim 64, and 64 rows at head_dim 128.
     const DETERMINISTIC: [Pass; 5] = [
         Pass::Forward(128),
         Pass::Backward(64, Form::OrderOfKeys),
@@ -53,8 +53,8 @@ impl Pass {
         Pass::DETERMINISTIC.into_iter().chain(others)
     }
 
-    /// A causal problem with 144 row tiles of uneven cost, or with 54 KV tiles, which may have to wait for each other.
-    /// Three query heads share a KV head.
+    /// A causal problem, in which three query heads share a KV head. With three sequences it has 144 row tiles of
+    /// uneven cost, or 54 KV tiles, which may have to wait for each other.
     fn problem(self, batch: usize) -> ProblemSpec {
         let (Pass::Forward(head_dim) | Pass::Backward(head_dim, _)) = self;
         dense(Dtype::Bf16, batch, (1000, 1111), (6, 2), head_dim).causal()
@@ -71,7 +71,7 @@ impl Pass {
         }
     }
 
-    /// A bench with random inputs, equal for equal passes.
+    /// A bench with random inputs, which are equal for equal passes.
     fn bench(self, device: &Device) -> Fallible<Bench> {
         let call = self.call(device, BATCH)?;
         match self {
@@ -92,7 +92,7 @@ impl Pass {
     }
 }
 
-/// Runs one after the other, with and without a pause.
+/// Runs a pass several times, with and without a pause.
 fn again(device: &Device) -> Fallible<String> {
     for pass in Pass::all() {
         let mut bench = pass.bench(device)?;
@@ -223,7 +223,7 @@ fn sequences_alone(device: &Device) -> Fallible<String> {
     Ok(format!("each of {BATCH} sequences as alone"))
 }
 
-/// Launches allocate no device memory, according to the driver's free memory. Capturing shows it, too, because an
+/// Launches allocate no device memory, as the driver's free memory shows. Capturing a graph shows it, too, because an
 /// allocation would invalidate the capture.
 fn no_allocations(device: &Device) -> Fallible<String> {
     for pass in Pass::all() {

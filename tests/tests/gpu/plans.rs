@@ -1,6 +1,6 @@
-//! Compiled plans of the forward pass. Results must be equal bit by bit for all plans, and equal to the exact result if
-//! it is known; `attention` judges other results. The times of the first plan are the times on a new machine if
-//! `CUDA_CACHE_DISABLE=1` is set, and the times in a new process otherwise.
+//! Compiled plans of the forward pass. The results of all plans must be equal bit by bit, and equal to the exact result
+//! if it is known. `attention` judges other results. If `CUDA_CACHE_DISABLE=1` is set, the first plan takes the time
+//! that it takes on a new machine; otherwise, the time that it takes in a new process.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ pub(crate) const CHECKS: [(&str, Check); 9] = [
     ("plans::launching", time_of_launching),
 ];
 
-/// A bench with random inputs between -1 and 1, equal for equal problems.
+/// A bench with random inputs between -1 and 1, which are equal for equal problems.
 fn bench(device: &Device, problem: &Problem, options: &PlanOptions) -> Fallible<Bench> {
     bench_of(device, Forward::with(device, problem, options)?)
 }
@@ -125,9 +125,9 @@ fn clusters(device: &Device) -> Fallible<String> {
     Ok("equal to CTAs alone, also from a graph".to_owned())
 }
 
-/// Launches share a workspace, and each launch waits only for the previous grid. The previous grid may be another
-/// library's kernel that was itself launched early (PDL) and does not wait. Then it ends while the launch before it
-/// still runs. NVIDIA does not document what the next wait covers in this case.
+/// Launches share a workspace, and each launch waits only for the previous grid. If this grid is another library's
+/// kernel that was launched early (PDL) and does not wait, it ends while the launch before it still runs. NVIDIA does
+/// not document what the next wait covers in this case.
 #[allow(unsafe_code, reason = "a launch is unsafe")]
 fn strangers_between(device: &Device) -> Fallible<String> {
     let shape = Shape { batch: 2, seqlen: 4096, heads: 8, head_dim: 128 };
@@ -205,7 +205,7 @@ fn refusals(device: &Device) -> Fallible<String> {
     Ok("said what is wrong, and went on".to_owned())
 }
 
-/// Host time per launch, if the GPU keeps up so that no launch waits for room in the queue.
+/// Host time per launch. The GPU must keep up, so that no launch waits for room in the queue.
 fn time_of_launching(device: &Device) -> Fallible<String> {
     let shape = Shape { batch: 1, seqlen: 512, heads: 8, head_dim: 128 };
     let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate()?;

@@ -1,4 +1,4 @@
-//! Quantization on a GPU: the bits of thousands of problems, and its speed compared with a copy.
+//! Quantization on a GPU: the bits of thousands of problems, and the speed compared with a copy.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ fn speed(device: &Device) -> Fallible<String> {
             of_tensors / ours,
             of_all / ours,
         );
-        // Other head dimensions need two transforms.
+        // Head dimensions that are no powers of two need two transforms.
         let is_bound = layout == ValueLayout::Rows && !reads_twice(scales) && head_dim.is_power_of_two();
         if tokens == 16384 && is_bound {
             least = least.min(of_all / ours);
@@ -116,7 +116,7 @@ fn race(device: &Device, shape: Shape, parts: Parts) -> Fallible<Race> {
     let quantize = Quantize::new(device, &problem)?;
     let (raw, stream) = streams(device)?;
 
-    // Number of elements of x and of the codes in either layout: the lengths above need no padding.
+    // Number of elements of x, and of the codes in either layout: no length of these problems needs padding.
     let elements = problem.codes_bytes().0 as usize;
     let bits: Vec<u16> =
         (0..elements as u32).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 16) as u16 & 0x83FF | 0x3C00).collect();
@@ -157,7 +157,7 @@ pub(crate) fn streams(device: &Device) -> Fallible<(Arc<CudaStream>, Stream)> {
     Ok((raw, stream))
 }
 
-/// Microseconds of a copy that reads and writes `bytes` in total, between the buffers of each of `pairs` in turn.
+/// Microseconds of a copy that reads and writes `bytes` bytes in total, between the buffers of one of `pairs` in turn.
 pub(crate) fn time_of_copies(
     device: &Device,
     raw: &CudaStream,

@@ -43,7 +43,7 @@ pub(crate) fn problems(device: &Device, random: fn(u64, u64) -> Trial) -> Fallib
 /// Number of random batches over caches with fixed-size splits, whose sequences are also computed alone.
 const BATCHES: u64 = 300;
 
-/// Each sequence has the same bits in a batch of its own, on fewer SMs.
+/// Each sequence has the same bits as in a batch of its own, which runs on fewer SMs.
 pub(crate) fn sequences_alone(device: &Device) -> Fallible<String> {
     let kernels = Kernels::new(device);
     let faults: Vec<String> = (0..BATCHES)

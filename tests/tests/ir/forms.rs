@@ -339,7 +339,7 @@ fn products() {
     }
 }
 
-/// Every N, from shared memory and from registers.
+/// Products of every width N, with A in shared memory and in registers.
 #[test]
 fn products_of_every_width() {
     let kernel = kernel(1, |g| {

@@ -1,4 +1,4 @@
-//! Whole kernels are assembled without spills, and their text equals the snapshot.
+//! Assembles whole kernels without spills, and compares their text with a snapshot.
 
 use fa3_cuda::kernels::ladder::vector_add;
 use fa3_ir::lang::*;
@@ -84,7 +84,7 @@ fn labels_are_distinct() {
     assemble(&kernel);
 }
 
-/// The text is a cache key: a kernel built on another source line has the same text, except in annotations.
+/// The text is a cache key: kernels that are built on different source lines have equal texts, except for annotations.
 #[test]
 fn ptx_does_not_depend_on_source_lines() {
     let one = Kernel::build("k", Launch::threads(32), |b| _ = b.tid());

@@ -54,7 +54,7 @@ fn every_row_assembles() {
     assemble(&every_row());
 }
 
-/// Compares the lines of the rows on registers. Moves of the operands precede each row.
+/// Compares the lines of each row whose operands are registers. Moves of the operands precede each row.
 #[test]
 fn every_row_prints() {
     let text = ptx::emit(&every_row()).unwrap().text;
@@ -69,7 +69,7 @@ fn every_row_prints() {
     assert_eq!(rows.len(), LaneOp::ALL.len() + 1);
 }
 
-/// A guard keeps the value of its condition, even if the body assigns the variable from which the condition came.
+/// A guard keeps the value of its condition, even if its body assigns the variable that the condition came from.
 #[test]
 fn guards_are_kept() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {
@@ -88,7 +88,7 @@ fn guards_are_kept() {
     assert!(lines.iter().any(|line| line.starts_with(&format!("mov.pred {one}, "))), "{lines:?}");
 }
 
-/// All lanes compute an address. Only the lane that loads a value computes with the value.
+/// All lanes compute an address, but only the lane that loads a value computes with this value.
 #[test]
 fn what_only_computes_is_not_guarded() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {

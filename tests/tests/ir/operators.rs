@@ -168,7 +168,7 @@ const EXPRESSIONS: &[(LaneOp, Expression)] = &[
     (F16x2OfE4m3x2, |g| _ = g.h[0].e4m3x2_to_f16x2()),
 ];
 
-/// Registers of each class, which identify an expression's operands.
+/// Registers of class `class` in `given`. They identify the operands of an expression.
 fn registers(given: &Given, class: Ty) -> Vec<Operand> {
     match class {
         Ty::Pred => given.p.map(Arg::operand).to_vec(),
@@ -246,7 +246,7 @@ fn operators_take_variables_and_constants() {
     }
 }
 
-/// An operation on a thread's two rows is two scalar operations, first of the upper row.
+/// An operation on a thread's two rows is two scalar operations. The operation on the upper row comes first.
 #[test]
 fn rows_are_computed_in_pairs() {
     type Build = fn(Rows, Rows, Rows);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::rules::faults_in;
 
-/// A kernel of integer additions. Each adds two earlier values, by indices modulo the number of values.
+/// A kernel of integer additions. Each adds two earlier values, with indices modulo the number of values.
 fn program(operands: &[(usize, usize)]) -> Kernel {
     Kernel::build("program", Launch::threads(32), |b| {
         let mut values = vec![b.tid()];
@@ -29,8 +29,8 @@ fn reads(stmt: &Stmt) -> Vec<Value> {
 }
 
 proptest! {
-    /// A kernel from typed handles is sound. If one statement is removed, the verifier reports exactly the reads of its
-    /// result.
+    /// A kernel that is built from typed handles is sound. If a statement is removed, the verifier reports exactly the
+    /// reads of the statement's result.
     #[test]
     fn a_missing_definition_is_found(
         operands in proptest::collection::vec((0usize..64, 0usize..64), 1..64),

@@ -1,4 +1,4 @@
-//! The PTX of a kernel, and what ptxas says about it, if it is installed.
+//! The PTX of a kernel, and the report of ptxas on it, if ptxas is installed.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,7 +8,7 @@ use fa3_ir::{Kernel, Ptx, ptx};
 use fa3_tests::lock::{NoTool, Ptxas};
 
 static PTXAS: LazyLock<Result<Ptxas, NoTool>> = LazyLock::new(Ptxas::find);
-/// File number, because tests run in parallel.
+/// Number for the next file name. Tests run in parallel, so each file needs its own.
 static SERIAL: AtomicU32 = AtomicU32::new(0);
 
 /// Assembles a kernel. Without ptxas, prints a note and returns `None`.

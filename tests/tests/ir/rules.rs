@@ -313,7 +313,7 @@ fn v15_registers_go_the_way_that_is_said() {
     assert_eq!(registers(&[(false, 24), (false, 200), (true, 240)]), [fault(200)]);
 }
 
-/// Each change counts from the previous one, and only if every warp executes it.
+/// A change of the register count is compared with the previous change, and every warp must execute it.
 #[test]
 fn v15_every_change_counts() {
     let twice = faults(|b| {

@@ -37,7 +37,7 @@ fn kernel(build: impl FnOnce(&Builder)) -> Kernel {
 }
 
 /// A method call has the line of the method's name. An operator has the line on which its expression begins, which is
-/// the location that Rust reports.
+/// the location that Rust reports. The comments at line ends give the lines of statements, counted from `first`.
 #[test]
 fn expressions_have_the_lines_of_their_operations() {
     let first = line!() + 2;
@@ -68,8 +68,8 @@ fn expressions_have_the_lines_of_their_operations() {
     assert_eq!(lines(&operators), [0, 1, 0, 4].map(|line| first + line), "{operators}");
 }
 
-/// An instruction that the upper layer of the language builds has the line of the layer's caller, even if the layer
-/// uses operators itself. An instruction in a closure of the kernel has its own line.
+/// The upper layer of the language builds instructions that have the line of the layer's caller, even if the layer uses
+/// operators itself. An instruction in a closure of the kernel has its own line.
 #[test]
 fn floors_serve_their_callers() {
     let shape = TileShape::new(Elem::Bf16, 64, 64);
@@ -105,8 +105,8 @@ fn floors_serve_their_callers() {
         staged.store(&map, (0, 0)); // 27
     });
     let mut found = lines(&kernel);
-    // Each of a thread's 32 elements has a copy, two row operations, the difference, its exponential, and an
-    // assignment.
+    // For each of a thread's 32 elements there are six statements: a copy, two row operations, a difference, an
+    // exponential, and an assignment.
     let element = [19, 21, 20, 22].map(|line| first + line);
     let map = found.iter().position(|&line| line == element[0]).unwrap();
     let elements = found.splice(map..map + 4 * 32 + 1, []).collect::<Vec<u32>>();

@@ -45,8 +45,8 @@ fn stores_are_fenced_before_a_slot_is_full() {
     assert!(assemble(&kernel).is_none_or(|report| report.is_clean()));
 }
 
-/// A stage's full mbarrier expects one arrival of each warp that stores, and its empty mbarrier one arrival of each
-/// warp that reads.
+/// A stage's full mbarrier expects one arrival from each warp that stores. Its empty mbarrier expects one arrival from
+/// each warp that reads.
 #[test]
 fn a_slot_counts_warps() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {
@@ -58,7 +58,7 @@ fn a_slot_counts_warps() {
     assert_eq!(found[..2], [("v full", 24, mbarriers(3)), ("v empty", 24, mbarriers(8))]);
 }
 
-/// V-25: a stage that is stored but not committed, or committed in another block.
+/// V-25 finds a stage that is stored but not committed, and a stage that is committed in another block.
 #[test]
 fn v25_stored_slots() {
     let faults = |build: fn(&Builder, EmptyStage<'_, 1>)| {

@@ -21,7 +21,7 @@ fn tiles_take_the_widest_swizzle_that_fits() {
     assert_eq!((tile.panels(), tile.panel_cols(), tile.panel_bytes(), tile.bytes()), (2, 128, 12800, 25600));
 }
 
-/// V-25: a stage that is not released, or that is released in another block.
+/// V-25 finds a stage that is not released, and a stage that is released in another block.
 #[test]
 fn v25_slots() {
     let due = |what: &str| what.to_owned();
@@ -49,7 +49,7 @@ fn v25_slots() {
     assert_eq!(unstored, [Fault::NotDone { what: due("a staged tile of staging buffer out is stored") }]);
 }
 
-/// Both sentences of V-25.
+/// V-25 has two messages, and both occur.
 #[test]
 fn v25_says_what_is_never_done() {
     let what = "a stage of pipeline kv is committed".to_owned();
@@ -62,7 +62,7 @@ fn v25_says_what_is_never_done() {
     );
 }
 
-/// V-29: the warps that release a pipeline's stages are counted over all roles.
+/// V-29 counts the warps that release a pipeline's stages over all roles.
 #[test]
 fn v29_rings_are_released_by_the_warps_they_are_declared_for() {
     let build = |declared: u32, consumers: u32, branch: bool| {
@@ -111,8 +111,8 @@ fn v26_products_are_waited_for() {
     assert_eq!(build(false), [Fault::NeverWaited]);
 }
 
-/// V-27: 64 x 64 times 128 x 64 needs a transpose; an accumulator needs the product's width; a map copies its own tile
-/// shape.
+/// V-27: 64 x 64 times 128 x 64 needs a transpose, an accumulator needs the product's width, and a tensor map copies
+/// only tiles of its own shape.
 #[test]
 fn v27_shapes() {
     let what = |faults: Vec<Fault>| -> Vec<&'static str> {
@@ -144,7 +144,7 @@ fn v27_shapes() {
     assert_eq!(what(store), ["a fragment and its tile"]);
 }
 
-/// V-25: a branch may skip an operation, or a loop may repeat it, so no later operation may rely on it.
+/// V-25: a branch may skip an operation and a loop may repeat it, so no operation outside of the block may rely on it.
 #[test]
 fn v25_products_and_loads_keep_their_block() {
     let elsewhere = |what: &str| Fault::DoneElsewhere { what: what.to_owned() };
@@ -178,7 +178,7 @@ fn v25_products_and_loads_keep_their_block() {
     assert_eq!(load, [elsewhere("a tile of pipeline kv is loaded")], "its bytes are counted once");
 }
 
-/// V-27 and others: silent misuse, or misuse that would panic, is reported as a fault on the kernel's line.
+/// Misuse of tiles is a fault on the kernel's line (V-27 and others). Otherwise it would be silent or panic.
 #[test]
 fn misuse_of_tiles_is_noted() {
     type Build = fn(&Builder);
@@ -296,7 +296,7 @@ fn waits_are_derived() {
     assert_eq!(waits, ["wait_group.sync.aligned 1;", "wait_group.sync.aligned 0;"]);
 }
 
-/// Two products with a softmax between them, in every type and width of A and B, without spills or serialization.
+/// Two products with a softmax between them have no spills or serialization, in every type and width of A and B.
 #[test]
 fn fragments_become_operands() {
     for (elem, ty) in
@@ -320,14 +320,14 @@ fn fragments_become_operands() {
     }
 }
 
-/// Adds a fragment of `cols` columns to the columns from `first` on of a fragment of 32.
+/// Adds a fragment of `cols` columns to a fragment of 32 columns, from column `first` on.
 fn add_columns(b: &Builder, first: u32, cols: u32) {
     let rows = Rows([b.copy(0.5), b.copy(2.0)]);
     Frag::zeros(b, 32).scale_rows_and_add(first, rows, &Frag::zeros(b, cols));
 }
 
-/// One instruction per element: it scales a column from `first` on, in the upper row by one number and in the lower row
-/// by another, and adds.
+/// Each element takes one instruction, which scales the element and adds it. The factors of the upper and the lower row
+/// differ.
 #[test]
 fn rows_are_scaled_and_added_to() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {

@@ -95,7 +95,7 @@ fn code_counts() {
     }
 }
 
-/// If two instructions change places, it is another kernel.
+/// A kernel in which two instructions change places is another kernel.
 #[test]
 fn order_counts() {
     let lines: Vec<&str> = KERNEL.lines().collect();

@@ -1,23 +1,23 @@
-//! Checks of a forward kernel's main loops in machine code: instructions have the order that gives the paper's overlap
-//! (§3.2). A new compiler or a change could lose the overlap without a wrong result.
+//! Checks of a forward kernel's main loops in machine code. The order of instructions must give the paper's overlap
+//! (§3.2). A new compiler or a change of the kernel could lose the overlap without a wrong result.
 
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::sass::{Class, Listing, Product, Round, product_loops};
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Pipeline, Precision, ROW_SUM_COLS};
 
-/// Percentage of exponentials that must lie between the start of PV and the wait for it, in the loop without a mask, if
-/// the softmax overlaps PV. It is far below 100: PTX does not tie exponentials to the wait, and ptxas 13.5 moves the
-/// wait ahead of most of them.
+/// Smallest percentage of exponentials between the start of PV and the wait for it, in the loop without a mask, if the
+/// softmax overlaps PV. It is far below 100, because PTX does not tie exponentials to the wait, and ptxas 13.5 moves
+/// the wait ahead of most of them.
 const UNDER_PV: usize = 12;
 
-/// Largest number of moves to uniform registers in an iteration. Today there are at most two. A serialized loop may
-/// have two for every HGMMA, because it needs the addresses there.
+/// Largest number of moves to uniform registers in an iteration. Today there are at most two. A serialized loop needs
+/// addresses in these registers, and may have two moves for every HGMMA.
 const TO_UNIFORM: usize = 4;
 
 /// Columns of a 16-bit panel.
 const PANEL: u32 = 64;
 
-/// Number of additional moves with block scales: the addresses of two scales, and their values.
+/// Number of additional moves with block scales, for the addresses of two scales and for their values.
 const SCALES_TO_UNIFORM: usize = 5;
 
 /// Number of additional moves if halves of V have stages of their own.
@@ -118,35 +118,39 @@ fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
     faults
 }
 
-/// Checks the products of a warpgroup that computes part of O's columns. PV has two parts in the second warpgroup if
-/// there is `qv`. In the first warpgroup the scores of the next block follow PV, and their last panel has a wait of its
-/// own.
+/// Checks the products of a warpgroup that computes part of O's columns. In the second warpgroup PV has two parts if
+/// there is `qv`. In the first warpgroup, the scores of the next block follow PV, and the last panel of these scores
+/// has its own wait.
 fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<Fault> {
     let CtaTile { head_dim, tile_n, precision, qv, .. } = spec.tile;
     let step = 32 / precision.bytes();
     let (columns, of_k) = (spec.tile.columns(), (head_dim / PANEL).div_ceil(2) * PANEL);
     let half = columns / PANEL / 2 * PANEL;
-    // If rows are gathered, the second half of V has one pipeline.
+    // If rows are gathered, the second half of V has two parts of rows, not of columns.
     let has_two = qv && spec.gathered_cols.is_none();
-    let parts = if has_two { vec![columns - half, half] } else { vec![columns] };
+    let parts = match spec.first_rows_of_second_half() {
+        Some(first) => vec![(first, columns), (tile_n - first, columns)],
+        None if has_two => vec![(tile_n, columns - half), (tile_n, half)],
+        None => vec![(tile_n, columns)],
+    };
     let is_second = products.len() == parts.len();
     let (sums, scores) = products.split_at(if is_second { parts.len() } else { products.len().min(1) });
     // The first warpgroup waits for PV, for the last panel, for the product before that panel, and for the first
     // columns of K.
     let (of_v, depths, expected) = match (is_second, qv) {
         (true, _) => (parts, vec![], sums.len()),
-        (false, false) => (vec![columns], vec![of_k, head_dim - of_k - PANEL, PANEL], 4),
+        (false, false) => (vec![(tile_n, columns)], vec![of_k, head_dim - of_k - PANEL, PANEL], 4),
         (false, true) if has_two => {
-            (vec![columns], vec![head_dim, columns, columns - half, half - PANEL, PANEL], 3)
+            (vec![(tile_n, columns)], vec![head_dim, columns, columns - half, half - PANEL, PANEL], 3)
         }
-        (false, true) => (vec![columns], vec![head_dim, columns, columns - PANEL, PANEL], 3),
+        (false, true) => (vec![(tile_n, columns)], vec![head_dim, columns, columns - PANEL, PANEL], 3),
     };
     let mut faults = Vec::new();
     if (sums.len(), scores.len()) != (of_v.len(), depths.len()) {
         faults.push(Fault::Products { found: products.len() });
     }
-    for (product, columns) in sums.iter().zip(of_v) {
-        faults.extend(of_product("P V", product, (tile_n, step), columns));
+    for (product, (keys, columns)) in sums.iter().zip(of_v) {
+        faults.extend(of_product("P V", product, (keys, step), columns));
     }
     for (product, depth) in scores.iter().zip(depths) {
         faults.extend(of_product("Q K^T", product, (depth, step), tile_n));
@@ -160,7 +164,7 @@ fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<
     faults
 }
 
-/// Checks a product of `depth` in steps of `step` elements: its instructions must form one uninterrupted sequence.
+/// Checks that the instructions of a product of this depth, of `step` elements each, form one uninterrupted sequence.
 fn of_product(name: &'static str, product: &Product, (depth, step): (u32, u32), columns: u32) -> Vec<Fault> {
     let mut faults = Vec::new();
     let expected_parts = depth.div_ceil(step) as usize;
@@ -226,6 +230,8 @@ mod tests {
             mask: Mask::None,
             softcap: false,
             sink: false,
+            lse_without_sink: false,
+            stored_lse: false,
             order: Order::Linear,
             scheduler: Scheduler::StaticPersistent,
             cluster: 1,
@@ -323,7 +329,7 @@ mod tests {
         assert_eq!(found(Pipeline::Serial, &late), [Fault::Astray { count: 1 }]);
     }
 
-    /// Serialization as ptxas reports it by C7510: a wait after every instruction.
+    /// Serialization, which ptxas reports as C7510, puts a wait after every instruction.
     #[test]
     fn a_wait_after_every_instruction() {
         let parts = [SCORES, MORE_SCORES, SUMS, MORE_SUMS]

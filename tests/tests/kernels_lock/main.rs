@@ -91,7 +91,7 @@ fn kernels_are_as_the_lock_says() {
     );
 }
 
-/// Documents state the number of kernels that spill, as the lock has it.
+/// Documents state the number of kernels that spill. It must equal the number in the lock.
 #[test]
 fn documents_count_the_spills() {
     type IsMeant = fn(&str) -> bool;
@@ -120,9 +120,9 @@ fn ptxas_has_nothing_to_say() {
     }
 }
 
-/// Whether a kernel's main loops must overlap. Kernels of 16 bits without ping-pong or without a producer are exempt,
-/// because the ablation study measures them. They are not exempt if their warpgroups share rows. A loop with PV in
-/// several parts has more than two products.
+/// Whether a kernel's main loops must overlap. 16-bit kernels without ping-pong or without a producer need not, because
+/// they exist for the ablation study, unless their warpgroups share rows. A loop whose PV has several parts has more
+/// than two products.
 fn overlaps(spec: &FwdSpec) -> bool {
     let tile = &spec.tile;
     match tile.precision {
@@ -153,8 +153,8 @@ fn loops_overlap() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Serialized loops are found: loops with a wait after every instruction, because a fence (C7519) or registers (C7512)
-/// are missing. A loop that waits for both products at once, which ptxas does not report, is found as well.
+/// The checks find serialized loops, which have a wait after every instruction because a fence (C7519) or registers
+/// (C7512) are missing. They also find a loop that waits for both products at once, which ptxas does not report.
 #[test]
 fn serialised_loops_are_found() {
     let (Ok(ptxas), Ok(nvdisasm)) = (PTXAS.as_ref(), Nvdisasm::find()) else {

@@ -1,4 +1,4 @@
-//! Branches, bank conflicts, and refused launches, which the recordings of an H100 do not show.
+//! Branches, bank conflicts and refused launches. The recordings of an H100 do not cover these.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -28,8 +28,8 @@ fn branches_and_loops_run_lane_by_lane() {
     assert_eq!(results(&kernel, Policy::Random(5), &[], 32), expected);
 }
 
-/// Accesses and bank conflicts of each line: a column of a 32 x 32 tile takes 32 wavefronts, a column of a padded tile
-/// 1.
+/// Counts accesses and bank conflicts of each line. A column of a 32 x 32 tile takes 32 wavefronts, and a column of a
+/// padded tile takes 1.
 #[test]
 fn bank_conflicts_are_counted() {
     for (pitch, conflicts) in [(128, 32), (132, 1)] {
@@ -45,7 +45,7 @@ fn bank_conflicts_are_counted() {
     }
 }
 
-/// Runs a kernel of one argument, which may be missing.
+/// Runs a kernel that has one argument. `None` leaves the argument out.
 fn launch(kernel: &Kernel, grid: [u32; 3], n: Option<u32>) -> Result<Outcome, SimError> {
     let args = n.map(ArgValue::U32).into_iter().collect();
     Simulation::new(kernel).args(args).grid(grid).max_steps(1_000_000).run(&mut Memory::new())

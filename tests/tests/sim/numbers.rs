@@ -1,4 +1,4 @@
-//! One generic function over numbers runs on the host in f64 and in f32, and in a kernel.
+//! Runs one generic function over numbers on the host, in f64 and in f32, and in a kernel.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -8,7 +8,7 @@ use fa3_types::{Int, Real};
 use crate::rules::own_word;
 use crate::runs::{assert_clean, bytes_of, floats};
 
-/// An exponential of a score that falls with the distance, with softcap, if a mask and a threshold permit; otherwise 0.
+/// The exponential of a capped score that falls with the distance of query and key, or 0 if the key is masked.
 fn weight<R: Real>(score: R, slope: R, query: R::Int, key: R::Int) -> R {
     let distance = R::of_int(query.sub_sat(key));
     let capped = slope.fma(-distance, score).tanh() * score.lit(2.0);
@@ -60,7 +60,7 @@ fn one_function_runs_everywhere() {
     assert!((100..400).contains(&kept) && small > 10, "{kept} {small}");
 }
 
-/// The function records one instruction per operation, in source order.
+/// Recording the function gives one instruction per operation, in source order.
 #[test]
 fn a_function_over_numbers_is_printed() {
     let text = ptx::emit(&kernel(32)).unwrap().text;

@@ -18,7 +18,7 @@ fn lines(probe: &Probe) -> Vec<String> {
     probe.to_string().lines().skip(1).map(|line| line.trim().to_owned()).collect()
 }
 
-/// A value of each class, a variable, a constant, and the two rows of a thread.
+/// Probes show a value of each class, a variable, a constant, and the two rows of a thread.
 #[test]
 fn every_class_is_shown() {
     let outcome = run(32, 1, Mode::Exact, |b| {
@@ -70,7 +70,7 @@ fn a_probe_says_whose_it_is() {
     assert!(text.contains("probes.rs:") && text.contains(" probe by probed.w"), "{text}");
 }
 
-/// A fragment is shown as a matrix: element (r, c) of the warpgroup's 64 rows is 100 r + c.
+/// A probe shows a fragment as a matrix. Here element (r, c) of the warpgroup's 64 rows is 100 r + c.
 #[test]
 fn fragments_are_shown_by_rows() {
     let outcome = run(128, 1, Mode::Exact, |b| {

@@ -26,7 +26,7 @@ fn optional_inputs_may_be_absent() {
     assert_eq!(run(vec![0; 4]), Err(SimError::Initial { buffer: "x", given: 4, expected: 128 }));
 }
 
-/// A loaded kernel behaves as the kernel does in any number of runs. If it is unsound, every run reports it.
+/// A loaded kernel behaves like the kernel in any number of runs. If it is unsound, every run reports a fault.
 #[test]
 fn loaded_kernels_run_again_and_again() {
     let kernel = |stored: u32| {

@@ -1,5 +1,5 @@
-//! For each rule there is a kernel that keeps it, and the same kernel with one wrong line. The wrong line breaks this
-//! rule and no other rule under every schedule.
+//! Each case is a kernel that keeps a rule, and the same kernel with one wrong line. With this line it breaks this
+//! rule, and no other, under every schedule.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -28,7 +28,7 @@ pub(crate) struct Case {
     build: fn(&Builder, bool),
 }
 
-/// `build` makes the correct kernel if its argument is false, and a kernel that breaks `rule` if it is true.
+/// A case of `rule`. If its argument is true, `build` builds the kernel that breaks the rule, else a correct one.
 ///
 /// The first letter of a parameter's name (pointer or tensor map) names its memory: x has 64 KiB of zeros, y has 64 KiB
 /// that are unwritten, z has 64 KiB that the previous grid writes, and s is one word of zero.
@@ -141,14 +141,14 @@ fn warp(b: &Builder, number: u32) -> V<'_, Pred> {
     (b.tid() >> 5).eq(number)
 }
 
-/// Initializes an mbarrier for `arrivals`, visible to all threads.
+/// Initializes an mbarrier for `arrivals` arrivals, and makes the initialization visible to all threads.
 fn init(b: &Builder, mbarrier: Region, arrivals: u32) {
     b.guarded(thread(b, 0), || b.mbarrier_init(mbarrier, arrivals));
     b.fence(FenceInst::MbarrierInit);
     b.sync_cta();
 }
 
-/// 128 threads write a region of 8 KiB, 64 bytes each.
+/// Writes a region of 8 KiB by 128 threads, 64 bytes each.
 fn fill(b: &Builder, region: Region) {
     let (tid, start) = (b.tid(), b.address(region));
     let at = tid.mad(64, start);
@@ -166,7 +166,7 @@ fn filled(b: &Builder) -> Region {
     tile
 }
 
-/// Starts a copy of the first bytes of x to a region in thread 0, and expects its bytes.
+/// Expects the bytes of a copy in thread 0, and starts it. It copies the first bytes of x to a region.
 fn begin_load(b: &Builder, region: Region, bytes: u32, full: Region) {
     let x = b.param_pointer("x", Elem::F32);
     b.if_lanes(thread(b, 0), || {
@@ -175,8 +175,8 @@ fn begin_load(b: &Builder, region: Region, bytes: u32, full: Region) {
     });
 }
 
-/// docs/simulator-rules.md has a section for every rule, with its sentence and a kernel that breaks it, and no other
-/// section.
+/// docs/simulator-rules.md has exactly one section for every rule, with the rule's sentence and a kernel that breaks
+/// the rule.
 #[test]
 fn the_page_has_every_rule() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/simulator-rules.md");
@@ -194,8 +194,8 @@ fn the_page_has_every_rule() {
     assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "{ids:?}");
 }
 
-/// Threads read bytes that other threads may not have written: the race comes first, and the unwritten bytes are its
-/// consequence.
+/// Threads read bytes that other threads may not have written. The report first shows the race, and then the unwritten
+/// bytes as its consequence.
 #[test]
 fn causes_stand_before_consequences() {
     let race = case("race", Rule::Race, 64, |b, _| {

@@ -25,7 +25,7 @@ pub(crate) fn assert_clean(outcome: &Outcome) {
     assert!(outcome.is_clean(), "{}", findings(outcome));
 }
 
-/// The numbers that a kernel writes to y, each once. Its optional parameter x holds `x`.
+/// The numbers that a kernel writes to y. Each number is written once. The kernel's optional parameter x holds `x`.
 pub(crate) fn results(kernel: &Kernel, policy: Policy, x: &[f32], numbers: usize) -> Vec<f32> {
     let mut memory = Memory::new();
     let (x, y) = (memory.alloc_from("x", &bytes_of(x)), memory.alloc("y", 4 * numbers));

@@ -29,7 +29,7 @@ fn write_out(b: &Builder, tile: Tile) {
     });
 }
 
-/// 64 x 32 numbers, 64 row + column, are stored as a fragment and read back element by element.
+/// The 64 x 32 numbers 64 row + column are stored as a fragment, and read back element by element.
 #[test]
 fn fragments_are_stored_element_by_element() {
     for (elem, swizzle) in swizzled([Elem::F32, Elem::Bf16]) {
@@ -54,7 +54,7 @@ fn fragments_are_stored_element_by_element() {
     }
 }
 
-/// Each row of an operand has a factor of its own.
+/// Each row of an operand is multiplied by its own factor.
 #[test]
 fn rows_of_an_operand_are_multiplied() {
     for (ty, elem) in [(WgmmaType::F16, Elem::F16), (WgmmaType::Bf16, Elem::Bf16)] {
@@ -81,7 +81,7 @@ fn elements_at_constant_distances() {
     for (elem, swizzle) in swizzled([Elem::F32, Elem::E4m3]) {
         let shape = TileShape::new(elem, 72, 128).swizzled(swizzle);
         let chunk = 16 / elem.bytes();
-        // A thread's element is in the first 8 rows and 4 chunks, so that offsets are multiples of 4 chunks.
+        // A thread's element is in the first 8 rows and 4 chunks. Offsets are multiples of 8 rows and 4 chunks.
         let mut places: Vec<(u32, u32)> =
             [(0, 0), (8, 0), (0, 4), (24, 4), (64, 28)].map(|(rows, chunks)| (rows, chunks * chunk)).into();
         places.retain(|&(_, col)| col < 128);
@@ -115,7 +115,7 @@ fn numbered_blocks_of_columns() {
             let y = b.param_pointer("y", Elem::U32);
             let tile = b.tile("tile", shape);
             let tid = b.tid();
-            // A thread has an element of one of 4 blocks, at one of 8 positions.
+            // A thread has an element of one of 4 blocks, at one of 8 positions of the block.
             let (number, row, col) = (tid & 3, (tid >> 2) * 3, (tid >> 2) * 8);
             let whole = tile.nth_col_block(number, COLS);
             let rows = tile.rows(32, 32).nth_col_block(number, COLS);
@@ -130,8 +130,8 @@ fn numbered_blocks_of_columns() {
     }
 }
 
-/// The maximum of bits is the maximum of the numbers: for numbers of either sign, of both signs, for zeros, and for
-/// masked numbers.
+/// The maximum of the bits is the maximum of the numbers. The numbers have either sign or both signs, or are zeros or
+/// masked.
 #[test]
 fn maxima_of_bits_are_maxima() {
     const COLS: u32 = 24;
@@ -145,7 +145,7 @@ fn maxima_of_bits_are_maxima() {
             b.store(tid.mad(4, index as u32).mad_wide(4, y), max);
         }
     });
-    // In one run the rows of a warp mix all kinds; in the other runs they have one kind.
+    // In one run the rows of a warp have all kinds of numbers. In each of the other runs they have one kind.
     for kinds in 1..=6 {
         let number = |index: usize| {
             let (thread, place) = (index / 12, index % 12);

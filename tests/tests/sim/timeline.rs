@@ -1,5 +1,5 @@
-//! The cycle model, compared with published numbers of attention on hand-made traces, with invariants, and with traces
-//! of the simulator.
+//! The cycle model. Its results for hand-made traces are compared with published numbers of attention, and invariants
+//! are checked for these traces and for traces of the simulator.
 
 use std::collections::BTreeMap;
 
@@ -58,9 +58,9 @@ fn utilisation(warpgroups: &[Vec<TraceRecord>], engine: Engine) -> f64 {
     Timeline::new(&trace(warpgroups), HOPPER).utilisation(0, engine)
 }
 
-/// S = Q Kᵀ, the exponentials, and O += P V take 512 cycles each, and the rest takes 300: the tensor core is busy in
-/// 1024 of 1836 cycles. The paper's ablation without overlap reaches 570 of 989 TFLOP/s (FlashAttention-3, arXiv
-/// 2407.08608, table 2).
+/// S = Q Kᵀ, the exponentials, and O += P V take 512 cycles each, and all other operations take 300. So the tensor core
+/// is busy in 1024 of 1836 cycles. The paper's ablation without overlap reaches 570 of 989 TFLOP/s (FlashAttention-3,
+/// arXiv 2407.08608, table 2).
 #[test]
 fn one_warpgroup_in_turn_uses_little_more_than_half_of_the_tensor_core() {
     let blocks = 32;
@@ -94,7 +94,7 @@ fn one_warpgroup_hides_softmax_behind_its_own_products() {
     assert!(busy > 1.3 * in_turn, "{busy} against {in_turn}");
 }
 
-/// e4m3 products are twice as fast, and exponentials are not: both take the same time.
+/// e4m3 products take half of the time, but exponentials do not. So both take equally long.
 #[test]
 fn exponentials_limit_fp8_as_much_as_products() {
     let two = || [serial(WgmmaType::E4m3, 32), serial(WgmmaType::E4m3, 32)];
@@ -102,8 +102,8 @@ fn exponentials_limit_fp8_as_much_as_products() {
     assert!((core - special).abs() < 1e-9 && core < 0.9, "{core} {special}");
 }
 
-/// Operands of 64 x 64 products from shared memory take as long as the arithmetic. Operands of narrower products take
-/// longer.
+/// In 64 x 64 products, reading the operands from shared memory takes as long as the arithmetic. In narrower products
+/// it takes longer.
 #[test]
 fn narrow_products_wait_for_their_operands() {
     let cycles = |n: u32, a_in_registers| {
@@ -117,7 +117,7 @@ fn narrow_products_wait_for_their_operands() {
     assert_eq!([cycles(32, true), cycles(8, true)], [16, 4]);
 }
 
-/// A wait with one group pending does not wait for the youngest group.
+/// A wait that leaves one group pending does not wait for the youngest group.
 #[test]
 fn waits_are_for_the_older_groups() {
     let two = [product(1, WgmmaType::F16, 128, 16), product(2, WgmmaType::F16, 128, 160)].concat();
@@ -131,7 +131,7 @@ fn waits_are_for_the_older_groups() {
     assert_eq!([after(1), after(0)], [end(1, 1), end(11, 1)]);
 }
 
-/// Two warps of one partition share its scheduler. The other warps have a scheduler each.
+/// Two warps of one partition share a scheduler. Each of the other warps has its own scheduler.
 #[test]
 fn a_partition_issues_one_instruction_a_cycle() {
     let busy = vec![issue(1, Pipe::Float, 1000)];
@@ -181,8 +181,8 @@ fn a_deep_pipeline_takes_the_slower_of_loads_and_products() {
     }
 }
 
-/// Some producer warps load, some store twice, and some execute only the common prologue. The first two kinds of warps
-/// have a track each.
+/// Some warps of a producer load, some store twice, and some execute only the common prologue. The loading warps share
+/// a track, and so do the storing warps.
 #[test]
 fn warps_of_a_producer_that_do_different_things_have_tracks() {
     let warp = |warp: u32, lines: &[u32]| WarpTrace {
@@ -219,7 +219,7 @@ proptest! {
         prop_assert!(fast <= later && fast <= slower, "{} {} {}", fast, later, slower);
     }
 
-    /// An engine does one thing at a time, for the time that the trace states. A warp works or waits at any time.
+    /// An engine does one thing at a time, for as long as the trace states. A warp works or waits at any time.
     #[test]
     fn nothing_is_lost(steps in 1u32..20, stages in 1u32..5, bytes in 16u32..65536, blocks in 1usize..4) {
         let mut all = pipeline(steps, stages, bytes);
@@ -244,7 +244,7 @@ proptest! {
     }
 }
 
-/// Two warps that wait for each other do so until the other warps end.
+/// Two warps wait for each other until all other warps have ended.
 #[test]
 fn a_run_that_hangs_has_a_timeline() {
     let gate = |id| Gate::Barrier { cta: 0, id, generation: 0 };
@@ -267,7 +267,7 @@ fn a_run_that_hangs_has_a_timeline() {
     }
 }
 
-/// A section of a timeline contains exactly the events of its time.
+/// A section of a timeline contains exactly the events of its time span.
 #[test]
 fn a_part_is_what_happens_then() {
     let whole = Timeline::new(&pipeline(50, 2, 16384), HOPPER);

@@ -98,7 +98,7 @@ fn roles_meet_at_gates() {
     assert_eq!(names, ["multiplier", "loader"]);
 }
 
-/// One warp copies by cp.async, with groups and with an mbarrier, then reads, shuffles and writes.
+/// One warp copies by cp.async, with groups and with an mbarrier. Then it reads, shuffles and writes.
 #[test]
 fn results_and_copies_are_waited_for() {
     let kernel = Kernel::build("copies", Launch::threads(32), |b| {
@@ -131,7 +131,7 @@ fn results_and_copies_are_waited_for() {
         Action::CopyAsync { bytes: 512 },
         Action::CopyAsyncSignal { gate, count: 32 },
         Action::Await(gate),
-        // A word of every 16 bytes: four lanes a wavefront.
+        // The warp reads one word of every 16 bytes, so a wavefront serves four lanes.
         Action::Shared { wavefronts: 4, loads: true },
         Action::Use,
         Action::Shared { wavefronts: 1, loads: true },

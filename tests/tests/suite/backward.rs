@@ -1,4 +1,4 @@
-//! Every engine with a backward pass on every chosen case, judged by the error law.
+//! Runs every engine that has a backward pass on every chosen case, and judges the gradients by the error law.
 
 use fa3_ref::Precision;
 use fa3_ref::law::BackwardLaw;

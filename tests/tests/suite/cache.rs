@@ -1,9 +1,12 @@
 //! Attention over a KV cache in the simulator: properties that hold for every layout of the cache.
 
-use fa3_sched::forward::SplitKeys;
-use fa3_sim::{Mode, Policy};
+use fa3_cuda::kernels::{Spec, fwd};
+use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
+use fa3_sim::{Loaded, Mode, Policy};
 use fa3_tests::cache::{Case, Keys, Pages, Queries, paged};
-use fa3_tests::fwd::Layout;
+use fa3_tests::fwd::{Layout, dense, device};
+use fa3_tests::memory::{Memory, before, number_bytes};
+use fa3_types::{Dtype, Mask, Sequences};
 
 /// Sequences with these keys, and with `rows` queries each.
 fn case(keys: Keys, split_keys: Option<SplitKeys>, rows: usize) -> Case {
@@ -11,7 +14,7 @@ fn case(keys: Keys, split_keys: Option<SplitKeys>, rows: usize) -> Case {
     Case { lengths, keys, queries, sink: false, layout, split_keys, seed: 11, ..paged((64, 64)) }
 }
 
-/// The KV blocks do not depend on how rows are stored or copied.
+/// The KV blocks do not depend on how rows are stored or copied, so the bits of the results do not, either.
 #[test]
 fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
     let pages = [Pages::of(1), Pages::of(3).indexed(), Pages::of(64), Pages::of(16).padded()];
@@ -27,7 +30,7 @@ fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
     }
 }
 
-/// No lengths, page table or index cause an access outside of the tensors.
+/// No values of lengths, page table or index cause an access outside of the tensors.
 #[test]
 fn invalid_numbers_lead_nowhere() {
     let pages =
@@ -48,5 +51,54 @@ fn invalid_numbers_lead_nowhere() {
             let run = trial.simulate(Policy::Random(number as u64), Mode::Fast);
             assert!(run.is_ok(), "{pages:?}, {rows} rows of Q: {}", run.unwrap_err());
         }
+    }
+}
+
+/// A row sees the last 100 of 5,000,001 keys. The last one has the value 3, and the other ones have 1. Pages of earlier
+/// keys have 1000.
+#[test]
+fn a_sequence_may_have_millions_of_keys() {
+    const KEYS: usize = 5_000_001;
+    let fixed = SplitKeys::FixedSize { keys: 4096 };
+    for (page, split_keys) in
+        [(64, Some(SplitKeys::Even)), (64, Some(fixed)), (64, None), (1, Some(SplitKeys::Even))]
+    {
+        let pages = KEYS.div_ceil(page);
+        let mask = Mask::Window { left: Some(99), right: Some(0) };
+        let spec = dense(Dtype::Bf16, 1, (1, page), (2, 1), 64).mask(mask);
+        let mut spec = spec.seqs_k(Sequences::paged(1, pages).used());
+        for x in [&mut spec.k, &mut spec.v] {
+            x.shape.batch = 3;
+        }
+        let problem = spec.validate().unwrap();
+        let mut options = PlanOptions::default();
+        options.split_keys = split_keys;
+        let program = fwd::program(&Plan::with(&problem, &device(3), &options).unwrap()).map(Spec::kernel);
+        let list = |list: Vec<i32>| list.into_iter().flat_map(i32::to_le_bytes).collect();
+        let of_keys = |numbers: [f32; 3]| {
+            number_bytes(Dtype::Bf16, numbers.into_iter().flat_map(|x| vec![x; 64 * page]))
+        };
+        let before = before(&program, |buffer| match buffer.name {
+            "q" => Some(number_bytes(Dtype::Bf16, vec![0.0; 128])),
+            "k" => Some(of_keys([0.0; 3])),
+            "v" => Some(of_keys([1.0, 1000.0, 3.0])),
+            "page_table" => {
+                let first_seen = (KEYS - 100) / page;
+                let mut table = vec![1; pages];
+                table[first_seen..].fill(0);
+                table[pages - 1] = 2;
+                Some(list(table))
+            }
+            "seqused_k" => Some(list(vec![KEYS as i32])),
+            _ => None,
+        });
+        let run = fa3_tests::simulate(&program.map(Loaded::new), &before, Policy::Lazy, Mode::Fast);
+        let after = run.unwrap_or_else(|fault| panic!("pages of {page} rows, {split_keys:?}: {fault}"));
+        let after = Memory::new(&program, &after);
+        let (o, lse) = (after.tensor("o"), after.floats("lse").unwrap());
+        let is_near = |x: f32, y: f32| (x - y).abs() < 4e-3;
+        let is_right =
+            o.iter().all(|&o| is_near(o, 1.02)) && lse.iter().all(|&lse| is_near(lse, 100_f32.ln()));
+        assert!(is_right, "pages of {page} rows, {split_keys:?}: {o}, LSE {lse:?}");
     }
 }

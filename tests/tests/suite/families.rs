@@ -13,7 +13,7 @@ fn wanted() -> Vec<Family> {
     families
 }
 
-/// Runs a trial under the first policy and judges the results. The bytes must be the same under the other policies.
+/// Runs a trial under the first policy, and judges the results. The other policies must give the same bytes.
 fn run(trial: &Trial, policies: &[Policy], mode: Mode) -> Result<(), String> {
     let program = trial.program.map(Loaded::new);
     let mut first = None;
@@ -41,7 +41,7 @@ fn run_all(trials: &[Trial], check: impl Fn(usize, &Trial) -> Result<(), String>
     assert!(faults.is_empty(), "{} faults of {}\n\n{}", faults.len(), trials.len(), faults.join("\n\n"));
 }
 
-/// Every kind of kernel on every class of shapes. The trials take different schedules in turn.
+/// Every kind of kernel is run on every class of shapes. The trials take different schedules in turn.
 #[test]
 fn every_trial_is_solved() {
     for family in wanted() {
@@ -54,8 +54,8 @@ fn every_trial_is_solved() {
     }
 }
 
-/// Small problems under many schedules, with fast arithmetic: no false alarm, and no result that depends on the
-/// schedule. `FA3_SEEDS` sets the number of schedules.
+/// Small problems run under many schedules, with fast arithmetic: there is no false finding, and no result depends on
+/// the schedule. `FA3_SEEDS` sets the number of schedules.
 #[test]
 fn schedules_do_not_matter() {
     let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
@@ -66,7 +66,7 @@ fn schedules_do_not_matter() {
     }
 }
 
-/// A trial notices a changed byte of an input, and of a gap between the heads of a strided output.
+/// A trial notices a changed byte of an input, and a changed byte in a gap between the heads of a strided output.
 #[test]
 fn what_is_no_output_is_watched() {
     let family = fa3_tests::families().into_iter().find(|family| family.name == "combine").unwrap();

@@ -11,8 +11,8 @@ fn case() -> Case {
     Case { split_keys: Some(SplitKeys::FixedSize { keys: 128 }), ..paged((64, 64)) }
 }
 
-/// Lengths at ends of splits and of blocks; and a sequence of many splits beside sequences of one key, no key, and
-/// several tiles of rows.
+/// Cases with lengths at the ends of splits and of blocks, and with a sequence of many splits beside sequences of one
+/// key, no key, and several tiles of rows.
 fn cases() -> [Case; 6] {
     let window = Mask::Window { left: Some(150), right: Some(3) };
     [
@@ -50,10 +50,10 @@ fn sequences_have_the_bits_that_they_have_alone() {
     });
 }
 
-/// If all CTAs get equal shares, the bits do differ, and the check notices it.
+/// If all CTAs get equal shares instead, the bits differ, and the check notices it.
 #[test]
 fn other_bits_are_found() {
-    // The sequences are long enough that work units are split. Otherwise they would have the same bits.
+    // The sequences are so long that work units are split. Short sequences would have the same bits.
     let case = Case { lengths: vec![2000, 700], split_keys: Some(SplitKeys::Even), ..cases()[0].clone() };
     let checked = case.check_alone(3, |program, before| {
         let outcome = ProgramSimulation::new(program).mode(Mode::Fast).run(before);

@@ -1,4 +1,4 @@
-//! FP8 attention of 16-bit tensors as one program in the simulator: it has the same bits as its steps, run separately.
+//! FP8 attention of 16-bit tensors as one program in the simulator has the same bits as its steps, run separately.
 
 use fa3::{Device, Quantize, Quantized, Scaling};
 use fa3_cuda::kernels::{Spec, fp8, fwd};
@@ -45,7 +45,7 @@ fn run(program: &Program<Kernel>, given: &Given) -> [Vec<u8>; 2] {
     crate::o_and_lse(program, &memory(program, given), Policy::Eager)
 }
 
-/// Rotary embedding of Q and K: its table, and the listed positions.
+/// Rotary embedding of Q and K: the table, and the listed positions.
 #[derive(Clone, Copy)]
 struct Rotated<'a> {
     table: &'a RopeTable,
@@ -155,7 +155,7 @@ fn the_chain_is_what_its_parts_are() {
     }
 }
 
-/// Rows of Q and of K of each sequence: full and partial blocks and tiles, no rows, no keys.
+/// Rows of Q and of K of each sequence: full and partial tiles and blocks, no rows, and no keys.
 const LENGTHS: [(usize, usize); 5] = [(100, 140), (0, 30), (33, 0), (130, 260), (1, 1)];
 
 /// A dense or packed problem: its program, and the bytes of the caller's tensors.
@@ -193,7 +193,7 @@ fn packed(mask: Mask, ends: [&[i32]; 2], qkv: &[Array4<bf16>; 3], table: &RopeTa
         SequenceRows::packed_lengths(&lengths)
     });
     let mut spec = ProblemSpec::packed(Dtype::Bf16, (2, 1), 64, &of_q, &of_k).mask(mask);
-    // Rows after the last sequence.
+    // These rows lie after the last sequence.
     spec.q.shape.seqlen += 20;
     spec.o.shape.seqlen += 20;
     spec.k.shape.seqlen += 7;
@@ -205,8 +205,8 @@ fn of_rows(x: &Array4<bf16>, first: usize, count: usize) -> Array4<bf16> {
     x.slice_axis(Axis(1), Slice::from(first..first + count)).to_owned()
 }
 
-/// O and LSE of a packed sequence, with NaN in all rows outside of sequences, equal the results of a dense problem of
-/// that sequence alone. The dense problem transposes V in the quantizer, and the packed one in the attention kernel.
+/// A packed sequence, with NaN in all rows outside of sequences, has the results of a dense problem of this sequence
+/// alone. For the dense problem the quantizer transposes V, and for the packed problem the attention kernel does.
 #[test]
 fn packed_sequences_have_the_bits_that_they_have_alone() {
     let total = LENGTHS.iter().fold((0, 0), |sum, length| (sum.0 + length.0, sum.1 + length.1));

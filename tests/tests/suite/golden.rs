@@ -1,10 +1,10 @@
-//! Replay of an H100's results for the micro-kernels: the simulator must give the same bits.
+//! Replays micro-kernels that an H100 ran: the simulator must give the same bits.
 
 use fa3_sim::Policy;
 use fa3_tests::micro::{Golden, Micro, Rule, suites};
 use rayon::prelude::*;
 
-/// Checks every micro-kernel, with its number in its suite and its recording.
+/// Checks every micro-kernel. `check` gets its number in its suite, the micro-kernel, and its recorded results.
 fn each(check: impl Fn(u64, Micro, &[u8]) -> Result<(), String> + Sync) {
     suites().into_par_iter().for_each(|suite| {
         let golden = Golden::load(&suite).unwrap_or_else(|error| panic!("{error}"));
@@ -16,7 +16,7 @@ fn each(check: impl Fn(u64, Micro, &[u8]) -> Result<(), String> + Sync) {
     });
 }
 
-/// Asynchronous results are complete eagerly, late, or at random moments.
+/// Asynchronous operations complete at once, late, or at random moments.
 #[test]
 fn the_simulator_has_the_bits_of_the_hardware() {
     each(|index, micro, recorded| {
@@ -35,7 +35,7 @@ fn every_recording_has_its_kernel() {
     }
 }
 
-/// The model's distance from the hardware is the one that the table of approximations states, and not smaller.
+/// Each distance between model and hardware that the table of approximations states is the true one, and not larger.
 #[test]
 fn distances_are_as_said() {
     each(|_, micro, recorded| {

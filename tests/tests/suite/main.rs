@@ -22,7 +22,7 @@ mod mutants;
 mod quantize;
 mod timeline;
 
-// The parts of trials.
+// The data and the choices that trials are made of.
 mod covering;
 mod values;
 
@@ -55,7 +55,7 @@ fn obey_of(cases: u64, random: fn(u64, u64) -> Trial) {
     assert!(faults.is_empty(), "{} faults of {cases}\n\n{}", faults.len(), faults.join("\n\n"));
 }
 
-/// The bytes of O and LSE after a run, to be compared with other runs: any arithmetic will do.
+/// The bytes of O and LSE after a run. They are only compared with other runs, so any arithmetic will do.
 fn o_and_lse(program: &Program<Kernel>, before: &[Vec<u8>], policy: Policy) -> [Vec<u8>; 2] {
     let after = simulate(&program.map(Loaded::new), before, policy, Mode::Fast);
     let after = after.unwrap_or_else(|fault| panic!("{fault}"));
@@ -63,7 +63,7 @@ fn o_and_lse(program: &Program<Kernel>, before: &[Vec<u8>], policy: Policy) -> [
     ["o", "lse"].map(|name| after.bytes(name).expect("attention has both").to_vec())
 }
 
-/// Runs a program on invalid inputs. Results are unspecified and may be written twice or never, but there is no access
+/// Runs a program on invalid inputs. Results are unspecified, and may be written twice or never. But there is no access
 /// out of bounds and no deadlock, and all tile counters are 0 again.
 fn does_no_harm(program: &Program<Kernel>, before: &[Vec<u8>], policy: Policy, what: &str) {
     let outcome = ProgramSimulation::new(program).policy(policy).mode(Mode::Fast).run(before).unwrap();

@@ -1,5 +1,5 @@
-//! Relations between two calls that hold for any correct result. If both calls use the same tile, results are equal bit
-//! for bit.
+//! Relations between two calls that hold for any correct results. If both calls use the same tile, the results are
+//! equal bit for bit.
 
 use fa3_ref::Forward;
 use fa3_tests::reshape::{alone, dense_like, rows};
@@ -20,7 +20,7 @@ fn run(engine: &dyn Engine, problem: &KnownProblem, values: &Values) -> Option<F
     }
 }
 
-/// Every engine. An engine whose tile depends on the case is fixed to the tile that it has for this problem.
+/// Every engine. If an engine's tile depends on the case, it always takes the tile that it has for this problem.
 fn engines_of_one_tile(problem: &KnownProblem) -> impl Iterator<Item = Box<dyn Engine>> {
     let case = Case::normal("random", problem.clone(), 0);
     engines().into_iter().map(move |engine| engine.with_tile_of(&case).unwrap_or(engine))
@@ -48,7 +48,7 @@ fn like(problem: &KnownProblem, spec: ProblemSpec) -> KnownProblem {
     spec.with_rows(problem.rows_q().clone(), problem.rows_k().clone()).unwrap()
 }
 
-/// Repeats K or V of each group for every query head.
+/// Repeats each head of K or V for every query head of its group.
 fn repeat_heads(problem: &KnownProblem, x: &Array4<f32>) -> Array4<f32> {
     let kv_heads: Vec<usize> = (0..problem.heads().q()).map(|head| problem.heads().kv_head(head)).collect();
     x.select(Axis(2), &kv_heads)
@@ -84,8 +84,8 @@ fn merge(a: &Forward<f32>, b: &Forward<f32>) -> Forward<f32> {
 proptest! {
     #![proptest_config(config(60))]
 
-    /// The problems are packed or dense, with or without seqused, grouped or not, with NaN in padding rows. Every head
-    /// of every sequence has the same bits as in a problem of its own, so no row depends on another sequence or head.
+    /// The problems are packed or dense, with or without seqused and GQA, with NaN in padding rows. Every head of every
+    /// sequence has the same bits as in a problem of its own, so no row depends on another sequence or head.
     #[test]
     fn each_head_is_the_same_alone(case in strategies::case(strategies::problem())) {
         let (problem, values) = (&case.problem, case.values());
@@ -146,8 +146,8 @@ proptest! {
         }
     }
 
-    /// A factor of two is exact, with two exceptions: the smallest f16 numbers lose bits, and the exponent of subnormal
-    /// e4m3 numbers does not change, by which the tensor core aligns products and truncates lower bits.
+    /// A factor of two is exact, with two exceptions. The smallest f16 numbers lose bits. And subnormal e4m3 numbers
+    /// keep their exponent, by which the tensor core aligns products and truncates lower bits.
     #[test]
     fn twice_v_gives_twice_o(problem in strategies::problem(), seed in any::<u64>()) {
         prop_assume!(problem.dtype() != Dtype::F16);
@@ -186,7 +186,7 @@ proptest! {
         }
     }
 
-    /// Results for two parts of the keys, kept in f32, combine to the result for all keys.
+    /// Results over two parts of the keys, kept in f32, combine to the result over all keys.
     #[test]
     fn parts_of_the_keys_merge_to_the_whole(
         case in strategies::case(strategies::problem()),
@@ -194,7 +194,7 @@ proptest! {
     ) {
         prop_assume!(case.problem.dtype() == Dtype::F32);
         let mut spec = case.problem.spec();
-        // Each part would count the whole sink.
+        // There is no sink, because each part would count the whole sink.
         (spec.mask, spec.sink) = (Ok(Mask::None), false);
         let problem = like(&case.problem, spec);
         let values = Values { sink: None, ..case.values() };
@@ -216,8 +216,8 @@ proptest! {
         }
     }
 
-    /// If a vector c is added to every key, softmax_scale · q · c is added to every score of a row: O stays, and LSE
-    /// moves by this term.
+    /// If a vector c is added to every key, every score of a row with query q grows by softmax_scale · q · c: O stays,
+    /// and LSE grows by this term.
     #[test]
     fn a_vector_added_to_every_key_moves_lse_only(problem in strategies::problem(), seed in any::<u64>()) {
         prop_assume!(problem.dtype() == Dtype::F32 && problem.softcap().is_none());
@@ -242,7 +242,7 @@ proptest! {
     }
 }
 
-/// Some engines skip cases with a NaN in a masked row of V, because it may reach more rows than it should. It must
+/// Some engines skip cases with a NaN in V that some row does not see, because the NaN may reach this row. The NaN must
 /// still reach O of every row that sees it, and LSE of no row.
 #[test]
 fn a_nan_in_v_reaches_every_row_that_sees_it() {

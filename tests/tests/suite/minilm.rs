@@ -35,7 +35,7 @@ fn engines_agree_with_an_independent_float64_computation() {
     let [q, k, v] = ["q", "k", "v"].map(array);
     let values = Values { q, k, v, dout: Array4::zeros(shape.dims()), qv: None, sink: None };
 
-    // The file rounds to f32, by half an ulp: 2⁻²⁴ of the largest number. Two float64 computations differ by far less.
+    // The file has f32, off by up to half an ulp: 2⁻²⁴ of the largest number. Two float64 results differ by far less.
     let expected = oracle::forward(&values.inputs(&problem));
     let o_error = ErrorNorms::of(&o, &expected.o);
     let lse_error = ErrorNorms::of(&lse, &expected.lse);

@@ -36,7 +36,7 @@ fn mutants_die_by_the_rule_they_break() {
     }
 }
 
-/// Every line and kernel that an operator can break is covered, and each mutant is tested once.
+/// The covering selection has every line and every kernel that an operator can break, and no mutant twice.
 #[test]
 fn every_line_and_every_kernel_is_broken_by_every_operator() {
     let targets: Vec<Target> = families()

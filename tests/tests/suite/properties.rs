@@ -62,7 +62,7 @@ proptest! {
 
     #[test]
     fn backward(case in strategies::case(strategies::problem())) {
-        // There is no FP8 backward pass, and results of the tiled engine on e4m3 inputs have no meaning.
+        // There is no FP8 backward pass, and the tiled engine has no meaningful results on e4m3 inputs.
         prop_assume!(case.problem.dtype() != Dtype::E4m3);
         // If a softmax is nearly one-hot, dP − D cancels. D is computed from the stored O, whose rounding may favour
         // the baseline by chance: 2 of 750 random cases exceed the law by up to a third.

@@ -24,7 +24,7 @@ fn without_rows_nothing_is_launched() {
     }
 }
 
-/// If there are no rows, each channel still has a scale, and so has the tensor.
+/// Without rows, the scale of each channel is 1, and so is the scale of the tensor.
 #[test]
 fn without_rows_scales_are_1() {
     let shape = Shape { batch: 3, seqlen: 0, heads: 2, head_dim: 64 };
@@ -50,10 +50,10 @@ fn without_rows_scales_are_1() {
     }
 }
 
-/// Simultaneous accesses to the tile of codes hit different banks, for any number of threads per row.
+/// Simultaneous accesses to the tile that transposes the codes hit different banks, for any number of threads per row.
 #[test]
 fn codes_are_transposed_without_bank_conflicts() {
-    // There are 1, 2, 4 and 8 threads per row; a panel of 64 columns, a panel of 128, and two panels.
+    // The shapes have 1, 2, 4 and 8 threads per row, and one panel of 64 columns, one of 128 columns, and two panels.
     for (head_dim, rows) in
         [(32, 64), (32, 128), (64, 128), (80, 64), (128, 64), (128, 128), (256, 64), (256, 128)]
     {
@@ -71,7 +71,7 @@ fn codes_are_transposed_without_bank_conflicts() {
         let lines = outcome.steps.iter().flat_map(|step| &step.counters.shared);
         let is_of_codes = |file: &str| file.ends_with("store.rs") || file.ends_with("key_rows.rs");
         let of_codes: Vec<_> = lines.filter(|(line, _)| is_of_codes(line.file)).collect();
-        // There is one group of stores and one of loads.
+        // One group of accesses stores the codes, and one loads them.
         assert_eq!(of_codes.len(), 2, "{of_codes:?}");
         for (line, wavefronts) in of_codes {
             assert_eq!(wavefronts.actual, wavefronts.ideal, "{line}, head_dim {head_dim}, {rows} rows");

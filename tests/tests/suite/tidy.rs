@@ -9,7 +9,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-/// Our crates on which each crate may depend. A new crate must be given a line here and a place in ARCHITECTURE.md.
+/// The crates of this repository that each crate depends on. A new crate needs a line here and in ARCHITECTURE.md.
 const EDGES: [(&str, &[&str]); 12] = [
     ("fa3-types", &[]),
     ("fa3-ref", &["fa3-types"]),
@@ -25,7 +25,7 @@ const EDGES: [(&str, &[&str]); 12] = [
     ("fa3-python", &["fa3", "fa3-cuda", "fa3-quant", "fa3-sched", "fa3-types"]),
 ];
 
-/// The crates on which command, trials and tests may depend, and none of which depends on them. Tests may use trials.
+/// The crates on which command, trials and tests may depend, and which depend on none of them. Tests may use trials.
 const OPEN: [&str; 8] =
     ["fa3", "fa3-cuda", "fa3-ir", "fa3-quant", "fa3-ref", "fa3-sched", "fa3-sim", "fa3-types"];
 const ALL: [&str; 9] =
@@ -44,7 +44,7 @@ const UNSAFE: [(&str, &str); 6] = [
 /// Limit of lines of a file, so that it can be read in one go.
 const LINES: usize = 500;
 
-/// Limit of columns of comments, docstrings and Markdown, so that they can be read beside other windows.
+/// Limit of columns of comments, docstrings and Markdown, so that a window of this text fits beside other windows.
 const COLUMNS: usize = 120;
 
 /// Extensions of the files that have prose.
@@ -56,12 +56,12 @@ const HIDDEN: [&str; 2] = [".cargo/config.toml", ".ci/run"];
 /// Beginning and end of a docstring.
 const QUOTES: &str = "\"\"\"";
 
-/// The lines of one of the paper's algorithms that the files below a path implement.
+/// The algorithm of the paper that the files below a path implement, and its lines.
 struct Cited {
     files: &'static str,
     algorithm: usize,
     lines: RangeInclusive<usize>,
-    /// The lines among them that no code implements, each with its purpose.
+    /// The lines of the algorithm that no code implements, each with its purpose.
     unused: &'static [(usize, &'static str)],
 }
 
@@ -213,7 +213,7 @@ fn sources() -> BTreeMap<String, String> {
     files("rs").into_iter().filter(|(name, _)| ours(name)).collect()
 }
 
-/// Every allowed edge must exist as well: a list of edges that might be needed would say nothing.
+/// Crates depend on each other as `EDGES` states: it has no edge that is unused, and no edge is missing.
 #[test]
 fn crates_depend_on_each_other_as_allowed() {
     let ours: BTreeMap<&str, &[&str]> = EDGES.into();
@@ -228,7 +228,7 @@ fn crates_depend_on_each_other_as_allowed() {
     }
 }
 
-/// A copy of an example depends on the example's crate alone, but not on the dependencies of that crate.
+/// An example needs no crate besides its own: it takes other crates from where its crate re-exports them.
 #[test]
 fn examples_take_other_crates_from_where_they_are_re_exported() {
     let re_exporting = ["fa3/", "fa3-ref/", "fa3-quant/"];
@@ -246,7 +246,7 @@ fn examples_take_other_crates_from_where_they_are_re_exported() {
     }
 }
 
-/// Unsafe code is in the host layer, in its tests and in the command's allocator, and nowhere else.
+/// Only the host layer, its tests and the command's allocator have unsafe code.
 #[test]
 fn unsafe_code_stays_where_the_gpu_is() {
     let workspace = manifest(&root().join("Cargo.toml"));
@@ -271,7 +271,7 @@ fn unsafe_code_stays_where_the_gpu_is() {
     }
 }
 
-/// A package has everything that registries require besides its code, and includes no file from outside.
+/// A package has all that registries require besides its code, and includes no file from outside of its folder.
 #[test]
 fn crates_can_be_published() {
     for member in members() {
@@ -322,7 +322,7 @@ fn links_lead_somewhere() {
     assert!(links >= 5, "{links} links: are they looked for?");
 }
 
-/// The anchor that Markdown renderers give a line that is a heading; an empty string for other lines.
+/// The anchor that Markdown renderers give a heading. It is an empty string if the line is no heading.
 fn anchor(line: &str) -> String {
     let heading = line.trim_start_matches('#').strip_prefix(' ').filter(|_| line.starts_with('#'));
     let named = |c: char| match c {
@@ -333,7 +333,7 @@ fn anchor(line: &str) -> String {
     heading.unwrap_or_default().to_lowercase().chars().filter_map(named).collect()
 }
 
-/// Code that the documentation quotes equals the file: it is a fence below `<!-- quote: FILE -->`.
+/// Code that a document quotes, in a fence below `<!-- quote: FILE -->`, equals the file.
 #[test]
 fn quotations_are_true() {
     let mut quotations = 0;
@@ -350,8 +350,8 @@ fn quotations_are_true() {
     assert!(quotations >= 5, "{quotations} quotations: are they looked for?");
 }
 
-/// The line numbers of prose that is too long: in Markdown, or in the comments and docstrings of another file. Tables
-/// and fenced code may be longer, and so may a line with a word that does not fit on a line, such as a link.
+/// The line numbers of prose that is too long, in Markdown or in the comments and docstrings of another file. Tables,
+/// fenced code, and lines with a word that does not fit on a line, such as a link, may be longer.
 fn long_lines(name: &str, text: &str) -> Vec<usize> {
     let of_python = name.ends_with(".py") || name.ends_with(".pyi");
     let marker = match name.rsplit('.').next() {
@@ -487,14 +487,14 @@ fn every_line_of_the_paper_that_computes_is_cited() {
     }
 }
 
-/// A citation is wrong if its line belongs to another role, or if the file does not implement its algorithm.
+/// A comment may cite only lines of the algorithms that its file implements, and only lines of its own role.
 #[test]
 fn no_other_line_of_the_paper_is_cited() {
     for (file, algorithm, line) in cited("") {
         let known = CITED.iter().any(|cited| {
             file.starts_with(cited.files) && cited.algorithm == algorithm && cited.lines.contains(&line)
         });
-        // This file has examples.
+        // The lines cited in this file are examples.
         assert!(known || file.ends_with("tidy.rs"), "{file} cites A{algorithm}:{line}");
     }
 }

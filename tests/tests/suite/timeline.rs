@@ -33,8 +33,8 @@ fn busy_in(trace: &Trace) -> f64 {
     timeline.utilisation(0, Engine::TensorCore)
 }
 
-/// Kernels with tiles of 128 x 256, a producer and two consumers, alone and in clusters of two; and with tiles of 64 x
-/// 128 and one warpgroup, with and without prefetching.
+/// The utilization of kernels with tiles of 128 x 256, a producer and two consumers, alone and in clusters of two. They
+/// are compared with kernels with tiles of 64 x 128 and one warpgroup, with and without prefetching.
 #[test]
 fn specialised_warps_keep_the_tensor_core_busy() {
     let size = |m, n| GemmSize { m, n, k: 4096 };
@@ -72,7 +72,7 @@ fn adding(head_dim: usize, seqlen: usize) -> Trace {
     trace_of(&bwd::program(&plan).map(Spec::kernel), 1, Policy::Eager)
 }
 
-/// The trace without ping-pong. In this kernel, named barriers have no other use.
+/// The trace without the named barriers of ping-pong, which are all named barriers of this kernel.
 fn without_turns(mut trace: Trace) -> Trace {
     for warp in &mut trace.warps {
         warp.records.retain(|record| {
@@ -84,7 +84,7 @@ fn without_turns(mut trace: Trace) -> Trace {
 }
 
 /// While one consumer of the dK/dV kernel computes P and dS, the other multiplies. According to the model, two
-/// consumers without ping-pong do this as well at head_dim 128.
+/// consumers without ping-pong overlap in the same way at head_dim 128.
 #[test]
 fn turns_keep_the_tensor_core_busy_in_the_backward_pass() {
     let [narrow, wide] = [64, 128].map(|head_dim| {

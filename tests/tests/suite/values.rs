@@ -36,7 +36,7 @@ fn normal_numbers_have_mean_0_and_variance_1() {
     let x = Values::new(&problem(Dtype::F32), Dist::Normal, Poison::None, 1).q;
     let (count, moment) = (x.len() as f32, |power| x.iter().map(|x| x.powi(power)).sum::<f32>());
     let (mean, variance) = (moment(1) / count, moment(2) / count);
-    // 25,600 numbers: standard deviations 0.006 and 0.009.
+    // There are 25,600 numbers, so the standard deviations of the mean and of the variance are 0.006 and 0.009.
     assert!(mean.abs() < 0.03 && (variance - 1.0).abs() < 0.04, "{mean} {variance}");
 }
 

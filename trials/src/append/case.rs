@@ -16,10 +16,10 @@ use crate::fwd::Layout;
 use crate::memory::{UNWRITTEN, before, decode, dtype, encode, get, number_bytes, put, words};
 use crate::{Bits, Trial};
 
-/// Rows of the cos and sin tables. Some positions lie beyond them.
+/// Number of rows of the cos and sin tables. Some rotary positions lie beyond the tables.
 pub(super) const TABLE_ROWS: usize = 40;
 
-/// Bits of the NaN that e4m3 conversion writes.
+/// Bits of the NaN to which the kernel rounds any NaN, in f16 and in bf16.
 const NAN: u16 = 0x7FFF;
 
 /// Number of new rows of each sequence, and their layout.
@@ -78,8 +78,8 @@ impl Cache {
 pub enum CacheLayout {
     /// A layout that every tensor may have.
     Of(Layout),
-    /// (entries, heads, rows, 2 head_dim): each row of keys is followed by a row of values. Bytes between the rows of
-    /// one tensor must not change.
+    /// K and V as parts of the rows of one tensor (entries, heads, rows, 2 head_dim): a row of K, then a row of V. A
+    /// write to one part must not change the other part.
     Beside,
 }
 
@@ -112,7 +112,7 @@ pub enum Base {
 pub struct Rotation {
     /// How entries are paired.
     pub style: RopeStyle,
-    /// Whether all entries that can be rotated are rotated; otherwise only 16.
+    /// Whether the rotary dimension is the largest possible; otherwise it is 16.
     pub whole: bool,
     /// Whether the tables are f32; otherwise they have the tensors' type.
     pub f32: bool,
@@ -127,7 +127,7 @@ pub struct Queries {
     pub rows: usize,
     /// Whether the queries are packed.
     pub packed: bool,
-    /// The positions of a sequence's queries after the first one.
+    /// Whether the later queries of a sequence have the position of its first query, or the positions after it.
     pub positions: QueryPositions,
 }
 
@@ -359,7 +359,7 @@ impl Case {
         rotated.rotate(x, rows, |bits| decode(self.dtype, bits), round);
     }
 
-    /// Marks the rows of the cache that some sequence could write as unspecified (`None`).
+    /// Allows any bytes (`None`) in the rows of the cache that some sequence could write.
     fn forget(&self, inputs: &Inputs, cache: &TensorDesc, bytes: &mut [Option<u8>]) {
         let [page_rows, pages] = self.cache.rows();
         for (i, &used) in inputs.seqused.iter().enumerate() {
@@ -381,7 +381,7 @@ impl Case {
         }
     }
 
-    /// Valid rows after the append. Invalid entries of cu_seqlens are clamped one by one.
+    /// Valid rows of each sequence after the append. The kernel clamps each invalid entry of cu_seqlens on its own.
     fn garbage_after(&self, inputs: &Inputs) -> Vec<i32> {
         let total = inputs.desc("k_new").shape.seqlen as i32;
         let [rows, pages] = self.cache.rows();

@@ -9,7 +9,7 @@ use super::case::{CacheLayout, Case, Lengths, New, TABLE_ROWS};
 use crate::memory::{encode, rounded};
 use crate::values::Rng;
 
-/// Number of rows of a packed tensor after the last sequence.
+/// Number of rows of a packed tensor that lie after the last sequence.
 const BEHIND: usize = 3;
 
 /// Number of pages that belong to no sequence.
@@ -127,7 +127,7 @@ impl Case {
         }))
     }
 
-    /// A row of the page table for each sequence, all different. One sequence in four gets a row that does not exist.
+    /// Index (cache_batch_idx) of each sequence's row in the page table. Indices differ, and one in four is invalid.
     fn index(&self, rng: &mut Rng) -> Option<Vec<i32>> {
         let Cache::Indexed { .. } = self.cache else { return None };
         let mut rows: Vec<i32> = (0..self.count as i32).collect();
@@ -187,7 +187,7 @@ impl Case {
         }
     }
 
-    /// Numbers that are mostly normal if the kernel rotates them, and any bits if it only copies them.
+    /// Numbers of a tensor: mostly normal ones if the kernel rotates them, and any bits if the kernel only copies them.
     fn numbers(&self, desc: &TensorDesc, rng: &mut Rng) -> Array4<u16> {
         let mut x = any_bits(desc, rng);
         let rotated = self.rotation.map_or(0, |rotation| self.rotary_dim(rotation));

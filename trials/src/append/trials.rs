@@ -7,8 +7,8 @@ use crate::fwd::Layout;
 use crate::mutate::{Equivalent, Target};
 use crate::{Levels, Trial, covering_cases};
 
-/// Head dimensions: with full and partial chunks, with a number of threads per row that is and is not a power of two,
-/// and with a row of two warps.
+/// Head dimensions: rows of full and of partial chunks, rows whose number of threads is and is not a power of two, and
+/// a row that takes two warps.
 const HEAD_DIMS: [[usize; 2]; 8] =
     [[128, 128], [64, 64], [96, 80], [16, 24], [72, 40], [256, 256], [192, 128], [576, 512]];
 const LENGTHS: [Lengths; 5] = [Lengths::Any, Lengths::Zero, Lengths::Full, Lengths::Beyond, Lengths::Garbage];
@@ -146,8 +146,8 @@ const FENCES: &[Equivalent] = &[(
     "the next step reads what these fence, and begins when all of this one is done",
 )];
 
-/// A kernel that searches for sequences and pages, and a kernel that does not, with all kinds of lengths. Off-by-one
-/// bounds are not among their mutants, because the trials compare every byte with plain loops.
+/// One kernel that searches for sequences and pages, and one that does not, with all kinds of lengths. Operators on
+/// bounds are not tried, because the trials compare every byte with plain loops.
 pub(crate) fn targets() -> Vec<Target> {
     let dense = Case { new: Some(New::Dense(2)), cache: Cache::Dense(20), queries: None, ..SMALL };
     let missing = Case { cache: Cache::Missing { rows: 16, pages: 2 }, new: Some(New::Garbage(4)), ..SMALL };

@@ -23,7 +23,7 @@ pub struct BwdCase {
     pub layout: Layout,
     /// Whether LSE has a gradient.
     pub dlse: bool,
-    /// Factor on the error that the error law allows: 1, unless the error of the baseline is too small by chance.
+    /// Factor on the bound of the error law. It is 1, unless the baseline's error is too small by chance.
     pub slack: f64,
 }
 
@@ -107,7 +107,7 @@ impl BwdCase {
         let o = o.mapv(|x| rounded(dtype, x as f32));
         let lse = lse.mapv(|x| x as f32);
         let mut rng = Rng::new(self.case.seed ^ 0xd15e);
-        // The reduction of splits by logaddexp turns the gradient of -inf into NaN.
+        // A caller who reduces splits by logaddexp gives NaN as the gradient of an LSE of -inf.
         let dlse = lse.mapv(|lse| match (self.dlse, lse == f32::NEG_INFINITY) {
             (false, _) => 0.0,
             (true, false) => rng.normal() as f32,

@@ -114,7 +114,7 @@ pub(super) const HALVES: &[Equivalent] = &[
     ),
 ];
 
-/// Further equivalent mutants of consumers that compute half of dQ, if some rows see each tile of keys.
+/// Further equivalent mutants of consumers that compute half of dQ, if every KV tile is seen by some rows.
 pub(super) const BUSY_HALVES: &[Equivalent] = &[
     ("wgmma.fence", 7, FENCES),
     (
@@ -136,7 +136,7 @@ pub(super) const BUSY_HALVES: &[Equivalent] = &[
     ),
 ];
 
-/// Further equivalent mutants of consumers that compute half of dQ, if no row sees some tiles of keys.
+/// Further equivalent mutants of consumers that compute half of dQ, if some KV tiles are seen by no row.
 pub(super) const IDLE_HALVES: &[Equivalent] = &[
     ("wgmma.fence", 8, FENCES),
     (

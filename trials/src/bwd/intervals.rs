@@ -11,7 +11,7 @@ use crate::intervals::Kind;
 use crate::mutate::Target;
 use crate::{Case, Levels, Trial, covering_cases};
 
-/// Divisions of the work among consumers: the same as for other masks, but without additions in order.
+/// Divisions of the work among consumers, as for other masks, but without deterministic dQ additions.
 const DIVISIONS: [Divided; 5] = [
     (64, Division::Keys, None),
     (128, Division::Keys, None),
@@ -48,9 +48,9 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     BwdCase { case, layout, dlse: dtype == DTYPES[0], slack: 1.0 }.trial(&device(sms), &options)
 }
 
-/// The kernels that find blocks of rows, split tiles, and reduce the splits, for tiles with and without splits, of
-/// which the last one is partial. The kernel with the matrix products is also used for other masks, and is tested
-/// there.
+/// The kernels that find blocks of rows, that split tiles, and that reduce the splits. Some tiles have splits, some
+/// have none, and the last tile is partial. The kernel with the matrix products also serves other masks, whose targets
+/// test it.
 ///
 /// # Panics
 /// If a kernel cannot be built.

@@ -1,4 +1,4 @@
-//! Problems whose lengths are data: packed sequences (varlen), and dense sequences with seqused.
+//! Problems whose lengths lie in device memory: packed sequences (varlen), and dense sequences with seqused.
 
 use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division};
 use fa3_types::{Mask, ProblemSpec};
@@ -24,7 +24,6 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let (lengths, (_, heads_q, heads_kv)) = (levels.pick(&LENGTHS)(64, 64), levels.pick(&HEADS));
     let (layout, softcap) = (levels.pick(&LAYOUTS), levels.pick(&SOFTCAPS));
     let (dtype, dist, padding) = (levels.pick(&DTYPES), levels.pick(&DISTS), levels.pick(&PADDING));
-    // head_dim and head_dim_v.
     let (head_dim, head_dim_v) = levels.pick(&[(64, 64), (64, 32)]);
     let (stages, dq) = (levels.pick(&STAGES), levels.pick(&DQ_TILES));
     // Rows of a block of the dK/dV kernel if there is a dQ kernel. They divide the rows of a dQ tile.
@@ -66,7 +65,7 @@ pub(super) fn small() -> Vec<Trial> {
     DIVISIONS.into_iter().enumerate().map(trial).collect()
 }
 
-/// Packed sequences of these lengths with the smallest tiles, on one SM.
+/// Packed sequences of these lengths with the smallest tiles, on `sms` SMs.
 pub(super) fn tiny(division: Divided, mask: Mask, lengths: &[(usize, usize)], sms: u32) -> Trial {
     let options = tiles(division, STAGES[1], DQ_TILES[0], 16, [64, 64]);
     let problem = problem(Given::PackedInPart, DTYPES[1], (2, 1), 64, lengths, |spec| spec.mask(mask));

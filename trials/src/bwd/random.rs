@@ -11,8 +11,8 @@ use crate::fwd::{Layout, dense, device};
 use crate::values::Rng;
 use crate::{Case, Dist, Poison, chunks};
 
-/// The fewest rows of Q, and of K and V, and the range above it. The error law allows twice the largest error of
-/// standard attention: with fewer rows, that error varies too much by chance.
+/// Smallest length of Q, K and V, and the number of possible lengths. The error law allows twice the largest error of
+/// standard attention, and with fewer rows that error varies too much by chance.
 const ROWS: (usize, u64) = (32, 400);
 
 /// Factor on the bound of the error law. In one of 3,000 problems standard attention happens to round one outlier well:
@@ -78,7 +78,7 @@ impl BwdCase {
         random_case(seed, &mut rng, problem, of_gradients, Poison::None, &of_kernels)
     }
 
-    /// A random varlen problem: packed sequences, or dense sequences with seqused. The seed is used as in `random`.
+    /// A random varlen problem: packed sequences, or dense sequences with seqused. `seed` is used as in `random`.
     ///
     /// # Panics
     /// If the planner refuses the problem.
@@ -111,14 +111,14 @@ fn random_case(
     BwdCase { case, layout, dlse, slack: SLACK }.trial(&device(of_kernels.sms), &of_kernels.options)
 }
 
-/// A length. Short and long lengths are equally likely.
+/// A random length. Short lengths are more likely than long ones.
 fn length(rng: &mut Rng) -> usize {
     let (fewest, more) = ROWS;
     let more = 1 + rng.below(more);
     fewest + rng.below(more as u64)
 }
 
-/// Plan options for one way to compute dQ: the planner's choice, a separate kernel, or additions in one of both orders.
+/// Plan options for one way to compute dQ: the planner's choice, a dQ kernel, or additions in one of the two orders.
 fn options(dims: [u32; 2], way: usize) -> PlanOptions {
     let forms = [None, Some(Form::DqKernel), Some(Form::AnyOrder), Some(Form::OrderOfKeys)];
     let options = forms[way].and_then(|form| form.options(dims, &DeviceLimits::h100_sxm()));

@@ -1,4 +1,4 @@
-//! Mutation targets of the backward pass, each on small problems with several tiles per CTA and more blocks than
+//! Mutation targets of the backward pass. Their problems are small, with several tiles per CTA and more blocks than
 //! pipeline stages.
 
 use fa3_cuda::kernels::bwd::buffers;
@@ -44,8 +44,8 @@ pub(crate) fn targets() -> Vec<Target> {
     ]
 }
 
-/// Packed sequences, some without rows or without keys, with a separate dQ kernel. Off-by-one bounds are not among
-/// their mutants: the trials check gradients of valid rows, of rows beyond seqused, and of rows outside every sequence.
+/// Packed sequences with a separate dQ kernel; some sequences have no rows or no keys. Operators on bounds are not
+/// tried: the trials check gradients of valid rows, of rows beyond seqused, and of rows outside every sequence.
 fn listed() -> Vec<Trial> {
     let division = (128, Division::Keys, None);
     let lengths: [&[(usize, usize)]; 2] =
@@ -53,8 +53,8 @@ fn listed() -> Vec<Trial> {
     lengths.map(|lengths| listed::tiny(division, Mask::None, lengths, 1)).into()
 }
 
-/// Number of sequences, with the rows and keys of each. In one problem a CTA has more blocks than warps, in the other a
-/// partial block follows a full one.
+/// Number of sequences, with the rows and keys of each. In the first problem a CTA has more blocks than warps. In the
+/// second a partial block follows a full one.
 const SINKS: [(usize, (usize, usize)); 2] = [(34, (3, 5)), (1, (70, 5))];
 
 fn keys() -> Target {
@@ -133,8 +133,8 @@ fn trial(division: Divided, mask: Mask, lengths: (usize, usize), heads: (usize, 
     case.trial(&device(sms), &options)
 }
 
-/// Problems for kernels that iterate over rows. The last row falls on each of a thread's four rows, and on both halves
-/// of a fragment. The number of rows is odd, so that the last pair is incomplete; without dLSE it is even.
+/// Problems for kernels that iterate over rows. Over the problems, the last row falls on each of a thread's four rows
+/// and on both halves of a fragment. With dLSE, numbers of rows are odd, so that the last pair is incomplete.
 fn stats(order: AddOrder) -> Vec<Trial> {
     let trial = |lengths| {
         let (mut tiny, options) = tiny(adds(ADDED_ROWS, order), [2, 2, 1], Mask::Causal, lengths, (2, 1));
@@ -156,14 +156,14 @@ fn stats(order: AddOrder) -> Vec<Trial> {
     trials
 }
 
-/// If a warp skips the wait for a stage that carries no tile, or whose tile is not read, only the mbarrier rules notice
-/// it. If it skips the wait for its turn, only the named-barrier rules do. Memory stays correct.
+/// A warp may skip the wait for a stage that carries no tile, or whose tile is not read: memory stays correct, and only
+/// the mbarrier rules notice it. Only the named-barrier rules notice a warp that skips the wait for its turn.
 const EMPTY_SLOTS: &[(&str, &[Rule])] = &[
     ("full wait: deleted", &[Rule::M4, Rule::Deadlock]),
     ("full wait: after the first read", &[Rule::M4, Rule::Deadlock]),
     ("barrier after products: deleted", &[Rule::B2, Rule::Deadlock]),
 ];
 
-/// A CTA that does not wait for its turn to add overtakes another CTA's copy.
+/// Rule T4 notices a CTA that does not wait for its turn to add, and so overtakes another CTA's copy.
 const READY: &[(&str, &[Rule])] =
     &[("full wait: deleted", &[Rule::T4]), ("full wait: after the first read", &[Rule::T4])];

@@ -8,8 +8,8 @@ use super::{BwdCase, listed};
 use crate::fwd::{Layout, dense, device};
 use crate::{Case, Dist, Levels, Poison, Trial, chunks, covering_cases};
 
-/// The keys of a dK/dV tile, what its warpgroups split and, for tiles that add to dQ, the rows of a block and the order
-/// of additions.
+/// A dK/dV tile: its number of keys and the dimension that its warpgroups split. If it adds to dQ, also the rows of a
+/// block and the order of additions.
 pub(super) type Divided = (u32, Division, Option<(u32, AddOrder)>);
 
 pub(super) const DIVISIONS: [Divided; 7] = [
@@ -21,8 +21,8 @@ pub(super) const DIVISIONS: [Divided; 7] = [
     (128, Division::Keys, Some((ADDED_ROWS, AddOrder::LastKeysFirst))),
     (128, Division::Keys, Some((2 * ADDED_ROWS, AddOrder::LastKeysFirst))),
 ];
-/// Pipeline stages: of Q and dO in the dK/dV kernel, and of K and V in the dQ kernel. The dK/dV kernel has the same
-/// number of KV tiles in flight as the dQ kernel has V blocks.
+/// Pipeline stages of Q and dO in the dK/dV kernel, then of K and V in the dQ kernel. The dK/dV kernel has as many
+/// stages of KV tiles as the dQ kernel has of V.
 const STAGES: [(u32, [u32; 2]); 3] = [(1, [2, 1]), (2, [2, 2]), (3, [3, 2])];
 /// Number of columns by which the problem's head dimension is smaller than the tile's.
 pub(super) const PADDING: [u32; 3] = [0, 8, 24];
@@ -67,7 +67,6 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     // Rows of a dQ tile, and keys of its blocks.
     let dq = levels.pick(&[(64, 16), (64, 48), (128, 32), (128, 16)]);
     let (mask, softcap) = (levels.pick(&MASKS), levels.pick(&SOFTCAPS));
-    // head_dim and head_dim_v.
     let (head_dim, head_dim_v) = levels.pick(&[(64, 64), (96, 32), (64, 128), (192, 64)]);
     let (dtype, (batch, heads_q, heads_kv)) = (levels.pick(&DTYPES), levels.pick(&HEADS));
     let layout = levels.pick(&Layout::ALL);
@@ -78,7 +77,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let dlse = levels.pick(&[false, true]);
     // Fewer and more SMs than tiles.
     let (sms, sink) = (levels.pick(&[2, 100]), levels.pick(&SINKS));
-    // With a wider head dQ does not fit in registers beside dK and dV, and shared memory is full.
+    // With a wider head, dQ does not fit in registers beside dK and dV, and the tiles fill shared memory.
     let (stages, most) = match added {
         None => ((stages, [k_stages, v_stages]), 256),
         Some((rows, _)) => ((stages.min(2), [k_stages, 1]), if rows == 2 * ADDED_ROWS { 64 } else { 128 }),
@@ -102,7 +101,7 @@ fn of_choice((head_dim, head_dim_v): (usize, usize), options: &PlanOptions, seed
     BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(2), options)
 }
 
-/// Tiles with few rows and keys, of every division. There are several blocks, and several tiles per CTA.
+/// One problem for every division, with few rows and keys per tile, several blocks, and several tiles per CTA.
 pub(crate) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let trial = |(index, division): (usize, Divided)| {
@@ -116,7 +115,7 @@ pub(crate) fn small() -> Vec<Trial> {
         let (case, options) = tiny(division, [stages, k_stages, v_stages], masks[index % 3], lengths, (2, 1));
         case.trial(&device(2), &options)
     };
-    // Sections of one or two heads, whose last KV tiles no row sees.
+    // No row sees the last KV tiles of a section, which has one or two heads.
     let idle = |division: &Divided| {
         let mask = Mask::Window { left: Some(40), right: None };
         let (case, options) = tiny(*division, [2, 2, 1], mask, (100, 400), (4, 4));

@@ -6,7 +6,7 @@ use fa3_ir::{Buffer, Kernel, Program};
 use fa3_ref::Forward;
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_types::{
-    Dtype, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
+    Dtype, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
 };
 use ndarray::{Array4, Axis};
 
@@ -18,7 +18,7 @@ use crate::{Bits, Dist, Poison, Scaled, Trial, Values};
 /// Location of the rows of K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {
-    /// Each sequence has an entry of the batch. Its first rows are valid.
+    /// Each sequence is an entry of the batch, and the first rows of the entry are valid.
     Dense,
     /// Dense entries with left padding.
     Padded,
@@ -55,13 +55,13 @@ impl Pages {
         Pages { padded: true, ..self }
     }
 
-    /// The same pages with an index of the page table's rows.
+    /// These pages, with an index (cache_batch_idx) of the page table's rows.
     #[must_use]
     pub const fn indexed(self) -> Pages {
         Pages { indexed: true, ..self }
     }
 
-    /// The same pages with a page table that is a slice of a wider table.
+    /// These pages, with a page table that is a slice of a wider table.
     #[must_use]
     pub const fn sliced(self) -> Pages {
         Pages { sliced: true, ..self }
@@ -104,6 +104,8 @@ pub struct Case {
     pub softcap: Option<f64>,
     /// Whether heads have sinks.
     pub sink: bool,
+    /// The form of LSE.
+    pub lse: LseForm,
     /// Memory layout. With `qv` and a contiguous layout, a row of K and a row of V are parts of one row in memory.
     pub layout: Layout,
     /// Distribution of the inputs.
@@ -224,7 +226,7 @@ impl Case {
         Laid { cache, rows_q, problem, sequences, values }
     }
 
-    /// Sequence `index` as a case of its own.
+    /// Makes a case of sequence `index` alone.
     fn alone(&self, all: &Laid, index: usize, sms: u32) -> (Case, Laid) {
         let case = Case { lengths: vec![self.lengths[index]], sms, ..self.clone() };
         let cache = Cache {
@@ -245,7 +247,7 @@ impl Case {
             }
             Queries::Packed(_) => SequenceRows::packed_lengths(&[rows]),
         };
-        // The rows after the sequence, which hold the next sequence.
+        // Number of rows after this sequence, which hold the next sequence.
         let behind = case.shape_q(&rows_q).seqlen - rows;
         let of_q = |x: &Array4<f32>| {
             let x = x.slice_axis(Axis(0), (batch..=batch).into());
@@ -322,7 +324,7 @@ impl Case {
         match self.queries {
             Queries::Dense(rows) => SequenceRows::dense(count, rows),
             Queries::InPart(rows) => {
-                // Some sequence has fewer rows in use, so that seqused matters.
+                // At least one sequence uses fewer rows than it has, so that seqused matters.
                 let used: Vec<i32> =
                     (0..count).map(|i| if i == 0 { rows / 2 } else { any(rng, rows) } as i32).collect();
                 SequenceRows::dense(count, rows).with_used(&used).expect("no more rows than there are")
@@ -345,9 +347,9 @@ impl Case {
         let spec = if self.e4m3_keys { spec.e4m3_keys() } else { spec };
         let spec = if self.qv { with_qv(spec) } else { spec };
         let mut spec = self.layout.of(spec).mask(self.mask);
-        (spec.softcap, spec.sink) = (self.softcap, self.sink);
+        (spec.softcap, spec.sink, spec.lse) = (self.softcap, self.sink, self.lse);
         if self.qv && self.layout == Layout::Contiguous {
-            // K and V are parts of one row.
+            // K and V are parts of one row in memory.
             let row = Shape { head_dim: self.columns.0 + self.columns.1, ..kv };
             (spec.k.strides, spec.v.strides) = (row.contiguous_strides(), row.contiguous_strides());
         }
@@ -373,8 +375,7 @@ impl Case {
     /// The problem of the contiguous sequences.
     fn sequences(&self, rows_q: SequenceRows) -> KnownProblem {
         let count = self.lengths.len();
-        // The capacity is the longest sequence, whatever the form of the cache. So the values do not depend on the form
-        // of the cache.
+        // The capacity is the longest sequence in every form of cache, so that the values do not depend on the form.
         let capacity = self.lengths.iter().copied().max().unwrap_or(0);
         let used: Vec<i32> = self.lengths.iter().map(|&len| len as i32).collect();
         let rows_k = SequenceRows::dense(count, capacity).with_used(&used).expect("a cache has all rows");

@@ -9,11 +9,11 @@ use super::{Case, Keys, Pages};
 use crate::Trial;
 use crate::mutate::{Equivalent, QK_FENCE, Target};
 
-/// Files that turn page indices into coordinates of boxes and into row addresses.
+/// Files that turn page indices into box coordinates (`BOXES`) and into row addresses (`ROWS`).
 const BOXES: &[&str] = &["parts/pages.rs", "fwd/producer.rs"];
 const ROWS: &[&str] = &["parts/pages.rs", "parts/gather.rs"];
 
-/// Files that choose a CTA's splits, where their results go, and where the reduction finds them.
+/// Files that choose a CTA's splits, the place of each split's results, and the results that the reduction reads.
 const PARTS: &[&str] = &["sched/src/shares.rs", "parts/shares.rs", "fwd/epilogue.rs", "fwd/combine.rs"];
 
 /// Equivalent mutants of attention kernels, with the reasons.
@@ -36,11 +36,28 @@ const COPIED: &[Equivalent] = &[
 ];
 
 /// Further equivalent mutants of the kernel that copies row by row.
-const GATHERED: &[Equivalent] = &[(
-    "full wait: after the first read",
-    1,
-    "V of a block is passed on before K of the next one, which was waited for",
-)];
+const GATHERED: &[Equivalent] = &[
+    (
+        "full wait: after the first read",
+        1,
+        "V of a block is passed on before K of the next one, which was waited for",
+    ),
+    (
+        "fence.proxy.async: deleted",
+        1,
+        "a work tile's V, but for the last block's, is read after K of the next block, which has a fence behind it",
+    ),
+    (
+        "wgmma.wait_group: after what it protects",
+        1,
+        "the warps that load K again load V before, whose stage is given back after products behind K's",
+    ),
+    (
+        "empty wait: parity not toggled",
+        2,
+        "a CTA's last blocks of K and V are waited for, and none after them",
+    ),
+];
 
 /// Equivalent mutants of the reduction kernel.
 const MERGED: &[Equivalent] = &[("comparison: the opposite", 1, SAME_LSE)];
@@ -48,12 +65,11 @@ const MERGED: &[Equivalent] = &[("comparison: the opposite", 1, SAME_LSE)];
 const SAME_LSE: &str = "the threads of a row have the same LSE, and store the same numbers";
 const MASKED: &str = "scores of keys behind a sequence's end are masked, whatever K has there";
 
-/// No data race shows a missing wait for V, because a wait for K of the next block follows. Only the mbarrier rules
-/// notice it.
+/// Rules that notice a missing wait for V. There is no data race, because a wait for K of the next block follows.
 const UNSEEN: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::M3, Rule::M4])];
 
-/// Lengths of three and five blocks of 128 keys, and of one block. With four stages, one wrap of the pipeline ends at
-/// the first K of a work unit, another at the last V of a work unit.
+/// Lengths of three and five blocks of 128 keys, and of one block. With four stages, the pipeline wraps once at the
+/// first K of a work unit, and once at the last V of a work unit.
 const ROUND: &[usize] = &[300, 600, 20];
 
 /// Kernels over pages that are copied in boxes; over pages that are copied row by row, with fixed-size splits; and over
@@ -88,12 +104,12 @@ pub(crate) fn targets() -> Vec<Target> {
     ]
 }
 
-/// There is no mask, because other targets test masked blocks.
+/// The case that the targets vary. It has no mask, because other targets test masked blocks.
 fn case() -> Case {
     Case { heads: (2, 1), sink: false, mask: Mask::None, ..SMALL }
 }
 
-/// The case with these numbers of keys, on devices with these numbers of SMs.
+/// Trials of the case with these lengths of the keys, each on a device with this number of SMs.
 fn trials(case: &Case, problems: &[(u32, &[usize])]) -> Vec<Trial> {
     let trial = |&(sms, lengths): &(u32, &[usize])| {
         let case = Case { sms, lengths: lengths.to_vec(), ..case.clone() };
@@ -126,7 +142,7 @@ fn numbers(trial: &Trial) -> impl Iterator<Item = u32> {
         .map(|&bytes| u32::from_le_bytes(bytes))
 }
 
-/// Entries per row of the page table.
+/// Number of entries in a row of the page table.
 fn pages_of_each(trial: &Trial) -> usize {
     let [entries, sequences] =
         ["page_table", "seqused_k"].map(|name| trial.before[buffer(trial, name)].len());

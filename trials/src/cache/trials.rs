@@ -4,7 +4,7 @@ use fa3_sched::forward::SplitKeys;
 use fa3_types::{Dtype, Mask};
 
 use super::{Case, Keys, Pages, Queries};
-use crate::fwd::Layout;
+use crate::fwd::{LSE_FORMS, Layout};
 use crate::values::Rng;
 use crate::{Dist, Levels, Trial, chunks, covering_cases};
 
@@ -38,8 +38,8 @@ const COLUMNS: [(usize, usize); 5] = [(64, 64), (128, 128), (96, 96), (192, 128)
 /// Head dimensions of wide random problems, and whether they have `qv`.
 const WIDE: [((usize, usize), bool); 4] =
     [((512, 512), false), ((576, 328), false), ((64, 512), true), ((40, 256), true)];
-/// Head dimensions of [`random_wide`], whether there is `qv`, and heads_q and heads_kv. Some groups fill one or several
-/// tiles.
+/// Head dimensions of [`random_wide`], whether there is `qv`, and heads_q and heads_kv. Some groups of query heads fill
+/// one tile or several tiles.
 const RANDOM_WIDE: [((usize, usize), bool); 10] = [
     ((64, 512), true),
     ((64, 256), true),
@@ -80,8 +80,8 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     cases.map(|case| Case { seed, ..case }.trial()).collect()
 }
 
-/// The cases on two kinds of devices in turn: on the one a CTA has many work units, on the other a work unit has many
-/// splits.
+/// The cases on devices of 2, 5 and 17 SMs in turn. With few SMs a CTA has many work units; with many SMs a work unit
+/// has many splits.
 fn on_devices(cases: Vec<Case>) -> impl Iterator<Item = Case> {
     [2, 5, 17].into_iter().cycle().zip(cases).map(|(sms, case)| Case { sms, ..case })
 }
@@ -151,12 +151,13 @@ fn of_features(levels: &mut Levels) -> Case {
     Case { lengths, keys, queries, heads, columns, mask, split_keys, ..of_options(levels) }
 }
 
-/// A case with the levels of the remaining factors, which every case has.
+/// A case with levels of the factors that all covering arrays here have in common.
 fn of_options(levels: &mut Levels) -> Case {
     Case {
         dtype: levels.pick(&DTYPES),
         softcap: levels.pick(&SOFTCAPS),
         sink: levels.pick(&SINKS),
+        lse: levels.pick(&LSE_FORMS),
         layout: levels.pick(&LAYOUTS),
         dist: levels.pick(&DISTS),
         ..SMALL
@@ -165,7 +166,7 @@ fn of_options(levels: &mut Levels) -> Case {
 
 pub(super) const SMALL: Case = paged((64, 64));
 
-/// A case with these head dimensions over a paged cache, with split-KV. Its lengths are still empty.
+/// A case with these head dimensions over a paged cache, with split-KV. Its lengths are empty until a caller sets them.
 pub const fn paged(columns: (usize, usize)) -> Case {
     Case {
         lengths: Vec::new(),
@@ -179,6 +180,7 @@ pub const fn paged(columns: (usize, usize)) -> Case {
         mask: Mask::Causal,
         softcap: None,
         sink: true,
+        lse: LSE_FORMS[0],
         layout: Layout::Contiguous,
         dist: Dist::Normal,
         split_keys: Some(SplitKeys::Even),
@@ -232,7 +234,7 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
     any(seed, kernels).trial()
 }
 
-/// A random problem of wide heads or of latent attention, like [`random`], but with more query heads, and with few
+/// A random problem of wide heads or of latent attention, like `random`, but with more query heads, and with few
 /// enough rows and keys for the oracle.
 ///
 /// # Panics
@@ -286,6 +288,7 @@ fn any(seed: u64, kernels: u64) -> Case {
         mask: MASKS[of_kernel.below(MASKS.len() as u64)],
         softcap: SOFTCAPS[of_kernel.below(2)],
         sink: SINKS[of_kernel.below(2)],
+        lse: LSE_FORMS[of_kernel.below(3)],
         layout: LAYOUTS[rng.below(2)],
         dist: DISTS[rng.below(3)],
         split_keys: SPLITS[of_kernel.below(3)],

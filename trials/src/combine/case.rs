@@ -24,7 +24,7 @@ pub enum Spread {
     Huge,
     /// Equal for all splits.
     Same,
-    /// Normal, with some NaN and infinities.
+    /// Normal, with some NaN and some infinities.
     NotFinite,
 }
 
@@ -72,7 +72,7 @@ impl Case {
         spec.validate().unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 
-    /// Describes the partial results, given the layout of the first split.
+    /// Describes the partial results of all splits, given the layout of the first split.
     fn partials(&self, mut first: TensorDesc) -> Partials {
         if self.parts_inside {
             let strides = &mut first.strides;

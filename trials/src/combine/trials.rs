@@ -25,8 +25,8 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
 fn of_features(levels: &mut Levels) -> Case {
     // Numbers of splits: few, for one warp; more than some warps load at once; more than all warps load at once.
     let splits = levels.pick(&[1, 2, 3, 5, 12, 31, 33, 132]);
-    // A row for a part of a warp; for half a warp; for all lanes; and with several chunks per lane, the last one
-    // partial.
+    // The lanes that a row needs: a part of a warp; half a warp; all lanes; all lanes with several chunks each, the
+    // last one partial.
     let head_dim = levels.pick(&[8, 64, 96, 128, 136, 192, 256, 512]);
     let input = levels.pick(&[Dtype::F32, Dtype::F16, Dtype::Bf16]);
     let output = levels.pick(&[Dtype::Bf16, Dtype::F32, Dtype::F16]);
@@ -50,14 +50,14 @@ const SMALL: Case = Case {
     seed: 1,
 };
 
-/// Teams of eight warps, of two warps that share a CTA, and of one warp.
+/// Problems for teams of eight warps, of two warps that share a CTA, and of one warp.
 pub(crate) fn small() -> Vec<Trial> {
     let wide = Case { shape: Shape { head_dim: 512, ..SMALL.shape }, ..SMALL };
     let cases = [SMALL, wide, Case { splits: 12, ..SMALL }, Case { splits: 3, ..SMALL }];
     cases.map(Case::trial).into()
 }
 
-/// Kernels whose warps synchronize: one team per CTA, and two. Off-by-one bounds are not among their mutants: the
+/// Kernels whose warps synchronize, with one team per CTA and with two. Operators on bounds are not tried, because the
 /// trials compare every number.
 pub(crate) fn targets() -> Vec<Target> {
     let target = |name, splits| Target::of_trial(name, &Case { splits, ..SMALL }.trial(), &[]);

@@ -1,5 +1,5 @@
-//! The oracle on the case with sequences and heads in reverse order. It shows that the oracle and the harness find
-//! every head's rows by the layout.
+//! Runs the oracle on a case with its sequences and heads in reverse order. Its results show that the oracle and the
+//! harness find every head's rows by the layout.
 
 use fa3_ref::{Forward, Gradients, oracle};
 

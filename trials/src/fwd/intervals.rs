@@ -42,7 +42,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     trial(case, 2, &with_tile(tile).order(Order::Linear))
 }
 
-/// A tile of the planner's table on two tiles of rows and several KV blocks.
+/// A trial of a tile of the planner's table, on two tiles of rows and several KV blocks.
 fn of_table(head_dim: usize, seed: u64) -> Trial {
     let long = dense(Dtype::Bf16, 1, (4096, 4096), (1, 1), head_dim).mask(Mask::window(Some(9), Some(9)));
     let tile = TileRow::find(&long.validate().expect("it is valid")).expect("there is a tile").tile;

@@ -1,4 +1,4 @@
-//! Problems whose lengths are data: packed sequences (varlen), and dense sequences with seqused.
+//! Problems whose lengths lie in device memory: packed sequences (varlen), and dense sequences with seqused.
 
 use fa3_sched::forward::{CtaTile, Loads, PlanOptions};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape};
@@ -9,7 +9,7 @@ use super::{Layout, with_qv, with_tile};
 use crate::values::Rng;
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
-/// Lengths of the sequences of Q and of K, for a tile of m x n.
+/// Lengths of the sequences of Q and of K, for a tile of m rows and n keys.
 pub(crate) type Lengths = fn(usize, usize) -> Vec<(usize, usize)>;
 
 /// One sequence and no sequence; lengths of 0 and around the tile sizes; many short sequences, half of them without
@@ -66,7 +66,7 @@ const DISTS: [Dist; 2] = [Dist::Normal, Dist::Increasing];
 fn tiles() -> Vec<CtaTile> {
     let wide = CtaTile { head_dim: 128, head_dim_v: 64, ..TINY };
     let of_16_bits = others().into_iter().filter(|tile| tile.loads == Loads::Producer);
-    // Tiles whose block scales of Q belong to 64 rows, and to 128 rows.
+    // Shapes choose the rows of a block scale of Q by consumers: 128 rows with the tile `blocks`, and 64 with `two`.
     let blocks = CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]);
     let two = CtaTile { consumers: 2, tile_m: 128, ..blocks };
     of_16_bits.step_by(3).chain([wide, TINY_FP8, blocks, two]).collect()

@@ -32,8 +32,8 @@ impl Scores {
         Scores::Walk(0.5),
     ];
 
-    /// Q and K with such scores, and V unchanged. The last column of Q is 1, so that the last column of K is added to
-    /// the scores.
+    /// Q and K with scores of this distribution, and V unchanged. The last column of Q is 1, so that the last column of
+    /// K is added to the scores.
     pub(super) fn values(self, values: Values, problem: &Problem) -> Values {
         let Values { mut q, mut k, .. } = values.clone();
         let exact = |x: f32| rounded(problem.dtype(), x);

@@ -25,7 +25,7 @@ pub const TINY: CtaTile = CtaTile {
     ping_pong: false,
 };
 
-/// [`TINY`] for e4m3, with the keys of one transposition step.
+/// [`TINY`] for e4m3. A block has the 32 keys of one transposition step.
 pub const TINY_FP8: CtaTile = CtaTile { precision: Precision::Fp8(INPUTS[0]), tile_n: 32, ..TINY };
 
 /// Every kind of e4m3 inputs.
@@ -41,8 +41,8 @@ pub const INPUTS: [Fp8Inputs; 6] = [
 const HEADS: Fp8Inputs = Fp8Inputs::HEADS;
 
 /// Every tile of the planner's table without `qv`, in every form, with and without ping-pong. Forms that need more
-/// registers or shared memory get fewer keys. It adds the tile for head dimension 128 without a producer, as in the
-/// ablation study, and tiles outside of the table.
+/// registers or shared memory get fewer keys. The list also has the tile for head dimension 128 without a producer, as
+/// in the ablation study, and tiles outside of the table.
 ///
 /// # Panics
 /// If the table has no tile for head dimension 128.
@@ -127,7 +127,7 @@ pub fn laid_out(shape: &CtaTile, mut spec: ProblemSpec) -> ProblemSpec {
     };
     spec.v_layout = v_layout;
     if block_scales {
-        // The block sizes of Q's scales that tiles support.
+        // A scale of Q belongs to 64 or 128 rows, which depends on the number of consumers.
         spec = spec.block_scales(if shape.consumers == 2 { 64 } else { 128 });
     }
     if v_channels { spec.v_channels() } else { spec }

@@ -8,7 +8,7 @@ use fa3_types::{Dtype, Mask, ProblemSpec};
 
 use super::scores::Scores;
 use super::shapes::{INPUTS, PIPELINES, dealt, dtype, laid_out, others};
-use super::{Launch, Layout, dense, device, initial, judged, outputs, with_tile};
+use super::{LSE_FORMS, Launch, Layout, dense, device, initial, judged, outputs, with_tile};
 use super::{fp8, listed};
 use crate::{Bits, Case, Dist, Levels, Poison, Trial, Values, chunks, covering_cases};
 
@@ -32,10 +32,9 @@ pub(super) const ORDERS: [Order; 3] = [
     Order::LongestFirst { section: 2, longest: Longest::First },
     Order::LongestFirst { section: 1, longest: Longest::Last },
 ];
-/// (sequences, query heads, key/value heads): MHA, MQA, and GQA with a group size that is not a power of two. Problems
-/// of many heads need not have many rows.
+/// (sequences, query heads, key/value heads): MHA, MQA, and GQA with a group size that is not a power of two.
 pub(super) const HEADS: [(usize, usize, usize); 4] = [(2, 1, 1), (1, 3, 1), (1, 6, 2), (1, 5, 5)];
-/// Lengths of Q and of K, for a tile of m x n.
+/// Lengths of Q and of K, for a tile of m rows and n keys.
 pub(super) type Lengths = fn(usize, usize) -> (usize, usize);
 
 /// One row and one key; one query and several blocks; just below and above a multiple of the tile; fully masked rows
@@ -48,8 +47,8 @@ pub(super) const LENGTHS: [Lengths; 5] = [
     |m, _| (m + 30, 29),
 ];
 
-/// Number of leading factors, which are features of the kernel's code. Triples of their levels are covered; of other
-/// factors, pairs.
+/// Number of leading factors, which are features of the kernel's code. Every triple of their levels occurs in some
+/// case; of the other factors, every pair of levels does.
 const FEATURES: usize = 10;
 
 /// Levels of the factors that cluster kernels restrict.
@@ -74,7 +73,7 @@ const ALL: Choices<'_> = Choices {
 };
 
 /// Levels for kernels in clusters of two, on two SMs: no mask, static persistent CTAs, a producer, linear tile order,
-/// and an even number of tiles per head, which both lengths give.
+/// and lengths that give an even number of tiles per head.
 const PAIRED: Choices<'_> = Choices {
     masks: MASKS.split_at(1).0,
     schedulers: &[Scheduler::StaticPersistent],
@@ -109,7 +108,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     trials
 }
 
-/// The trial, after a check that it runs in clusters of two.
+/// Returns the trial, after a check that its kernel runs in clusters of two.
 fn in_pairs(trial: Trial) -> Trial {
     assert_eq!(trial.program.steps[0].kernel.launch.cluster, 2, "{} runs in clusters", trial.name);
     trial
@@ -119,7 +118,7 @@ fn in_pairs(trial: Trial) -> Trial {
 fn of_features(levels: &mut Levels, choices: &Choices<'_>, seed: u64) -> Trial {
     let (pipeline, (consumers, ping_pong)) = (levels.pick(&PIPELINES), levels.pick(&CONSUMERS));
     let mask = levels.pick(choices.masks);
-    // head_dim and head_dim_v: one panel of 64 columns, one and a half panels, and several panels of either.
+    // head_dim and head_dim_v: one panel of 64 columns, one and a half panels, and several panels of K or of V.
     let (head_dim, head_dim_v) = levels.pick(&[(64, 64), (96, 96), (192, 64), (64, 128)]);
     // Pipeline stages of K and V: one; as many as are in flight; and one more.
     let stages = levels.pick(&[1, 2, 3]);
@@ -132,6 +131,7 @@ fn of_features(levels: &mut Levels, choices: &Choices<'_>, seed: u64) -> Trial {
     let dist = levels.pick(&[Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::OneHot]);
     // Number of columns by which the problem's head dimension is smaller than the tile's.
     let (padding, sink) = (levels.pick(&[0, 8, 24]), levels.pick(&SINKS));
+    let lse = levels.pick(&LSE_FORMS);
     let tile_m = 64 * consumers;
     let shape = CtaTile {
         head_dim,
@@ -152,14 +152,14 @@ fn of_features(levels: &mut Levels, choices: &Choices<'_>, seed: u64) -> Trial {
     let columns = |columns: u32| (columns - padding) as usize;
     let spec = dense(dtype, batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), columns(head_dim));
     let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(mask);
-    (spec.softcap, spec.sink) = (softcap, sink);
+    (spec.softcap, spec.sink, spec.lse) = (softcap, sink, lse);
     let problem = layout.of(spec).known().expect("all levels are valid");
     let options = with_tile(shape).order(order).scheduler(dealt(&shape, scheduler)).clusters(true);
     let case = Case { name: format!("{layout:?}, {dist:?}"), problem, dist, poison: Poison::None, seed };
     trial(case, choices.sms, &options)
 }
 
-/// A tile of the planner's table on two tiles of rows and three KV blocks.
+/// A trial of a tile of the planner's table, on two tiles of rows and three KV blocks.
 fn of_table(shape: CtaTile, seed: u64) -> Trial {
     let lengths = (shape.tile_m as usize + 9, 2 * shape.tile_n as usize + 5);
     let spec = dense(dtype(&shape), 1, lengths, (1, 1), shape.head_dim as usize);
@@ -169,7 +169,7 @@ fn of_table(shape: CtaTile, seed: u64) -> Trial {
     trial(Case::normal("a tile of the table", problem, seed), 3, &with_tile(shape))
 }
 
-/// Many KV blocks with scores of this distribution, with the tile of the planner's table.
+/// A trial with scores of this distribution over many KV blocks, with the tile of the planner's table.
 fn of_scores(scores: Scores, spec: ProblemSpec, seed: u64) -> Trial {
     let problem = spec.known().expect("the lengths and dimensions are valid");
     let case = Case::normal(&format!("{scores:?}"), problem, seed);

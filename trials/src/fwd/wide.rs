@@ -8,7 +8,7 @@ use fa3_types::{Dtype, Mask, ProblemSpec};
 use super::listed::{GIVEN, Given, LAYOUTS, LENGTHS, problem};
 use super::shapes::{TINY, laid_out};
 use super::trials::{MASKS, SCHEDULERS, SINKS, SOFTCAPS, of_two_heads, trial};
-use super::{Layout, dense, with_tile};
+use super::{LSE_FORMS, Layout, dense, with_tile};
 use crate::cache::{self, Keys, Pages, Queries};
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
@@ -28,8 +28,8 @@ const TILES: [CtaTile; 6] = [
 /// [`HALVES`] whose producer converts rows of e4m3.
 const CONVERTED: CtaTile = CtaTile { precision: Precision::Converted { q: false }, tile_n: 64, ..HALVES };
 
-/// Latent tiles: with one warpgroup; with two that have rows of their own; with two that have the same rows; and with
-/// two and three blocks of V.
+/// Tiles for latent attention: one warpgroup; two warpgroups with separate rows; two warpgroups that share the rows;
+/// and two and three blocks of V.
 const LATENT: [CtaTile; 6] = [
     CtaTile { qv: true, stages: 2, ..HALVES },
     CtaTile { qv: true, stages: 3, head_dim_v: 256, tile_n: 32, ..HALVES },
@@ -48,8 +48,8 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
 
 fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     let tile = levels.pick(tiles);
-    // Number of columns by which the problem is narrower than the tile, in Q and K, and in V: none; some; all but 8
-    // columns of the second warpgroup; all columns of the second and some of the first.
+    // Number of columns by which Q and K, and V, are narrower than the tile: none; some; for V, all but 8 columns of
+    // the second warpgroup; for V, all columns of the second warpgroup and some of the first.
     let (less, less_v) = levels.pick(&[(0, 0), (8, 8), (24, 56), (0, 72)]);
     let less_v = less_v.min(tile.head_dim_v - 24);
     // Rows of e4m3 have a multiple of 16 columns.
@@ -69,12 +69,13 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
         true => (Scheduler::DynamicPersistent, Given::InPart.layout(layout)),
         false => (scheduler, layout),
     };
+    let lse = levels.pick(&LSE_FORMS);
     let dtype = levels.pick(&[Dtype::F16, Dtype::Bf16]);
     let dist = levels.pick(&[Dist::Normal, Dist::Increasing, Dist::OneHot]);
     let change = |spec: ProblemSpec, layout: Layout| {
         let spec = laid_out(&tile, spec.head_dim_v(head_dim_v));
         let mut spec = layout.of(spec).mask(mask);
-        (spec.softcap, spec.sink) = (softcap, sink);
+        (spec.softcap, spec.sink, spec.lse) = (softcap, sink, lse);
         spec
     };
     let options = with_tile(tile);

@@ -58,7 +58,7 @@ impl<'k> Anatomy<'k> {
         }
     }
 
-    /// The predicate of an instruction that not all lanes execute.
+    /// The predicate of an instruction, if not all lanes execute the instruction.
     pub(super) fn guard(&self, number: usize) -> Option<Condition> {
         match self.stmt(number).node {
             Node::Inst { guard, .. } => guard,
@@ -94,7 +94,7 @@ impl<'k> Anatomy<'k> {
         earlier.find(|&earlier| self.has(earlier, &wanted))
     }
 
-    /// The innermost loop around a statement.
+    /// The innermost loop that contains a statement.
     pub(super) fn innermost_loop(&self, number: usize) -> Option<usize> {
         let is_loop = |&&number: &&usize| matches!(self.stmt(number).node, Node::Loop { .. });
         self.lines[number].around.iter().rev().find(is_loop).copied()
@@ -106,18 +106,18 @@ impl<'k> Anatomy<'k> {
         self.lines[number].around.iter().any(parts)
     }
 
-    /// The innermost warp-level branch around a statement.
+    /// The innermost warp-uniform branch that contains a statement.
     pub(super) fn outer_branch(&self, number: usize) -> Option<usize> {
         let is_branch = |&&number: &&usize| matches!(self.stmt(number).node, Node::If { uniform: true, .. });
         self.lines[number].around.iter().rev().find(is_branch).copied()
     }
 
-    /// Number of instructions within a statement that `wanted` accepts.
+    /// The instructions within a statement that `wanted` accepts.
     pub(super) fn within(&self, number: usize, wanted: impl Fn(&Inst) -> bool) -> Vec<usize> {
         self.find_in(number, self.lines[number].end, wanted)
     }
 
-    /// The statement that defines a value; of a variable, the first that assigns it.
+    /// The statement that defines a value. For a variable, this is the first statement that assigns it.
     pub(super) fn definition(&self, value: Value) -> Option<usize> {
         self.definitions[value.0 as usize]
     }
@@ -180,8 +180,8 @@ impl<'k> Anatomy<'k> {
         }
     }
 
-    /// The mbarrier region that an instruction uses, by its own address or by the address that was mapped to another
-    /// CTA.
+    /// The region of the mbarrier that an instruction uses, by its own address or by an address that was mapped to
+    /// another CTA.
     pub(super) fn mbarrier(&self, inst: &Inst) -> Option<Region> {
         let Inst::Mbarrier(inst) = inst else { return None };
         self.region(match *inst {
@@ -204,8 +204,8 @@ impl<'k> Anatomy<'k> {
         self.region_address(*addr)
     }
 
-    /// Whether mbarriers of a region signal full stages rather than empty stages: their arrivals expect bytes (possibly
-    /// zero), or, if warps store the data, the name of the region says so.
+    /// Whether mbarriers of a region signal full stages rather than empty stages. Their arrivals then expect bytes
+    /// (possibly zero); or, if warps store the data, the name of the region ends with "full".
     pub(super) fn is_full(&self, region: Region) -> bool {
         if self.kernel.smem.regions[region.0 as usize].name.ends_with(" full") {
             return true;

@@ -27,8 +27,8 @@ fn taken_apart(targets: &[Target]) -> Vec<(&Target, Anatomy<'_>)> {
 }
 
 /// A covering selection: every operator breaks every source line and every kernel that it can break. Kernels share most
-/// of their lines, and the kernel builder repeats a line in prologues, loops and roles. The first and the last
-/// repetition are taken in turns.
+/// of their lines. A kernel may also repeat a line, in prologues, loops and roles: the first and the last repetition
+/// are taken in turns.
 pub fn covering(targets: &[Target]) -> Vec<Chosen<'_>> {
     let (mut chosen, kernels) = (Vec::new(), taken_apart(targets));
     for operator in operators() {

@@ -7,9 +7,8 @@ use fa3_cuda::kernels::ladder::{
 use fa3_ir::Elem;
 use fa3_ir::{Buffer, BufferRole, Kernel, Program};
 
-/// Further problems for a kernel, with the bytes of their arrays. Their sizes are multiples of a step, are just above a
-/// multiple, and end at each column and row of a warp's fragment. Every CTA has more steps along K than pipeline
-/// stages.
+/// Further problems for a kernel, with the bytes of their arrays. Sizes are multiples of a step, just above a multiple,
+/// or end at each column and row of a warp's fragment. Matrix products have 1 to 3 steps along K, or 16.
 pub(super) fn edges(kernel: &str) -> Vec<(Program<Kernel>, Vec<Vec<u8>>)> {
     let with_buffers = |program: Program<Spec>| {
         let buffers = program.buffers.iter().map(rising).collect();
@@ -31,7 +30,7 @@ fn rising(array: &Buffer) -> Vec<u8> {
 fn programs(kernel: &str) -> Vec<Program<Spec>> {
     let elem = Elem::Bf16;
     let size = |m, n, k| GemmSize { m, n, k };
-    // Sizes end at both rows of a thread, and at every pair of columns of a fragment.
+    // The rows end at both rows of a thread, and the columns at every pair of columns of a fragment.
     let corners = || (0..16).map(|index| size(12, 8 * index + 2, 8)).chain([size(4, 8, 8)]);
     let (whole, long) = (size(128, 128, 192), size(64, 128, 1024));
     let steps = [64, 128, 192].map(|k| size(64, 128, k));

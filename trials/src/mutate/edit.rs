@@ -43,7 +43,7 @@ impl Edit {
     }
 }
 
-/// The kernel after all of `edits`.
+/// Applies all of `edits` to the kernel.
 pub(super) fn edited(kernel: &Kernel, edits: &[Edit]) -> Kernel {
     let (mut kernel, mut next) = (kernel.clone(), 0);
     edit_block(&mut kernel.prologue, &mut next, edits);

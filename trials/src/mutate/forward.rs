@@ -30,7 +30,7 @@ const TWO_STAGE: &[Equivalent] = &[
     ("named barrier: the first warpgroup's", 1, LAST_TURN),
 ];
 
-/// The warp that fetches work tiles waits for requests rather than for data.
+/// Rules that notice that the warp that fetches work tiles does not wait. It waits for requests and not for data.
 const UNASKED: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::Deadlock, Rule::M3, Rule::M4])];
 
 /// Equivalent mutants of the warp that fetches work tiles.
@@ -40,7 +40,7 @@ const ASKED: &[Equivalent] = &[(
     "the producer's stage of works is filled again when it has asked for another one, behind the barrier",
 )];
 
-/// Reason why mutants of the second fence of two products are equivalent.
+/// Reason why the fence of the second of two products is redundant.
 pub(crate) const QK_FENCE: &str = "two products are in flight together: the fence of the first is for both";
 
 /// Equivalent mutants of Algorithm 1 with one stage of K and V.
@@ -145,8 +145,8 @@ const IN_TURNS_FP8: &[Equivalent] = &[
     ("named barrier: the first warpgroup's", 1, LAST_TURN),
 ];
 
-/// A ping-pong turn follows products whose operands are not overwritten afterwards, because another warpgroup waits for
-/// the turn or for its end.
+/// Rules that notice a missing ping-pong turn after products. The operands of these products are not overwritten
+/// afterwards, but another warpgroup waits for the turn or for its end.
 const MISSING_TURNS: &[(&str, &[Rule])] = &[
     ("barrier after products: deleted", &[Rule::B2, Rule::Deadlock]),
     ("barrier after products: before their wait", &[Rule::Deadlock]),
@@ -266,8 +266,8 @@ pub(crate) fn interval_targets() -> Vec<Target> {
     vec![target.also_noticed(UNASKED).also_equivalent(ASKED)]
 }
 
-/// The kernel that transposes V before attention, on heads of several tiles, the last one partial, and on heads of one
-/// tile.
+/// The kernel that transposes V before attention. Some heads have several tiles, of which the last one is partial;
+/// other heads have one tile.
 fn transposing() -> Target {
     let options = with_tile(TINY_FP8.of_inputs(INPUTS[1]));
     let programs = [(2, 300), (1, 128)].map(|(heads, keys)| {

@@ -13,22 +13,22 @@ pub(super) fn is_mma(inst: &Inst) -> bool {
     mma(inst).is_some()
 }
 
-/// Waits for products.
+/// Whether an instruction waits for products.
 pub(super) fn is_product_wait(inst: &Inst) -> bool {
     matches!(inst, Inst::Wgmma(WgmmaInst::Wait { .. }))
 }
 
-/// Initialises an mbarrier.
+/// Whether an instruction initializes an mbarrier.
 pub(super) fn is_init(inst: &Inst) -> bool {
     matches!(inst, Inst::Mbarrier(MbarrierInst::Init { .. }))
 }
 
-/// Waits for an mbarrier.
+/// Whether an instruction waits for an mbarrier.
 pub(super) fn is_wait(inst: &Inst) -> bool {
     matches!(inst, Inst::Mbarrier(MbarrierInst::Wait { .. }))
 }
 
-/// Arrives at an mbarrier without expecting bytes.
+/// Whether an instruction arrives at an mbarrier without expecting bytes.
 pub(super) fn is_plain_arrival(inst: &Inst) -> bool {
     matches!(inst, Inst::Mbarrier(MbarrierInst::Arrive { .. } | MbarrierInst::ArriveRemote { .. }))
 }
@@ -37,7 +37,7 @@ pub(super) fn is_init_fence(inst: &Inst) -> bool {
     *inst == Inst::Fence(FenceInst::MbarrierInit)
 }
 
-/// Waits for the previous grid (griddepcontrol.wait).
+/// Whether an instruction waits for the previous grid (griddepcontrol.wait).
 pub(super) fn is_grid_wait(inst: &Inst) -> bool {
     *inst == Inst::Misc(MiscInst::GridDependencyWait)
 }
@@ -47,22 +47,22 @@ pub(super) fn is_proxy_fence(inst: &Inst) -> bool {
     matches!(inst, Inst::Fence(ProxyAsync | ProxyAsyncShared | ProxyAsyncCluster | ProxyAsyncGlobal))
 }
 
-/// Synchronizes on a CTA barrier or a named barrier.
+/// Whether an instruction synchronizes on a CTA barrier or a named barrier.
 pub(super) fn is_sync(inst: &Inst) -> bool {
     matches!(inst, Inst::Barrier(BarrierInst::SyncCta | BarrierInst::Sync(_)))
 }
 
-/// Synchronizes the lanes of a warp.
+/// Whether an instruction synchronizes the lanes of a warp.
 pub(super) fn is_warp_sync(inst: &Inst) -> bool {
     *inst == Inst::Warp(WarpInst::Sync)
 }
 
-/// A tensor copy into shared memory.
+/// Whether an instruction is a tensor copy into shared memory.
 pub(super) fn is_load(inst: &Inst) -> bool {
     matches!(inst, Inst::Tma(TmaInst::Load { .. }))
 }
 
-/// A tensor copy out of shared memory.
+/// Whether an instruction is a tensor copy out of shared memory.
 pub(super) fn is_copy_out(inst: &Inst) -> bool {
     let Inst::Tma(inst) = inst else { return false };
     matches!(
@@ -82,7 +82,7 @@ pub(super) fn is_bulk_wait(inst: &Inst) -> bool {
     matches!(inst, Inst::Tma(TmaInst::Wait { .. }))
 }
 
-/// Accesses global memory that the previous grid may write, by the generic proxy.
+/// Whether an instruction accesses, by the generic proxy, global memory that the previous grid may write.
 pub(super) fn touches_global(inst: &Inst) -> bool {
     matches!(
         inst,
@@ -92,14 +92,14 @@ pub(super) fn touches_global(inst: &Inst) -> bool {
     )
 }
 
-/// Accesses memory by the generic proxy.
+/// Whether an instruction accesses memory by the generic proxy.
 pub(super) fn is_access(inst: &Inst) -> bool {
     let is_parameter = matches!(inst, Inst::Mem(MemInst::LoadParam { .. }));
     let matrices = matches!(inst, Inst::Warp(WarpInst::Ldmatrix { .. } | WarpInst::Stmatrix { .. }));
     matrices || matches!(inst, Inst::Mem(_)) && !is_parameter
 }
 
-/// Writes shared memory by the generic proxy.
+/// Whether an instruction writes shared memory by the generic proxy.
 pub(super) fn writes_shared(inst: &Inst) -> bool {
     matches!(
         inst,
@@ -107,7 +107,7 @@ pub(super) fn writes_shared(inst: &Inst) -> bool {
     )
 }
 
-/// Reads a tile of shared memory, by any proxy.
+/// Whether an instruction reads a tile of shared memory, by any proxy.
 pub(super) fn reads_tile(inst: &Inst) -> bool {
     is_mma(inst) || is_copy_out(inst) || matches!(inst, Inst::Warp(WarpInst::Ldmatrix { .. }))
 }

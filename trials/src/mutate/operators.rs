@@ -32,7 +32,7 @@ pub fn operators() -> impl Iterator<Item = &'static Operator> {
     families.into_iter().flatten()
 }
 
-/// Sites at `lines`, where `site` gives one.
+/// The sites that `site` makes from some of `lines`.
 fn sites(lines: impl IntoIterator<Item = usize>, site: impl Fn(usize) -> Option<Site>) -> Vec<Site> {
     lines.into_iter().filter_map(site).collect()
 }

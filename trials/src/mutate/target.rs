@@ -11,7 +11,7 @@ use super::edges::edges;
 use super::{Mutant, Operator};
 use crate::Trial;
 
-/// Number of random schedules of a mutant, if no rule notices it earlier.
+/// Number of random schedules under which a mutant runs if no rule notices it earlier.
 const SEEDS: u64 = 6;
 
 /// Limit of a mutant's steps, as a multiple of the kernel's instructions. A longer run counts as endless.
@@ -120,8 +120,8 @@ impl Target {
         Target::new(name, problems, step, equivalent)
     }
 
-    /// The kernel of one step of these programs, which come with the bytes of their arrays. The preceding steps run
-    /// once.
+    /// A target whose mutants replace the kernel of one step of these programs, which come with the bytes of their
+    /// arrays. The preceding steps run once.
     ///
     /// # Panics
     /// If there are no programs, the kernel differs between them, or the simulator rejects one.
@@ -179,8 +179,8 @@ impl Target {
     }
 
     /// Schedules and problems for a mutant: the extreme schedules on all problems, then random schedules on the
-    /// problems in turn. A result depends on the schedule only if a rule is broken, so for mutants that break no rule
-    /// one schedule is enough. The problems with the fewest steps come first, since any problem kills most mutants.
+    /// problems in turn. If no rule may kill the mutant, one schedule is enough, because its result does not depend on
+    /// the schedule. Any problem kills most mutants, so the problems with the fewest steps come first.
     fn runs(&self, rules: &[Rule]) -> Vec<(Policy, &Problem)> {
         let mut problems: Vec<&Problem> = self.problems.iter().collect();
         problems.sort_by_key(|problem| problem.most_steps);
@@ -222,7 +222,7 @@ impl Target {
 
 impl Problem {
     /// Runs the step with `kernel` instead of its own. Returns everything that notices the change: ids of rules,
-    /// `result`, or an error. Stops as soon as one of the rules `until` notices it.
+    /// `result`, or an error. Stops as soon as a rule of `until` notices the change.
     fn notices(
         &self,
         kernel: &Loaded<'_>,
@@ -234,7 +234,7 @@ impl Problem {
         let mode = if compare { Mode::Fast } else { Mode::Skeleton };
         let simulation = ProgramSimulation::of(program).policy(policy).mode(mode).until(until.to_vec());
         match simulation.max_steps(self.most_steps).run(&self.initial) {
-            // A warp runs forever.
+            // A warp that runs forever counts as a deadlock.
             Err(SimError::Steps { .. }) => BTreeSet::from([Rule::Deadlock.id().to_owned()]),
             Err(error) => BTreeSet::from([error.to_string()]),
             Ok(simulated) => {

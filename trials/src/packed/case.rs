@@ -8,7 +8,7 @@ use crate::memory::{UNWRITTEN, before, words};
 use crate::values::Rng;
 use crate::{Bits, Trial};
 
-/// Number of rows of Q and K after the last sequence, if there are any. It is larger than a tile.
+/// Number of rows of Q and of K after the last sequence, if there are such rows. It is larger than a tile.
 const BEHIND: i32 = 200;
 
 /// Lengths of a batch.
@@ -41,13 +41,13 @@ pub struct Case {
     pub tile: [u32; 2],
     /// The mask.
     pub mask: Mask,
-    /// Whether the first index of each sequence is written as well.
+    /// Whether the kernel also writes each sequence's first row in arrays that pad sequences to whole row blocks.
     pub firsts: bool,
     /// Seed of the lengths.
     pub seed: u64,
 }
 
-/// The lengths of Q, or of K and V: what the host knows, and the contents of the arrays.
+/// The lengths of Q, or of K and V: the part that the host knows, and the contents of the arrays.
 struct Batch {
     side: Side,
     cu_seqlens: Vec<i32>,

@@ -56,14 +56,14 @@ const SMALL: Case = Case {
     seed: 1,
 };
 
-/// CTAs that rank keys within warps, that merge runs, and that merge runs twice; and two chunks.
+/// Batches whose sort ranks keys within warps, merges runs, merges runs twice, and takes two chunks.
 pub(crate) fn small() -> Vec<Trial> {
     let counts = [40, 120, 300, 1030];
     counts.map(|count| Case { count, ..SMALL }.trial()).into()
 }
 
-/// A kernel of two warps, and a kernel that merges runs twice, with all kinds of lengths. Off-by-one bounds are not
-/// among their mutants: the trials compare every word of the table with the host's.
+/// A kernel of two warps, and a kernel that merges runs twice, with all kinds of lengths. Operators on bounds are not
+/// tried, because the trials compare every word of the table with the host's.
 pub(crate) fn targets() -> Vec<Target> {
     let target = |name, count| {
         let trials = LENGTHS.map(|lengths| Case { count, lengths, ..SMALL }.trial());

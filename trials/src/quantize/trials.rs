@@ -123,7 +123,7 @@ pub(crate) fn small() -> Vec<Trial> {
     cases.map(|case| case.allowed().trial(2)).into()
 }
 
-/// With block scales, a CTA barrier separates the reads of a tile from the next load into its stage.
+/// Equivalent mutants with block scales. A CTA barrier separates the reads of a tile from the next load into its stage.
 const BLOCKS: &[Equivalent] = &[
     ("empty wait: after the first load", 1, MET),
     ("empty wait: parity not toggled", 1, MET),
@@ -131,10 +131,10 @@ const BLOCKS: &[Equivalent] = &[
     ("fence.mbarrier_init: before the last init", 1, EMPTY),
 ];
 
-/// With given scales there is no CTA barrier between the reads of a tile and the next load.
+/// Equivalent mutants with given scales. No CTA barrier separates the reads of a tile from the next load.
 const GIVEN: &[Equivalent] = &[("fence.mbarrier_init: before the last init", 1, EMPTY)];
 
-/// In clusters, threads of both CTAs synchronize, and the last mbarriers are for the maxima.
+/// Equivalent mutants in clusters. Threads of both CTAs synchronize, and the last mbarriers are for the maxima.
 const CLUSTERS: &[Equivalent] = &[
     ("empty wait: after the first load", 1, MET),
     ("empty wait: parity not toggled", 1, MET),
@@ -147,8 +147,8 @@ const SECOND: &str =
     "the last mbarrier is of the second maximum: the first stage was released behind a fence before";
 const EMPTY: &str = "the last mbarrier is an empty stage's, which no copy signals";
 
-/// Kernels with more tiles per CTA than stages. Off-by-one bounds are not among their mutants: the trials compare rows
-/// and positions with fa3-quant.
+/// Kernels with more tiles per CTA than stages. Operators on bounds are not tried, because the trials compare rows and
+/// positions with fa3-quant.
 pub(crate) fn targets() -> Vec<Target> {
     let case = Case {
         dtype: Dtype::F16,

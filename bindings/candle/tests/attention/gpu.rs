@@ -14,7 +14,7 @@ fn gpu() -> Option<Device> {
     device
 }
 
-/// Compares with the crate `fa3`, whose kernels have tests of their own.
+/// Compares results with the crate `fa3`, whose kernels have their own tests.
 #[cfg(feature = "cuda")]
 #[test]
 fn results_are_the_same_bits_as_those_of_fa3() -> Result<()> {
@@ -31,7 +31,7 @@ fn views() -> Result<()> {
     gpu().map_or(Ok(()), |device| crate::views::check_all(&device))
 }
 
-/// The GPU computes the lengths of sequences in pages; if the list is i32, the host does.
+/// The GPU computes the lengths of sequences in pages if the list is u32. If it is i32, the host does.
 #[test]
 fn pages() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
@@ -53,7 +53,7 @@ fn pages() -> Result<()> {
     Ok(())
 }
 
-/// Each call reads the rows that candle has written to the cache before, on its stream.
+/// Each call reads the rows that candle has written to the cache before the call, on candle's stream.
 #[test]
 fn decoding() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };

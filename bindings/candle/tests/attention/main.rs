@@ -1,5 +1,5 @@
-//! Tests of attention and its gradients. They are compared with candle's own operations in f32, and in every type with
-//! the crate `fa3` bit by bit, on the CPU and, if this is built with the feature `cuda`, on a GPU.
+//! Tests of attention and its gradients. In f32, results are compared with candle's own operations. In every type, they
+//! are compared with the crate `fa3` bit by bit, on the CPU and, with the feature `cuda`, on a GPU.
 
 mod gpu;
 mod reference;

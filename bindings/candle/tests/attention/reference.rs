@@ -5,7 +5,7 @@ use fa3_candle::*;
 
 use crate::bits;
 
-/// A call in f32, and the options that both sides are given.
+/// A call in f32, with the options that this crate and the reference get.
 #[derive(Debug)]
 struct Case {
     /// Batch, rows of Q, rows of K.
@@ -109,7 +109,7 @@ fn wave(dims: &[usize], step: f32) -> Result<Var> {
     Var::from_tensor(&x.reshape(dims)?)
 }
 
-/// Both implementations sum in f32, in different orders. All numbers here are of the order of 1.
+/// Asserts that two results differ only by the order of f32 sums. All numbers here are of the order of 1.
 fn assert_near(name: &str, given: &Tensor, expected: &Tensor) -> Result<()> {
     assert_eq!((given.dims(), given.dtype()), (expected.dims(), DType::F32), "{name}");
     let [largest, error] = [expected.abs()?, (given - expected)?.abs()?].map(|x| x.flatten_all()?.max(0));
@@ -118,7 +118,7 @@ fn assert_near(name: &str, given: &Tensor, expected: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Gradients of two numbers.
+/// Compares the gradients of two scalars with respect to each of `vars`.
 fn assert_near_gradients<'a>(
     vars: impl IntoIterator<Item = (&'static str, &'a Tensor)>,
     [given, expected]: [&Tensor; 2],
@@ -147,7 +147,7 @@ fn calls_are_as_those_of_candles_operations() -> Result<()> {
         Case { sink: true, ..all() },
         Case { sink: true, softcap, heads: [4, 2], window: sliding, ..all() },
         Case { head_dims: [9, 20], ..all() },
-        // A new token of each sequence.
+        // Each sequence has one new token.
         Case { rows: [3, 1, 70], heads: [8, 2], window: causal, ..all() },
     ];
     let windows = windows.map(|window| Case { window, ..all() });
@@ -176,7 +176,7 @@ fn sinks_of_another_type() -> Result<()> {
     assert_near("o", &alone, &o)
 }
 
-/// Rows 0 and 1 of 5 see no key of 3.
+/// There are 5 rows and 3 keys, so rows 0 and 1 see no key.
 #[test]
 fn rows_without_keys_are_0_and_have_no_gradients() -> Result<()> {
     let case = Case { rows: [1, 5, 3], ..Case::default() };
@@ -192,7 +192,7 @@ fn rows_without_keys_are_0_and_have_no_gradients() -> Result<()> {
     Ok(())
 }
 
-/// Each packed sequence has the result that it has on its own, and the same gradients.
+/// Each packed sequence has the result and the gradients that it has alone.
 #[test]
 fn packed_sequences() -> Result<()> {
     let (of_q, of_k) = ([0u32, 11, 11, 30], [0u32, 15, 24, 50]);
@@ -221,7 +221,7 @@ fn packed_sequences() -> Result<()> {
     assert_near_gradients(vars, [&phi(&o, &lse)?, &phi(&expected_o, &expected_lse)?])
 }
 
-/// An operation runs once, and its gradients any number of times: of O, of LSE, or of a tensor that is its own query.
+/// An operation runs once. Its gradients run any number of times: of O, of LSE, or of a tensor that is its own query.
 #[test]
 fn gradients_add_up_as_those_of_other_operations() -> Result<()> {
     let case = Case { rows: [1, 20, 20], window: [None, Some(0)], ..Case::default() };

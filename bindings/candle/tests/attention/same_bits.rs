@@ -1,4 +1,4 @@
-//! Compares with the crate `fa3` bit by bit, in every type: nothing is converted or lost on the way.
+//! Compares results with the crate `fa3` bit by bit, in every type, so that no conversion or loss goes unnoticed.
 
 use candle_core::{DType, Device, Result, Tensor, Var, WithDType};
 use fa3::half::{bf16, f16};
@@ -15,7 +15,7 @@ fn wave<T: Scalar>(dims: (usize, usize, usize, usize), step: f32) -> Array4<T> {
     })
 }
 
-/// A tensor with the array's elements in its order.
+/// A tensor with the elements of the array, in the array's order.
 fn tensor<T: WithDType>(array: &Array4<T>, packed: bool, device: &Device) -> Result<Var> {
     let (batch, seqlen, heads, head_dim) = array.dim();
     let elements = array.iter().copied().collect::<Vec<T>>();
@@ -27,8 +27,8 @@ fn elements<T: WithDType>(x: &Tensor) -> Result<Vec<T>> {
     x.flatten_all()?.to_vec1()
 }
 
-/// Compares calls of dense tensors, of packed sequences and over a cache, without and with sinks. `fa3`'s device and
-/// candle's device are the same device.
+/// Compares calls of dense tensors, of packed sequences and over a cache, without and with sinks. `same` is `fa3`'s
+/// handle of the device `device`.
 pub(crate) fn check<T: Scalar<Output = T> + WithDType>(device: &Device, same: &fa3::Device) -> Result<()> {
     for sink in [None, Some(array![0.3, -2., 0., 5.])] {
         check_call::<T>(false, sink.as_ref(), device, same)?;
@@ -108,7 +108,7 @@ fn check_cached<T: Scalar<Output = T> + WithDType>(
     device: &Device,
     same: &fa3::Device,
 ) -> Result<()> {
-    // These lengths are rounded hints already, so both plans have the same hint.
+    // These lengths need no rounding as hints, so both plans have the same hint.
     let used = [40, 96];
     let (of_q, table) = ([0, 3, 5], array![[4, 0, 9], [2, 1, 3]]);
     let (q, cache) = if paged { ((1, 5, 4, 24), (5, 32, 2, 24)) } else { ((2, 3, 4, 24), (2, 100, 2, 24)) };

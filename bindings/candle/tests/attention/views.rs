@@ -1,4 +1,4 @@
-//! Tensors that are parts of others.
+//! Attention of tensors that are views of parts of other tensors.
 
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use fa3_candle::{Attention, Packed};
@@ -7,7 +7,7 @@ use crate::{bits, random};
 
 const DIMS: (usize, usize, usize, usize) = (2, 130, 2, 16);
 
-/// Contiguous copies have equal results, and gradients reach the tensors of which Q, K and V are parts.
+/// Checks that contiguous copies of views have equal results, and that gradients reach the viewed tensors.
 fn check(wholes: [&Var; 3], part: impl Fn(&Tensor, usize) -> Result<Tensor>) -> Result<()> {
     let attention = Attention::new(0.25).causal().deterministic();
     let [q, k, v] = [part(wholes[0], 0)?, part(wholes[1], 1)?, part(wholes[2], 2)?];
@@ -49,7 +49,7 @@ fn views_are_as_good_as_copies() -> Result<()> {
     check_all(&Device::Cpu)
 }
 
-/// The gradient of a sum is one number with strides of 0, the gradient of a transposed result has heads outside rows.
+/// The gradient of a sum has strides of 0. In the gradient of a transposed result, heads lie outside of rows.
 #[test]
 fn gradients_of_any_strides() -> Result<()> {
     let x = Var::from_tensor(&random(DIMS, DType::F16, &Device::Cpu)?)?;

@@ -74,7 +74,7 @@ except ModuleNotFoundError as _error:
 
 
 def __getattr__(name: str) -> Any:
-    # It imports torch's compiler, which takes seconds.
+    # `fa3.distributed` is imported only when it is used: it imports torch's compiler, which takes seconds.
     if name == "distributed":
         from importlib import import_module
 

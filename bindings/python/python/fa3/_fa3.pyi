@@ -15,8 +15,8 @@ def run(
     operation: Operation,
     device: int,
     stream: int | None,
-    # Tensors, or (dtype, address, shape, strides), by names
+    # Tensors by name: each is a torch tensor or a tuple (dtype, address, shape, strides).
     tensors: Mapping[str, Any],
-    # (bytes, zeros) -> (address, owner). The CPU and a call that is only checked need none.
+    # Allocates a workspace: (bytes, zeros) -> (address, owner). None for the CPU, or if the call is only checked.
     allocate: Callable[[int, int], tuple[int, object]] | None,
 ) -> int | None: ...

@@ -15,7 +15,7 @@ def stand_in(module: str, name: str) -> Callable[..., Any]:
     """A function with the signature and the docstring of a function in a module that cannot be imported."""
     path = Path(__file__).with_name(f"{module}.py")
     *_, definition = [x for x in ast.parse(path.read_text()).body if isinstance(x, ast.FunctionDef) and x.name == name]
-    # Only the docstring of its body stays. The types in its signature stay text.
+    # Keeps only the docstring of the function's body. The types in its signature stay text.
     definition.body = definition.body[:1]
     namespace: dict[str, Any] = {"__name__": f"fa3.{module}"}
     flags = __future__.annotations.compiler_flag

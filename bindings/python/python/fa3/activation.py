@@ -155,9 +155,9 @@ def _put(key: str, torchs: dict[str, Any]) -> torch.library.Library:
 
 
 class _Kernels:
-    """Kernels with the signatures of torch's operators, after the dispatch keys. Calls that they do not support go to
-    torch's own kernels. The decision depends on the same tensors in a forward pass and in its backward pass, and both
-    implementations have the same LSE anyway.
+    """Kernels in place of torch's operators: each takes the dispatch keys, and then the operator's arguments. A call
+    that our kernels do not support goes to torch's own kernel. A forward pass and its backward pass decide this by the
+    same tensors, and both implementations have the same LSE anyway.
     """
 
     def __init__(self, torchs: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ class _Kernels:
         *,
         scale: float | None = None,
     ) -> tuple:
-        """O (batch, heads, seqlen, head_dim), LSE, and the results that torch's dropout needs."""
+        """Computes O (batch, heads, seqlen, head_dim), LSE, and the results that torch's dropout needs."""
         call = _Call(query, key, value, _window(None, None, is_causal), is_heads_first=True)
         if dropout_p or return_debug_mask or not call.is_ours():
             given = query, key, value, dropout_p, is_causal, return_debug_mask
@@ -209,7 +209,7 @@ class _Kernels:
         *,
         scale: float | None = None,
     ) -> tuple:
-        """O and LSE of float8_e4m3fn, with per-head scales (batch, heads_kv). O is bfloat16."""
+        """Computes O in bfloat16, and LSE, from float8_e4m3fn Q, K and V with per-head scales (batch, heads_kv)."""
         call = _Call(query, key, value, _window(None, None, is_causal), is_heads_first=True)
         descales = q_descale, k_descale, v_descale
         is_ours = query.dtype == torch.float8_e4m3fn and call.is_ours() and _are_of_heads(key, *descales)
@@ -240,7 +240,7 @@ class _Kernels:
         *,
         scale: float | None = None,
     ) -> tuple:
-        """dQ, dK and dV, with the strides of Q, K and V."""
+        """Computes dQ, dK and dV, which have the strides of Q, K and V."""
         call = _Call(query, key, value, _window(None, None, is_causal), is_heads_first=True)
         if dropout_p or not call.is_ours():
             given = grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k
@@ -271,13 +271,13 @@ class _Kernels:
         alibi_slopes: Tensor | None = None,
         **newer: Any,
     ) -> tuple:
-        """O (batch, seqlen, heads, head_dim), or (total, heads, head_dim) where sequences are packed, LSE, and the
-        results that torch's dropout needs. `newer` are arguments of later versions.
+        """Computes O, LSE, and the results that torch's dropout needs. O is (batch, seqlen, heads, head_dim), or
+        (total, heads, head_dim) if sequences are packed. `newer` has arguments that later versions of torch add.
         """
         window = _window(window_size_left, window_size_right, is_causal)
         call = _Call(query, key, value, window, _sequences(cum_seq_q, cum_seq_k, seqused_k), (max_q, max_k))
         others = dropout_p or return_debug_mask or alibi_slopes is not None or _are_given(newer)
-        # A dense batch with seqused_k goes to torch.
+        # A dense batch with seqused_k goes to torch's own kernel.
         others = others or (cum_seq_q is None and seqused_k is not None)
         if others or not call.is_ours():
             given = query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask
@@ -309,7 +309,7 @@ class _Kernels:
         window_size_left: int | None = None,
         window_size_right: int | None = None,
     ) -> tuple:
-        """dQ, dK and dV, with the strides of Q, K and V."""
+        """Computes dQ, dK and dV, which have the strides of Q, K and V."""
         window = _window(window_size_left, window_size_right, is_causal)
         call = _Call(query, key, value, window, _sequences(cum_seq_q, cum_seq_k, None), (max_q, max_k))
         if dropout_p or not call.is_ours():
@@ -323,9 +323,8 @@ class _Kernels:
 
 
 class _Call:
-    """A call of attention. Its layout, which is computed once, serves the launch and decides whether our kernels
-    compute the call. This matters, because the host limits the speed of a small call, and each query of a tensor takes
-    time.
+    """A call of attention. Its layout is computed once, decides whether our kernels compute the call, and serves the
+    launch. The host limits the speed of a small call, and reading a property of a tensor takes time.
     """
 
     def __init__(
@@ -366,7 +365,7 @@ class _Call:
         return layout_of(dtype, self._window, count, self._margin, self._is_heads_first, *extents)
 
     def launch(self, scale: float | None, out: Tensor, *descales: Tensor | None) -> Tensor:
-        """LSE of a call that `is_ours`; O is written to `out`, which has Q's strides."""
+        """Writes O to `out`, which has Q's strides, and returns LSE. `is_ours` must hold."""
         assert self._layout is not None
         q, device = self._tensors[0], self._device
         dtype, of_q, of_k, of_v, of_o, of_lse = self._layout
@@ -390,7 +389,7 @@ class _Call:
     def launch_backward(
         self, dout: Tensor, o: Tensor, lse: Tensor, scale: float | None, outputs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Writes dQ, dK and dV of a call that `is_ours` to the outputs, which have the strides of Q, K and V."""
+        """Writes dQ, dK and dV to `outputs`, which have the strides of Q, K and V. `is_ours` must hold."""
         tensors = dout, *self._tensors, o, *outputs
         if self._is_heads_first:
             tensors = tuple(x.transpose(1, 2) for x in tensors)
@@ -401,7 +400,7 @@ class _Call:
 
 
 def _others(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The seed and the offset of dropout, and its mask, as placeholders: there is no dropout."""
+    """Placeholders for the seed, the offset and the mask of dropout: our kernels have no dropout."""
     seed = like.new_empty(2, dtype=torch.uint64)
     # A view takes a third of the time of an allocation.
     return seed, seed[0], _no_mask(like.dtype, like.device)
@@ -417,7 +416,7 @@ def _no_mask(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _window(left: int | None, right: int | None, is_causal: bool) -> tuple[int, int, int]:
-    """The window and attention_chunk, which is 0, as the extension module takes them."""
+    """(window_left, window_right, attention_chunk) for the extension module. attention_chunk is 0."""
     return -1 if left is None else left, 0 if is_causal else -1 if right is None else right, 0
 
 
@@ -445,7 +444,7 @@ _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float8_e4m3fn))
 
 
 def _are_readable(sequences: Sequences, device: int) -> bool:
-    """Whether kernels can read the lists."""
+    """Whether kernels on the device can read the lists of the sequences."""
     ends_q, ends_k, _, used = sequences
     if not (_is_list(ends_q, device) and (ends_k is ends_q or _is_list(ends_k, device))):
         return False
@@ -460,5 +459,5 @@ def _is_list(x: Tensor, device: int) -> bool:
 
 @functools.cache
 def _has_kernels(device: int) -> bool:
-    """Whether our kernels run on the device of this number: on Hopper GPUs they do; the CPU's number is negative."""
+    """Whether our kernels run on the device with this index, as they do on Hopper GPUs. The CPU's index is negative."""
     return device >= 0 and torch.cuda.get_device_capability(device) == (9, 0)

@@ -1,5 +1,5 @@
-"""The layout of a call under `fa3.activate()`: shapes and strides for the extension module, and whether it supports
-them.
+"""The layout of a call under `fa3.activate()`: shapes and strides for the extension module, and whether the module
+supports them.
 """
 
 import functools
@@ -16,7 +16,7 @@ Extents = tuple[tuple[int, ...], tuple[int, ...]]
 class Layout(NamedTuple):
     """A call's shapes and strides for the extension module, in the order (batch, seqlen, heads, head_dim)."""
 
-    # Of Q, K and V.
+    # The dtype of Q, K and V.
     dtype: torch.dtype
     q: Extents
     k: Extents
@@ -35,20 +35,20 @@ def layout_of(
     is_heads_first: bool,
     *extents: tuple[int, ...],
 ) -> Layout | None:
-    """The layout of a call, or None if the extension module refuses it by the rules of an H100. `extents` are the
+    """The layout of a call, or None if the extension module refuses the call by the rules of an H100. `extents` are the
     shapes and strides of Q, K and V: (batch, seqlen, heads, head_dim), or if heads are first (batch, heads, seqlen,
     head_dim), or (total, heads, head_dim) of `sequences` packed sequences.
 
-    This decides, whatever the data, whether our kernels compute a call. The result is cached, because the host limits
-    the speed of a small call.
+    So the choice of our kernels depends on no data. The result is cached, because the host limits the speed of a small
+    call.
     """
     rank = 4 if sequences is None else 3
     shapes, seen = extents[::2], list(zip(extents[::2], extents[1::2], strict=True))
-    # Torch's O has Q's layout, and so Q's head_dim. If a tensor has no elements, there is nothing to launch.
+    # Torch's O has Q's layout, so V must have Q's head_dim. If a tensor has no elements, there is nothing to launch.
     if any(len(shape) != rank or 0 in shape for shape in shapes) or shapes[0][-1] != shapes[2][-1]:
         return None
     q, k, v = (_in_order(x, is_heads_first) for x in seen)
-    # O and the gradients have the layouts of Q, K and V, without gaps.
+    # O has the layout of Q, and the gradients have the layouts of Q, K and V; all of them without gaps.
     outputs = [_in_order(_like(*x), is_heads_first) for x in seen]
     *batch, seqlen, heads, _ = q[0]
     layout = Layout(dtype, q, k, v, outputs[0], (*batch, heads, seqlen))

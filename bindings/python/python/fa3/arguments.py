@@ -9,11 +9,13 @@ from torch import Tensor
 from . import operator
 
 _FLOAT32 = torch.float32
-# A number in a trace may be a symbol.
+# While torch.compile traces, a number may be a symbol.
 _INTEGERS = (int, torch.SymInt)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 # The number of keys of a split (split_keys) is a multiple of this.
 _KEYS_OF_SPLITS = 128
+# The columns of Q and K in the tiles of kernels with `qv`.
+_COLUMNS = 64
 
 
 def under_autocast(*given: Any) -> tuple[Any, ...]:
@@ -28,8 +30,19 @@ def under_autocast(*given: Any) -> tuple[Any, ...]:
     return given
 
 
+def scores_of_values(q: Any, k: Any, v: Any, qv: Any, softmax_scale: Any) -> tuple[Any, Any, Any]:
+    """Q, K and the factor on scores. If Q and K are None, scores are the product of `qv` and V alone: then Q is zeros,
+    K is a part of V's columns, and their product adds nothing.
+    """
+    if not (q is k is None) or not all(isinstance(x, Tensor) and x.dim() for x in (qv, v)):
+        return q, k, softmax_scale
+    columns = min(qv.shape[-1], v.shape[-1], _COLUMNS)
+    q = qv.new_zeros(*qv.shape[:-1], columns)
+    return q, v[..., :columns], qv.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+
+
 def number(name: str, given: Any) -> float:
-    """Converts a number to a float, or keeps a trace's symbol."""
+    """Converts a number to a float. A symbol of torch.compile stays as it is."""
     if type(given) is float:
         return given
     given = _scalar(name, given)
@@ -44,7 +57,7 @@ def number(name: str, given: Any) -> float:
 def integer(name: str, given: Any) -> int:
     """Converts an integer that fits into 64 bits with a sign."""
     given = whole(name, given)
-    # A trace cannot compare a number that it does not know.
+    # A symbol of torch.compile, whose value is not known, cannot be compared.
     if isinstance(given, int) and not torch.compiler.is_compiling() and not -(2**63) <= given < 2**63:
         raise ValueError(f"{name} {given} is too large or too small a number")
     return given
@@ -61,7 +74,7 @@ def whole(name: str, given: Any) -> int:
 
 
 def hint(name: str, given: Any) -> int | None:
-    """A hint, which changes no result. None if reading it would wait for a GPU or break a trace."""
+    """Converts a hint, which changes no result. Returns None if to read it would wait for a GPU or break a trace."""
     if isinstance(given, Tensor) and given.dim() == 0 and not (given.is_cpu and operator.is_plain(given)):
         return None
     return None if given is None else integer(name, given)
@@ -127,8 +140,8 @@ def descales(q: Any, k: Any, v: Any, *given: Any) -> list[Tensor | None]:
 
 
 def split_keys(given: Any, num_splits: Any) -> int:
-    """How CTAs split the keys, as operators take it: 0 for no split, -1 for equal shares, otherwise the number of keys
-    of a split.
+    """The split of the keys between CTAs, as operators take it: 0 for no split, -1 for equal shares, otherwise the
+    number of keys of a split.
     """
     splits = integer("num_splits", num_splits)
     if given is None:
@@ -207,7 +220,7 @@ def tensor(name: str, given: Any) -> None:
 
 
 def _scalar(name: str, given: Any) -> Any:
-    """The number in a tensor or array without dimensions; any other argument as it is."""
+    """Returns the number in a tensor or array without dimensions, and any other argument unchanged."""
     if isinstance(given, Tensor):
         if operator.needs_grad(given):
             raise NotImplementedError(f"{name} requires grad, and has no gradient: give a number")

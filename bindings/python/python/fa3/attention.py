@@ -125,9 +125,9 @@ def flash_attn_func(
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
     device. On the CPU tensors may also be float32. Under `torch.autocast` float32 q, k, v and qv are cast to its dtype.
 
-    O and LSE are differentiable in q, k and v of float16 and bfloat16, and in s_aux, once and in reverse mode. If one
-    of them requires grad, q, k, v, O and LSE are kept for the backward pass, which computes the gradients of all of
-    them. The gradient of a tensor whose heads lie outside its rows in memory has that layout too; other gradients are
+    O and LSE are differentiable, once and in reverse mode, in s_aux, and in q, k and v unless these are float8_e4m3fn.
+    If one of them requires grad, q, k, v, O and LSE are kept for the backward pass, which computes the gradients of all
+    of them. If a tensor lies in memory as (batch, heads, seqlen, head_dim), so does its gradient; other gradients are
     contiguous. The backward pass takes a workspace of 8 bytes for each query row of each head, and of 4 more bytes for
     each element of q where it accumulates the gradient of q in memory. It reads the gradient of O with its own strides,
     and copies it only where these strides do not meet the rules for q.
@@ -155,9 +155,9 @@ def flash_attn_func(
         attention_chunk: 0 or None, or the number of keys in a chunk: a query sees only those keys of its window that
             lie in the same chunk as its own position.
         softcap: scores s become softcap * tanh(s / softcap); 0 or None is no cap.
-        num_splits, pack_gqa: any integer, and None, True or False. They change nothing: kernels choose.
-        deterministic: whether the gradient of q must have the same bits in every run. The mode that
-            `torch.are_deterministic_algorithms_enabled()` tells during the backward pass has the same effect. Otherwise
+        num_splits, pack_gqa: accepted and ignored. num_splits is any integer, and pack_gqa is None, True or False.
+        deterministic: whether the gradient of q must have the same bits in every run.
+            `torch.use_deterministic_algorithms(True)`, if set during the backward pass, has the same effect. Otherwise
             the gradient of q is accumulated in any order where that is faster: for head dimensions up to 128, if
             queries see more than 4096 keys on average, or more than 1024 under a mask. All other results always have
             the same bits.
@@ -175,7 +175,7 @@ def flash_attn_func(
             the call may require grad.
         s_aux: a sink for each query head, (heads_q,) of float32, float16 or bfloat16, as in GPT-OSS: the logit of one
             more key that every query sees and whose value is 0. It is neither scaled nor capped, and LSE includes it.
-            A query that sees no key has LSE = s_aux. A sink of -inf has no effect.
+            A query that sees no key has LSE = s_aux. A sink of -inf has no effect, and one of +inf makes O 0.
         intervals: a mask of one or two intervals of keys for each query, int32 (batch or 1, heads_q or 1, seqlen_q,
             2 or 4): start and end of each interval. Two intervals may come in any order, overlap or be empty. Bounds
             outside the keys are clamped. Key blocks that no query of a tile sees are skipped. It takes the place of
@@ -331,7 +331,7 @@ def flash_attn_qkvpacked_func(
 
 
 def _traced_into(q: Tensor, k: Tensor, v: Tensor, options: operator.Options, out: Tensor) -> Tensor:
-    """Returns LSE. The operator writes O to a tensor."""
+    """Calls the operator that writes O to `out`, and returns LSE."""
     _check_tensors(q, k, v, options)
     if operator.is_transformed():
         raise NotImplementedError("out is not supported inside of torch.func's transforms")

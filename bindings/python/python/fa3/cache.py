@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Cache(NamedTuple):
-    """The arguments of operators over a cache that give the rows of sequences, in this order."""
+    """The arguments that tell operators each sequence's rows of the cache and of Q, in the operators' order."""
 
     seqused_k: Tensor | None
     page_table: Tensor | None

@@ -36,10 +36,14 @@ class Options(NamedTuple):
     out_dtype: torch.dtype | None = None
     s_aux: Tensor | None = None
     qv: Tensor | None = None
+    lse_base_two: bool = False
+    lse_without_sink: bool = False
+    lse_empty_is_infinite: bool = False
 
 
-# The first fields and the last ones of `Cache`, for the extension module.
+# The names of the extension module's options: the first fields of `Options`, and the last fields of `Cache`.
 _SCORES = " ".join((*Options._fields[:7], *Cache._fields[6:]))
+_OF_LSE = " ".join(Options._fields[13:])
 
 
 def launch(
@@ -71,12 +75,14 @@ def compute(
     given |= operator.checked_descales(q, k, cache.cu_seqlens_q, *descales)
     operation, fields = "forward", _SCORES
     values: tuple[Any, ...] = (*options[:7], *cache[6:])
+    if any(options[13:]):
+        fields, values = f"{fields} {_OF_LSE}", (*values, *options[13:])
     if new is not None:
         operator.refuse_tangents(NAMES_OF_NEW, *new.tensors)
         new.check(cache.seqused_k)
         given["k_new"], given["v_new"] = new.k, new.v
         given |= zip(NewRows._fields[2:6], new[2:6])
-        operation, fields, values = "append", f"{_SCORES} interleaved", (*values, new.rotary_interleaved)
+        operation, fields, values = "append", f"{fields} interleaved", (*values, new.rotary_interleaved)
     return operator.attend(operation, fields, values, given, options, v.shape[3], with_lse, out)
 
 
@@ -97,8 +103,8 @@ def attention(
     out: Tensor | None,
     function: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns O and, if wanted, LSE: computed into `out`, by the operators for traces, or directly. `function` is the
-    caller's name for errors.
+    """Returns O and, if wanted, LSE. O is written to `out`, if it is given. Traces and autograd see the torch
+    operators; other calls skip them. `function` is the caller's name for errors.
     """
     given_options = (getattr(options, name) for name in _FLOATS)
     floats = (*tensors, *operator.given(*given_options))
@@ -156,10 +162,11 @@ _ARGUMENTS = (
     "Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, "
     "SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, SymInt split_keys, "
     "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, "
-    "Tensor? s_aux=None, Tensor? qv=None"
+    "Tensor? s_aux=None, Tensor? qv=None, bool lse_base_two=False, bool lse_without_sink=False, "
+    "bool lse_empty_is_infinite=False"
 )
 _TENSORS = "Tensor q, Tensor k, Tensor v"
-# The operator writes to the cache.
+# `fa3::append_forward` writes to the cache, so the schema marks k and v as written.
 _WRITTEN = (
     "Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor k_new, Tensor v_new, Tensor? cu_seqlens_k_new, Tensor? rotary_cos, "
     "Tensor? rotary_sin, Tensor? rotary_seqlens, bool rotary_interleaved"

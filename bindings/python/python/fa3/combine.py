@@ -31,7 +31,7 @@ def flash_attn_combine(
             512, or of 4 if out_partial and O are float32. The last stride is 1, and the others are multiples of 16
             bytes; on the CPU any strides will do.
         lse_partial: LSE of the splits, (num_splits, batch, seqlen, heads) or (num_splits, total, heads), float32,
-            natural logarithms, with any strides: the LSE of `flash_attn_func` must be transposed, as a view.
+            natural logarithms, with any strides. The LSE of `flash_attn_func` must be transposed, as a view.
         out: a tensor for O, of its shape, dtype and device, that overlaps no other tensor. The last stride is 1, and
             the others are multiples of 16 bytes that keep rows apart.
         out_dtype: the dtype of O: float32, float16 or bfloat16; out_partial's if None.

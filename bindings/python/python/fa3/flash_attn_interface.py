@@ -68,8 +68,8 @@ def _flash_attn_forward(
     out: Tensor | None = None,
     window_size: Sequence[int | None] | None = None,
 ) -> tuple[Tensor, Tensor, None, None]:
-    """O and LSE of a dense batch, as from `flash_attn_func`; of packed sequences, as from `flash_attn_varlen_func`; or
-    over a cache, as from `flash_attn_with_kvcache`. Arguments and their order are FlashAttention-3's.
+    """Computes O and LSE of a dense batch as `flash_attn_func` does, of packed sequences as `flash_attn_varlen_func`
+    does, or over a cache as `flash_attn_with_kvcache` does. Arguments and their order are FlashAttention-3's.
 
     Arguments:
         q, k, v, qv, q_descale, k_descale, v_descale, softmax_scale, causal, attention_chunk, softcap, num_splits,
@@ -77,11 +77,12 @@ def _flash_attn_forward(
         cu_seqlens_q, cu_seqlens_k: where sequences begin and end. A tensor without them is a dense batch.
         seqused_q, seqused_k: how many rows of each sequence are in use.
         max_seqlen_q, max_seqlen_k: hints where there are cu_seqlens; a dense batch needs none.
-        page_table, kv_batch_idx, leftpad_k: page_table, cache_batch_idx and cache_leftpad of
-            `flash_attn_with_kvcache`. With them, k and v are a cache, seqused_k is cache_seqlens, and there are no
-            gradients. seqused_k without cu_seqlens_k means a cache, too.
+        page_table, kv_batch_idx, leftpad_k: page_table, cache_batch_idx and cache_leftpad of `flash_attn_with_kvcache`.
+            If one of them is given, or seqused_k without cu_seqlens_k, then k and v are a cache, seqused_k is
+            cache_seqlens, and there are no gradients.
         k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, seqlens_rotary, rotary_interleaved: new rows that are
-            first written to k and v, and the rotation: k, v, cu_seqlens_k_new and so on of `flash_attn_with_kvcache`.
+            first written to k and v, and their rotation. `flash_attn_with_kvcache` names them k, v, rotary_seqlens and
+            so on.
         out_: a tensor for O, as `out` of these functions.
         window_size_left, window_size_right: both sides of window_size.
         scheduler_metadata: as in `flash_attn_varlen_func` where q and k are packed; ignored elsewhere, where nothing
@@ -184,7 +185,7 @@ def _flash_attn_backward(
     Arguments:
         dout: the gradient of O, with any strides. It is copied if kernels cannot read its strides.
         q, k, v: as given to the forward pass.
-        out, softmax_lse: O and LSE of the forward pass. Where k and v are a part of all keys, O and LSE over all
+        out, softmax_lse: O and LSE of the forward pass. If k and v are only a part of all keys, give O and LSE over all
             keys.
         cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q, max_seqlen_k: as given to the forward pass,
             where sequed is named seqused.
@@ -223,7 +224,7 @@ def _flash_attn_backward(
             arguments.tensor(name, x)
     batches: dict[str, Batch] = {}
     if any(x is not None for x in lists.values()):
-        # The sequences of a dense batch are computed as packed ones.
+        # If a list is given, the sequences of a dense batch are computed as packed sequences.
         for like, names in (("q", ("q", "dout", "out")), ("k", ("k", "v"))):
             if lists[f"cu_seqlens_{like}"] is None:
                 batch = Batch.of(tensors[like], like)

@@ -1,22 +1,31 @@
-"""FlashMLA's interface: decoding of multi-head latent attention over one cache."""
+"""FlashMLA's interface: multi-head latent attention over one cache, of all keys or of listed ones."""
 
 import functools
-from typing import Any
+import math
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from . import arguments
-from .kvcache import flash_attn_with_kvcache
+from . import arguments, cached_operator, kvcache, operator, sparse_operator
+from .cache import Cache
+from .sparse_operator import Lists, Options
 
-__all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
+__all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
+
+# A row of FlashMLA's FP8 cache: e4m3 codes, float32 scales of 128 columns each, and bfloat16 columns.
+_CODES, _SCALES, _ROTATED = 512, 4, 64
+_ROW_BYTES = _CODES + 4 * _SCALES + 2 * _ROTATED
+_BYTES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
+# Elements of the keys that are gathered at once for the largest scores.
+_GATHERED = 1 << 24
 
 
 def flash_mla_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
-    block_table: Tensor,
-    cache_seqlens: Tensor,
+    block_table: Tensor | None,
+    cache_seqlens: Tensor | None,
     head_dim_v: int,
     tile_scheduler_metadata: Any = None,
     num_splits: Any = None,
@@ -24,19 +33,30 @@ def flash_mla_with_kvcache(
     causal: bool = False,
     is_fp8_kvcache: bool = False,
     indices: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    extra_k_cache: Tensor | None = None,
+    extra_indices_in_kvcache: Tensor | None = None,
+    topk_length: Tensor | None = None,
+    extra_topk_length: Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    lse_base: Literal[2] | None = None,
+    neutral_lse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attention over a cache of latent vectors. Each row of the cache is a token's key, and its first head_dim_v
-    columns are the token's value.
+    columns are the token's value. With indices, each token of q attends to the rows that it lists (sparse attention).
 
-    It calls `flash_attn_with_kvcache` with views, so that nothing is copied. Lengths and tables are data, as there:
+    It calls attention with views, so nothing is copied. Lengths, tables and lists are data:
 
         q = q[..., head_dim_v:]            k_cache = k_cache[..., head_dim_v:]        the rotated columns
         qv = q[..., :head_dim_v]           v_cache = k_cache[..., :head_dim_v]        the latent ones
 
     Arguments:
-        q: (batch, seqlen_q, heads_q, head_dim), float16 or bfloat16; head_dim is 512 + 64 in DeepSeek's models.
-        k_cache: (pages, page_rows, heads_kv, head_dim); pages have any number of rows, and DeepSeek's models one head.
-        block_table: the pages of each sequence, in order, int32 (batch, pages).
+        q: (batch, seqlen_q, heads_q, head_dim), float16 or bfloat16; head_dim is 512 + 64 in DeepSeek's models. With
+            indices, heads_q is any number.
+        k_cache: (pages, page_rows, heads_kv, head_dim); pages have any number of rows, and DeepSeek's models one head,
+            which indices ask for. With is_fp8_kvcache, (pages, page_rows, 1, 656) of uint8, int8 or float8_e4m3fn.
+        block_table: the pages of each sequence, in order, int32 (batch, pages). Ignored with indices, as the next one.
         cache_seqlens: how many rows of each sequence are in use, int32 (batch,).
         head_dim_v: the number of latent columns, up to 512; there are up to 64 other columns. Both numbers are
             multiples of 8.
@@ -44,11 +64,24 @@ def flash_mla_with_kvcache(
             results of `get_mla_metadata`.
         softmax_scale: the factor on scores; 1 / sqrt(head_dim) if None.
         causal: the last row of q is aligned with the last key in use, and each row sees keys up to its own
-            position.
-        indices: None. Sparse attention is not supported yet.
+            position. Not with indices.
+        is_fp8_kvcache: whether rows of the cache have 512 codes of e4m3, four float32 scales of 128 columns each, and
+            64 columns of bfloat16. A code times its scale is rounded to bfloat16. With indices, on the CPU.
+        indices: rows of the cache, int32 (batch, seqlen_q, topk): page * page_rows + row of the page. An index that is
+            no row of the cache, such as -1, is no key, wherever it is. A row that is listed twice counts twice.
+        attn_sink: a sink for each query head, float32 (heads_q,): O is multiplied by 1 / (1 + exp(attn_sink - LSE)).
+            LSE is without it.
+        extra_k_cache, extra_indices_in_kvcache: a second cache with rows like the first cache's, and its lists. Its
+            keys follow the first cache's. On a GPU, it is not supported yet.
+        topk_length, extra_topk_length: how many of the first entries of each list count, int32 (batch,) or (batch,
+            seqlen_q), clamped to 0 and topk.
+        out: a tensor for O.
+        lse_base: None, or 2: LSE is then the base-2 logarithm, as FlashInfer's merges take it.
+        neutral_lse: whether LSE of rows that see no key is -inf, which adds nothing to a merge of results over parts of
+            the keys. FlashMLA's +inf does not do that.
 
     Returns: O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, and LSE float32 (batch, heads_q, seqlen_q), the
-        natural logarithm of the sum of exp(score). Rows that see no key have O = 0 and LSE = -inf.
+        natural logarithm of the sum of exp(score). Rows that see no key have O = 0 and LSE = +inf.
 
     Raises:
         NotImplementedError: an argument is not supported yet. The backward pass always raises it.
@@ -56,31 +89,270 @@ def flash_mla_with_kvcache(
         RuntimeError: the driver reports an error.
     """
     fp8 = arguments.flag("is_fp8_kvcache", is_fp8_kvcache)
-    arguments.refuse(is_fp8_kvcache=fp8, indices=indices is not None)
-    for name, x in (("q", q), ("k_cache", k_cache), ("block_table", block_table), ("cache_seqlens", cache_seqlens)):
-        arguments.tensor(name, x)
-    latent = arguments.integer("head_dim_v", head_dim_v)
     for name, x in (("q", q), ("k_cache", k_cache)):
-        if x.dim() != 4:
-            raise ValueError(f"{name} has {x.dim()} dimensions, expected 4: (batch or pages, rows, heads, head_dim)")
+        _check_dims(name, x, 4, "(batch or pages, rows, heads, head_dim)")
+    latent = arguments.integer("head_dim_v", head_dim_v)
+    if lse_base not in (None, 2):
+        raise ValueError(f"lse_base is {lse_base}, expected None or 2")
+    neutral = arguments.flag("neutral_lse", neutral_lse)
+    if indices is not None:
+        if arguments.flag("causal", causal):
+            raise ValueError("there are causal and indices, expected one of them: a list says which keys a token sees")
+        given = dict(indices=indices, topk_length=topk_length)
+        cache = _listed("k_cache", k_cache, fp8, q, latent, given)
+        of_extra = dict(extra_indices_in_kvcache=extra_indices_in_kvcache, extra_topk_length=extra_topk_length)
+        extra = _listed_extra(extra_k_cache, fp8, q, latent, of_extra)
+        batch, rows = q.shape[:2]
+        o, lse, _ = _sparse(q, (cache, extra), latent, softmax_scale, attn_sink, out)
+        if neutral:
+            lse = lse.masked_fill(lse == math.inf, -math.inf)
+        if lse_base == 2:
+            lse = lse / math.log(2)
+        return o, lse.view(batch, rows, -1).transpose(1, 2)
+    of_lists = dict(topk_length=topk_length, extra_topk_length=extra_topk_length, extra_k_cache=extra_k_cache)
+    for name, given_with in (of_lists | dict(extra_indices_in_kvcache=extra_indices_in_kvcache)).items():
+        if given_with is not None:
+            raise ValueError(f"there is {name} without indices, the lists that it belongs to")
+    if fp8:
+        raise NotImplementedError("is_fp8_kvcache without indices is not supported yet")
+    arguments.tensor("block_table", block_table)
+    arguments.tensor("cache_seqlens", cache_seqlens)
+    for name, x in (("q", q), ("k_cache", k_cache)):
         if not 0 < latent < x.shape[3]:
             raise ValueError(f"head_dim_v is {latent}, expected 1 to {x.shape[3] - 1}: a part of {name}'s columns")
     (qv, q), (v_cache, k_cache) = (x.tensor_split((latent,), dim=3) for x in (q, k_cache))
-    options: dict[str, Any] = dict(cache_seqlens=cache_seqlens, page_table=block_table, softmax_scale=softmax_scale)
-    out, lse, _, _ = flash_attn_with_kvcache(
-        q, k_cache, v_cache, qv=qv, **options, causal=causal, return_softmax_lse=True
+    q, _, _, qv = arguments.under_autocast(q, None, None, qv)
+    cache = Cache(cache_seqlens, arguments.page_table(block_table, None), None, None, None, None, None, None)
+    options = cached_operator.Options(
+        *arguments.scores(softmax_scale, causal, (-1, -1), 0, 0.0),
+        sm_margin=0,
+        split_keys=arguments.split_keys(None, 0),
+        s_aux=attn_sink,
+        qv=qv,
+        lse_base_two=lse_base == 2,
+        lse_without_sink=attn_sink is not None,
+        lse_empty_is_infinite=not neutral,
     )
+    out, lse = kvcache.attention((q, k_cache, v_cache), None, cache, options, True, out)
+    assert lse is not None
     return out, lse
 
 
+def flash_mla_sparse_fwd(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    sm_scale: float,
+    d_v: int = 512,
+    attn_sink: Tensor | None = None,
+    topk_length: Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    return_max_logits: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Sparse attention of the tokens of a prompt: `flash_mla_with_kvcache` with indices, of rows that are not in pages.
+
+    Arguments:
+        q: (tokens, heads_q, head_dim), float16 or bfloat16.
+        kv: (rows, 1, head_dim), of q's dtype. The first d_v columns are values.
+        indices: rows of kv, int32 (tokens, 1, topk).
+        sm_scale: the factor on scores.
+        d_v: the number of latent columns.
+        attn_sink, topk_length, out: as in `flash_mla_with_kvcache`; topk_length is int32 (tokens,).
+        return_max_logits: False leaves out the largest scores, which cost time: they are computed apart.
+
+    Returns: O (tokens, heads_q, d_v), the largest scaled score of each token and head, float32 (tokens, heads_q), and
+        LSE, float32 (tokens, heads_q). Where a token has no key they are 0, -inf and +inf.
+
+    Raises:
+        As `flash_mla_with_kvcache`.
+    """
+    _check_dims("q", q, 3, "(tokens, heads_q, head_dim)")
+    _check_dims("kv", kv, 3, "(rows, 1, head_dim)")
+    latent, wants_max = arguments.integer("d_v", d_v), arguments.flag("return_max_logits", return_max_logits)
+    arguments.tensor("indices", indices)
+    # Tokens are sequences of one row.
+    (batched, lists) = q.unsqueeze(1), dict(indices=indices, topk_length=topk_length)
+    cache = _listed("kv", kv.unsqueeze(1), False, batched, latent, lists)
+    into = out.unsqueeze(1) if out is not None else None
+    function = "flash_mla_sparse_fwd"
+    o, lse, largest = _sparse(batched, (cache, None), latent, sm_scale, attn_sink, into, wants_max, function)
+    return (o.squeeze(1) if out is None else out), largest, lse
+
+
+# A cache (pages, page_rows, 1, head_dim) of 16 bits, its lists (tokens, topk), and their lengths (tokens,).
+_Cache = tuple[Tensor, Tensor, Tensor | None]
+
+
+def _sparse(
+    q: Tensor,
+    caches: tuple[_Cache, _Cache | None],
+    latent: int,
+    softmax_scale: float | None,
+    attn_sink: Tensor | None,
+    out: Tensor | None,
+    wants_max: bool = False,
+    function: str = "flash_mla_with_kvcache",
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """O (batch, seqlen_q, heads_q, head_dim_v), LSE (tokens, heads_q), and the largest scores if they are wanted."""
+    batch, rows, heads, columns = q.shape
+    scale = 1 / math.sqrt(columns) if softmax_scale is None else arguments.number("softmax_scale", softmax_scale)
+    sink = None
+    if attn_sink is not None:
+        arguments.tensor("attn_sink", attn_sink)
+        # An infinite sink is a large one: 0 times infinity is no number.
+        sink = attn_sink.clamp(max=1e30)
+    into = None
+    if out is not None:
+        arguments.tensor("out", out)
+        if out.dtype != q.dtype or out.shape != (batch, rows, heads, latent) or out.device != q.device:
+            found = f"{out.dtype} {tuple(out.shape)} on {out.device}"
+            expected = f"{q.dtype} {(batch, rows, heads, latent)} on {q.device}"
+            raise ValueError(f"out is {found}, expected {expected}: (batch, seqlen_q, heads_q, head_dim_v)")
+        are_tokens = batch == 1 or rows == 1 or out.stride(0) == rows * out.stride(1)
+        into = out.flatten(0, 1).unsqueeze(1) if are_tokens else None
+        operator.refuse_grad(out, q, *(cache[0] for cache in caches if cache), *operator.given(sink), function=function)
+    tokens = q.flatten(0, 1).unsqueeze(1)
+    # Columns that are not latent have a product of their own.
+    has_rotated = columns > latent
+    split = (lambda x: (x[..., latent:], x[..., :latent])) if has_rotated else (lambda x: (x, x))
+    (q_rotated, qv), (k, v) = split(tokens), split(caches[0][0])
+    more: tuple[Any, ...] = ()
+    if caches[1] is not None:
+        more = *split(caches[1][0]), *caches[1][1:]
+    lists = Lists(*caches[0][1:], *more)
+    options = Options(scale, 0, -1, sink, qv if has_rotated else None)
+    o, lse = sparse_operator.attention((q_rotated, k, v), lists, options, sink is None, into, function)
+    if sink is not None:
+        # LSE is without the sinks.
+        _, lse = sparse_operator.attention((q_rotated, k, v), lists, options._replace(s_aux=None), function=function)
+    assert lse is not None
+    if out is None:
+        o = o.view(batch, rows, heads, latent)
+    elif into is None:
+        o = out.copy_(o.view(batch, rows, heads, latent))
+    else:
+        o = out
+    lse = lse.squeeze(2)
+    largest = _largest_scores(tokens.squeeze(1), caches, scale) if wants_max else None
+    return o, lse.masked_fill(lse == -math.inf, math.inf), largest
+
+
+def _largest_scores(q: Tensor, caches: tuple[_Cache, _Cache | None], scale: float) -> Tensor:
+    """The largest score of each token and head, float32 (tokens, heads_q); -inf without keys."""
+    largest = q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
+    for cache, indices, lengths in (cache for cache in caches if cache is not None):
+        pages, page_rows, _, columns = cache.shape
+        topk = indices.shape[1]
+        if not pages * page_rows * topk:
+            continue
+        is_key = (indices >= 0) & (indices < pages * page_rows)
+        if lengths is not None:
+            is_key &= torch.arange(topk, device=q.device) < lengths[:, None]
+        at = indices.where(is_key, 0).long()
+        step = max(1, _GATHERED // (topk * columns))
+        for token in range(0, q.shape[0], step):
+            some = slice(token, token + step)
+            keys = cache[at[some] // page_rows, at[some] % page_rows, 0]
+            scores = scale * torch.bmm(q[some].float(), keys.float().transpose(1, 2))
+            scores = scores.masked_fill(~is_key[some, None], -math.inf)
+            largest[some] = torch.maximum(largest[some], scores.amax(2))
+    return largest
+
+
+def _listed(
+    name: str, cache: Tensor, fp8: bool, q: Tensor, latent: int, given: dict[str, Tensor | None]
+) -> _Cache:
+    """A cache with lists of its rows and lengths of the lists, which are given by their names, checked."""
+    (of_lists, indices), (of_lengths, lengths) = given.items()
+    for given_name, x in ((name, cache), *given.items()):
+        if x is not None:
+            arguments.tensor(given_name, x)
+            if x.device != q.device:
+                operator.refuse_place("q", q, given_name, x)
+    if cache.shape[2] != 1:
+        raise NotImplementedError(f"{name} has {cache.shape[2]} heads, and lists of keys take one")
+    if fp8:
+        cache = _of_16_bits(name, cache, q, latent)
+    elif cache.dtype != q.dtype:
+        raise ValueError(f"{name} is {cache.dtype} and q {q.dtype}, expected one dtype without is_fp8_kvcache")
+    if cache.shape[3] != q.shape[3] or not 0 < latent <= q.shape[3]:
+        found = f"{name} has {cache.shape[3]} and q {q.shape[3]} columns, {latent} of them latent"
+        raise ValueError(f"{found}, expected as many, and some latent")
+    batch, rows = q.shape[:2]
+    assert indices is not None
+    if indices.dtype != torch.int32 or indices.dim() != 3 or indices.shape[:2] != (batch, rows):
+        found = f"{of_lists} is {indices.dtype} {tuple(indices.shape)}"
+        raise ValueError(f"{found}, expected torch.int32 ({batch}, {rows}, topk)")
+    if lengths is not None:
+        is_of_tokens = lengths.dim() == 2
+        shape = (batch, rows) if is_of_tokens else (batch,)
+        if lengths.dtype != torch.int32 or lengths.shape != shape:
+            found = f"{of_lengths} is {lengths.dtype} {tuple(lengths.shape)}"
+            raise ValueError(f"{found}, expected torch.int32 ({batch},) or ({batch}, {rows})")
+        lengths = (lengths if is_of_tokens else lengths[:, None].expand(batch, rows)).flatten()
+    return cache, indices.flatten(0, 1), lengths
+
+
+def _listed_extra(
+    cache: Tensor | None, fp8: bool, q: Tensor, latent: int, given: dict[str, Tensor | None]
+) -> _Cache | None:
+    """The second cache as `_listed` gives it, if it is given."""
+    (name, indices), (of_lengths, lengths) = given.items()
+    if (cache is None) != (indices is None):
+        one, other = (name, "extra_k_cache") if cache is None else ("extra_k_cache", name)
+        raise ValueError(f"there is {one} without {other}, expected both or none")
+    if cache is None:
+        if lengths is not None:
+            raise ValueError(f"there is {of_lengths} without extra_k_cache, whose lists it belongs to")
+        return None
+    _check_dims("extra_k_cache", cache, 4, "(pages, rows, heads, head_dim)")
+    return _listed("extra_k_cache", cache, fp8, q, latent, given)
+
+
+def _of_16_bits(name: str, cache: Tensor, q: Tensor, latent: int) -> Tensor:
+    """A cache of FlashMLA's FP8 rows in bfloat16: codes times their scales, rounded once, and the rotated columns."""
+    if q.is_cuda:
+        raise NotImplementedError("is_fp8_kvcache is not supported on a GPU yet")
+    if q.dtype != torch.bfloat16:
+        raise NotImplementedError(f"q is {q.dtype}, and rows of FP8 take torch.bfloat16: their rotated columns have it")
+    if latent != _CODES:
+        raise NotImplementedError(f"head_dim_v is {latent}, and rows of FP8 have {_CODES} latent columns")
+    if cache.shape[3] == 584:
+        raise NotImplementedError(f"{name} has rows of 584 bytes, which are not supported yet: rows have {_ROW_BYTES}")
+    if cache.dtype not in _BYTES or cache.shape[3] != _ROW_BYTES:
+        found = f"{name} is {cache.dtype} with rows of {cache.shape[3]}"
+        raise ValueError(f"{found}, expected rows of {_ROW_BYTES} bytes: uint8, int8 or float8_e4m3fn")
+    codes, scales, rotated = cache.view(torch.uint8).split((_CODES, 4 * _SCALES, 2 * _ROTATED), dim=3)
+    groups = codes.view(torch.float8_e4m3fn).float().unflatten(3, (_SCALES, _CODES // _SCALES))
+    latents = (groups * scales.contiguous().view(torch.float32).unsqueeze(4)).flatten(3)
+    return torch.cat([latents.to(torch.bfloat16), rotated.contiguous().view(torch.bfloat16)], 3)
+
+
+def _check_dims(name: str, x: Any, dims: int, what: str) -> None:
+    """Refuses anything but a tensor of this number of dimensions."""
+    arguments.tensor(name, x)
+    if x.dim() != dims:
+        raise ValueError(f"{name} has {x.dim()} dimensions, expected {dims}: {what}")
+
+
 def get_mla_metadata(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. FlashMLA computes
-    here how CTAs share the work of a step, from arguments that differ between its versions. Our kernels find that out
+    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. FlashMLA's
+    function assigns the work of a step to CTAs, and its arguments differ between versions. Our kernels assign the work
     themselves at each launch, from the lengths.
 
-    Returns: int32 zeros in FlashMLA's shapes, (1, 8) and (batch + 1,), which servers copy to their own buffers. They
-        are on the device of the first tensor argument, which has the lengths; without one, on the CPU.
+
+def get_mla_metadata(*given: Any, **named: Any) -> tuple[FlashMLASchedMeta, None] | tuple[Tensor, Tensor]:
+    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. FlashMLA computes
+    there how CTAs share the work of a step. Our kernels find that out themselves at each launch, from the lengths.
+
+    Returns: without arguments, as newer versions of FlashMLA are called, an object and None. With the arguments of
+        older versions, int32 tensors that servers slice, and copy to their own buffers: the metadata (0, 8) has a row
+        for no CTA, and num_splits (batch + 1,) is 0. They are on the device of the first tensor argument, which has the
+        lengths.
     """
-    lengths = next((x for x in (*given, *named.values()) if isinstance(x, Tensor)), torch.empty(0))
+    lengths = next((x for x in (*given, *named.values()) if isinstance(x, Tensor)), None)
+    if lengths is None:
+        return FlashMLASchedMeta(), None
     zeros = functools.partial(torch.zeros, dtype=torch.int32, device=lengths.device)
-    return zeros(1, 8), zeros(lengths.shape[0] + 1)
+    return zeros(0, 8), zeros(lengths.shape[0] + 1)

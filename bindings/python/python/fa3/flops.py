@@ -20,19 +20,19 @@ _Shape = tuple[int, ...]
 def _forward(
     q: _Shape, k: _Shape, v: _Shape, *options: Any, out_shape: tuple[_Shape, _Shape], **named: Any
 ) -> int:
-    """Q K^T, Qv V^T and P V."""
+    """Counts Q K^T, Qv V^T and P V."""
     return _forward_out(q, k, v, *options, o=out_shape[0], **named)
 
 
 @register_flop_formula(torch.ops.fa3.fp8_forward)
 def _fp8_forward(q: _Shape, k: _Shape, v: _Shape, *_: Any, out_shape: tuple[_Shape, _Shape], **__: Any) -> int:
-    """Q K^T and P V."""
+    """Counts Q K^T and P V."""
     return _pairs(q, k) * 2 * (q[3] + out_shape[0][3])
 
 
 @register_flop_formula(torch.ops.fa3.forward_out)
 def _forward_out(q: _Shape, k: _Shape, v: _Shape, *options: Any, o: _Shape, **named: Any) -> int:
-    """Q K^T, Qv V^T and P V."""
+    """Counts Q K^T, Qv V^T and P V."""
     return _pairs(q, k) * 2 * (q[3] + _latent(operator.Options, options, named) + o[3])
 
 
@@ -40,7 +40,7 @@ def _forward_out(q: _Shape, k: _Shape, v: _Shape, *options: Any, o: _Shape, **na
 def _varlen_forward(
     q: _Shape, k: _Shape, v: _Shape, *given: Any, out_shape: tuple[_Shape, _Shape], **named: Any
 ) -> int:
-    """Q K^T, Qv V^T and P V."""
+    """Counts Q K^T, Qv V^T and P V."""
     return _varlen_forward_out(q, k, v, *given, o=out_shape[0], **named)
 
 
@@ -48,8 +48,8 @@ def _varlen_forward(
 def _varlen_fp8_forward(
     q: _Shape, k: _Shape, v: _Shape, *given: Any, out_shape: tuple[_Shape, _Shape], **__: Any
 ) -> int:
-    """Q K^T and P V."""
-    # After the lists come two tables and two lists of positions.
+    """Counts Q K^T and P V."""
+    # `given` has the lists, then two rotary tables and two lists of positions, then the hints.
     lists, hints = given[:2], given[6:8]
     return _pairs_of_packed(q, k, *lists, None, None, *hints) * 2 * (q[2] + out_shape[0][2])
 
@@ -65,8 +65,8 @@ def _varlen_forward_out(q: _Shape, k: _Shape, v: _Shape, *given: Any, o: _Shape,
 def _cached_forward(
     q: _Shape, k: _Shape, v: _Shape, seqused_k: _Shape | None, page_table: _Shape | None, *given: Any, **named: Any
 ) -> int:
-    """Q K^T, Qv V^T and P V."""
-    # Lengths are data, which are not read: all rows of the cache count.
+    """Counts Q K^T, Qv V^T and P V."""
+    # The lengths are data, which are not read, so all rows of the cache count.
     keys = k[1] * (page_table[1] if page_table else 1)
     *rows, heads, head_dim = q
     latent = _latent(cached_operator.Options, given[len(Cache._fields) - 2 :], named)
@@ -75,13 +75,13 @@ def _cached_forward(
 
 @register_flop_formula([torch.ops.fa3.append_forward, torch.ops.fa3.append_forward_out])
 def _append_forward(q: _Shape, k: _Shape, v: _Shape, *inputs: Any, **named: Any) -> int:
-    """Q K^T, Qv V^T and P V, without the writing of new rows."""
+    """Counts Q K^T, Qv V^T and P V, but not the writing of new rows."""
     return _cached_forward(q, k, v, *inputs[len(new_rows.NewRows._fields) :], **named)
 
 
 @register_flop_formula([torch.ops.fa3.backward, torch.ops.fa3.backward_out, torch.ops.fa3.backward_sink])
 def _backward(dout: _Shape, q: _Shape, k: _Shape, *_: Any, **__: Any) -> int:
-    """Q K^T, dQ and dK, which have head_dim; dP and dV, which have head_dim_v."""
+    """Counts Q K^T, dQ and dK, which have head_dim; and dP and dV, which have head_dim_v."""
     return _pairs(q, k) * 2 * (3 * q[3] + 2 * dout[3])
 
 
@@ -91,7 +91,7 @@ def _backward(dout: _Shape, q: _Shape, k: _Shape, *_: Any, **__: Any) -> int:
 def _varlen_backward(
     dout: _Shape, q: _Shape, k: _Shape, v: _Shape, o: _Shape, lse: _Shape, dlse: _Shape | None, *lists: Any, **__: Any
 ) -> int:
-    """Q K^T, dQ and dK, which have head_dim; dP and dV, which have head_dim_v."""
+    """Counts Q K^T, dQ and dK, which have head_dim; and dP and dV, which have head_dim_v."""
     return _pairs_of_packed(q, k, *lists) * 2 * (3 * q[2] + 2 * dout[2])
 
 
@@ -119,8 +119,8 @@ def _pairs_of_packed(
     max_seqlen_k: int | None = None,
     *_: Any,
 ) -> int:
-    """The number of scores if all sequences had max_seqlen_k keys, or without that hint the mean: lengths are data,
-    which are not read.
+    """The estimated number of scores, as if all sequences had max_seqlen_k keys, or without that hint the mean number
+    of keys. The lengths themselves are data, which are not read.
     """
     total, heads = q[:2]
     mean = k[0] // max(cu_seqlens_k[0] - 1, 1)

@@ -1,4 +1,4 @@
-"""FP8 attention of 16-bit tensors, which it quantizes, and its torch operator `fa3::fp8_forward`."""
+"""FP8 attention of 16-bit tensors, which are quantized first, and its torch operator `fa3::fp8_forward`."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, overload
@@ -10,7 +10,9 @@ from . import arguments, operator, quantize, refusal, rotary  # type: ignore[no-
 
 NO_GRADIENT = "requires grad, and attention in 8 bits has no gradients"
 NAMES = "q, k, v, cos or sin"
-_FIELDS = "interleaved q_first k_first hadamard_seed softmax_scale window_left window_right softcap"
+# The options that dense and packed sequences have, and all options of dense sequences.
+FIELDS = "interleaved q_first k_first hadamard_seed softmax_scale window_left window_right softcap"
+_FIELDS = f"{FIELDS} v_channels"
 
 
 @overload
@@ -110,8 +112,8 @@ def flash_attn_fp8_func(
         q_positions, k_positions: the positions of rows of Q and of K, as in `quantize`.
         hadamard_seed: the seed of the random matrix's signs, 0 to 2^64 - 1; no matrix if None.
         v_channels: V is quantized by `quantize_channels`, with a mean and a scale for each channel instead of a scale
-            for each block. The error is smaller where the rows of V have a common mean. Two more kernels read V once
-            more.
+            for each block. The error is smaller if the rows of V have a common mean. It costs two more kernels, which
+            read V once more.
 
     Returns:
         O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, contiguous. With return_attn_probs (O, LSE), LSE as
@@ -147,7 +149,7 @@ def flash_attn_fp8_func(
 
 
 def _traced(q, k, v, cos, sin, q_positions, k_positions, interleaved, q_first, k_first, hadamard_seed, *options):
-    """Calls the operator, as tracers, fake tensors and other tensor subclasses need it."""
+    """Calls the operator, which tracers, fake tensors and other tensor subclasses need to see."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         arguments.tensor(name, tensor)
     rotary.check_types(cos, sin)
@@ -176,13 +178,13 @@ def _launch(
     softcap: float,
     with_lse: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of tensors on a GPU or on the CPU. hadamard_seed counts modulo 2^64, since an operator's
+    """O and, if wanted, LSE of tensors on a GPU or on the CPU. hadamard_seed is taken modulo 2^64, since an operator's
     integers are signed.
     """
     scores = softmax_scale, window_left, window_right, softcap
     values = interleaved, q_first, k_first, quantize.seed(hadamard_seed), *scores, v_channels
     positions: operator.Tensors = {"q_positions": q_positions, "k_positions": k_positions}
-    return compute(q, k, v, cos, sin, positions, {}, "v_channels", values, with_lse)
+    return compute(q, k, v, cos, sin, positions, {}, _FIELDS, values, with_lse)
 
 
 def compute(
@@ -193,12 +195,11 @@ def compute(
     sin: Tensor | None,
     positions: operator.Tensors,
     sequences: operator.Tensors,
-    more: str,
+    fields: str,
     values: tuple[Any, ...],
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of dense or of packed sequences. `values` are options, of which `more` names the last ones.
-    """
+    """Returns O and, if wanted, LSE of dense or of packed sequences. `fields` are the names of the options."""
     operator.refuse_tangents(NAMES, *operator.given(q, k, v, cos, sin, *positions.values(), *sequences.values()))
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in (torch.float16, torch.bfloat16):
@@ -210,7 +211,7 @@ def compute(
     lists = {name: rotary.positions_as_read(x) for name, x in positions.items()} if cos is not None else {}
     o, lse = operator.o_like(q, v.shape[-1], None), operator.lse_like(q) if with_lse else None
     tensors: operator.Tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
-    operator.run("fp8_forward", f"{_FIELDS} {more}", values, tensors | sequences | lists | rotary.tables(cos, sin))
+    operator.run("fp8_forward", fields, values, tensors | sequences | lists | rotary.tables(cos, sin))
     return o, lse
 
 

@@ -45,10 +45,10 @@ def launch(
     sequences: Sequences | None = None,
     hints: tuple[int | None, int | None] = (None, None),
 ) -> tuple[Tensor, ...]:
-    """dQ, dK and dV, and with sinks the float32 gradient of the sinks, of tensors on a GPU, on torch's current stream
-    of their device; or of tensors on the CPU, or of fake tensors. dQ, dK and dV are written to `outputs`, if given.
-    Tensors of packed `sequences` have no batch dimension. Torch's mode of deterministic algorithms is read now, as
-    torch's own operators do.
+    """Computes dQ, dK and dV, and with sinks their float32 gradient. The tensors are on a GPU (the launch is on torch's
+    current stream of their device), on the CPU, or fake. dQ, dK and dV are written to `outputs`, if given. Tensors of
+    packed `sequences` have no batch dimension. Torch's mode of deterministic algorithms is read now, as torch's own
+    operators do.
     """
     given = (q, k, v, dout, o, lse, dlse, *(outputs or (None, None, None)))
     operator.refuse_tangents("a tensor of the backward pass", *operator.given(*given))
@@ -94,10 +94,10 @@ def gradient_like(x: Tensor) -> Tensor:
 
 
 def _are_heads_outside(x: Tensor) -> bool:
-    """Whether heads lie outside rows."""
+    """Whether heads are outside rows in memory, as in (batch, heads, seqlen, head_dim)."""
     of_rows, of_heads = x.stride()[-3:-1]
     if isinstance(of_heads, torch.SymInt) and of_heads.node.hint is None:
-        # If a trace does not know the number of rows, the stride of heads that lie outside depends on it.
+        # A trace may not know the number of rows. Then the stride of heads is unknown too, if heads are outside rows.
         return True
     return bool(of_heads > of_rows)
 
@@ -105,10 +105,10 @@ def _are_heads_outside(x: Tensor) -> bool:
 class Differentiable:
     """An attention operator. Another operator computes its gradients in q, k, v and s_aux.
 
-    The operator takes q, k, v, and `lists` tensors that say where sequences lie, which have no gradient; then the
-    fields of `options`, including s_aux. The backward operator takes dO, Q, K, V, O, LSE, dLSE, the lists,
-    `options.of_backward()`, and intervals by name if given. With sinks, a third operator also takes s_aux. `launch` and
-    `launch_backward` compute the operators without torch's dispatcher.
+    The operator takes q, k, v, then tensors that say where sequences lie (`lists` is their number), which have no
+    gradient, and then the fields of `options`, including s_aux. The backward operator takes dO, Q, K, V, O, LSE, dLSE,
+    the lists, `options.of_backward()`, and intervals by name if given. With sinks, a third operator also takes s_aux.
+    `launch` and `launch_backward` compute the operators without torch's dispatcher.
     """
 
     def __init__(
@@ -140,16 +140,15 @@ class Differentiable:
         return Attention.apply(*inputs, self)
 
     def traced(self, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """O and LSE by the operator, for tracers, fake tensors and other tensor subclasses, or by a function for
-        torch.func's transforms.
+        """Computes O and LSE by the operator, which tracers, fake tensors and other tensor subclasses need to see.
+        Inside of torch.func's transforms, an autograd function takes its place.
         """
         if operator.is_transformed():
             return TransformedAttention.apply(*inputs, self)
         return self.forward_operator(*inputs)
 
     def save(self, ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
-        """Saves what the backward pass needs. There, the gradient of an unused result is None.
-        """
+        """Saves what the backward pass needs. In the backward pass the gradient of an unused result is None."""
         ctx.set_materialize_grads(False)
         ctx.of = self
         e4m3 = torch.float8_e4m3fn
@@ -197,8 +196,8 @@ class Differentiable:
 
 
 def _are_batched(*gradients: Tensor | None) -> bool:
-    """Whether autograd computes several gradients at once (`is_grads_batched`). Its batched tensors look like others,
-    but have no memory.
+    """Whether autograd computes several gradients at once (`is_grads_batched`). Its batched tensors look like ordinary
+    tensors, but have no memory.
     """
     return any(x is not None and _is_batched(x) for x in gradients)
 
@@ -222,8 +221,8 @@ class Attention(torch.autograd.Function):
 
 
 class TransformedAttention(torch.autograd.Function):
-    """`Attention` for torch.func's transforms, which need forward and setup_context as separate functions. This is
-    slower. vmap computes one entry after the other.
+    """`Attention` for torch.func's transforms, which need forward and setup_context as separate functions. It is slower
+    than `Attention`, and vmap computes one entry after the other.
     """
 
     generate_vmap_rule = True
@@ -303,5 +302,5 @@ def define(
 
 
 define("backward", "", launch, launch_into, has_intervals=True)
-# Autograd of `fa3::forward`.
+# Autograd for `fa3::forward`.
 ATTENTION = Differentiable("forward", "backward", Options, operator.launch, launch)

@@ -16,8 +16,8 @@ from .sequences import Sequences
 
 @overload
 def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
+    q: Tensor | None,
+    k_cache: Tensor | None,
     v_cache: Tensor,
     k: Tensor | None = None,
     v: Tensor | None = None,
@@ -57,8 +57,8 @@ def flash_attn_with_kvcache(
 
 @overload
 def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
+    q: Tensor | None,
+    k_cache: Tensor | None,
     v_cache: Tensor,
     k: Tensor | None = None,
     v: Tensor | None = None,
@@ -98,8 +98,8 @@ def flash_attn_with_kvcache(
 
 @overload
 def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
+    q: Tensor | None,
+    k_cache: Tensor | None,
     v_cache: Tensor,
     k: Tensor | None = None,
     v: Tensor | None = None,
@@ -138,8 +138,8 @@ def flash_attn_with_kvcache(
 
 
 def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
+    q: Tensor | None,
+    k_cache: Tensor | None,
     v_cache: Tensor,
     k: Tensor | None = None,
     v: Tensor | None = None,
@@ -180,7 +180,7 @@ def flash_attn_with_kvcache(
     Lengths and page tables are data. On a GPU the host never reads them: the call waits for nothing, and a captured
     graph computes other lengths when it is replayed. There, out-of-range lengths and page indices give unspecified
     results but never access memory outside the tensors: lengths are clamped to the rows of the cache, and a missing
-    page reads as zeros. On the CPU they are read, and invalid ones raise.
+    page reads as zeros. On the CPU lengths and page tables are read, and invalid ones raise.
     NaN in rows that are not in use, or in pages of no sequence, reaches no result.
 
     Where there are few query rows, as in decoding, CTAs share the keys of all sequences equally (split-KV), whatever
@@ -190,17 +190,18 @@ def flash_attn_with_kvcache(
         q: (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with cu_seqlens_q. Strides are as in
             `flash_attn_func`.
         k_cache: (batch, rows, heads_kv, head_dim), or (pages, page_rows, heads_kv, head_dim) with page_table; heads_q
-            is a multiple of heads_kv. Strides are as for q: heads may lie outside rows, and K and V side by
-            side. The last stride is 1 where new rows are written.
+            is a multiple of heads_kv. Strides are as for q: in memory heads may lie outside rows, and K and V may lie
+            side by side. The last stride is 1 where new rows are written.
         v_cache: of k_cache's shape, but with head_dim_v. Both caches have q's dtype, or are float8_e4m3fn beside q of
             float16 or bfloat16: then half as many bytes are read, and results have q's dtype.
         k, v: new rows, (batch, seqlen_new, heads_kv, ...), or (total_new, heads_kv, ...) with cu_seqlens_k_new, float16
-            or bfloat16, or on the CPU float32. They are appended after the first cache_seqlens rows of each sequence
-            before attention, and attended to. Rows that do not fit into the cache are dropped on a GPU, and raise on
+            or bfloat16, or on the CPU float32. Before attention they are written after the first cache_seqlens rows of
+            each sequence, and queries see them. Rows that do not fit into the cache are dropped on a GPU, and raise on
             the CPU. For a float8_e4m3fn cache they are divided by k_descale and v_descale, rounded, and saturated at
             448; new rows that are float8_e4m3fn themselves are copied and not rotated.
         qv: the part of q that is multiplied by v_cache, of q's shape but with head_dim_v, as in `flash_attn_func`. It
-            is not rotated. With float8_e4m3fn caches, k_descale is the factor of its product, too.
+            is not rotated. With float8_e4m3fn caches, k_descale is the factor of its product, too. With q and k_cache
+            None, scores are the product of qv and v_cache alone (SGLang's only_qv).
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype. They need k, and rotate the first
             rotary_dim elements of new keys and of q. The position of a new key is its row in the cache. The first query
             of a sequence has the position cache_seqlens; the other queries follow if the mask is causal or has a window
@@ -250,6 +251,9 @@ def flash_attn_with_kvcache(
         RuntimeError: the driver reports an error; or out is given, and a tensor requires grad.
     """
     arguments.check_hints(num_splits, pack_gqa)
+    if k_cache is None and not k is v is None:
+        raise ValueError("new rows k and v need k_cache, which is None")
+    q, k_cache, softmax_scale = arguments.scores_of_values(q, k_cache, v_cache, qv, softmax_scale)
     q, k, v, qv = arguments.under_autocast(q, k, v, qv)
     q_descale, k_descale, v_descale = arguments.descales(q, k_cache, v_cache, q_descale, k_descale, v_descale)
     pages = _pages(arguments.page_table(page_table, block_table), cache_batch_idx)
@@ -277,12 +281,23 @@ def flash_attn_with_kvcache(
         qv,
     )
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
-    tensors = (q, k_cache, v_cache)
+    out, lse = attention((q, k_cache, v_cache), new, cache, options, with_lse, out)
+    return (out, lse, None, None) if with_lse else out  # type: ignore[return-value]
+
+
+def attention(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    new: NewRows | None,
+    cache: Cache,
+    options: cached_operator.Options,
+    with_lse: bool,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """O and, if wanted, LSE. Errors have the names of the arguments of `flash_attn_with_kvcache`."""
     try:
-        out, lse = cached_operator.attention(tensors, new, cache, options, with_lse, out, "flash_attn_with_kvcache")
+        return cached_operator.attention(tensors, new, cache, options, with_lse, out, "flash_attn_with_kvcache")
     except (TypeError, ValueError) as error:
         raise type(error)(_with_names_of_this(str(error))) from error
-    return (out, lse, None, None) if with_lse else out  # type: ignore[return-value]
 
 
 def get_scheduler_metadata(
@@ -315,19 +330,20 @@ def get_scheduler_metadata(
 ) -> Tensor:
     """Makes the tensor that the functions take as scheduler_metadata: int32, on the device of the lengths.
 
-    For a cache it has no elements. FlashAttention-3 computes here how CTAs share the work of a step. Our kernels find
-    that out themselves at each launch, from the lengths, so that only the device of cache_seqlens matters.
+    For a cache the tensor has no elements. FlashAttention-3's function assigns the work of a step to CTAs. Our kernels
+    assign the work themselves at each launch, from the lengths, so only the device of cache_seqlens matters.
 
-    For packed sequences, which have cu_seqlens_k, it is the table of work tiles that a kernel makes of their lengths. A
-    model makes it once for the calls of all layers. On the CPU it has no elements.
+    For packed sequences, which have cu_seqlens_k, the tensor is the table of work tiles that a kernel makes of their
+    lengths. A model makes it once for the calls of all layers. On the CPU it has no elements.
 
     Arguments:
         batch_size: the number of sequences.
         max_seqlen_q, max_seqlen_k, cu_seqlens_q, cu_seqlens_k, seqused_q, causal, window_size, attention_chunk,
-            sm_margin: as in `flash_attn_varlen_func`; cache_seqlens is its seqused_k, or None.
-        num_heads_q, num_heads_kv, headdim, headdim_v, qkv_dtype: of its tensors; qkv_dtype is bfloat16 if None.
+            sm_margin: as in `flash_attn_varlen_func`. Give its seqused_k, or None, as cache_seqlens.
+        num_heads_q, num_heads_kv, headdim, headdim_v, qkv_dtype: of that function's tensors. A qkv_dtype of None is
+        bfloat16.
         has_softcap: whether scores are capped.
-        total_q, total_k: rows of its q, and of its k and v.
+        total_q, total_k: the number of rows of q, and of k and v.
 
     The other arguments are ignored.
     """
@@ -360,12 +376,12 @@ def get_scheduler_metadata(
     return table
 
 
-# The names of this function's arguments that have other names in operators.
+# Operators have other names for these arguments of `flash_attn_with_kvcache`.
 _NAMES = dict(k="k_cache", v="v_cache", k_new="k", v_new="v", seqused_k="cache_seqlens", leftpad_k="cache_leftpad")
 
 
 def _with_names_of_this(sentence: str) -> str:
-    """An operator's error, with the names of this function's arguments."""
+    """An operator's error, with the argument names of `flash_attn_with_kvcache`."""
     said = re.sub(r"\b[a-z_]+\b", lambda word: _NAMES.get(word[0], word[0]), sentence)
     is_other_batch = re.match("k_cache has batch .*, expected ", said)
     return f"{said}, as q has: cache_batch_idx says which are meant" if is_other_batch else said
@@ -408,7 +424,7 @@ def _lengths(cache_seqlens: Any, q: Tensor, cu_seqlens_q: Tensor | None) -> Tens
         if x is not None or name == "q":
             arguments.tensor(name, x)
     count = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    # A captured graph reads this memory at every replay, so it must own the tensor.
+    # A captured graph reads the tensor at every replay, so it must own the tensor's memory.
     if operator.is_plain(q) and not (q.is_cuda and torch.cuda.is_current_stream_capturing()):
         return _filled(q.device, operator.current_stream(q.get_device()), count, rows)
     return torch.full((count,), rows, dtype=torch.int32, device=q.device)
@@ -416,5 +432,5 @@ def _lengths(cache_seqlens: Any, q: Tensor, cu_seqlens_q: Tensor | None) -> Tens
 
 @functools.lru_cache(maxsize=256)
 def _filled(device: torch.device, stream: int, count: int, rows: int) -> Tensor:
-    """`count` times the number `rows`. The tensor is kept for later calls on the stream that fills it."""
+    """`count` times the number `rows`. The cached tensor serves later calls on the stream that fills it."""
     return torch.full((count,), rows, dtype=torch.int32, device=device)

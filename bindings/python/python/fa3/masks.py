@@ -61,17 +61,17 @@ def from_mask_mod(
     seqlen_kv: int | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Makes intervals of a mask function of FlexAttention, which it evaluates for every row and key; or of a
+    """Makes intervals from a mask function of FlexAttention, which is evaluated for every row and key; or from a
     `BlockMask`, which needs no other argument.
 
-    It evaluates 4 million elements at a time, and the host waits for the result. In a trace it evaluates all at once.
+    4 million elements are evaluated at a time, and the host waits for the result. In a trace all are evaluated at once.
 
     Arguments:
         mask_mod: gets b, h, q_idx and kv_idx, int64 tensors without dimensions, and returns a bool tensor without
             dimensions: whether row q_idx sees key kv_idx. It is called under `torch.vmap`, and in a trace with tensors
             of four dimensions that broadcast. Tensors that it captures are on the same device, and it may index them
             with its arguments.
-        batch, heads: how many batch entries and heads of q there are; None makes one that holds for all.
+        batch, heads: the number of batch entries, and of heads of q. None makes one mask that holds for all of them.
         seqlen_q, seqlen_kv: the number of rows, and of keys.
         device: the device of the result; torch's default device if None.
 
@@ -129,15 +129,15 @@ def from_dense(mask: Tensor) -> Tensor:
 
 
 def causal(seqlen_q: int, seqlen_kv: int, *, device: torch.device | str | None = None) -> Tensor:
-    """Each row sees the keys up to its own position. Returns int32 (1, 1, seqlen_q, 2)."""
+    """Makes a mask in which each row sees the keys up to its own position. Returns int32 (1, 1, seqlen_q, 2)."""
     return sliding_window(seqlen_q, seqlen_kv, -1, 0, device=device)
 
 
 def sliding_window(
     seqlen_q: int, seqlen_kv: int, left: int, right: int, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """Each row sees `left` keys before its own position, the key at it, and `right` keys after it; -1 is unbounded.
-    Returns int32 (1, 1, seqlen_q, 2).
+    """Makes a mask in which each row sees `left` keys before its own position, the key at it, and `right` keys after
+    it; -1 is unbounded. Returns int32 (1, 1, seqlen_q, 2).
     """
     position, keys = _positions(seqlen_q, seqlen_kv, device)
     left, right = (arguments.integer(name, x) for name, x in (("left", left), ("right", right)))
@@ -154,7 +154,7 @@ def sliding_window_with_sink(
     """
     window = sliding_window(seqlen_q, seqlen_kv, left, right, device=device)
     start, end = window.unbind(-1)
-    # A row whose window is empty may be positioned behind all keys: it still sees the first keys.
+    # A row whose window is empty may be positioned behind all keys. It still sees the first keys.
     position, keys = _positions(seqlen_q, seqlen_kv, device)
     reach = torch.full_like(position, keys) if right < 0 else position + right + 1
     first = reach.clamp(0, min(_size("sink", sink), keys)).expand_as(start)
@@ -164,9 +164,9 @@ def sliding_window_with_sink(
 def prefix_lm(
     prefix: int | Tensor, seqlen_q: int, seqlen_kv: int, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """Each row sees the first `prefix` keys, and the keys up to its own position.
+    """Makes a mask in which each row sees the first `prefix` keys, and the keys up to its own position.
 
-    prefix is a number, or an integer tensor (batch,), on whose device the result then is. Returns int32
+    prefix is a number, or an integer tensor (batch,) on the device for the result. Returns int32
     (1 or batch, 1, seqlen_q, 2).
     """
     if isinstance(prefix, Tensor):
@@ -179,7 +179,7 @@ def prefix_lm(
 
 
 def document(ids: Tensor, *, causal: bool = False) -> Tensor:
-    """Each row sees the keys of its own document; if causal, up to its own position.
+    """Makes a mask in which each row sees the keys of its own document; if causal, up to its own position.
 
     ids has the document of each token, an integer tensor (seqlen,) or (batch, seqlen). Tokens of a document must be
     neighbours. The host waits to check that, except in a trace. Returns int32 (1 or batch, 1, seqlen, 2) on the device
@@ -211,7 +211,7 @@ def document(ids: Tensor, *, causal: bool = False) -> Tensor:
 
 
 def document_from_cu_seqlens(cu_seqlens: Tensor, seqlen: int, *, causal: bool = False) -> Tensor:
-    """Each row sees the keys of its own packed sequence; if causal, up to its own position.
+    """Makes a mask in which each row sees the keys of its own packed sequence; if causal, up to its own position.
 
     cu_seqlens says where sequences begin and end, an integer tensor (sequences + 1,) that does not decrease, as in
     `flash_attn_varlen_func`. seqlen is the number of all rows; rows outside all sequences see no key. The host waits
@@ -235,7 +235,7 @@ def chunked(
     seqlen_q: int, seqlen_kv: int, chunk: int, *, causal: bool = True, device: torch.device | str | None = None
 ) -> Tensor:
     """Keys are divided into chunks of `chunk` keys. Each row sees the chunk of its own position; if causal, up to that
-    position: `attention_chunk` of `flash_attn_func`. Returns int32 (1, 1, seqlen_q, 2).
+    position. `attention_chunk` of `flash_attn_func` has the same effect. Returns int32 (1, 1, seqlen_q, 2).
     """
     size = arguments.integer("chunk", chunk)
     if size <= 0:
@@ -246,10 +246,10 @@ def chunked(
 
 
 def padding(lengths: Tensor, seqlen_q: int, seqlen_kv: int, *, left: bool = False) -> Tensor:
-    """All rows of a batch entry see its first `lengths` keys, or its last ones, if padding is on the left.
+    """Makes a mask in which a batch entry's rows see its first `lengths` keys, or its last keys if padding is left.
 
     lengths is an integer tensor (batch,). Returns int32 (batch, 1, seqlen_q, 2) on its device. `intersection` combines
-    it with another mask.
+    the mask with another.
     """
     _check_list("lengths", lengths)
     rows, keys = _size("seqlen_q", seqlen_q), _size("seqlen_kv", seqlen_kv)
@@ -259,10 +259,10 @@ def padding(lengths: Tensor, seqlen_q: int, seqlen_kv: int, *, left: bool = Fals
 
 
 def intersection(x: Tensor, y: Tensor) -> Tensor:
-    """Each row sees the keys that it sees in both masks.
+    """Makes a mask in which each row sees the keys that it sees in both given masks.
 
-    Returns int32 of both shapes, broadcast, with the larger n. If both masks have n = 2, the host waits to check the
-    result, except in a trace.
+    Returns int32 of the shape to which both shapes broadcast, with the larger n. If both masks have n = 2, the host
+    waits to check the result, except in a trace.
 
     Raises:
         ValueError: a row sees three intervals, and the message names the first such row; or the shapes of the masks do
@@ -275,10 +275,10 @@ def intersection(x: Tensor, y: Tensor) -> Tensor:
 
 
 def union(x: Tensor, y: Tensor) -> Tensor:
-    """Each row sees the keys that it sees in either of two masks.
+    """Makes a mask in which each row sees the keys that it sees in at least one of the two given masks.
 
-    Returns int32 (batch or 1, heads or 1, seqlen_q, 4), both shapes broadcast. If a mask has n = 2, the host waits to
-    check the result, except in a trace.
+    Returns int32 (batch or 1, heads or 1, seqlen_q, 4), to which both shapes broadcast. If a mask has n = 2, the host
+    waits to check the result, except in a trace.
 
     Raises:
         ValueError: as for `intersection`.
@@ -337,7 +337,7 @@ def _ignores(mask_mod: MaskMod, axis: int, device: Any) -> bool:
 
 
 def _seen(mask_mod: MaskMod, b: int, h: int, first: int, rows: int, keys: int, device: Any) -> Tensor:
-    """Which keys the `rows` rows from `first` on see, bool (rows, keys)."""
+    """A bool tensor (rows, keys): which keys are seen by each of `rows` rows, of which `first` is the first."""
     entry, head = (torch.tensor(x, device=device) for x in (b, h))
     of_key = torch.vmap(mask_mod, in_dims=(None, None, None, 0))
     of_row = torch.vmap(of_key, in_dims=(None, None, 0, None))
@@ -359,7 +359,7 @@ def _evaluate(mask_mod: MaskMod, b: int, h: int, rows: int, keys: int, device: A
 
 
 def _traced(mask_mod: MaskMod, batch: int, heads: int, rows: int, keys: int, device: Any) -> Tensor:
-    """Two intervals of each row, in a trace."""
+    """The two intervals of each row, computed in a trace."""
     sizes = batch, heads, rows, keys
     index = [torch.arange(n, device=device).view([-1 if i == j else 1 for j in range(4)]) for i, n in enumerate(sizes)]
     seen = mask_mod(*index)
@@ -404,7 +404,7 @@ def _intervals(seen: Tensor) -> tuple[Tensor, Tensor]:
     keys = seen.shape[1]
     starts, lasts = _sides(seen)
     counts = starts.sum(1)
-    # int64, since Inductor mixes up the types of reductions over int32.
+    # Indices are int64, since Inductor mixes up the types of reductions over int32.
     key = torch.arange(keys, device=seen.device)
     start0, end0 = (torch.where(x, key, keys).amin(1) for x in (starts, lasts))
     start1, end1 = (torch.where(x, key, -1).amax(1) for x in (starts, lasts))
@@ -415,8 +415,7 @@ def _intervals(seen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_counts(counts: Tensor, sides: Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]) -> None:
-    """Refuses a mask by its first row of three or more intervals, whose first and last keys `sides` returns.
-    """
+    """Refuses a mask if a row has three or more intervals. `sides` gives the first and last keys of its intervals."""
     if _must_not_wait(counts):
         _assert_two(counts)
     elif counts.numel() and int(counts.max()) > 2:
@@ -483,7 +482,7 @@ def _one(start: Tensor, end: Tensor, keys: int) -> Tensor:
 
 
 def _ordered(start: Tensor, end: Tensor) -> Tensor:
-    """Intervals, in which empty ones are zeros."""
+    """Intervals, of which empty ones are replaced by zeros."""
     return torch.where((start < end)[..., None], torch.stack([start, end], -1), 0).to(torch.int32)
 
 
@@ -494,8 +493,8 @@ def _pieces(mask: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def _united(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Merges pieces, which may overlap and be empty, into two intervals for each row, in the form that all masks have
-    (see the top of this file). Only three or more pieces may leave a row with more than two intervals.
+    """Merges pieces, which may overlap or be empty, into two intervals for each row, in the form that the top of this
+    file describes. Only three or more pieces may leave a row with more than two intervals.
     """
     starts, ends = (torch.stack(torch.broadcast_tensors(*x), -1) for x in zip(*pieces))
     behind = torch.iinfo(starts.dtype).max

@@ -41,7 +41,7 @@ class Options(NamedTuple):
         return self.softmax_scale, *window, self.softcap, self.sm_margin, self.deterministic
 
 
-# The first fields, for the extension module.
+# The names of the options that the extension module takes: the first fields of `Options`.
 _SCORES = " ".join(Options._fields[:6])
 
 
@@ -55,8 +55,8 @@ def launch(
 def compute(
     q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool = True, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of tensors on a GPU, on torch's current stream of their device; or of tensors on the CPU.
-    Fake tensors are only checked. O is written to `out`, if it is given.
+    """Computes O and, if wanted, LSE. On a GPU it launches on torch's current stream of the tensors' device. Fake
+    tensors are only checked. O is written to `out`, if it is given.
     """
     try:
         refuse_tangents("q, k or v", q, k, v)
@@ -96,8 +96,8 @@ def attend(
     with_lse: bool,
     out: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE by an operation of the extension module. Of `options`, the options of an attention
-    operator, it uses the sinks, qv and the dtype of O. The other arguments are as in `run`.
+    """Computes O and, if wanted, LSE by an operation of the extension module. `options` are an attention operator's
+    options, of which only the sinks, qv and the dtype of O are read. The other arguments are as in `run`.
     """
     q, out_dtype = tensors["q"], options.out_dtype
     assert q is not None
@@ -111,7 +111,7 @@ def attend(
     # LSE is allocated only if it is wanted: allocation takes as long as the launch.
     tensors["lse"] = lse = lse_like(q) if with_lse else None
     o = o_like(q, head_dim_v, out_dtype) if out is None else out
-    # Of a new tensor of the default dtype the extension module needs the address alone.
+    # For a new tensor of the default dtype, the extension module needs only the address.
     tensors["o"] = o.data_ptr() if out is None and out_dtype is None and not is_fake(o) else o
     run(operation, fields, values, tensors)
     return o, lse
@@ -171,8 +171,8 @@ def is_plain(*tensors: Tensor) -> bool:
     """Whether a call may bypass torch's dispatcher, which takes as long as a launch: no tracer, mode or transform is
     active, and all tensors are plain tensors.
 
-    A tensor's memory must have its values. The dispatcher materializes the negation of a negated tensor and the zeros
-    of a zero tensor, and computes the shapes of meta tensors' results.
+    The memory of a plain tensor has its values. Other tensors need the dispatcher: it materializes a negated tensor or
+    a zero tensor, and computes the shapes of meta tensors' results.
     """
     if not _CAN_ASK or torch.compiler.is_compiling() or torch._C._is_tracing():
         return False
@@ -202,7 +202,7 @@ def needs_grad(*tensors: Tensor) -> bool:
 
 
 def refuse_grad(*tensors: Tensor, function: str = "flash_attn_func") -> None:
-    """Refuses a result in given memory if autograd records the call, as torch's own functions do."""
+    """Refuses `out` if autograd records the call, as torch's own functions do."""
     if needs_grad(*tensors):
         sentence = "out=... does not support automatic differentiation, but one of the arguments requires grad"
         raise RuntimeError(f"{function}: {sentence}")
@@ -210,8 +210,8 @@ def refuse_grad(*tensors: Tensor, function: str = "flash_attn_func") -> None:
 
 def refuse_tangents(names: str, *tensors: Tensor) -> None:
     """Refuses tensors with tangents, since the result would silently have none."""
-    # Level -1 means that there are no tangents. It is private to torch, and reading it is faster than looking at each
-    # tensor.
+    # If forward mode's level is -1, no tensor has a tangent. The level is private to torch, but reading it is faster
+    # than looking at each tensor.
     if getattr(forward_ad, "_current_level", 0) < 0:
         return
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
@@ -429,7 +429,7 @@ def sinks(s_aux: Tensor, q: Tensor, heads: int) -> Tensor:
 
 
 def check_qv(qv: Tensor, q: Tensor) -> None:
-    """Checks what the extension module does not check of qv."""
+    """Checks what the extension module does not check: the rank, the device and the tangents of qv."""
     if qv.dim() != q.dim():
         raise ValueError(f"qv has {qv.dim()} dimensions, expected {q.dim()} as q has")
     if qv.device != q.device:
@@ -468,7 +468,8 @@ def define_attention(
     name: str, arguments: str, launch: Callable[..., Any], function: str | None, out: str = "a"
 ) -> None:
     """Defines an operator that returns O and LSE, and its variant that writes O to a given tensor. `function` is the
-    caller's name for errors, or None if `launch` refuses gradients, and `out` the letter of the written tensor.
+    caller's name for errors, or None if `launch` itself refuses gradients. `out` is the written tensor's letter in the
+    schema.
     """
 
     def launch_into(*inputs: Any, o: Tensor) -> Tensor:
@@ -477,7 +478,7 @@ def define_attention(
         return launch(*inputs, out=o)[1]
 
     define(name, arguments, "(Tensor o, Tensor lse)", launch)
-    # Not named `out`: torch.compile would assume that it is contiguous.
+    # The written tensor is not named `out`, since torch.compile would assume that it is contiguous.
     define(f"{name}_out", f"{arguments}, *, Tensor({out}!) o", "Tensor lse", launch_into)
 
 

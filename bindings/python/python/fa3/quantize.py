@@ -48,7 +48,7 @@ def quantize(
         hadamard_seed: the seed of M's signs, 0 to 2^64 - 1; no M if None. Give Q and K the same seed: then their scores
             are as without M.
         block_rows: how many rows of a head share a scale, 64 or 128.
-        scale: one scale for all codes, instead of computed scales. Larger numbers saturate.
+        scale: one scale for all codes, instead of computed scales. Numbers beyond 448 * scale saturate.
         scales_of: what shares a scale: "blocks" of rows of a head, "heads", or the "tensor".
         heads_per_scale: with scales of heads, how many successive heads of a sequence share one, a divisor of heads.
             For `flash_attn_func` it is heads_q / heads_kv where x is q, and 1 where x is k or v.
@@ -127,7 +127,7 @@ def given_seed(hadamard_seed: Any) -> int | None:
 
 
 def _traced(x, cos, sin, positions, interleaved, first_position, hadamard_seed, *options):
-    """Calls the operator, as tracers, fake tensors and other tensor subclasses need it."""
+    """Calls the operator, which tracers, fake tensors and other tensor subclasses need to see."""
     arguments.tensor("x", x)
     rotary.check_types(cos, sin)
     refusal.derivatives("x, cos or sin", _NO_GRADIENT, x, *operator.given(cos, sin))
@@ -149,7 +149,7 @@ def _launch(
     scales_of: str = "blocks",
     heads_per_scale: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Codes and scales of tensors on a GPU or on the CPU. hadamard_seed counts modulo 2^64, since an operator's
+    """Codes and scales of tensors on a GPU or on the CPU. hadamard_seed is taken modulo 2^64, since an operator's
     integers are signed.
     """
     operator.refuse_tangents("x, cos or sin", *operator.given(x, cos, sin, positions))
@@ -248,4 +248,5 @@ operator.define(
     "(Tensor codes, Tensor scales, Tensor mean)",
     _launch_channels,
 )
-refusal.register(f"x, cos or sin {_NO_GRADIENT}", "quantize", "quantize_channels")
+refusal.register(f"x, cos or sin {_NO_GRADIENT}", "quantize")
+refusal.register(f"x {_NO_GRADIENT}", "quantize_channels")

@@ -11,15 +11,14 @@ from torch import Tensor
 from . import operator
 
 
-def register(sentence: str, *names: str) -> None:
-    """Registers gradients of operators that raise `NotImplementedError` with this sentence when they are computed."""
-    for name in names:
-        torch.library.register_autograd(
-            f"fa3::{name}",
-            lambda ctx, *given: gradients(ctx, sentence, *given),
-            setup_context=lambda ctx, inputs, output: save(ctx, inputs),
-            lib=operator.library,
-        )
+def register(sentence: str, name: str) -> None:
+    """Registers gradients of the operator of this name, which raise `NotImplementedError` with this sentence."""
+    torch.library.register_autograd(
+        f"fa3::{name}",
+        lambda ctx, *given: gradients(ctx, sentence, *given),
+        setup_context=lambda ctx, inputs, output: save(ctx, inputs),
+        lib=operator.library,
+    )
 
 
 def save(ctx: Any, inputs: Sequence[Any]) -> None:
@@ -29,7 +28,7 @@ def save(ctx: Any, inputs: Sequence[Any]) -> None:
 
 def gradients(ctx: Any, sentence: str, *given: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradients of the inputs, which raise `NotImplementedError` with this sentence when they are computed."""
-    # Depending on an output's gradient keeps a compiler from moving this into the forward pass.
+    # The refusal depends on an output's gradient. This keeps a compiler from moving the refusal into the forward pass.
     of_output = next(x for x in given if x is not None)
     saved = iter(ctx.saved_tensors)
     refuse = torch.ops.fa3.refuse_gradient

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import arguments, operator
 
-# (name, list or None, first position if there is no list, the tensor whose rows have these positions)
+# The positions of a tensor's rows: (name, list or None, first position if there is no list, the tensor).
 Positions = tuple[str, Tensor | None, int, Tensor]
 
 
@@ -26,8 +26,8 @@ def check_types(cos: Any, sin: Any) -> None:
 def check(
     cos: Tensor | None, sin: Tensor | None, interleaved: bool, *positions: Positions, packed: bool = False
 ) -> None:
-    """Refuses tensors that the extension module cannot check, since it gets addresses. Lists are (batch, seqlen), or
-    (total,) for packed sequences.
+    """Refuses tensors that the extension module cannot check, since it gets only their addresses. Lists of positions
+    are (batch, seqlen), or (total,) for packed sequences.
     """
     if cos is None or sin is None:
         if cos is not sin:

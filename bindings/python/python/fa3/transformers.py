@@ -21,8 +21,8 @@ from .varlen import flash_attn_varlen_func
 
 __all__ = ["NAME", "register"]
 
-# Transformers infers an implementation's properties from its name: FlashAttention contains "flash", FlashAttention with
-# paged decoding contains "flash" and later a 3, and an implementation of the hub contains a "/".
+# Transformers infers an implementation's properties from its name. The name of a FlashAttention contains "flash"; if it
+# supports paged decoding, a 3 follows; if it comes from the hub, the name contains a "/".
 NAME = "fa3-rs/flash-attn3"
 OLDEST = 5, 17
 
@@ -38,7 +38,6 @@ _MASKS = {
     "bidirectional_mask_function",
     "sliding_window_overlay",
     "sliding_window_bidirectional_overlay",
-    # If this mask is more than a causal mask, other code here raises.
     "chunked_overlay",
     # `_packed` finds the sequences in the positions that attention gets.
     "packed_sequence_mask_function",
@@ -48,17 +47,16 @@ _MASKS_OF_MASKS = {"and_masks", "remap_positions_for_packed_sequence"}
 
 
 class _Positions(Tensor):
-    """Positions that tell packed sequences apart, passed as the mask: some models pass attention no position_ids."""
+    """Positions that tell packed sequences apart, in the place of the mask: some models pass no position_ids."""
 
 
 def register() -> str:
     """Registers this package's attention with transformers as "fa3-rs/flash-attn3", and returns that name.
 
-    The name is then a valid `attn_implementation` of `from_pretrained`, `from_config` and `set_attn_implementation`, on
-    a
-    Hopper GPU and on the CPU, for models that transformers itself runs with FlashAttention: with padded and packed
-    batches, dynamic and static caches, continuous batching, training, GQA, windows, soft caps and sinks. A second call
-    changes nothing.
+    The name is then a valid `attn_implementation` of `from_pretrained`, `from_config` and `set_attn_implementation`. It
+    works on a Hopper GPU and on the CPU, for models that transformers itself runs with FlashAttention: with padded and
+    packed batches, dynamic and static caches, continuous batching, training, GQA, windows, soft caps and sinks. A
+    second call changes nothing.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -78,7 +76,7 @@ def register() -> str:
     theirs.AttentionInterface.register(NAME, _attention(dense))
     theirs.AttentionMaskInterface.register(NAME, mask)
     if _version(theirs) < (5, 23):
-        # Before 5.23, continuous batching calls a function of its own.
+        # Before 5.23, transformers calls a separate attention function in continuous batching.
         paged = import_module("transformers.integrations.flash_paged").paged_attention_forward
         theirs.AttentionInterface.register(f"paged|{NAME}", _paged_attention(paged))
         theirs.AttentionMaskInterface.register(f"paged|{NAME}", mask)
@@ -210,7 +208,7 @@ def _without_padding(
     sequence.
 
     Transformers assumes that Q has the same padding as K, and computes no padded rows of Q. In cross-attention Q is
-    another sequence, which has no padding there.
+    another sequence, without this padding.
     """
     batch, keys = mask.shape
     rows = mask.flatten().nonzero().squeeze(1)
@@ -221,14 +219,14 @@ def _without_padding(
 
 
 def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Caches a function's last result for the same tensor. All layers of a model need the same result, and on a GPU
-    each computation waits.
+    """Caches a function's last result for the same tensor. All layers of a model need the same result, and each
+    computation waits for the GPU.
     """
     last: tuple[Any, ...] = (lambda: None, None, None)
 
     def ask(x: Tensor, *rest: Any) -> Any:
         nonlocal last
-        # Tensors of inference mode have no version counter.
+        # Tensors of inference mode have no version counter, so a result for such a tensor is not reused.
         version = None if x.is_inference() else (x._version, *rest)
         of, its_version, result = last
         if of() is not x or version is None or its_version != version:
@@ -281,8 +279,8 @@ def _ends(positions: Tensor, batch: int) -> tuple[Tensor, int] | None:
 
 
 def _assert_packed_as_transformers_knows(positions: Tensor, batch: int) -> None:
-    """Asserts in a trace, where positions are unknown, that transformers finds the same sequences. It cuts only a
-    single row into sequences, at each of its smallest positions.
+    """Asserts, in a trace, where positions are unknown, that transformers finds the same sequences. Transformers cuts
+    only a batch of one row into sequences, at each occurrence of the row's smallest position.
     """
     if batch > 1:
         are_known = (positions.diff(dim=1) == 1).all()
@@ -293,7 +291,7 @@ def _assert_packed_as_transformers_knows(positions: Tensor, batch: int) -> None:
 
 
 def _refuse_holes(mask: Tensor) -> None:
-    """Refuses padding between keys beside a window, since the window would span the padding."""
+    """Refuses a mask with padding between keys, beside a sliding window, which would count padding as keys."""
     sentence = f"padding between keys beside a sliding window is not supported by {NAME}, use sdpa or eager"
     if _must_not_wait(mask):
         torch._assert_async(~_hole(mask), sentence)
@@ -333,11 +331,11 @@ def _mask(theirs: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
         batch_size: int, *rest: Any, mask_function: Callable[..., Any] | None = None, **options: Any
     ) -> Tensor | None:
         if mask_function is not None:
-            is_bidirectional = getattr(options.get("config"), "use_bidirectional_attention", None) is True
+            is_bidirectional = _is_bidirectional(options)
             # In a trace the maker of a mask function is unknown: users' functions and bidirectional models are told
             # apart by their options.
             if not torch.compiler.is_compiling():
-                makers = _makers(mask_function, is_bidirectional)
+                makers = _makers(mask_function, options)
                 positions = _positions_of(mask_function)
                 if positions is not None:
                     return positions
@@ -364,7 +362,7 @@ def _positions_of(mask: Callable[..., Any]) -> Tensor | None:
     """Positions that tell packed sequences apart as the mask does, or None if it is not a mask of packed sequences."""
     for part in _parts(mask):
         if part.__qualname__.startswith("packed_sequence_mask_function."):
-            # The index of each token's sequence. Positions jump from one sequence to the next.
+            # The index of each token's sequence. The positions returned jump from one sequence to the next.
             [numbers] = [x for x in _insides(part) if isinstance(x, Tensor)]
             rows = numbers.shape[1]
             return (torch.arange(rows, device=numbers.device) + numbers * (rows + 1)).as_subclass(_Positions)
@@ -382,16 +380,35 @@ def _parts(mask: Callable[..., Any]) -> list[Callable[..., Any]]:
     return [x for x in _insides(mask) if callable(x)]
 
 
-def _makers(mask: Callable[..., Any], is_bidirectional: bool) -> set[str]:
+def _is_bidirectional(options: dict[str, Any]) -> bool:
+    """Whether a mask is for a bidirectional model."""
+    return getattr(options.get("config"), "use_bidirectional_attention", None) is True
+
+
+def _check_overlay(mask: Callable[..., Any], maker: str, options: dict[str, Any]) -> None:
+    """Refuses chunks that hide keys, and a window that is not the layer's. Attention gets the layer's window and no
+    chunks, so that it would ignore both.
+    """
+    [width] = [x for x in _insides(mask) if isinstance(x, int)]
+    chunked = maker == "chunked_overlay"
+    if options["kv_offset"] + options["kv_length"] > width if chunked else options.get("local_size") != width:
+        sentence = f"a mask of {maker} with {width} keys is not supported by {NAME}, use sdpa or eager"
+        raise NotImplementedError(sentence)
+
+
+def _makers(mask: Callable[..., Any], options: dict[str, Any]) -> set[str]:
     """The names of the functions that made a mask and its parts. Masks that FlashAttention does not support raise.
     Bidirectional models (EmbeddingGemma) combine a causal mask with functions of their own, and tell attention that it
     is not causal.
     """
+    is_bidirectional = _is_bidirectional(options)
     maker = mask.__qualname__.split(".")[0]
     if maker in _MASKS and mask.__module__ == "transformers.masking_utils":
+        if maker.endswith("_overlay"):
+            _check_overlay(mask, maker, options)
         return {maker}
     if is_bidirectional and mask.__module__.startswith("transformers.models."):
         return {maker}
     if maker not in _MASKS_OF_MASKS and not (is_bidirectional and maker == "or_masks"):
         raise NotImplementedError(f"a mask of {mask.__qualname__} is not supported by {NAME}, use sdpa or eager")
-    return set().union(*(_makers(part, is_bidirectional) for part in _parts(mask)))
+    return set().union(*(_makers(part, options) for part in _parts(mask)))

@@ -13,8 +13,8 @@ from .sequences import Batch, Sequences, check_packed
 
 @overload
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
+    q: Tensor | None,
+    k: Tensor | None,
     v: Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
@@ -48,8 +48,8 @@ def flash_attn_varlen_func(
 
 @overload
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
+    q: Tensor | None,
+    k: Tensor | None,
     v: Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
@@ -83,8 +83,8 @@ def flash_attn_varlen_func(
 
 @overload
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
+    q: Tensor | None,
+    k: Tensor | None,
     v: Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
@@ -117,8 +117,8 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
+    q: Tensor | None,
+    k: Tensor | None,
     v: Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
@@ -157,9 +157,9 @@ def flash_attn_varlen_func(
     other lengths when it is replayed. There, invalid lengths give unspecified results, but never an access outside the
     tensors. On the CPU they raise.
 
-    O and LSE are differentiable in q, k and v of float16 and bfloat16, as in `flash_attn_func`. Rows that are not in
-    use, or lie behind the last sequence, have gradients of 0. The lengths are kept for the backward pass, and must not
-    be changed before it.
+    O and LSE are differentiable in q, k and v unless these are float8_e4m3fn, as in `flash_attn_func`. Rows that are
+    not in use, or lie behind the last sequence, have gradients of 0. The lengths are kept for the backward pass, and
+    must not be changed before it.
 
     Arguments:
         q: (total_q, heads_q, head_dim), or a dense batch (batch, seqlen_q, heads_q, head_dim) where cu_seqlens_q is
@@ -175,7 +175,8 @@ def flash_attn_varlen_func(
             read if they are on the CPU. Tensors on a GPU, for which the call would wait, and in a trace count as None.
         seqused_q, seqused_k: how many rows of each sequence are in use, from its first on, int32 (sequences,); all rows
             if None.
-        qv: the part of q that is multiplied by v, (total_q, heads_q, head_dim_v), as in `flash_attn_func`.
+        qv: the part of q that is multiplied by v, (total_q, heads_q, head_dim_v), as in `flash_attn_func`. With q and k
+            None, scores are the product of qv and v alone.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (sequences, heads_kv): a number
             is its code times its scale, which is not negative. A query head uses the scale of its key/value head. None
             is 1. The descale of a 16-bit tensor is ignored, as in FlashAttention-3.
@@ -185,9 +186,9 @@ def flash_attn_varlen_func(
         out: a tensor for O, as in `flash_attn_func`.
         s_aux: a sink for each query head, as in `flash_attn_func`. It has no effect on rows outside all sequences.
         page_table: the pages of each sequence's keys, as in `flash_attn_with_kvcache`: k and v are (pages, page_rows,
-            heads_kv, ...), cu_seqlens_k is None, and seqused_k says how many keys each sequence has. Then num_splits
-            and scheduler_metadata have the meaning they have there, and there are no gradients. block_table is another
-            name of page_table.
+            heads_kv, ...), cu_seqlens_k is None, and seqused_k says how many keys each sequence has. num_splits and
+            scheduler_metadata then mean what they mean for that function, and there are no gradients. block_table is
+            another name of page_table.
         scheduler_metadata: the table that `get_scheduler_metadata` made for these sequences. Without it each call makes
             the table; with it the layers of a model share one. Results have the same bits. Lengths, hints, shapes,
             dtype, mask and softcap must be the ones the table was made for: otherwise results are unspecified, or the
@@ -208,6 +209,7 @@ def flash_attn_varlen_func(
         RuntimeError: the driver reports an error; or out is given, and a tensor requires grad.
     """
     arguments.check_hints(num_splits, pack_gqa)
+    q, k, softmax_scale = arguments.scores_of_values(q, k, v, qv, softmax_scale)
     q, k, v, qv = arguments.under_autocast(q, k, v, qv)
     q_descale, k_descale, v_descale = arguments.descales(q, k, v, q_descale, k_descale, v_descale)
     page_table = arguments.page_table(page_table, block_table)
@@ -237,7 +239,7 @@ def flash_attn_varlen_func(
             "flash_attn_varlen_func",
         )
         return (out, lse) if with_lse else out  # type: ignore[return-value]
-    # A table is made for calls without qv only.
+    # Tables are made only for calls without qv.
     table = arguments.metadata(scheduler_metadata) if qv is None else None
     batch = Batch.of(q, "q") if cu_seqlens_q is None else None
     if cu_seqlens_k is None:
@@ -283,7 +285,7 @@ def _attend(
     out: Tensor | None,
     table: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of packed sequences: into out, by the operators for traces, with autograd, or directly."""
+    """Computes O and, if wanted, LSE: into `out`, by operators for traces, with autograd, or by a plain launch."""
     q = tensors[0]
     of_options = options.q_descale, options.k_descale, options.v_descale, options.s_aux, options.qv
     given = (*tensors[:5], *operator.given(*tensors[5:], *of_options))

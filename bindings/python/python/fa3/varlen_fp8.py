@@ -9,6 +9,8 @@ from torch import Tensor
 from . import arguments, fp8, operator, quantize, refusal, rotary  # type: ignore[no-redef]
 from .sequences import Sequences
 
+_FIELDS = f"{fp8.FIELDS} max_seqlen_q max_seqlen_k"
+
 
 @overload
 def flash_attn_varlen_fp8_func(
@@ -106,7 +108,7 @@ def flash_attn_varlen_fp8_func(
     """`flash_attn_fp8_func` for sequences of different lengths, packed one after the other into one tensor.
 
     Each block of 128 rows has a scale. The first block begins where the sequence does, and no block has rows of two
-    sequences. So a sequence has the same bits as alone, whatever lies around it.
+    sequences. So the O of a sequence has the same bits as in a call with this sequence alone.
 
     Arguments:
         q: (total_q, heads_q, head_dim), head_dim a multiple of 16 up to 256. The last stride is 1, and the others are
@@ -158,7 +160,7 @@ def flash_attn_varlen_fp8_func(
 
 
 def _traced(inputs: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """Calls the operator, as tracers, fake tensors and other tensor subclasses need it."""
+    """Calls the operator, which tracers, fake tensors and other tensor subclasses need to see."""
     for name, tensor in zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), inputs):
         arguments.tensor(name, tensor)
     q, k, v, _, _, cos, sin, *_ = inputs
@@ -191,7 +193,7 @@ def _launch(
     softcap: float,
     with_lse: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of tensors on a GPU or on the CPU. hadamard_seed counts modulo 2^64, since an operator's
+    """O and, if wanted, LSE of tensors on a GPU or on the CPU. hadamard_seed is taken modulo 2^64, since an operator's
     integers are signed.
     """
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, None, None)
@@ -199,7 +201,7 @@ def _launch(
     values = interleaved, q_first, k_first, quantize.seed(hadamard_seed), *scores, max_seqlen_q, max_seqlen_k
     positions: operator.Tensors = {"q_positions": q_positions, "k_positions": k_positions}
     lists = sequences._asdict()
-    return fp8.compute(q, k, v, cos, sin, positions, lists, "max_seqlen_q max_seqlen_k", values, with_lse)
+    return fp8.compute(q, k, v, cos, sin, positions, lists, _FIELDS, values, with_lse)
 
 
 operator.define(

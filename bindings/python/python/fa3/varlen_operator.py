@@ -39,7 +39,7 @@ class Options(NamedTuple):
         return *hints, self.softmax_scale, *window, self.softcap, self.sm_margin, self.deterministic
 
 
-# The first fields, for the extension module.
+# The names of the options that the extension module takes: the first fields of `Options`.
 _SCORES = " ".join(Options._fields[:8])
 
 
@@ -70,7 +70,7 @@ def compute(
     out: Tensor | None = None,
     table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE, as in `operator.compute`. `table` is a result of `make_table`, on a GPU."""
+    """Computes O and, if wanted, LSE, as `operator.compute` does. `table` is a result of `make_table`, on a GPU."""
     descales = options.q_descale, options.k_descale, options.v_descale
     operator.refuse_tangents(NAMES, q, k, v, *operator.given(*descales))
     operator.check_ranks(q, k, v, packed=True)
@@ -88,8 +88,8 @@ def make_table(
     sequences: Sequences,
     options: dict[str, Any],
 ) -> Tensor:
-    """The table of work tiles for packed sequences, without elements on the CPU. `q` are the dtype, rows, heads and
-    head_dim of Q, `kv` the rows, heads and head_dim_v of K and V.
+    """Makes the table of work tiles for packed sequences. It has no elements on the CPU. `q` has the dtype, rows, heads
+    and head_dim of Q, and `kv` has the rows, heads and head_dim_v of K and V.
     """
     dtype, rows, heads, head_dim = q
     keys, heads_kv, head_dim_v = kv
@@ -124,7 +124,7 @@ def launch_backward(
     *options: Any,
     **outputs: Any,
 ) -> tuple[Tensor, ...]:
-    """The gradients, computed by `gradient.launch`. `options` are its options."""
+    """Computes the gradients by `gradient.launch`, whose options are `options`."""
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     named = dict(sequences=sequences, hints=(max_seqlen_q, max_seqlen_k), **outputs)
     return gradient.launch(dout, q, k, v, o, lse, dlse, *options, **named)
@@ -147,5 +147,5 @@ _ARGUMENTS = (
 )
 operator.define_attention("varlen_forward", _ARGUMENTS, launch, "flash_attn_varlen_func")
 gradient.define("varlen_backward", _LISTS, launch_backward, launch_backward_into)
-# Autograd of `fa3::varlen_forward`.
+# Autograd for `fa3::varlen_forward`.
 ATTENTION = gradient.Differentiable("varlen_forward", "varlen_backward", Options, launch, launch_backward, lists=4)

@@ -1,4 +1,4 @@
-//! Attention over caches, also e4m3 caches beside 16-bit queries.
+//! Attention over caches. Caches of e4m3 may go with 16-bit queries.
 
 mod new_rows;
 mod rows;
@@ -21,15 +21,14 @@ use new_rows::NewTensors;
 
 pub(super) use rows::CacheRows;
 
-/// Whether the call can only be computed as attention over a cache: K is not packed, and Q is packed or the shape of K
-/// does not determine the lengths of its sequences.
+/// Whether the call must be computed as attention over a cache: K is not packed, and either Q is packed, or the shape
+/// of K does not determine the lengths of its sequences.
 pub(super) fn is_cache(spec: &ProblemSpec) -> bool {
     let (of_q, of_k) = (spec.seqs_q, spec.seqs_k);
     !of_k.is_packed() && (of_q.is_packed() || !of_k.are_equal())
 }
 
-/// The problem of a call in which only the cache has strides of its own: the CPU takes any strides of the other
-/// tensors.
+/// The problem of a call in which only the cache keeps its strides. The CPU takes any strides of the other tensors.
 ///
 /// # Errors
 /// The call is invalid.
@@ -237,7 +236,7 @@ unsafe fn written<'a, C: Scalar>(
     unsafe {
         let k = memory.view_mut("k", &spec.k)?;
         match memory.view_mut("v", &spec.v) {
-            // K and V may be views of one pool, if each page in use holds only keys or only values.
+            // K and V may be views of one pool, as long as each page in use holds only keys or only values.
             Err(Error::Operation(OperationError::Placement(PlacementError::Overlap {
                 other: "k", ..
             }))) if are_apart(spec, &rows.entries(spec, new), memory) => {

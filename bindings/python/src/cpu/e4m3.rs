@@ -184,7 +184,7 @@ fn channels(
     Ok(Channels::new(array(mean), scale)?)
 }
 
-/// Replaces a scale of 0 by 1, and codes by zeros, except NaN.
+/// Replaces a scale of 0 by 1, and its codes by zeros, except for NaN.
 fn unscale<'a>(codes: impl Iterator<Item = &'a mut E4m3>, scale: &mut f32) {
     if *scale == 0.0 {
         codes.filter(|code| !code.is_nan()).for_each(|code| *code = E4m3::ZERO);

@@ -1,4 +1,4 @@
-//! Lists that give the rows of packed sequences, and the number of their rows in use.
+//! The lists that give the rows of packed sequences, and the rows in use of each sequence.
 
 use fa3::{Attention, CachedAttention, Error as CpuError, Scalar};
 use fa3_types::{ProblemError, ProblemSpec, SequenceRows, Sequences, Shape};
@@ -6,7 +6,7 @@ use fa3_types::{ProblemError, ProblemSpec, SequenceRows, Sequences, Shape};
 use super::memory::Memory;
 use crate::error::Error;
 
-/// The values of `cu_seqlens` and `seqused`, of Q and of K and V, if the call has such lists.
+/// The lists `cu_seqlens` and `seqused`, each for Q and for K and V, if the call has them.
 #[derive(Clone, Copy)]
 pub(super) struct Lists<'a> {
     cu_seqlens: [Option<&'a [i32]>; 2],

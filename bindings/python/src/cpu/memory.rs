@@ -1,4 +1,4 @@
-//! Torch's memory as arrays. All unsafe code of the CPU path is here, and in the callers of these functions.
+//! Torch's memory as arrays. Only this file and the callers of its functions have unsafe code of the CPU path.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use fa3_types::{Dim, Partials, TensorDesc, are_apart};
 use crate::call::At;
 use crate::error::Error;
 
-/// The memory of a call's tensors, which checks that outputs overlap no other tensor.
+/// The memory of a call's tensors. It checks that no output overlaps another tensor.
 pub(super) struct Memory<'a> {
     at: &'a At,
     lent: RefCell<Vec<Lent>>,
@@ -24,12 +24,12 @@ struct Lent {
     tensor: &'static str,
     bytes: Range<u64>,
     is_written: bool,
-    /// Its shape and strides, if it has strides.
+    /// The tensor's shape and strides; `None` if it is contiguous.
     desc: Option<TensorDesc>,
 }
 
 impl Lent {
-    /// Whether the two tensors share no byte: one lies behind the other, or between the other's rows.
+    /// Whether two tensors share no byte: one lies after the other, or between the rows of the other.
     fn is_apart(&self, other: &Lent) -> bool {
         let is_behind = self.bytes.end <= other.bytes.start || other.bytes.end <= self.bytes.start;
         let are_between = || match (&self.desc, &other.desc) {
@@ -50,7 +50,7 @@ impl Memory<'_> {
         self.address(tensor).is_some()
     }
 
-    /// Lets later tensors overlap this tensor: the caller knows that they share no element.
+    /// Lets later views overlap this tensor. The caller must know that they share no element.
     pub(super) fn release(&self, tensor: &str) {
         self.lent.borrow_mut().retain(|lent| lent.tensor != tensor);
     }
@@ -175,7 +175,7 @@ impl Memory<'_> {
         Ok(unsafe { slice::from_raw_parts_mut(with_exposed_provenance_mut(start), count) })
     }
 
-    /// The address of `count` elements.
+    /// The address of a tensor of `elements` elements, which is then recorded as lent.
     ///
     /// # Errors
     /// The address is null, not aligned or too high; or the elements overlap another tensor, and one of the two is an

@@ -26,7 +26,7 @@ pub(super) unsafe fn table(rotary: Rotary, memory: &Memory<'_>) -> Result<RopeTa
     Ok(RopeTable::new(rotary.style, array("cos")?, array("sin")?)?)
 }
 
-/// The positions of a tensor's rows, as `fa3` takes them.
+/// The positions of a tensor's rows, in the form that `fa3` takes.
 #[derive(Clone, Copy)]
 pub(super) enum RowPositions<'a> {
     From(usize),
@@ -34,7 +34,7 @@ pub(super) enum RowPositions<'a> {
 }
 
 impl RowPositions<'_> {
-    /// The position of the first row of each sequence; 0, which is ignored, if positions are listed.
+    /// The position of the first row of each sequence. If positions are listed, it is 0, which is ignored.
     pub(super) fn first(self) -> usize {
         match self {
             RowPositions::From(first) => first,

@@ -18,8 +18,8 @@ struct Threads {
     pool: Arc<ThreadPool>,
 }
 
-/// The threads of this process, or of its parent. Rayon's own pool does not work here: a forked process, such as a data
-/// loader's worker, has none of its parent's threads, and would wait for them forever.
+/// The threads of this process, or of its parent. Rayon's own pool cannot be used: a forked process, such as a data
+/// loader's worker, does not have its parent's threads, and would wait for them forever.
 static THREADS: LazyLock<Mutex<Option<Threads>>> = LazyLock::new(Mutex::default);
 
 /// Runs `work` on this process's threads, and waits for it. The number of threads is `RAYON_NUM_THREADS`, otherwise
@@ -28,13 +28,13 @@ static THREADS: LazyLock<Mutex<Option<Threads>>> = LazyLock::new(Mutex::default)
 /// # Errors
 /// [`Error::Threads`] if the system cannot create them.
 pub(crate) fn run<R: Send>(work: impl FnOnce() -> Result<R, Error> + Send) -> Result<R, Error> {
-    // Python forks only in the attached thread, so that no other thread holds the lock then.
+    // Python forks only in a thread that is attached to the interpreter. So at a fork no other thread holds the lock.
     Python::attach(threads)?.install(work)
 }
 
 fn threads(py: Python<'_>) -> Result<Arc<ThreadPool>, Error> {
     let (process, count) = (process::id(), wanted(py));
-    // After a panic, the old threads are still there.
+    // If another thread panicked, the old threads are still there.
     let mut threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
     match &*threads {
         Some(made) if (made.process, made.count) == (process, count) => Ok(Arc::clone(&made.pool)),

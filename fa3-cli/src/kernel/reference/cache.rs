@@ -14,7 +14,7 @@ use super::{Contents, Wrong, hold};
 use crate::args::cache::CacheProblem;
 use crate::sim::buffers::{BufferError, random};
 
-/// The frequency base of the rotation.
+/// The base of the rotary frequencies.
 const BASE: f64 = 10_000.0;
 
 /// Writes a cache with its lists and tables. Rows in use are random numbers; all other rows are NaN.
@@ -25,7 +25,7 @@ pub(super) fn write(
     seed: u64,
 ) -> Result<(), BufferError> {
     let lists = Lists::of(problem);
-    // A seed other than Q's.
+    // K and V get another seed than Q.
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(!seed);
     for name in ["k", "v"] {
         let BufferId(at) = program.find(name).expect("attention has keys and values");

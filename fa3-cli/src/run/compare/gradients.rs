@@ -147,7 +147,7 @@ mod tests {
             some_heads(&fa3_types::ProblemSpec::dense(fa3_types::Dtype::F32, q, q).known().unwrap())
         };
         assert_eq!(heads(100, 4), [0, 1, 2, 3]);
-        // The limit is 2.5 GFLOP, and a head takes 4 · 2000 · 2000 · 64.
+        // The limit is 2.5 GFLOP, and a head takes 4 · 2000 · 2000 · 64 FLOP.
         assert_eq!(heads(2000, 16), [0, 8]);
         assert_eq!(heads(1 << 20, 16), [0]);
         assert!(heads(0, 16).is_empty());

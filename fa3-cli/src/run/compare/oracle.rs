@@ -21,9 +21,9 @@ const TILE_ROWS: [usize; 3] = [64, 128, 192];
 /// How a result was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::run) enum Arithmetic {
-    /// On the inputs' values. P is not rounded to e4m3.
+    /// The call computes with the inputs' values, and does not round P to e4m3.
     OfInputs,
-    /// In e4m3 products, which P is rounded to.
+    /// The call multiplies e4m3 numbers, and rounds P to e4m3.
     Fp8,
 }
 
@@ -108,7 +108,6 @@ impl Oracle {
         Ok(Oracle { right: Right::Rows { law, of }, bound, tolerance })
     }
 
-    /// Checks O and LSE.
     pub(super) fn verdicts(&self, o: &Array4<f32>, lse: &Array3<f32>) -> Vec<Verdict> {
         match &self.right {
             Right::Whole { o: expected, lse: expected_lse } => {
@@ -194,8 +193,8 @@ mod tests {
         assert!(bound > 0.0 && bound <= law.bound());
     }
 
-    /// For every arithmetic: results that are right in all rows are right in a selection, and an error in a selected
-    /// row is found.
+    /// In every arithmetic, results that are right in all rows are right in a selection, and an error in a selected row
+    /// is found.
     #[test]
     fn some_rows_are_judged_as_all_are() {
         let qkv = qkv().map(|x| x.mapv(E4m3::from_f32));

@@ -11,7 +11,7 @@ use crate::kernels::params::{Form, Host, Pass, Side, param, params};
 use crate::kernels::parts::strided::Strided;
 
 params! {
-    /// The parameters. A kernel takes only what its spec has.
+    /// The parameters. A kernel takes only the parameters that its spec needs.
     struct Params {
         new: maybe all NewRows,
         queries: maybe all Queries,
@@ -22,7 +22,7 @@ params! {
         count: u32,
     }
 
-    /// New keys and values, and the cache.
+    /// The parameters of new keys and values, and of the cache.
     struct NewRows {
         k_new: named Strided,
         v_new: named Strided,
@@ -34,21 +34,21 @@ params! {
         /// Lengths of sequences after the append.
         used_after: pointer = "seqused_after",
         cu_seqlens: maybe pointer = "cu_seqlens_k_new",
-        /// Rows of a sequence of a dense tensor, as a divisor.
+        /// Number of rows of each sequence of a dense tensor, as a divisor.
         of_sequence: maybe div = "new_rows",
-        /// Rows of a sequence of a dense tensor, or of the packed tensor.
+        /// Number of rows of each sequence of a dense tensor, or of the packed tensor.
         seqlen: u32 = "seqlen_new",
         heads: div = "heads_kv",
-        /// Rows over all heads.
+        /// Number of new rows of keys, over all heads.
         rows: u32 = "rows_kv",
-        /// Rows for which the cache has room in each sequence.
+        /// Number of rows for which the cache has room in each sequence.
         capacity: u32,
         pages: maybe all CachePages,
-        /// First CTA for values.
+        /// The first CTA that appends values.
         values: u32 = "first_of_values",
-        /// First CTA for queries.
+        /// The first CTA that rotates queries.
         queries: u32 = "first_of_queries",
-        /// First CTA for lengths.
+        /// The first CTA that writes lengths.
         lengths: u32 = "first_of_lengths",
     }
 
@@ -57,35 +57,35 @@ params! {
         table: pointer = "page_table",
         /// cache_batch_idx: the page-table row of each sequence, if the table is indirect.
         index: maybe pointer = "cache_batch_idx",
-        /// Rows of the page table, if the table is indirect.
+        /// Number of rows of the page table, if the table is indirect.
         table_rows: maybe u32 = "rows_of_page_table",
-        /// Entries from a table row to the next.
+        /// Number of entries from one table row to the next.
         stride: u32 = "page_table_stride",
-        /// Rows of a page.
+        /// Number of rows of a page.
         rows: div = "page_rows",
         /// Number of pages in memory.
         entries: u32,
     }
 
-    /// Queries that are rotated.
+    /// The parameters of queries that are rotated.
     struct Queries {
         q: named Strided,
         to: named Strided = "q_rotated",
         cu_seqlens: maybe pointer = "cu_seqlens_q",
-        /// Rows of a sequence of a dense tensor, as a divisor.
+        /// Number of rows of each sequence of a dense tensor, as a divisor.
         of_sequence: maybe div = "q_rows",
         heads: div = "heads_q",
-        /// Rows over all heads.
+        /// Number of rows of queries, over all heads.
         rows: u32 = "rows_q",
     }
 
-    /// The tables of rotary embeddings.
+    /// The tables of rotary embeddings, and the positions at which they are read.
     struct RotationTables {
         cos: pointer = "rotary_cos",
         sin: pointer = "rotary_sin",
-        /// The last row of the tables.
+        /// The index of the tables' last row.
         last: u32 = "last_position",
-        /// The position of each sequence's first row.
+        /// The array of the positions of the sequences' first rows.
         listed: maybe pointer = "rotary_seqlens",
     }
 }
@@ -147,7 +147,7 @@ impl Params<Host> {
     pub(super) fn of<K>(plan: &Plan, program: &Program<K>) -> Params<Host> {
         let problem = plan.problem();
         let (maybe, find) = (|name| program.find(name), |name| program.find(name).expect("it is the plan's"));
-        // A divisor of 0 counts rows of an empty tensor, and is never used.
+        // A divisor is 0 only if the tensor is empty, and then it is never used.
         let div = |by: usize| FastDiv::new((by as u32).max(1));
         let strided = |name, tensor: &TensorDesc| Strided::of(find(name), tensor);
         let [values, queries, lengths] = plan.firsts();

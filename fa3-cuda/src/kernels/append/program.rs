@@ -9,10 +9,10 @@ use super::spec::Spec;
 use crate::kernels::params::Fill;
 use crate::kernels::{self, tensors};
 
-/// Lowers a plan to its program, without its step if there is nothing to do. Its buffers, where the problem has them,
-/// are `k_new`, `v_new`, `k_cache`, `v_cache`, `seqused_after`, `k_descale`, `v_descale`, `cu_seqlens_k_new`,
-/// `page_table` and `cache_batch_idx`; `q`, `q_rotated` and `cu_seqlens_q`; `rotary_cos`, `rotary_sin` and
-/// `rotary_seqlens`; `seqused_k`.
+/// Lowers a plan to a program of one launch, or of none if there is nothing to do. The program declares the buffers
+/// that the problem has among these: `k_new`, `v_new`, `k_cache`, `v_cache`, `seqused_after`, `k_descale`, `v_descale`,
+/// `cu_seqlens_k_new`, `page_table` and `cache_batch_idx`; `q`, `q_rotated` and `cu_seqlens_q`; `rotary_cos`,
+/// `rotary_sin` and `rotary_seqlens`; `seqused_k`.
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let mut program = Program::new();
     new_rows(&mut program, plan);
@@ -27,7 +27,7 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     program
 }
 
-/// Adds new rows and the cache.
+/// Adds the buffers of new rows and of the cache.
 fn new_rows(program: &mut Program<kernels::Spec>, plan: &Plan) {
     let (problem, count) = (plan.problem(), plan.count());
     let Some(rows) = problem.rows() else { return };
@@ -54,7 +54,7 @@ fn new_rows(program: &mut Program<kernels::Spec>, plan: &Plan) {
     }
 }
 
-/// Adds queries, and the tables by which queries and new keys are rotated.
+/// Adds the buffers of queries, and of the tables by which queries and new keys are rotated.
 fn queries(program: &mut Program<kernels::Spec>, plan: &Plan) {
     let (problem, count) = (plan.problem(), plan.count());
     if let Some((queries, q_rotated)) = problem.queries().zip(problem.q_rotated()) {
@@ -75,7 +75,7 @@ fn queries(program: &mut Program<kernels::Spec>, plan: &Plan) {
     }
 }
 
-/// Adds an array of 32-bit integers, which kernels access one by one.
+/// Adds an array of 32-bit integers. Kernels access its elements one by one, so it needs no more alignment than one.
 fn array(program: &mut Program<kernels::Spec>, name: &'static str, count: u32, role: BufferRole) {
     let array = program.buffer(name, Elem::U32, &[count], role);
     program.align(array, 4);
@@ -100,8 +100,7 @@ mod tests {
         }
     }
 
-    /// A step behind the append, whose buffers have other names, copies the cache by TMA and must find the new row
-    /// there.
+    /// A later step, whose buffers have other names, copies the cache by TMA. It must find the new row there.
     #[test]
     fn the_step_may_stand_before_others() {
         let new = TensorDesc::contiguous(Dtype::Bf16, Shape { batch: 1, seqlen: 1, heads: 1, head_dim: 64 });

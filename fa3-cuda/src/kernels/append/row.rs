@@ -1,11 +1,11 @@
-//! A thread's part of a row: two chunks of 16 bytes, which contain both elements of each of their pairs.
+//! A thread's part of a row: two chunks of 16 bytes, which contain both elements of each of their rotary pairs.
 //!
 //! ```text
-//! entries i and i + rotary_dim / 2 are a pair    thread u has chunks u and u + rotary_dim / 16
-//! otherwise                                      chunks 2u and 2u + 1
+//! pairs of entries i and i + rotary_dim / 2    thread u has chunks u and u + rotary_dim / 16
+//! other pairs, or none                         thread u has chunks 2u and 2u + 1
 //! ```
 //!
-//! In both layouts, the thread's angles are 8u to 8u + 7.
+//! With both kinds of pairs, thread u has the angles 8u to 8u + 7.
 
 use fa3_ir::lang::*;
 use fa3_sched::append::{ELEMENTS, THREADS, lanes, table_row};
@@ -16,7 +16,7 @@ use super::spec::Rotation;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::unpack::unpacked;
 
-/// Elements of a chunk.
+/// Number of elements of a chunk.
 const CHUNK: u32 = ELEMENTS / 2;
 
 /// Two chunks of 16-bit elements.
@@ -32,15 +32,15 @@ pub(super) struct RowPart<'k> {
     pub(super) row: U32<'k>,
     /// Whether the thread has a part of a row.
     pub(super) inside: V<'k, Pred>,
-    /// The index of the part in its row.
+    /// The index of the part among the parts of its row.
     unit: U32<'k>,
-    /// Whether the part's pairs are rotated; `None` if all pairs of a row are.
+    /// Whether the part's pairs are rotated; `None` if all pairs of a row are rotated.
     rotates: Option<V<'k, Pred>>,
     chunks: [U32<'k>; 2],
 }
 
 impl<'k> RowPart<'k> {
-    /// The part of this thread. The tensor's `rows` rows belong to CTAs from number `first` on.
+    /// The part of this thread. The CTAs from number `first` on have the tensor's `rows` rows.
     #[track_caller]
     pub(super) fn new(
         b: &'k Builder,
@@ -70,7 +70,7 @@ impl<'k> RowPart<'k> {
         RowPart { head_dim, row: row.min(rows - 1), inside, unit, rotates, chunks }
     }
 
-    /// Threads that share a row.
+    /// Number of threads that share a row.
     pub(super) fn lanes(&self) -> u32 {
         lanes(self.head_dim)
     }
@@ -80,7 +80,7 @@ impl<'k> RowPart<'k> {
         !self.head_dim.is_multiple_of(ELEMENTS)
     }
 
-    /// Loads the part's chunks of the row at this address. A missing chunk is replaced by another.
+    /// Loads the part's chunks of the row at address `row`. Another chunk is loaded in place of a missing one.
     #[track_caller]
     pub(super) fn load(&self, b: &'k Builder, row: U64<'k>) -> Chunks<'k> {
         let [first, second] = self.chunks;
@@ -88,13 +88,13 @@ impl<'k> RowPart<'k> {
         [first, second].map(|chunk| b.load_vector(chunk.mad_wide(16, row).at(0)))
     }
 
-    /// Stores the part's chunks to the row at this address, where `writes` is true.
+    /// Stores the part's chunks to the row at address `row`, where `writes` is true.
     #[track_caller]
     pub(super) fn store(&self, b: &'k Builder, row: U64<'k>, x: Chunks<'k>, writes: V<'k, Pred>) {
         self.store_as(b, (row, 16), x, writes);
     }
 
-    /// Like `store`, in e4m3: the nearest codes of the elements divided by `scale`.
+    /// Like `store`, but stores e4m3 codes: the nearest codes of the elements divided by `scale`.
     #[track_caller]
     pub(super) fn store_codes(
         &self,
@@ -114,7 +114,7 @@ impl<'k> RowPart<'k> {
         self.store_as(b, (row, 8), codes, writes);
     }
 
-    /// Stores words that the part's chunks have been turned into, `bytes` bytes a chunk, to the row at this address.
+    /// Stores words that were made from the part's chunks to the row at this address. Each chunk takes `bytes` bytes.
     #[track_caller]
     fn store_as<const N: usize>(
         &self,
@@ -173,8 +173,7 @@ impl<'k> RowPart<'k> {
         counts: Option<V<'k, Pred>>,
     ) -> Chunks<'k> {
         let [low, high] = x;
-        // A pair consists of both numbers of a word (interleaved), or of numbers at the same place in two words
-        // (half-split).
+        // A pair is both numbers of a word (interleaved), or the numbers at one place of two words (half-split).
         let rotated: Chunks<'k> = match rotation.style {
             RopeStyle::Interleaved => {
                 let word = |word: U32<'k>, [cos, sin]: [V<'k, F32>; 2]| {
@@ -203,7 +202,7 @@ impl<'k> RowPart<'k> {
     }
 }
 
-/// Two numbers in a register, f16 or bf16.
+/// Packs two numbers into a register, as f16 or bf16.
 #[track_caller]
 fn packed<'k>(elem: Elem, numbers: [V<'k, F32>; 2]) -> U32<'k> {
     if elem == Elem::F16 { V::pack_f16x2(numbers) } else { V::pack_bf16x2(numbers) }

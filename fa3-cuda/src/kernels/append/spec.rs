@@ -1,4 +1,4 @@
-//! The specification of the kernel that appends rows.
+//! The spec of the kernel that appends rows.
 
 use fa3_ir::Elem;
 use fa3_sched::append::{Plan, levels};
@@ -9,22 +9,22 @@ use crate::kernels::tensors::elem;
 /// Everything that the kernel's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
-    /// f16 or bf16; e4m3 if new rows are e4m3 already.
+    /// The element type of the tensors: f16 or bf16, or e4m3 if new rows are e4m3 already.
     pub elem: Elem,
-    /// New keys and values.
+    /// The new keys and values, if rows are appended.
     pub new: Option<NewSpec>,
-    /// Queries that are rotated.
+    /// The queries, if queries are rotated.
     pub queries: Option<QuerySpec>,
-    /// The rotation.
+    /// The rotation, if keys or queries are rotated.
     pub rotation: Option<Rotation>,
 }
 
-/// New keys and values, and the cache.
+/// The new keys and values, and the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NewSpec {
-    /// Elements of a row of keys, in units of 16 bits: two e4m3 elements count as one.
+    /// Number of elements of a row of keys, in units of 16 bits: two e4m3 elements count as one.
     pub head_dim: u32,
-    /// Elements of a row of values, in units of 16 bits.
+    /// Number of elements of a row of values, in units of 16 bits.
     pub head_dim_v: u32,
     /// How the sequence of a row is found.
     pub search: Search,
@@ -39,22 +39,22 @@ pub struct NewSpec {
 /// Queries that are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuerySpec {
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub head_dim: u32,
     /// How the sequence of a row is found.
     pub search: Search,
-    /// The positions of a sequence's rows.
+    /// The form in which the positions of queries are known.
     pub positions: QueryPositions,
 }
 
-/// How the sequence of a row is found.
+/// The way in which the sequence of a row is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Search {
-    /// By a division.
+    /// A division of the row's index, in a dense tensor.
     Dense,
-    /// By a search in `cu_seqlens`.
+    /// A search in `cu_seqlens`, in a packed tensor.
     Packed {
-        /// Rounds of the search, each of which reads 32 entries.
+        /// Number of rounds of the search. Each round reads 32 entries for a row.
         levels: u32,
     },
 }
@@ -64,11 +64,11 @@ pub enum Search {
 pub struct Rotation {
     /// Which entries of a row form a pair.
     pub style: RopeStyle,
-    /// Entries of a row that are rotated.
+    /// Number of entries of a row that are rotated.
     pub rotary_dim: u32,
-    /// f32, or the type of the tensors.
+    /// The element type of the tables: f32, or the type of the tensors.
     pub table: Elem,
-    /// Where the position of a sequence's first row comes from.
+    /// The source of the position of a sequence's first row.
     pub base: SequenceBase,
 }
 

@@ -1,4 +1,4 @@
-//! Finds the sequence of a row, by a division or by a search that a warp does together.
+//! Finds the sequence of a row: by a division, or by a search in which all lanes of a warp take part.
 
 use fa3_ir::lang::*;
 use fa3_sched::{FastDiv, Int};
@@ -7,15 +7,15 @@ use super::spec::Search;
 
 /// The layout of a tensor's sequences.
 pub(super) struct Tokens<'k> {
-    /// Rows of each sequence of a dense tensor.
+    /// Number of rows of each sequence, as a divisor, in a dense tensor.
     pub(super) of_sequence: Option<FastDiv<U32<'k>>>,
-    /// cu_seqlens of a packed tensor.
+    /// The address of cu_seqlens, in a packed tensor.
     pub(super) cu_seqlens: Option<U64<'k>>,
     /// Number of sequences.
     pub(super) count: U32<'k>,
 }
 
-/// A row of a tensor, across all heads.
+/// A row of a tensor, which includes all heads.
 pub(super) struct Token<'k> {
     /// The row's entry in the tensor's batch.
     pub(super) entry: U32<'k>,
@@ -30,7 +30,7 @@ pub(super) struct Token<'k> {
 }
 
 impl<'k> Tokens<'k> {
-    /// Token `number`, which must be equal in groups of `lanes` threads.
+    /// The token whose index is `number`. Groups of `lanes` neighbouring threads must ask for one index.
     #[track_caller]
     pub(super) fn token(&self, b: &'k Builder, search: Search, number: U32<'k>, lanes: u32) -> Token<'k> {
         match (search, self.of_sequence, self.cu_seqlens) {
@@ -39,7 +39,7 @@ impl<'k> Tokens<'k> {
                 let is_one = sequence.lt(self.count);
                 let begin = b.var("begin", 0);
                 b.guarded(is_one, || begin.set(b.load::<B32>(sequence.mad_wide(4, cu_seqlens))));
-                // A negative begin counts as 0.
+                // A negative begin of a sequence counts as 0.
                 let begin = begin.get().max_s32(0);
                 let is_there = Some(is_one & begin.le(number));
                 Token {
@@ -61,8 +61,8 @@ impl<'k> Tokens<'k> {
     }
 
     /// The number of sequences that end at row `number` or before, which is the index of the row's sequence, if the row
-    /// has one. For each of the warp's rows, the lanes read 32 entries at a time: first entries that lie far apart, at
-    /// last neighbours.
+    /// has one. For each of the warp's rows, the lanes read 32 entries in each round. The entries are far apart in the
+    /// first round, and neighbours in the last.
     #[track_caller]
     fn search(
         &self,
@@ -79,13 +79,13 @@ impl<'k> Tokens<'k> {
             let step = 32_u32.pow(level);
             let entry = |before: U32<'k>| {
                 let index = lane.mad(step, before + step);
-                // Entries behind the last one are larger than any row.
+                // An entry behind the last one counts as larger than any row.
                 let entry = b.var("end", i32::MAX.cast_unsigned());
                 let at = index.mad_wide(4, cu_seqlens);
                 b.guarded(index.le(self.count), || entry.set(b.load::<B32>(at)));
                 entry.get()
             };
-            // In the first round, all rows need equal entries.
+            // In the first round, all rows need the same entries, which are loaded once.
             let entries = match level + 1 == levels {
                 true => vec![entry(b.value(0)); found.len()],
                 false => found.iter().map(|&before| entry(before)).collect(),

@@ -28,7 +28,7 @@ use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::table::{PaddedRows, Table};
 use crate::kernels::tensors::{ragged_view, view};
 
-/// A tensor that a kernel addresses by rows. Packed sequences are one batch entry, whatever their indices.
+/// A tensor that a kernel addresses by rows. A tensor of packed sequences has one batch entry, whose stride becomes 0.
 fn strided(plan: &Plan, buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> {
     let mut tensor = *tensor;
     if plan.dense().is_none() && tensor.shape.batch <= 1 {
@@ -37,7 +37,7 @@ fn strided(plan: &Plan, buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> 
     Strided::of(buffer, &tensor)
 }
 
-/// The bounds of rows, and the summaries of what blocks of rows see, under a mask of intervals.
+/// The buffer of intervals of rows, and their summaries over blocks of rows, under a mask of intervals.
 fn intervals(plan: &Plan, scratch: &Scratch) -> Option<(IntervalRows<Host>, Summaries<Host>)> {
     let forward = plan.problem().forward();
     let (form, buffers) = forward.mask().intervals().zip(scratch.intervals)?;
@@ -77,7 +77,7 @@ impl<'a> SplitArguments<'a> {
         Parts { dk, dv }
     }
 
-    /// The CTAs and the arguments of the launch that finds blocks.
+    /// The number of CTAs and the arguments of the launch that finds the blocks of rows that see each tile of keys.
     pub(super) fn q_blocks(&self) -> (u32, QBlocksParams<Host>) {
         let ctas = self.numbered.dkv().num_tiles().div_ceil(q_blocks::TILES);
         let group = self.plan.problem().forward().heads().group_size() as u32;
@@ -85,13 +85,13 @@ impl<'a> SplitArguments<'a> {
         (ctas, QBlocksParams { geometry, summaries, group, to })
     }
 
-    /// The arguments of the launch that lists tiles and parts.
+    /// The arguments of the launch that lists split tiles and their parts.
     pub(super) fn list(&self) -> SplitTilesParams<Host> {
         SplitTilesParams { tiles: self.numbered.dkv().num_tiles(), splits: self.splits, to: self.tiles() }
     }
 
-    /// The CTAs and the arguments of the launch that adds up parts: a CTA each for dK and for dV of each block of a
-    /// tile.
+    /// The number of CTAs and the arguments of the launch that adds up parts. Each block of keys of a split tile has
+    /// one CTA for dK and one for dV.
     pub(super) fn reduce(&self) -> (u32, ReduceParams<Host>) {
         let problem = self.plan.problem();
         let ctas = 2 * self.plan.dkv().tile.tile_n / reduce::KEYS * self.splits.most_tiles();
@@ -121,8 +121,8 @@ impl DqAccumParams<Host> {
     }
 }
 
-/// The rows of each CTA: blocks of sequences of one length, in the numbering of `blocks`, or blocks of a table's
-/// sequences, whose rows see keys under `mask`.
+/// The block of rows of each CTA. In a dense plan, `blocks` numbers the blocks; in a varlen plan, the table of
+/// sequences does. The rows see keys under `mask`.
 fn row_blocks(plan: &Plan, blocks: Option<&Schedule>, mask: Mask, scratch: &Scratch) -> RowBlocks<Host> {
     let forward = plan.problem().forward();
     match plan.kind() {
@@ -142,7 +142,7 @@ fn row_blocks(plan: &Plan, blocks: Option<&Schedule>, mask: Mask, scratch: &Scra
 }
 
 impl RoundParams<Host> {
-    /// The arguments of a launch with at least one block.
+    /// The arguments of a launch with at least one block; `None` if tiles do not add to dQ.
     pub(super) fn of(plan: &Plan, scratch: &Scratch) -> Option<RoundParams<Host>> {
         let (problem, forward) = (plan.problem(), plan.problem().forward());
         Some(RoundParams {
@@ -186,8 +186,8 @@ impl Inputs<Host> {
     }
 }
 
-/// Q, K, V and dO as kernels load them. Nothing is loaded from an empty tensor, but a tensor map needs an address, so
-/// an empty tensor is replaced by a tensor of the other side.
+/// Q, K, V and dO as kernels load them. A tensor map needs an address, so an empty tensor is replaced by a tensor of
+/// the other side. Nothing is loaded from it.
 fn views(plan: &Plan) -> [Passed; 4] {
     let (problem, forward) = (plan.problem(), plan.problem().forward());
     let rows = match plan.kind() {
@@ -244,7 +244,7 @@ impl DkvParams<Host> {
     }
 }
 
-/// The lookup of a table, which contains the tile counter.
+/// The lookup of tiles in a table, with the tile counter that it contains.
 fn listed(table: Table<Host>, tile_counter: Option<BufferId>) -> (Lookup<Host>, Option<BufferId>) {
     let tile_counter = tile_counter.expect("tiles of a table are fetched from a counter");
     (Lookup::Varlen { table, tile_counter }, None)

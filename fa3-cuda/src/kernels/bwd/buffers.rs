@@ -12,15 +12,15 @@ pub const V: BufferId = BufferId(2);
 pub const O: BufferId = BufferId(3);
 /// (batch, heads, seqlen_q).
 pub const LSE: BufferId = BufferId(4);
-/// Like O, with strides of its own.
+/// (batch, seqlen_q, heads, head_dim_v), with strides.
 pub const DOUT: BufferId = BufferId(5);
-/// Like LSE; optional.
+/// (batch, heads, seqlen_q); optional.
 pub const DLSE: BufferId = BufferId(6);
-/// Like Q, with strides of its own. Rows of gradients may interleave in memory.
+/// (batch, seqlen_q, heads, head_dim), with strides. Rows of the three gradients may interleave in memory.
 pub const DQ: BufferId = BufferId(7);
-/// Like K, with strides of its own.
+/// (batch, seqlen_k, heads_kv, head_dim), with strides.
 pub const DK: BufferId = BufferId(8);
-/// Like V, with strides of its own.
+/// (batch, seqlen_k, heads_kv, head_dim_v), with strides.
 pub const DV: BufferId = BufferId(9);
 /// Number of the caller's tensors.
 pub const OF_CALLER: usize = 10;

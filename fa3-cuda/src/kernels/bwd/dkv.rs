@@ -1,5 +1,5 @@
-//! dK and dV: a CTA has a tile of keys and walks over the blocks of rows that see these keys, for each query head of
-//! the tile's head of K and V in turn.
+//! Computes dK and dV. A CTA has a tile of keys. For each query head that shares the tile's head of K and V, it walks
+//! over the blocks of rows that see these keys. `A3:n` marks line n of the paper's Algorithm 3.
 
 mod blocks;
 mod columns;
@@ -46,7 +46,7 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         let dkv = Dkv {
             builder: b,
             spec: *spec,
-            // A3:4
+            // A3:4, the pipelines
             k: TmaPipeline::declare(b, "k", inputs.k, [tile.kv_stages, of_one]),
             v: TmaPipeline::declare(b, "v", inputs.v, [tile.kv_stages, of_one]),
             rows: b.pipeline("rows", tile.stages, warps, rows),

@@ -1,4 +1,4 @@
-//! dQ: a CTA has a tile of rows and walks over the KV blocks that these rows see, as the forward pass does.
+//! Computes dQ. A CTA has a tile of rows and walks over the KV blocks that these rows see, as the forward pass does.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::DqTile;
@@ -129,7 +129,7 @@ impl<'k> Dq<'k> {
                 let [q, dout] = [&q_stage, &dout_stage].map(|stage| stage.tile().row_block(me, 64));
                 let mut read = k.held();
                 blocks.for_each(0, |block| {
-                    // The scores are issued while dQ of the block before is in flight.
+                    // The scores are issued while dQ of the previous block is in flight.
                     let k = k.wait();
                     let s = gemm(q, k.tile().t(), Fresh);
                     let v = v.wait();
@@ -158,12 +158,12 @@ impl<'k> Dq<'k> {
         });
     }
 
-    /// Loads -LSE (base 2) and -delta of the thread's rows. Row indices are clamped to the last valid row.
+    /// Loads -LSE (base 2) and -D of the thread's rows. Row indices are clamped to the last valid row.
     #[track_caller]
     fn stats(&self, work: &WorkTile<'k>, row: U32<'k>) -> (Rows<'k>, Rows<'k>) {
         let (b, params) = (self.builder, &self.params);
         let last = work.lens.q - 1;
-        // With a table, padded arrays have statistics for every row of a tile, padding rows included.
+        // With a table, the arrays of statistics are padded, so that every row of a tile has statistics.
         let padded_row = work.varlen.and_then(|varlen| varlen.padded_row);
         let of_head = match padded_row {
             None => work.batch.mad(params.heads, work.head),

@@ -1,6 +1,6 @@
-//! The dQ accumulators in f32, to which CTAs add: blocks of 64 rows of a head, each in the register layout of the
-//! warpgroup that computed it, four registers of a thread at a time. The last kernel, which rounds them, has the same
-//! layout.
+//! The dQ accumulators in f32, to which CTAs add. A block of accumulators has 64 rows of a head, in the register layout
+//! of the warpgroup that computed them: four registers of a thread are adjacent. The kernel that rounds the
+//! accumulators has the same register layout.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
@@ -23,7 +23,7 @@ pub(super) struct AccumBlock<'k> {
 }
 
 impl<'k> DqAccumParams<InKernel<'k>> {
-    /// The index of the block that begins with this row (or padded position) of a head, among all blocks of all heads.
+    /// The index, among the blocks of all heads, of the block that begins with this row (or padded position) of a head.
     #[track_caller]
     pub(super) fn number(&self, [batch, head, row]: [U32<'k>; 3]) -> U32<'k> {
         let block = row >> ADDED_ROWS.ilog2();
@@ -51,7 +51,7 @@ impl<'k> InOrderParams<InKernel<'k>> {
     }
 }
 
-/// The semaphore of a block: 1 + the first key of the tile that has added last; 0 before any tile has added.
+/// The semaphore of a block: 0 before any tile has added, then 1 + the first key of the tile that has added last.
 pub(super) struct LastAdded<'k>(U64<'k>);
 
 impl<'k> LastAdded<'k> {
@@ -61,13 +61,13 @@ impl<'k> LastAdded<'k> {
         b.if_lanes(b.tid().eq(0), || b.store(self.0, 0_u32));
     }
 
-    /// Waits until the tile that begins with `key` has added, in one thread.
+    /// Waits, in one thread, until the tile that begins with `key` has added to the block.
     #[track_caller]
     pub(super) fn wait(&self, b: &'k Builder, key: U32<'k>) {
         b.repeat(|| b.break_if(b.load_acquire(self.0).eq(key + 1)));
     }
 
-    /// Waits until the thread's addition is complete, and says that the tile that begins with `key` has added.
+    /// Waits until the thread's addition is complete, and signals that the tile that begins with `key` has added.
     #[track_caller]
     pub(super) fn set(&self, b: &'k Builder, key: U32<'k>) {
         b.bulk_wait(0);
@@ -92,7 +92,7 @@ impl<'k> AccumBlock<'k> {
         }
     }
 
-    /// Adds the block to `frag`.
+    /// Adds the block's elements to `frag`.
     #[track_caller]
     pub(super) fn add_to(&self, frag: &mut Frag<'k>) {
         let numbers = self.numbers(frag.builder());

@@ -1,5 +1,5 @@
-//! The element-wise part of the backward pass, for both kernels with products: P and dS from a product of Q and K, dP
-//! and a row's statistics.
+//! The element-wise part of the dK/dV and dQ kernels: P and dS of an element, given the product of Q and K, dP, and the
+//! statistics of its row.
 //!
 //! ```text
 //! P = exp(S - LSE)        weight = P · slope of the soft cap        dS = (dP - D) · weight
@@ -12,9 +12,9 @@ use super::hidden::Hidden;
 use super::params::Inputs;
 use crate::kernels::params::InKernel;
 
-/// The element-wise functions of a block.
+/// The element-wise functions for the elements of a block.
 pub(super) struct Elements<'k> {
-    /// The factor of a score in the exponent of 2.
+    /// The factor that turns a score into an exponent of 2.
     scale_log2: V<'k, F32>,
     /// The factor that turns a product into units of the soft cap, if scores are capped.
     into_cap: Option<V<'k, F32>>,
@@ -32,12 +32,12 @@ pub(super) struct Element<'k> {
 }
 
 impl<'k> Elements<'k> {
-    /// The functions in a kernel with these inputs, for a block with these hidden elements.
+    /// The functions for a block whose hidden elements are `hidden`.
     pub(super) fn new(inputs: &Inputs<InKernel<'k>>, hidden: Option<Hidden<'k>>) -> Elements<'k> {
         Elements { scale_log2: inputs.scale_log2, into_cap: inputs.into_cap, hidden }
     }
 
-    /// The element `at`, given the product of Q and K, and `shift`, -LSE of its query row in base 2.
+    /// The element at `at`, given the product of Q and K, and `shift`: -LSE of the element's query row in base 2.
     #[track_caller]
     pub(super) fn of(&self, product: V<'k, F32>, shift: V<'k, F32>, at: At) -> Element<'k> {
         let score = self.into_cap.map_or(product, |into_cap| softcap(product, into_cap));
@@ -55,7 +55,7 @@ impl<'k> Element<'k> {
         self.slope.map_or(self.p, |slope| self.p * slope)
     }
 
-    /// dS, given dP and -D. With a slope, this takes one register less than the weight and a sum.
+    /// dS, given dP and -D. With a soft cap, this takes one register less than keeping the weight and dP - D.
     #[track_caller]
     pub(super) fn ds(self, dp: V<'k, F32>, minus_delta: V<'k, F32>) -> V<'k, F32> {
         match self.slope {

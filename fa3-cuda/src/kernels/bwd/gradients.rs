@@ -12,16 +12,16 @@ pub(super) fn registers<'k>(frag: &Frag<'k>) -> Vec<V<'k, F32>> {
     frag.elements().map(|(_, register)| register.now()).collect()
 }
 
-/// Threads of a warpgroup.
+/// Number of threads of a warpgroup.
 pub(super) const WARPGROUP: u32 = 128;
 
-/// A shared-memory tile for the registers of a fragment, in all threads of a warpgroup: four registers of a thread are
-/// a row.
+/// A shared-memory tile for the registers of a fragment, in all threads of a warpgroup. A row of the tile holds four
+/// registers of one thread.
 pub(super) fn registers_tile(cols: u32) -> TileShape {
     TileShape::new(Elem::F32, cols / 8 * WARPGROUP, 4)
 }
 
-/// The addresses of the thread's groups of four registers in such a tile.
+/// The shared-memory addresses of the thread's groups of four registers, in a tile of [`registers_tile`].
 #[track_caller]
 pub(super) fn places_of_registers<'k>(
     b: &'k Builder,
@@ -31,7 +31,7 @@ pub(super) fn places_of_registers<'k>(
     (0..tile.shape().rows / WARPGROUP).map(move |group| first.at((16 * WARPGROUP * group) as i32))
 }
 
-/// Stores the registers of a fragment in such a tile.
+/// Stores the registers of a fragment in a tile of [`registers_tile`].
 #[track_caller]
 pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>) {
     let b = frag.builder();
@@ -41,16 +41,15 @@ pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>) {
     }
 }
 
-/// Replaces padding rows of a gradient by zeros. The thread has rows `row` and `row` + 8; padding rows are not below
-/// `used`.
+/// Replaces padding rows of a gradient by zeros: rows from `used` on. The thread has the rows `row` and `row` + 8.
 #[track_caller]
 pub(super) fn clear_unused<'k>(gradient: &mut Frag<'k>, row: U32<'k>, used: U32<'k>) {
     let is_used = [row, row + 8].map(|row| row.lt(used));
     gradient.map_in_place(|x, at| is_used[at.half as usize].select(x, 0.0));
 }
 
-/// Writes a gradient of a tile of `tile_rows` rows, times `factor`; the thread has `row` and the row 8 below. Padding
-/// rows get zeros.
+/// Writes a gradient of a tile of `tile_rows` rows, times `factor`. The thread has the rows `row` and `row` + 8.
+/// Padding rows get zeros.
 #[track_caller]
 pub(super) fn write_tile<'k>(
     mut gradient: Frag<'k>,
@@ -70,8 +69,7 @@ pub(super) fn write_tile<'k>(
     write(gradient, factor, to, [work.batch, work.head, in_memory], end, format);
 }
 
-/// Writes rows of a gradient of a head, times `factor`, where they are before `end`; the thread has `row` and the row 8
-/// below.
+/// Writes the rows of a head's gradient before `end`, times `factor`. The thread has the rows `row` and `row` + 8.
 #[track_caller]
 pub(super) fn write<'k>(
     mut gradient: Frag<'k>,

@@ -9,11 +9,11 @@ use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::visible::{Position, Visible};
 
-/// The pairs of a block that the mask hides.
+/// The elements of a block that the mask hides.
 pub(super) enum Hidden<'k> {
-    /// The thread's two rows of the fragment know which columns they see.
+    /// Fragment rows are query rows: the columns that each of the thread's two rows sees.
     Rows([Visible<'k>; 2]),
-    /// The fragment's columns are query rows, whose intervals say which of the fragment's rows they see.
+    /// Fragment columns are query rows: their intervals say which of the fragment's rows, which are keys, they see.
     Columns(IntervalColumns<'k>),
 }
 
@@ -28,8 +28,8 @@ impl<'k> Hidden<'k> {
     }
 }
 
-/// Visible columns, counted from `first`, of the thread's rows `row` and `row` + 8; unspecified for rows beyond the
-/// end.
+/// The columns, counted from `first`, that the thread's rows `row` and `row` + 8 see. They are unspecified for rows
+/// beyond the sequence's end.
 #[track_caller]
 pub(super) fn visible<'k>(
     b: &'k Builder,

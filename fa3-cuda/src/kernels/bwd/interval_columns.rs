@@ -8,8 +8,8 @@ use fa3_sched::{SeqLens, VisibleKeys};
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::intervals::IntervalRows;
 
-/// Intervals of the thread's columns, loaded for each pair of columns when it is first used. Elements come in the order
-/// of their registers, so only the predicates of the last pair are kept, and no bounds.
+/// The intervals of the thread's columns. A pair of columns loads its intervals when an element first needs them.
+/// Elements come in the order of their registers, so only the predicates of the last pair are kept.
 pub(super) struct IntervalColumns<'k> {
     builder: &'k Builder,
     rows: IntervalRows<InKernel<'k>>,
@@ -19,16 +19,16 @@ pub(super) struct IntervalColumns<'k> {
     keys: [U32<'k>; 2],
     /// The query row of the thread's first column.
     first: U32<'k>,
-    /// The first column of the last pair, and its predicates.
+    /// The first column of the pair that was loaded last, and the pair's predicates.
     last: RefCell<Option<(u32, Outside<'k>)>>,
 }
 
-/// Predicates that are true where a column does not see a key, by column and by key.
+/// Predicates that are true where a column does not see a key: first index the column of the pair, then the key.
 type Outside<'k> = [[V<'k, Pred>; 2]; 2];
 
 impl<'k> IntervalColumns<'k> {
-    /// The intervals of query rows from `row` on, in the head whose bounds are at `of_head`, for the keys `key` and
-    /// `key` + 8.
+    /// The intervals of query rows from `row` on, for the keys `key` and `key` + 8. Their head's bounds are at
+    /// `of_head`.
     #[track_caller]
     pub(super) fn new(
         b: &'k Builder,
@@ -41,7 +41,7 @@ impl<'k> IntervalColumns<'k> {
         IntervalColumns { builder: b, rows, of_head, lens, keys, first, last: RefCell::new(None) }
     }
 
-    /// `x`, or 0 if the query row of an element does not see its key.
+    /// `x`, or 0 if the element's query row does not see the element's key.
     #[track_caller]
     pub(super) fn hide(&self, x: V<'k, F32>, at: At) -> V<'k, F32> {
         let even = at.col & !1;

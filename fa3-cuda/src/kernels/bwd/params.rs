@@ -26,22 +26,22 @@ params! {
         k: tensor,
         v: tensor,
         dout: tensor,
-        /// softmax_scale · log₂e, or cap · log₂e if scores are capped: the factor of a score in the exponent of 2.
+        /// softmax_scale · log₂e, or cap · log₂e if scores are capped: turns a score into an exponent of 2.
         scale_log2: f32,
         /// softmax_scale / cap, if scores are capped.
         into_cap: maybe f32,
-        /// The factor of dQ and dK.
+        /// softmax_scale, by which dQ and dK are multiplied at the end.
         softmax_scale: f32,
         lookup: all Lookup,
-        /// The bounds of query rows, under a mask of intervals.
+        /// The intervals of query rows, under a mask of intervals.
         intervals: maybe all IntervalRows,
         /// The tile counter of [`Scheduler::DynamicPersistent`], if sequences have one length.
         tile_counter: maybe pointer,
-        /// Strides of sequences, if they are in a table.
+        /// Strides from sequence to sequence, if sequences are in a table.
         strides: maybe all BatchStrides,
     }
 
-    /// Strides in rows from a sequence of a batch to the next; 0 for packed sequences.
+    /// Strides, in rows, from one sequence of a batch to the next; 0 for packed sequences.
     struct BatchStrides {
         q: u32 = "q_batch_stride",
         k: u32 = "k_batch_stride",
@@ -51,24 +51,24 @@ params! {
 
     /// Strides of LSE in elements.
     struct LseStrides {
-        /// From a sequence to the next; 0 for packed sequences.
+        /// The stride from one sequence to the next; 0 for packed sequences.
         batch: u64 = "lse_batch",
         head: u64 = "lse_head",
     }
 
-    /// The dQ accumulators, in f32.
+    /// The parameters of the dQ accumulators, which are f32.
     struct DqAccumParams {
         address: pointer = "sums",
-        /// Query heads.
+        /// Number of query heads.
         heads: u32 = "sums_heads",
-        /// Blocks of rows of a head.
+        /// Number of blocks of accumulators of a head.
         blocks: u32 = "sums_blocks",
         in_order: maybe all InOrderParams,
     }
 
     /// The further parameters of deterministic additions to dQ.
     struct InOrderParams {
-        /// The semaphore of each block: the tile that has added last.
+        /// The semaphore of each block of accumulators, which says which tile has added last.
         last_added: pointer,
         /// The tensor dQ, to which the rounded accumulators go.
         dq: named Strided,
@@ -78,18 +78,18 @@ params! {
     struct DkvParams {
         inputs: all Inputs,
         stats: tensor,
-        /// Query heads that share a head of K and V.
+        /// Number of query heads that share a head of K and V.
         group: u32,
         dk: named Strided,
         dv: named Strided,
         dq_accum: maybe all DqAccumParams,
-        /// The blocks of rows that see each tile, and the split of tiles, under a mask of intervals.
+        /// The blocks of rows that see each tile of keys, and the split of tiles, under a mask of intervals.
         tiles: maybe all KeyTiles,
-        /// The buffers of gradients of parts of split tiles.
+        /// The buffers for dK and dV of the parts of split tiles.
         parts: maybe all Parts,
     }
 
-    /// The gradients of parts in f32: blocks of 64 keys, each in the register layout of the warpgroup that computed it.
+    /// dK and dV of parts, in f32. A block has 64 keys, in the register layout of the warpgroup that computed it.
     struct Parts {
         dk: pointer = "dk_of_parts",
         dv: pointer = "dv_of_parts",
@@ -99,9 +99,9 @@ params! {
     struct DqParams {
         inputs: all Inputs,
         stats: pointer,
-        /// Pairs of rows per head.
+        /// Pairs of query rows per head in `stats`.
         pairs: u32,
-        /// Query heads.
+        /// Number of query heads.
         heads: u32,
         dq: named Strided,
     }
@@ -111,7 +111,7 @@ params! {
         o: named Strided,
         dout: named Strided,
         lse: pointer,
-        /// At address 0 the gradient of LSE is 0.
+        /// The gradient of LSE, which is 0 if this address is 0.
         dlse: pointer,
         stats: pointer,
         pairs: u32,
@@ -119,16 +119,16 @@ params! {
         blocks: all RowBlocks,
         /// Strides of LSE, if sequences are in a table.
         lse_strides: maybe all LseStrides,
-        /// The accumulators or semaphores to be cleared.
+        /// The accumulators or semaphores that the kernel clears.
         dq_accum: maybe all DqAccumParams,
-        /// The number of rows that no tile visits, which are the first rows of each sequence. Only in deterministic
-        /// kernels for sequences of one length.
+        /// The number of rows that no tile visits: the first rows of each sequence. Only for deterministic kernels and
+        /// sequences of one length.
         unvisited: maybe u32 = "unvisited_rows",
-        /// Where the block's summary of intervals goes, under a mask of intervals.
+        /// The destination of the block's summary of intervals, under a mask of intervals.
         summary: maybe all SummaryParams,
     }
 
-    /// The parameters of the kernel of row statistics under a mask of intervals.
+    /// The parameters that the kernel of row statistics has only under a mask of intervals.
     struct SummaryParams {
         rows: all IntervalRows,
         to: all Summaries,
@@ -145,11 +145,11 @@ params! {
     }
 }
 
-/// The order of blocks of rows in kernels with one CTA a block; the size of its sections is an argument.
+/// The order of blocks of rows in kernels with one CTA per block; the size of its sections is an argument.
 const BLOCKS: Order = Order::LongestFirst { section: 1, longest: Longest::First };
 
 impl DqAccumParams<Form> {
-    /// The parameters of tiles that add in this order to dQ with these elements.
+    /// The parameters of tiles that add to dQ in order `order`. The elements of dQ are `dq`.
     fn form(order: AddOrder, dq: Elem) -> DqAccumParams<Form> {
         let in_order = match order {
             AddOrder::Any => None,
@@ -171,8 +171,8 @@ impl RoundParams<Form> {
 }
 
 impl Inputs<Form> {
-    /// The parameters that a kernel declares. Its tiles have `rows` rows of Q and dO, and `keys` keys. `places` says
-    /// where padded rows of a table's sequences are.
+    /// The parameters of a kernel whose tiles have `rows` rows of Q and dO, and `keys` keys. `places` says where the
+    /// padded rows of a table's sequences are.
     fn form<T: Copy>(
         spec: &PartSpec<T>,
         [rows, keys]: [u32; 2],
@@ -210,13 +210,13 @@ impl Inputs<Form> {
 }
 
 impl<'k> Inputs<InKernel<'k>> {
-    /// The sequence of a work tile, as loads of Q and of dO address it.
+    /// The sequence of a work tile, as loads of Q and of dO address it. Tiles divide the side `of`.
     #[track_caller]
     pub(super) fn rows(&self, work: &WorkTile<'k>, of: TilesOf) -> [Sequence<'k>; 2] {
         self.sequence(work, of == TilesOf::Rows, |strides| [strides.q, strides.dout])
     }
 
-    /// The sequence of a work tile, as loads of K and of V address it.
+    /// The sequence of a work tile, as loads of K and of V address it. Tiles divide the side `of`.
     #[track_caller]
     pub(super) fn keys(&self, work: &WorkTile<'k>, of: TilesOf) -> [Sequence<'k>; 2] {
         self.sequence(work, of == TilesOf::Keys, |strides| [strides.k, strides.v])
@@ -259,7 +259,7 @@ impl DkvParams<Form> {
     }
 }
 
-/// The shape of a block's row statistics: a row of the tile has a pair of query rows.
+/// The shape of a block's row statistics. A row of this shape holds the statistics of a pair of query rows.
 pub(super) fn stats_tile(rows: u32) -> TileShape {
     TileShape::new(Elem::F32, rows / 2, 4)
 }

@@ -15,8 +15,8 @@ use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::Fill;
 use crate::kernels::{Spec, tensors};
 
-/// Lowers a plan to its program, without steps that have nothing to compute. `sink` and `dsink` (heads), in problems
-/// with sinks, come behind all other buffers.
+/// Lowers a plan to its program, without steps that have nothing to compute. In problems with sinks, the buffers of
+/// `sink` and `dsink`, of shape (heads), come behind all other buffers.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let mut program = of_caller(plan.problem());
     let scratch = scratch::declare(&mut program, plan);

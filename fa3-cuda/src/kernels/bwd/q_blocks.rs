@@ -1,6 +1,6 @@
 //! Finds the blocks of rows that see each tile of keys, under a mask of intervals: the range from the first to the last
-//! block that sees some key, and within it the blocks that see all keys. A warp has a tile, and reads the summaries of
-//! all blocks.
+//! block that sees some key of the tile, and in this range the blocks that see all keys. Each warp has a tile, and
+//! reads the summaries of all blocks.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::STATS_ROWS;
@@ -18,7 +18,7 @@ params! {
     struct QBlocksParams {
         geometry: numbers Geometry,
         summaries: all Summaries,
-        /// Query heads that share a head of K and V.
+        /// Number of query heads that share a head of K and V.
         group: u32,
         to: all KeyTiles,
     }
@@ -35,7 +35,7 @@ impl QBlocksParams<Form> {
     }
 }
 
-/// Tiles of a CTA, one a warp.
+/// Tiles per CTA. Each warp has a tile.
 pub(super) const TILES: u32 = 4;
 /// Summaries that a lane loads before it uses the first.
 const AT_ONCE: u32 = 4;
@@ -62,7 +62,7 @@ impl<'k> QBlocksParams<InKernel<'k>> {
         let none = VisibleQBlocks::none(work.lens.q);
         let all = QBlocksVars::new(b, none);
         let first = work.head * self.group;
-        // If heads share their intervals, one head stands for all.
+        // If heads share their intervals, the first head stands for all.
         let heads = self.summaries.has_own_heads().select::<B32>(self.group, 1);
         b.for_each((0, heads), 1, |number| {
             let of_head = self.of_head(b, [work.batch, first + number], work, tile_n);
@@ -102,7 +102,7 @@ impl<'k> QBlocksParams<InKernel<'k>> {
     }
 }
 
-/// [`VisibleQBlocks`] in variables.
+/// [`VisibleQBlocks`], the ranges of blocks of rows that see a tile, in variables.
 struct QBlocksVars<'k>(VisibleQBlocks<Var<'k, B32>>);
 
 impl<'k> QBlocksVars<'k> {
@@ -130,7 +130,7 @@ impl<'k> QBlocksVars<'k> {
     }
 }
 
-/// Applies `f` to each number.
+/// Applies `f` to each number of `seeing`.
 fn map<T: Copy, U>(seeing: VisibleQBlocks<T>, mut f: impl FnMut(T) -> U) -> VisibleQBlocks<U> {
     VisibleQBlocks { some: seeing.some.map(&mut f), every: seeing.every.map(&mut f), count: f(seeing.count) }
 }

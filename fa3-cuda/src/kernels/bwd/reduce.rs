@@ -1,4 +1,4 @@
-//! The reduction of gradients of split tiles of keys: dK and dV of a tile are the sums over its parts, in f32 and in
+//! The reduction of gradients of split tiles of keys. dK and dV of a tile are sums over the tile's parts, in f32, in
 //! the order of parts, so that they have the same bits in every run. A CTA computes dK or dV of 64 keys.
 
 use fa3_ir::lang::*;
@@ -27,7 +27,7 @@ params! {
     }
 }
 
-/// Keys of a block: the keys of one consumer. Blocks of the dQ accumulators have as many rows.
+/// Keys of a block, which are the keys of one consumer. A block of the dQ accumulators has an equal number of rows.
 pub(super) const KEYS: u32 = ADDED_ROWS;
 
 impl ReduceParams<Form> {
@@ -43,12 +43,12 @@ impl ReduceParams<Form> {
     }
 }
 
-/// dK or dV of split tiles.
+/// dK or dV of split tiles, and the parts that add up to it.
 struct Gradient<'a, 'k> {
     parts: U64<'k>,
     factor: Option<V<'k, F32>>,
     to: &'a Strided<InKernel<'k>>,
-    /// Columns of parts, and columns in memory.
+    /// Number of columns of parts, and of the gradient in memory.
     cols: [u32; 2],
 }
 
@@ -57,7 +57,7 @@ pub(super) fn kernel(spec: &ReduceSpec) -> Kernel {
         let params = ReduceParams::<Form>::form(spec.elem, spec.order).pass(&mut Declare(b));
         b.launch_dependents();
         b.grid_dependency_wait();
-        // A tile has a CTA for dK and one for dV, for each of its blocks.
+        // Each block of a tile has one CTA for dK and one for dV.
         let blocks = spec.tile_n / KEYS;
         let number = b.cta_x() >> (2 * blocks).ilog2();
         b.if_uniform(number.lt(params.tiles.header(b).tiles), || {
@@ -78,7 +78,7 @@ pub(super) fn kernel(spec: &ReduceSpec) -> Kernel {
 }
 
 impl<'k> Gradient<'_, 'k> {
-    /// Adds up a block over all parts of a tile, and writes the sum.
+    /// Adds up a block of the gradient over all parts of a tile, and writes the sum.
     #[track_caller]
     fn reduce(
         &self,

@@ -12,11 +12,11 @@ use crate::kernels::{Spec, packed};
 /// The buffers through which kernels of a backward program pass data.
 #[derive(Clone, Copy)]
 pub(super) struct Scratch {
-    /// Row statistics.
+    /// Row statistics: -LSE and -D of each query row.
     pub(super) stats: BufferId,
     /// The dQ accumulators, if tiles add to dQ.
     pub(super) dq_accum: Option<BufferId>,
-    /// Semaphores of the accumulators, if tiles add in order: the tile that has added last.
+    /// Semaphores, if tiles add in order. They say which tile has added last to each block of accumulators.
     pub(super) last_added: Option<BufferId>,
     /// The tables of sequences (varlen).
     pub(super) tables: Option<Tables>,
@@ -27,13 +27,13 @@ pub(super) struct Scratch {
 /// The buffers under a mask of intervals.
 #[derive(Clone, Copy)]
 pub(super) struct IntervalBuffers {
-    /// Bounds of rows.
+    /// Intervals of rows.
     pub(super) rows: BufferId,
-    /// Summaries of blocks of rows.
+    /// Summaries of the intervals of blocks of rows.
     pub(super) summaries: BufferId,
     /// The blocks of rows that see each tile of keys, and the split of tiles.
     pub(super) tiles: [BufferId; 2],
-    /// dK and dV of parts of tiles.
+    /// dK and dV of the parts of split tiles.
     pub(super) parts: [BufferId; 2],
 }
 
@@ -44,11 +44,11 @@ pub(super) struct Tables {
     pub(super) rows: BufferId,
     /// The table of tiles of keys.
     pub(super) keys: BufferId,
-    /// The position of the first padded row of each sequence.
+    /// The position of the first row of each sequence in padded arrays.
     pub(super) firsts: BufferId,
 }
 
-/// Pairs of query rows of a head that have statistics. At least one, because a tensor map needs an address.
+/// Number of pairs of query rows of a head that have statistics. At least 1, because a tensor map needs an address.
 pub(super) fn pairs(plan: &Plan) -> u32 {
     match plan.kind() {
         PlanKind::Dense(tiles) => tiles.lens().q.div_ceil(2).max(1),
@@ -56,8 +56,8 @@ pub(super) fn pairs(plan: &Plan) -> u32 {
     }
 }
 
-/// Blocks of [`ADDED_ROWS`] rows of a head that have dQ accumulators. They cover all blocks of the dK/dV kernel, whose
-/// last block may reach beyond the last row.
+/// Number of blocks of [`ADDED_ROWS`] rows of a head that have dQ accumulators. They cover all blocks of the dK/dV
+/// kernel, whose last block may reach beyond the last row.
 pub(super) fn accum_blocks(plan: &Plan) -> u32 {
     match plan.kind() {
         PlanKind::Dense(tiles) => tiles.lens().q.next_multiple_of(plan.dkv().tile.tile_m) / ADDED_ROWS,
@@ -65,20 +65,20 @@ pub(super) fn accum_blocks(plan: &Plan) -> u32 {
     }
 }
 
-/// Adds the buffers through which kernels pass data, and before them the arrays of lengths, for varlen sequences.
+/// Adds the arrays of lengths for varlen sequences, and then the buffers through which kernels pass data.
 pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     let [batch, heads, _] = plan.problem().forward().lse_shape().map(|extent| extent as u32);
-    // Positions of padded rows count through all sequences of a table.
+    // In padded arrays, the rows of all sequences of a table lie one after another, as in one sequence.
     let batch = if plan.dense().is_some() { batch } else { 1 };
     if let PlanKind::Varlen(tiles) = plan.kind() {
         packed::arrays(program, tiles.stats().table());
     }
-    // For rows 2i and 2i + 1: -LSE · log₂e of both, then -D of both.
+    // The four numbers of rows 2i and 2i + 1: -LSE · log₂e of both rows, then -D of both.
     let stats = program.buffer("stats", Elem::F32, &[batch, heads, pairs(plan), 4], BufferRole::Scratch);
     let tile = plan.dkv().tile;
     let blocks = [batch, heads, accum_blocks(plan)];
     let dq_accum = tile.adds_dq.map(|_| {
-        // A single tile of keys is both first and last to add: it writes dQ, and needs no accumulator.
+        // If there is a single tile of keys, it is the only one to add: it writes dQ, and needs no accumulator.
         let is_alone =
             tile.adds_in_order() && plan.dense().is_some_and(|tiles| tiles.lens().k <= tile.tile_n);
         let rows = if is_alone { 0 } else { ADDED_ROWS };

@@ -1,9 +1,9 @@
 //! The gradient of sinks: dsink = Σ exp(sink - LSE) · (dLSE - D) over the rows of a query head, in all sequences.
 //!
 //! Both factors come from the row statistics: -LSE in base 2, and -D, which includes dLSE. A missing row, a padding
-//! row, and a row that sees no key beside a sink of -inf have -inf and 0 there, and contribute 0.
+//! row, and a row that sees no key and has a sink of -inf have statistics of -inf and 0, and contribute 0.
 //!
-//! A CTA has a query head. Its warps take blocks of rows in turn, and the order of additions is fixed.
+//! Each query head has a CTA. The CTA's warps take blocks of rows in turn, and the order of additions is fixed.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Program};
@@ -24,25 +24,25 @@ params! {
         sink: pointer,
         stats: pointer,
         dsink: pointer,
-        /// Query heads.
+        /// Number of query heads.
         heads: u32,
-        /// Pairs of rows of a head.
+        /// Number of pairs of rows of a head.
         pairs: u32,
         equal: maybe all DenseBlocks,
         listed: maybe all VarlenBlocks,
     }
 
-    /// Blocks of rows of a head, in sequences of one length.
+    /// The blocks of rows of a head, in sequences of one length.
     struct DenseBlocks {
-        /// Number of blocks, in all sequences.
+        /// Number of a head's blocks, in all sequences.
         blocks: u32,
         decoder: numbers Decoder,
     }
 
-    /// Blocks of rows of a head, in padded arrays. The table of rows has their number.
+    /// The blocks of rows of a head, in padded arrays. The table of sequences has the number of blocks.
     struct VarlenBlocks {
         table: pointer,
-        /// Statistics blocks in a block of the table.
+        /// Number of statistics blocks in a block of the table.
         parts: u32,
     }
 }
@@ -71,7 +71,7 @@ impl<'k> SinkParams<InKernel<'k>> {
         }
     }
 
-    /// The sequence of a block in the array of statistics, and the block's index there.
+    /// The index of a block's sequence in the array of statistics, and the block's index in that sequence.
     #[track_caller]
     fn place(&self, block: U32<'k>) -> [U32<'k>; 2] {
         match &self.equal {
@@ -102,10 +102,11 @@ pub(super) fn kernel(sequences: SequenceForm) -> Kernel {
                 let [upper, lower, minus_d_upper, minus_d_lower] =
                     b.load_vector::<F32, 4>(params.stats + (at << 4));
                 for (shift, minus_d) in [(upper, minus_d_upper), (lower, minus_d_lower)] {
-                    sum.update(|sum| (sink + shift).ex2().fma(minus_d, sum));
+                    // LSE is not below the sink, but for rounding. The difference of two infinities, a NaN, becomes 0.
+                    sum.update(|sum| (sink + shift).min(0.0).ex2().fma(minus_d, sum));
                 }
             };
-            // With a table, padded arrays have statistics for every row of a block.
+            // With a table, the arrays of statistics are padded, so that every row of a block has statistics.
             match sequences {
                 SequenceForm::Dense => b.if_lanes(pair.lt(params.pairs), add),
                 SequenceForm::Varlen => add(),
@@ -123,13 +124,13 @@ pub(super) fn kernel(sequences: SequenceForm) -> Kernel {
     })
 }
 
-/// The sum of a number over the lanes of a warp, in each lane.
+/// The sum of `x` over the lanes of a warp, in each lane.
 #[track_caller]
 fn over_warp(x: V<'_, F32>) -> V<'_, F32> {
     [16, 8, 4, 2, 1].into_iter().fold(x, |x, lanes| x + x.shfl_bfly(lanes))
 }
 
-/// Adds the sinks, their gradient, and the step that computes it.
+/// Adds the buffers of sinks and of their gradient, and the step that computes the gradient.
 pub(super) fn step(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
     let forward = plan.problem().forward();
     let Some(sink) = tensors::sink(program, forward) else { return };
@@ -139,7 +140,7 @@ pub(super) fn step(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) 
     let (equal, listed) = match plan.kind() {
         PlanKind::Dense(tiles) => {
             let m_blocks = tiles.lens().q.div_ceil(STATS_ROWS);
-            // Each head has as many row statistics, and the plan's indices count them.
+            // Every head has the same number of blocks, so the decoder counts the blocks of one head.
             let counts = TileCounts { m_blocks, heads: 1, batch: forward.batch() as u32 };
             let blocks = counts.tiles() as u32;
             let decoder = Decoder::new(if blocks > 0 { counts } else { TileCounts::ONE }, Order::Linear);

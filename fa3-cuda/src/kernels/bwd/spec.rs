@@ -1,4 +1,4 @@
-//! Specs: everything that one backward kernel differs in from another.
+//! Specs of the backward kernels: a spec is everything in which one kernel differs from another.
 
 use fa3_ir::{Elem, WgmmaType};
 use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan, PlanKind, STATS_ROWS};
@@ -14,21 +14,21 @@ use crate::kernels::tensors::elem;
 /// Everything that a backward kernel's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BwdSpec {
-    /// D of every row, and LSE in base 2.
+    /// Computes D and LSE in base 2 of every row.
     Stats(StatsSpec),
-    /// The blocks of rows that see each tile of keys, under a mask of intervals.
+    /// Finds the blocks of rows that see each tile of keys, under a mask of intervals.
     QBlocks(QBlocksSpec),
-    /// The split of tiles of keys that many blocks see, under a mask of intervals.
+    /// Splits the tiles of keys that many blocks see, under a mask of intervals.
     SplitTiles,
-    /// dK and dV.
+    /// Computes dK and dV.
     Dkv(PartSpec<DkvTile>),
-    /// The reduction of dK and dV of split tiles.
+    /// Reduces dK and dV of the parts of split tiles.
     Reduce(ReduceSpec),
-    /// dQ.
+    /// Computes dQ.
     Dq(PartSpec<DqTile>),
-    /// dQ, rounded from its accumulators.
+    /// Rounds dQ from its accumulators.
     Round(RoundSpec),
-    /// The gradient of sinks; the field says where lengths of sequences are known.
+    /// Computes the gradient of sinks; the field says where lengths of sequences are known.
     Sink(SequenceForm),
 }
 
@@ -39,11 +39,11 @@ pub struct StatsSpec {
     pub elem: Elem,
     /// Columns of O and dO.
     pub head_dim_v: u32,
-    /// The memory that it clears.
+    /// The memory that the kernel clears.
     pub cleared: Cleared,
     /// The kernel's blocks of rows.
     pub rows: RowsForm,
-    /// Intervals of a row, under a mask of intervals: the kernel summarizes the intervals of each block.
+    /// Number of intervals of a row, under a mask of intervals: the kernel summarizes the intervals of each block.
     pub intervals: Option<IntervalsOfRow>,
 }
 
@@ -54,8 +54,8 @@ pub enum Cleared {
     Nothing,
     /// Accumulators with this number of columns, if tiles add in any order.
     Sums(u32),
-    /// Semaphores, if tiles add in order, and dQ of rows that no tile visits, with this number of columns. The first
-    /// part of a block is stored, so accumulators need not be cleared.
+    /// Semaphores, if tiles add in order, and the rows of dQ that no tile visits; dQ has this number of columns. The
+    /// first tile that adds to a block stores its part, so accumulators need not be cleared.
     InOrder(u32),
 }
 
@@ -66,16 +66,16 @@ pub struct RoundSpec {
     pub elem: Elem,
     /// Columns of dQ.
     pub head_dim: u32,
-    /// Columns of the accumulators, at least as many as dQ has.
+    /// Columns of the accumulators; at least as many as dQ has.
     pub cols: u32,
     /// The kernel's blocks of rows.
     pub rows: RowsForm,
 }
 
-/// The spec of the kernel that finds blocks of rows.
+/// The spec of the kernel that finds the blocks of rows that see each tile of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QBlocksSpec {
-    /// Intervals of a row.
+    /// Number of intervals of a row.
     pub of_row: IntervalsOfRow,
     /// Keys of a tile, and rows of a block.
     pub tile: [u32; 2],
@@ -90,9 +90,9 @@ pub struct ReduceSpec {
     pub elem: Elem,
     /// Keys of a tile.
     pub tile_n: u32,
-    /// Columns of dK in parts, and in memory.
+    /// Columns of dK: in the buffer of parts, and in dK itself.
     pub cols_of_k: [u32; 2],
-    /// Columns of dV in parts, and in memory.
+    /// Columns of dV: in the buffer of parts, and in dV itself.
     pub cols_of_v: [u32; 2],
     /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
@@ -110,7 +110,7 @@ pub struct PartSpec<T> {
     pub head_dim: u32,
     /// Columns of V and dO, at most the tile's.
     pub head_dim_v: u32,
-    /// The bounded sides of the mask, as the kernel's rows see it; the reach of each side is an argument.
+    /// The bounded sides of the mask, which is transposed in the dK/dV kernel. The reach of each side is an argument.
     pub mask: Mask,
     /// Whether scores are capped.
     pub softcap: bool,
@@ -155,7 +155,7 @@ impl BwdSpec {
         )
     }
 
-    /// The spec of the gradient of sinks.
+    /// The spec of the kernel that computes the gradient of sinks.
     pub(super) fn sink(plan: &Plan) -> BwdSpec {
         BwdSpec::Sink(match plan.kind() {
             PlanKind::Dense(_) => SequenceForm::Dense,
@@ -163,7 +163,7 @@ impl BwdSpec {
         })
     }
 
-    /// The spec of row statistics.
+    /// The spec of the kernel of row statistics.
     pub(super) fn stats(plan: &Plan) -> BwdSpec {
         let forward = plan.problem().forward();
         let cleared = match plan.dkv().tile.adds_dq {
@@ -177,7 +177,7 @@ impl BwdSpec {
         BwdSpec::Stats(StatsSpec { elem, head_dim_v, cleared, rows: rows_form(plan, mask), intervals })
     }
 
-    /// The spec of dK and dV.
+    /// The spec of the dK/dV kernel.
     pub(super) fn dkv(plan: &Plan) -> BwdSpec {
         let mask = plan.problem().forward().mask().transposed();
         let order = match plan.kind() {
@@ -195,7 +195,7 @@ impl BwdSpec {
         Some(BwdSpec::QBlocks(QBlocksSpec { of_row: intervals.of_row, tile: [tile_n, tile_m], order }))
     }
 
-    /// The spec of the reduction of dK and dV of split tiles, under a mask of intervals.
+    /// The spec of the kernel that reduces dK and dV of split tiles, under a mask of intervals.
     pub(super) fn reduce(plan: &Plan) -> Option<BwdSpec> {
         let (forward, numbered) = (plan.problem().forward(), plan.dense()?);
         let DkvTile { tile_n, head_dim, head_dim_v, .. } = plan.dkv().tile;
@@ -210,8 +210,8 @@ impl BwdSpec {
         })
     }
 
-    /// The spec of the kernel of dQ, or of the kernel that rounds its accumulators; `None` if the dK/dV kernel writes
-    /// dQ.
+    /// The spec of the kernel that computes dQ, or of the kernel that rounds the dQ accumulators. `None` if the dK/dV
+    /// kernel writes dQ.
     pub(super) fn dq(plan: &Plan) -> Option<BwdSpec> {
         let forward = plan.problem().forward();
         let (elem, head_dim) = (elem(forward.dtype()), forward.head_dim() as u32);
@@ -232,12 +232,12 @@ impl BwdSpec {
     }
 }
 
-/// The mask that the kernel of row statistics needs to know, in order to clear rows of dQ that see no key.
+/// The mask by which the kernel of row statistics finds the rows of dQ that see no key, and clears them.
 pub(super) fn cleared_mask(plan: &Plan) -> Mask {
     if plan.dkv().tile.adds_in_order() { plan.problem().forward().mask() } else { Mask::None }
 }
 
-/// The kernel's blocks of [`STATS_ROWS`] rows, where the kernel must know which rows see keys under this mask.
+/// The kernel's blocks of [`STATS_ROWS`] rows. The kernel must know which rows see no key under `mask`.
 fn rows_form(plan: &Plan, mask: Mask) -> RowsForm {
     match plan.kind() {
         PlanKind::Dense(_) => RowsForm::Dense,

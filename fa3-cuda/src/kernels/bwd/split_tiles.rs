@@ -1,5 +1,5 @@
-//! The list of split tiles of keys and of their parts, under a mask of intervals. One CTA writes it, from the blocks of
-//! each tile. The order of the list changes no result.
+//! Lists the split tiles of keys and their parts, under a mask of intervals. One CTA writes the list, given the blocks
+//! that see each tile. The order of the list changes no result.
 
 use fa3_ir::lang::*;
 use fa3_sched::KvRange;
@@ -10,7 +10,7 @@ use crate::kernels::parts::key_tiles::{Header, KeyTiles, SplitTile};
 
 params! {
     struct SplitTilesParams {
-        /// Tiles of keys.
+        /// Number of tiles of keys.
         tiles: u32,
         splits: numbers TileSplit,
         to: all KeyTiles,
@@ -29,7 +29,7 @@ const THREADS: u32 = 32 * WARPS;
 pub(super) fn kernel() -> Kernel {
     Kernel::build("bwd_splits", Launch::threads(THREADS), |b| {
         let params = SplitTilesParams::<Form>::form().pass(&mut Declare(b));
-        // Units of all tiles; parts listed so far; split tiles listed so far.
+        // The sum of the units of work of all tiles, and the numbers of parts and of split tiles listed so far.
         let [units, parts, tiles] = ["units", "parts", "tiles"].map(|name| b.region(name, 4, 4));
         b.launch_dependents();
         b.grid_dependency_wait();
@@ -69,7 +69,7 @@ pub(super) fn kernel() -> Kernel {
 }
 
 impl<'k> SplitTilesParams<InKernel<'k>> {
-    /// Runs `body` with every tile of this thread and the tile's units; with no units beyond the last tile.
+    /// Runs `body` with every tile of this thread and the tile's units of work, which are 0 behind the last tile.
     #[track_caller]
     fn for_each_tile(&self, b: &'k Builder, body: impl FnOnce(U32<'k>, U32<'k>)) {
         b.for_each((0, self.tiles), THREADS, |first| {

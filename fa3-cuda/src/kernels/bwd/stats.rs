@@ -1,9 +1,9 @@
-//! Row statistics: for every row -D = dLSE - rowsum(dO ∘ O), which is added to dP, and -LSE in base 2, which is added
-//! in the exponent of P. If tiles add to dQ, the kernel clears the memory that additions begin with.
+//! Computes row statistics: for every row -D = dLSE - rowsum(dO ∘ O), which is added to dP, and -LSE in base 2, which
+//! is added in the exponent of P. If tiles add to dQ, the kernel also clears the memory that they add to.
 //!
-//! Statistics lie in pairs of rows, so that a thread with two neighbouring columns of Sᵀ loads 8 bytes of each
-//! statistic. A row that sees no key, and a row that pads the last pair, has -inf for -LSE and 0 for -D. Its P is 0
-//! whatever its scores are, and its dS is 0 whatever its O and dLSE are, even NaN.
+//! Statistics are stored by pairs of rows, so that a thread with two neighbouring columns of Sᵀ loads 8 bytes of each
+//! statistic. A row that sees no key, and a row that pads the last pair, have -inf for -LSE and 0 for -D. So their P is
+//! 0 whatever their scores are, and their dS is 0 whatever their O and dLSE are, even NaN.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::{ADDED_ROWS, STATS_ROWS};
@@ -18,11 +18,11 @@ use crate::kernels::parts::unpack::unpacked;
 
 const THREADS: u32 = 128;
 const _: () = assert!(STATS_ROWS == ADDED_ROWS, "a CTA clears the accumulators of its rows");
-/// Neighbouring threads that share a row.
+/// Number of neighbouring threads that share a row.
 const LANES: u32 = 8;
-/// Elements that a thread loads at once: 16 bytes.
+/// Number of elements that a thread loads at once: 16 bytes.
 const CHUNK: u32 = 8;
-/// Rows that a CTA's threads cover at once.
+/// Number of rows that a CTA's threads process at once.
 const ROWS: u32 = THREADS / LANES;
 
 pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
@@ -44,7 +44,7 @@ struct Stats<'a, 'k> {
 }
 
 impl<'k> Stats<'_, 'k> {
-    /// Computes the statistics, and clears the memory that additions to dQ begin with.
+    /// Computes the statistics, and clears the memory that tiles add dQ to.
     #[track_caller]
     fn write(&self) {
         let Stats { builder: b, spec, params, block } = self;
@@ -70,8 +70,8 @@ impl<'k> Stats<'_, 'k> {
             for mask in [1, 2, 4] {
                 sum = sum + sum.shfl_bfly(mask);
             }
-            // The last pair may have one row more than the sequence. With a table, padded arrays have a position for
-            // every row.
+            // The last pair may have one row more than the sequence. With a table, the arrays of statistics are padded,
+            // so that every row of a block has a place.
             let is_first = lane.eq(0);
             let writes = match block.varlen {
                 None => is_first & row.lt(params.pairs << 1),
@@ -110,7 +110,7 @@ impl<'k> Stats<'_, 'k> {
         let has_dlse = params.dlse.ne(0_u64);
         let from = has_dlse.select(params.dlse, params.lse);
         let dlse = has_dlse.select(b.load::<F32>(from + at), 0.0);
-        // A NaN is not equal to -inf, and is passed on.
+        // A NaN is not equal to -inf, so it reaches the gradients.
         let sees_none = lse.eq(f32::NEG_INFINITY);
         let shift = sees_none.select(f32::NEG_INFINITY, lse * -std::f32::consts::LOG2_E);
         let shift = there.select(shift, f32::NEG_INFINITY);
@@ -123,7 +123,7 @@ impl<'k> Stats<'_, 'k> {
         b.store(to.at(8), minus_delta);
     }
 
-    /// The index in LSE of a row.
+    /// The index of a row in LSE.
     #[track_caller]
     fn lse_at(&self, row: U32<'k>) -> U64<'k> {
         let Stats { params, block, .. } = self;
@@ -136,7 +136,7 @@ impl<'k> Stats<'_, 'k> {
         }
     }
 
-    /// Clears the memory that additions to these rows begin with. A block of rows is a block of the accumulators.
+    /// Clears the memory to which tiles add dQ of these rows. A block of rows is also a block of the accumulators.
     #[track_caller]
     fn clear(&self, dq_accum: &DqAccumParams<InKernel<'k>>, rows: &[U32<'k>], lane: U32<'k>) {
         let Stats { builder: b, spec, block, .. } = self;
@@ -164,7 +164,7 @@ impl<'k> Stats<'_, 'k> {
         });
     }
 
-    /// Number of rows of the sequence that no tile of keys visits: the first rows.
+    /// Number of rows of the sequence that no tile of keys visits. They are the sequence's first rows.
     #[track_caller]
     fn unvisited_rows(&self) -> U32<'k> {
         let Stats { builder: b, spec, params, block } = self;
@@ -190,11 +190,11 @@ fn clear_row<'k>(b: &'k Builder, spec: &StatsSpec, unvisited: V<'k, Pred>, row: 
     }
 }
 
-/// A thread's part of a row of O and of dO: chunks l, l + 8, … for lane l, as packed pairs.
+/// A thread's part of a row of O and of dO, as packed pairs of elements: lane l has the chunks l, l + 8, …
 struct Chunks<'k>(Vec<[[Var<'k, B32>; 4]; 2]>);
 
 impl<'k> Chunks<'k> {
-    /// Begins to load the chunks of rows of O and dO at these addresses; zeros beyond the row's end.
+    /// Begins to load the chunks of rows of O and dO at the addresses `rows`. Chunks beyond the end of a row are zeros.
     #[track_caller]
     fn load(b: &'k Builder, spec: &StatsSpec, rows: [U64<'k>; 2], lane: U32<'k>) -> Chunks<'k> {
         let chunks = spec.head_dim_v / CHUNK;

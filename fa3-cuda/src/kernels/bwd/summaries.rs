@@ -1,5 +1,4 @@
-//! Summaries of blocks of rows under a mask of intervals: the union and the intersection of the intervals of their
-//! rows.
+//! Summaries of blocks of rows under a mask of intervals: the union and the intersection of their rows' intervals.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -11,14 +10,15 @@ use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, pa
 use crate::kernels::parts::intervals::{at_head, strides};
 
 params! {
-    /// The array of summaries: the [`Bounds`] of each interval, over [`STATS_ROWS`] rows.
+    /// The array of summaries, each with the [`Bounds`] (union and intersection) of each interval of [`STATS_ROWS`]
+    /// rows.
     struct Summaries {
         of_row: fixed IntervalsOfRow,
         address: pointer = "summaries",
-        /// Blocks of a head.
+        /// Number of blocks of a head.
         blocks: u32 = "summary_blocks",
-        /// Strides in blocks, from a sequence to the next and from a head to the next; 0 where these share their
-        /// intervals.
+        /// Strides in blocks, from a sequence to the next and from a head to the next; 0 where sequences or heads share
+        /// their intervals.
         batch: u64 = "summaries_batch",
         head: u64 = "summaries_head",
     }
@@ -26,24 +26,24 @@ params! {
 
 copies!(Summaries);
 
-/// Bytes of a summary of one interval.
+/// Bytes of the summary of one interval of a row.
 const SUMMARY: u32 = 16;
 
 impl Summaries<Form> {
-    /// The parameters of summaries of rows with this number of intervals.
+    /// The parameters of summaries of rows with `of_row` intervals.
     pub(super) fn form(of_row: IntervalsOfRow) -> Summaries<Form> {
         Summaries { of_row, address: Elem::U32, blocks: (), batch: (), head: () }
     }
 }
 
 impl Summaries<Host> {
-    /// The shape of the buffer: (batch or 1, heads or 1, blocks, words).
+    /// The shape of the buffer: (batch or 1, heads or 1, blocks, words). Shared intervals make it 1.
     pub(super) fn dims(form: Intervals, q: Shape) -> [u32; 4] {
         let [batch, heads, rows, _] = form.shape(q).map(|extent| extent as u32);
         [batch, heads, rows.div_ceil(STATS_ROWS), SUMMARY / 4 * form.of_row.count() as u32]
     }
 
-    /// The arguments of a launch with Q of this shape.
+    /// The arguments of a launch whose Q has shape `q`.
     pub(super) fn of(form: Intervals, q: Shape, buffer: BufferId) -> Summaries<Host> {
         let [_, heads, blocks, _] = Summaries::dims(form, q).map(u64::from);
         let [batch, head] = strides(form, heads, blocks);
@@ -64,13 +64,13 @@ impl<'k> Summaries<InKernel<'k>> {
         at_head(self.address, [self.batch, self.head], [batch, head], self.bytes())
     }
 
-    /// Bytes of a block's summary.
+    /// Number of bytes of a block's summary.
     fn bytes(&self) -> u32 {
         SUMMARY * self.of_row.count() as u32
     }
 
-    /// Stores the summary of a block of rows, in one thread. Of heads or sequences that share their intervals, only the
-    /// first stores it.
+    /// Stores the summary of a block of rows, in one thread. If heads or sequences share their intervals, only the
+    /// first of them stores.
     #[track_caller]
     pub(super) fn store(
         &self,
@@ -89,7 +89,7 @@ impl<'k> Summaries<InKernel<'k>> {
         });
     }
 
-    /// Loads the summary of block `block` of a head, for each interval.
+    /// Loads the summary of block `block`: the bounds of each interval. The head's summaries begin at `of_head`.
     #[track_caller]
     pub(super) fn load(&self, b: &'k Builder, of_head: U64<'k>, block: U32<'k>) -> Vec<Bounds<U32<'k>>> {
         let at = block.mad_wide(self.bytes(), of_head);

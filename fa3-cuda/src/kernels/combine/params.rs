@@ -23,7 +23,7 @@ params! {
         o: named Strided,
         lse: named Strided,
         splits: u32,
-        /// Rows over all heads of all sequences.
+        /// Number of rows, over all heads of all sequences.
         rows: u32,
         decoder: numbers Decoder,
     }
@@ -70,7 +70,7 @@ impl<'k, S> Params<S>
 where
     S: Side<Pointer = U64<'k>, U64 = U64<'k>, U32 = U32<'k>>,
 {
-    /// The addresses of the parts of a row, given by its sequence, head and row.
+    /// The addresses of the parts of a row; `row` has the row's sequence, head and index.
     #[track_caller]
     pub(super) fn parts(&self, row: [U32<'k>; 3]) -> impl Fn(U32<'k>) -> Part<'k> {
         let first = |x: &Strided<S>, split| Global { address: x.global().at(row), strides: [split] };
@@ -83,6 +83,6 @@ where
     #[track_caller]
     pub(super) fn combined(&self, row: [U32<'k>; 3], elem: Elem, is_there: V<'k, Pred>) -> Combined<'k> {
         let [o, lse] = [&self.o, &self.lse].map(|x| x.global().at(row));
-        Combined { lse, o, elem, is_there }
+        Combined { lse, o, elem, is_there, stored_lse: None, lse_without_sink: false }
     }
 }

@@ -17,7 +17,7 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let lse_partial = partials(&mut program, "lse_partial", problem.lse_partial());
     tensors::output(&mut program, "o", problem.o());
     let lse = tensors::output(&mut program, "lse", problem.lse());
-    // Rows of LSE have one element.
+    // A row of LSE has one element, so LSE needs only the alignment of one.
     [lse_partial, lse].into_iter().for_each(|buffer| program.align(buffer, 4));
     if plan.grid() > 0 {
         let params = Params::of(plan, &program);
@@ -26,7 +26,7 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     program
 }
 
-/// Adds a buffer that is as large as the reach of the parts, gaps included.
+/// Adds a buffer that extends from the first element of the parts to the last one, gaps included.
 fn partials<K>(program: &mut Program<K>, name: &'static str, tensor: &Partials) -> BufferId {
     let (elem, shape) = (tensors::elem(tensor.first.dtype), vec![tensor.extent().0]);
     program.add(Buffer { name, elem, shape, role: BufferRole::Input, align: Buffer::ALIGN, tensor: None })

@@ -1,4 +1,4 @@
-//! The specification of the reduction kernel.
+//! The spec of the reduction kernel.
 
 use fa3_ir::Elem;
 use fa3_sched::combine::{Plan, Team};
@@ -8,13 +8,13 @@ use crate::kernels::tensors::elem;
 /// Everything that the reduction kernel's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
-    /// The elements of parts.
+    /// The element type of the parts.
     pub input: Elem,
-    /// The elements of O.
+    /// The element type of O.
     pub output: Elem,
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub head_dim: u32,
-    /// The warps that reduce a row.
+    /// The team of warps that reduces a row.
     pub team: Team,
 }
 

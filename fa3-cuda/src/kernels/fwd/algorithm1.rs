@@ -5,7 +5,7 @@ use super::query::Query;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 
 impl<'k> Attend<'_, 'k> {
-    /// The ping-pong barrier is held from PV of one block to QKᵀ of the next.
+    /// The ping-pong turn lasts from PV of one block to QKᵀ of the next.
     pub(super) fn algorithm1(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         self.turn.take();
         blocks.for_each(0, |block| {

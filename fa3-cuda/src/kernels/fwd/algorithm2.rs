@@ -1,4 +1,4 @@
-//! Algorithm 2: QKᵀ of a block and PV of the block before in flight together.
+//! Algorithm 2: QKᵀ of a block and PV of the previous block are in flight together.
 
 use fa3_ir::lang::{Fresh, gemm};
 

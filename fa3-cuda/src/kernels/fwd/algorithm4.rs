@@ -1,4 +1,4 @@
-//! Algorithm 4: the softmax of a block overlaps QKᵀ of the next block and PV of the block before.
+//! Algorithm 4: the softmax of a block overlaps QKᵀ of the next block and PV of the previous one.
 
 use fa3_ir::lang::{Fresh, gemm};
 
@@ -16,7 +16,7 @@ impl<'k> Attend<'_, 'k> {
         b.if_uniform(blocks.count.gt(1), || {
             let mut s = self.block_scores(q, &blocks.at(1)); // A4:5-6
             blocks.for_each(2, |block| {
-                // A4:7, to T_c - 1
+                // A4:7, for each block up to T_c - 1
                 let k = self.k.wait();
                 self.turn.take();
                 let next = gemm(q.tile, k.tile().t(), Fresh); // A4:8-9, in flight

@@ -1,4 +1,4 @@
-//! The state of a consumer warpgroup, and the steps that its main loops have in common.
+//! The state of a consumer warpgroup, and the steps that its main loops share.
 
 use fa3_ir::lang::*;
 
@@ -21,7 +21,7 @@ pub(super) struct Attend<'f, 'k> {
     pub(super) v: Kv<'k>,
     pub(super) p: PType,
     pub(super) turn: Turn<'k>,
-    /// Handshakes with a second consumer that has the same rows.
+    /// Handshakes with a second consumer that computes the same rows.
     pub(super) first: Option<First<'k>>,
 }
 
@@ -29,12 +29,12 @@ pub(super) struct Attend<'f, 'k> {
 pub(super) struct Sum<'k> {
     pub(super) o: Frag<'k>,
     pub(super) softmax: RowSoftmax<'k>,
-    /// The current scale of V that O is expressed in, if V has a scale per block.
+    /// The scale of V in units of which O is kept at present, if V has a scale per block.
     pub(super) v_scale: Option<VScale<'k>>,
 }
 
 impl<'k> Sum<'k> {
-    /// Makes the scales of `block` current, before its V is added.
+    /// Makes the scales of `block` current. This must come before its V is added.
     #[track_caller]
     pub(super) fn enter(&self, block: &BlockScales<'k>) {
         if let Some(v_scale) = &self.v_scale {
@@ -44,7 +44,7 @@ impl<'k> Sum<'k> {
 }
 
 impl<'k> Attend<'_, 'k> {
-    /// Scores of the next block, complete.
+    /// Computes the scores of the next block, and waits for them.
     pub(super) fn block_scores(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>) -> Frag<'k> {
         let k = self.k.wait();
         let mut s = gemm(q.tile, k.tile().t(), Fresh).wait();
@@ -54,7 +54,7 @@ impl<'k> Attend<'_, 'k> {
         s
     }
 
-    /// Products of Q and the next block of K, complete. Passes the ping-pong barrier as soon as they are issued.
+    /// Computes the products of Q and the next block of K, and waits for them. Issuing them ends the ping-pong turn.
     pub(super) fn products_ending_turn(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>) -> Frag<'k> {
         let k = self.k.wait();
         let s = gemm(q.tile, k.tile().t(), Fresh);
@@ -65,14 +65,14 @@ impl<'k> Attend<'_, 'k> {
         s
     }
 
-    /// O += P V with the next block of V.
+    /// Adds P V to O, with the next block of V.
     pub(super) fn add_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
         let v = self.v.wait();
         gemm(p, v.tile(), o).wait();
         self.v.release(v);
     }
 
-    /// O += P V with the tile's last block of V, whose stage is released without loading another block into it.
+    /// Adds P V to O, with the tile's last block of V. No other block of the tile is loaded into its stage.
     pub(super) fn add_last_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
         let v = self.v.wait();
         gemm(p, v.tile(), o).wait();

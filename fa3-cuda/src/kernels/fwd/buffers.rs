@@ -13,7 +13,7 @@ pub const V: BufferId = BufferId(2);
 pub const O: BufferId = BufferId(3);
 /// (batch, heads, seqlen_q); optional.
 pub const LSE: BufferId = BufferId(4);
-/// Scales of Q, K and V (see [`fa3_types::Problem::descale_shapes`]): inputs of e4m3 problems only, optional.
+/// Scales of Q, K and V (see [`fa3_types::Problem::descale_shapes`]): optional inputs, only in e4m3 problems.
 pub const DESCALES: [BufferId; 3] = [BufferId(5), BufferId(6), BufferId(7)];
 /// Scales of e4m3 K and V, where Q has 16 bits.
 const KEY_DESCALES: [BufferId; 2] = [BufferId(5), BufferId(6)];
@@ -27,28 +27,38 @@ pub fn descales(problem: &Problem) -> [Option<BufferId>; 3] {
         (true, true) => [None, Some(k), Some(v)],
     }
 }
-/// Means of V's channels (see [`fa3_types::Problem::v_mean_shape`]): only if channels of e4m3 V have scales.
+/// Means of V's channels (see [`fa3_types::Problem::v_mean_shape`]), only if the channels of e4m3 V have scales.
 pub const V_MEAN: BufferId = BufferId(8);
 /// The part of the queries that is multiplied by V (batch, seqlen_q, heads, head_dim_v), with strides; only with
 /// [`fa3_types::Problem::qv`].
 pub const QV: &str = "qv";
-/// Sink logits of query heads (heads), which count in the softmax's denominator; only with sinks.
+/// Sink logits of query heads (heads), which count in the softmax's denominator; only in problems with sinks.
 pub const SINK: &str = "sink";
 /// V transposed, where a step before the attention kernel transposes it.
 pub const V_TRANSPOSED: &str = "v_transposed";
-/// The page table of K and V (sequences, pages of each sequence); only of a paged cache.
+/// The page table of K and V (sequences, pages of each sequence); only for a paged cache.
 pub const PAGE_TABLE: &str = "page_table";
 /// cache_batch_idx: the page-table row of each sequence (sequences); only with an indirect page table.
 pub const BATCH_IDX: &str = "cache_batch_idx";
-/// O of splits in f32, before the split-KV reduction: (split, row of a tile, head_dim_v), or for splits of fixed size
+/// Lists of keys (sequences, keys), with a stride between lists; only if keys are listed.
+pub const INDICES: &str = "indices";
+/// The second cache, with its lists and their lengths; only if there is one.
+pub const EXTRA_K: &str = "extra_k";
+/// V of the second cache.
+pub const EXTRA_V: &str = "extra_v";
+/// Lists of rows of the second cache (sequences, keys), with a stride between lists.
+pub const EXTRA_INDICES: &str = "extra_indices";
+/// Numbers of entries that count of each list of the second cache (sequences); only if they are given.
+pub const EXTRA_SEQUSED: &str = "extra_seqused_k";
+/// O of splits in f32, before the split-KV reduction: (split, row of a tile, head_dim_v). For splits of fixed size:
 /// (split, row of LSE, head_dim_v).
 pub const O_PARTIAL: &str = "o_partial";
-/// LSE of the splits.
+/// LSE of splits, in the shape of their O without its columns.
 pub const LSE_PARTIAL: &str = "lse_partial";
-/// Reduction messages: one for each work unit, or one for each CTA about the unit that begins in it and that others
-/// continue.
+/// Reduction messages: one for each split work unit, or one for each CTA, about the unit that begins in the CTA and
+/// that other CTAs continue.
 pub const BEGUN: &str = "begun";
-/// The table of sequences: scratch, or an input where the plan says that the caller gives it.
+/// The table of sequences: scratch, or an input if the plan says that the caller gives it.
 pub const TABLE: &str = "table";
 /// The tile counter, from which CTAs fetch work tiles; only with the dynamic persistent scheduler.
 pub const TILE_COUNTER: &str = "tile_counter";

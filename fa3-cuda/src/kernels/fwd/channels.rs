@@ -1,5 +1,4 @@
-//! Scales and means of the channels of e4m3 V. They become scales and means of O's columns: O = mean + scale · O of
-//! codes.
+//! Scales and means of e4m3 V's channels, by which O's columns are restored: O = mean + scale · (O of codes).
 
 use fa3_ir::lang::*;
 
@@ -9,7 +8,7 @@ use super::state::Fwd;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::store_rows::ColumnOrder;
 
-/// Fragment columns of a group; a thread has four of them.
+/// Number of fragment columns in a group. A thread has four of them.
 const GROUP: u32 = 16;
 
 /// Applies the scales and means of V's channels, if they exist, to a tile of O that has been divided by its row sums.
@@ -39,7 +38,7 @@ pub(super) fn restore<'k>(
     }
 }
 
-/// The values for the four columns that a thread has among the 16 from `first` on.
+/// The values of the four columns that a thread has among the 16 columns from `first` on.
 #[track_caller]
 fn four<'k>(
     b: &'k Builder,
@@ -48,7 +47,7 @@ fn four<'k>(
     order: ColumnOrder,
     quad: U32<'k>,
 ) -> [V<'k, F32>; 4] {
-    // Not a read-only load: with PDL, the quantizer may still write these values when this kernel starts.
+    // This must not be a read-only load: with PDL, the quantizer may still write these values when this kernel starts.
     match order {
         ColumnOrder::EvensFirst => b.load_vector((first + (quad << 2)).mad_wide(4, pointer)),
         ColumnOrder::Natural => {
@@ -60,8 +59,8 @@ fn four<'k>(
 }
 
 impl ColumnOrder {
-    /// Index, in memory order, of a fragment column `col` (0, 1, 8 or 9) among the four columns that a thread has of a
-    /// group of 16.
+    /// Index of fragment column `col` (0, 1, 8 or 9) among the four columns of a group of 16 that a thread has. The
+    /// index counts in memory order.
     fn place_of(self, col: u32) -> usize {
         let (half, within) = (col as usize / 8, col as usize % 2);
         match self {

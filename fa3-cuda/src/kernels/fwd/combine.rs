@@ -1,13 +1,13 @@
-//! The split-KV reduction: a step behind the attention kernel, if CTAs split keys (see
+//! The split-KV reduction, a step that follows the attention kernel if CTAs split keys (see
 //! [`parts::shares`](crate::kernels::parts::shares)).
 //!
-//! The attention kernel says which work units are split. It writes a [`Reduction`] for each unit, or for each CTA about
-//! the unit that begins in it and that others continue. CTA (i, j) reduces the rows of message i, from row j on. A unit
-//! that begins in CTA c has its first split at index 2c + 1, and the others at 2 (c + 1), 2 (c + 2), ...
-//! ([`fa3_sched::WorkDecomposition`]).
+//! The attention kernel tells the reduction which work units are split. It writes a [`Reduction`] message for each
+//! unit, or for each CTA about the unit that begins in it and that others continue. CTA (i, j) reduces the rows of
+//! message i, from row j on. A unit that begins in CTA c has its first split at index 2c + 1, and the others at 2c + 2,
+//! 2c + 4, ... ([`fa3_sched::WorkDecomposition`]).
 //!
-//! With splits of fixed size, the number of splits follows from the lengths of a sequence. CTA (i, j) reduces the rows
-//! of pair i of a sequence and a tile's heads, and split p of all rows is at index p.
+//! Splits of fixed size need no messages: their number follows from the lengths of a sequence. CTA (i, j) reduces the
+//! rows of pair i of a sequence and a tile's heads, from row j on, and split p of all rows is at index p.
 
 use fa3_ir::Program;
 use fa3_ir::lang::*;
@@ -22,14 +22,14 @@ use super::spec::FwdSpec;
 use crate::kernels::params::{Declare, Fill, Form, Host, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::combine::{Combine, Combined, Part};
 use crate::kernels::parts::geometry::sides;
+use crate::kernels::parts::lse_form::StoredLse;
 use crate::kernels::parts::reduction::Reduction;
 use crate::kernels::parts::shares::{ShareForm, Shares};
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::elem;
 use crate::kernels::{self, KernelSpec};
 
-/// Smallest number of splits that the reduction's warps are chosen for: long sequences have more splits than the
-/// average.
+/// The smallest number of splits for which warps are chosen. Long sequences have more splits than the average.
 const LEAST_PARTS: u32 = 4;
 
 /// Everything that the reduction kernel's code depends on.
@@ -43,9 +43,13 @@ pub struct FwdCombineSpec {
     pub tile_m: u32,
     /// Whether query heads have sinks.
     pub sink: bool,
-    /// The warps that reduce a row.
+    /// Whether LSE leaves out the sinks.
+    pub lse_without_sink: bool,
+    /// Whether LSE is stored in another form than the default one.
+    pub stored_lse: bool,
+    /// The team of warps that reduces a row.
     pub team: Team,
-    /// With splits of fixed size: how lengths are said, and the mask.
+    /// How the kernel finds lengths, and the mask, if splits have a fixed size.
     pub pieces: Option<(ShareForm, Mask)>,
 }
 
@@ -53,22 +57,24 @@ params! {
     struct Params {
         o: named Strided,
         lse: pointer,
+        /// The form of LSE, if it is not the default.
+        stored_lse: maybe all StoredLse,
         sink: maybe pointer,
         lse_batch: u64,
         lse_head: u64,
         begun: maybe pointer,
         o_partial: pointer,
         lse_partial: pointer,
-        /// The query heads of a tile.
+        /// Number of query heads in a tile.
         pack: div,
-        /// Elements of LSE per split, and lengths, if splits have a fixed size.
+        /// Number of elements of LSE in a split, and the lengths of sequences, if splits have a fixed size.
         rows: maybe u64 = "part_rows",
         shares: maybe all Shares,
     }
 }
 
 impl FwdCombineSpec {
-    /// The spec of a split-KV plan.
+    /// The spec of the reduction in a split-KV plan.
     pub fn of(plan: &Plan, shared: &SplitKvPlan) -> FwdCombineSpec {
         let head_dim_v = plan.problem().head_dim_v() as u32;
         FwdCombineSpec {
@@ -76,6 +82,8 @@ impl FwdCombineSpec {
             head_dim_v,
             tile_m: plan.tile().tile_m,
             sink: plan.problem().has_sink(),
+            lse_without_sink: plan.problem().lse_form().without_sink,
+            stored_lse: StoredLse::of(plan.problem().lse_form()).is_some(),
             team: Team::new(shared.planned_splits().max(LEAST_PARTS), head_dim_v, Dtype::F32),
             pieces: FwdSpec::of(plan)
                 .shares
@@ -88,6 +96,7 @@ impl FwdCombineSpec {
         Params {
             o: Strided::form(self.output),
             lse: Elem::F32,
+            stored_lse: self.stored_lse.then_some(StoredLse::FORM),
             sink: self.sink.then_some(Elem::F32),
             lse_batch: (),
             lse_head: (),
@@ -101,7 +110,7 @@ impl FwdCombineSpec {
     }
 }
 
-/// Adds the step that reduces the splits of the attention step before.
+/// Adds the step that reduces the splits of the preceding attention step.
 pub(super) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, shared: &SplitKvPlan) {
     let find = |name| program.find(name).expect("a program of shares has their results");
     let (o, [lse_batch, lse_head]) = out_strides(plan.problem());
@@ -109,6 +118,7 @@ pub(super) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, shared: &S
     let params: Params<Host> = Params {
         o,
         lse: buffers::LSE,
+        stored_lse: StoredLse::of(plan.problem().lse_form()),
         sink: program.find(buffers::SINK),
         lse_batch,
         lse_head,
@@ -117,7 +127,9 @@ pub(super) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, shared: &S
         lse_partial: find(buffers::LSE_PARTIAL),
         pack: FastDiv::new(shared.pack()),
         rows: part_rows(plan.problem(), shared),
-        shares: spec.pieces.map(|_| Shares::of(shared, plan.tiling(), None, |name| program.find(name))),
+        shares: spec
+            .pieces
+            .map(|(form, _)| Shares::of((shared, form), plan.tiling(), None, |name| program.find(name))),
     };
     let teams = shared.unit_rows(plan.problem()).div_ceil(spec.team.rows());
     let of_heads = shared.sequences().count() * shared.heads();
@@ -147,13 +159,13 @@ impl KernelSpec for FwdCombineSpec {
     }
 }
 
-/// The unit of this CTA's message.
+/// The unit that the message of this CTA describes.
 #[track_caller]
 fn said<'k>(b: &'k Builder, begun: U64<'k>) -> Reduction<'k> {
     Reduction::load(b, Reduction::at(begun, b.cta_x()))
 }
 
-/// All units of a sequence and of a tile's heads, which have as many splits each; no rows if they have one split.
+/// All units of a sequence and of a tile's heads, whose numbers of splits are equal. A single split is not reduced.
 #[track_caller]
 fn of_lengths<'k>(b: &'k Builder, shares: &Shares<InKernel<'k>>) -> Reduction<'k> {
     let batch = b.cta_x().div(shares.heads());
@@ -195,6 +207,8 @@ impl FwdCombineSpec {
             o: params.o.global().at([batch, head, in_memory]),
             elem: self.output,
             is_there,
+            stored_lse: params.stored_lse,
+            lse_without_sink: self.lse_without_sink,
         };
         let part = |part| match params.rows {
             None => self.part(params, row, cta, part),
@@ -203,14 +217,14 @@ impl FwdCombineSpec {
         combine.row(parts, part, sink, to);
     }
 
-    /// The addresses of a row of a fixed-size split; `row` counts rows of all splits.
+    /// The addresses of LSE and O of a row of a fixed-size split; `row` counts the rows of all splits.
     #[track_caller]
     fn piece<'k>(&self, params: &Params<InKernel<'k>>, row: U64<'k>) -> Part<'k> {
         let bytes = u64::from(4 * self.head_dim_v);
         Part { lse: params.lse_partial + (row << 2), o: params.o_partial + row * bytes }
     }
 
-    /// The addresses of a row of split `number` of the unit that begins in this CTA.
+    /// The addresses of LSE and O of a row of split `number` of the unit that begins in this CTA.
     #[track_caller]
     fn part<'k>(
         &self,

@@ -1,16 +1,16 @@
-//! Rows of tiles that no load writes.
+//! Stores constants in rows of shared-memory tiles that no load writes.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::ROW_SUM_COLS;
 
-/// Four times 1 in e4m3.
+/// Four e4m3 codes of 1.
 const FOUR_ONES: u32 = 0x3838_3838;
-/// Elements that a thread stores at a time.
+/// Number of elements that a thread stores at once.
 const CHUNK: u32 = 16;
 
-/// Stores the column of ones behind e4m3 V, whose PV is the row sums of P. In transposed V it is a row, which stays in
-/// a pipeline stage whatever block of V the stage holds: the first of the last [`ROW_SUM_COLS`] rows gets ones, the
-/// others zeros. `thread` is the number of this thread among `threads`.
+/// Stores the column of ones behind e4m3 V, whose PV is the row sums of P. In transposed V this column is the first of
+/// the last [`ROW_SUM_COLS`] rows, and the other rows get zeros. They stay in a stage whatever block of V the stage
+/// holds. The calling thread is number `thread` of `threads`.
 #[track_caller]
 pub(super) fn store_ones<'k>(b: &'k Builder, to: Tile<'_, 'k>, thread: U32<'k>, threads: u32) {
     let TileShape { rows, cols: keys, .. } = to.shape();
@@ -25,7 +25,7 @@ pub(super) fn store_ones<'k>(b: &'k Builder, to: Tile<'_, 'k>, thread: U32<'k>, 
     }
 }
 
-/// Stores zeros to a tile, in `threads` threads; the calling thread is number `thread`.
+/// Stores zeros to a tile. The calling thread is number `thread` of `threads`.
 #[track_caller]
 pub(super) fn store_zeros<'k>(b: &'k Builder, tile: Tile<'_, 'k>, thread: U32<'k>, threads: u32) {
     let shape = tile.shape();

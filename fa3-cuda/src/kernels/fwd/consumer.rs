@@ -1,5 +1,4 @@
-//! The consumer: a warpgroup computes 64 rows of O, or the first half of their columns, one block of keys after
-//! another.
+//! The consumer: a warpgroup that computes 64 rows of O, or half of their columns, with one block of keys at a time.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::{Pipeline, Precision};
@@ -14,6 +13,7 @@ use super::self_loading::SelfLoading;
 use super::state::Fwd;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::ping_pong::Turn;
+use crate::kernels::parts::seen::Seen;
 
 /// Runs a consumer warpgroup.
 pub(super) fn run<'k>(fwd: &Fwd<'k>) {
@@ -30,11 +30,12 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let (k, v) = (k.consumer(), v.consumer());
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
+    let seen = fwd.seen.as_ref().map(Seen::consumer);
     let first = fwd.hand_over.as_ref().map(|hand_over| First::new(fwd, hand_over));
     let mut attend = Attend { fwd, q, qv, k, v, p: fwd.p, turn, first };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
     fwd.scheduler.consume(|work, again| {
-        // Computed again for each tile, because it would occupy a register all along.
+        // The row is computed again for each tile, because keeping it would occupy a register all along.
         let row = fwd.first_row(&work, me);
         let scales = TileScales::new(fwd, &work, || work.row + fwd.row_block(me) * 64);
         let o = Frag::zeros(b, fwd.spec.tile.columns()); // A1:13
@@ -44,6 +45,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         let visits = work.kv.first.lt(work.kv.end);
         let mask = fwd.spec.mask;
         let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, mask).in_ranges(work.ranges, mask);
+        let blocks = blocks.listed(seen.is_some());
         b.if_uniform(visits, || {
             if let Some(loads) = &mut loads {
                 loads.begin(&work, &mut attend.k, &mut attend.v);
@@ -53,7 +55,8 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
             let (tile, scores) = (stage.tile().row_block(fwd.row_block(me), 64), fwd.scores(&work, row));
             let of_latent =
                 latent.as_ref().map(|stage| (stage, stage.tile().row_block(fwd.row_block(me), 64)));
-            let q = Query { stage: &stage, tile, latent: of_latent, scales: &scales, scores };
+            let seen = seen.as_ref();
+            let q = Query { stage: &stage, tile, latent: of_latent, scales: &scales, scores, seen };
             attend.tile(&q, &blocks, &mut sum);
             stage.released();
             if let Some(stage) = latent {
@@ -73,7 +76,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
 }
 
 impl<'k> Attend<'_, 'k> {
-    /// All blocks of a tile.
+    /// Computes all blocks of a tile.
     fn tile(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let tile = &self.fwd.spec.tile;
         if let Some(mut first) = self.first.take() {

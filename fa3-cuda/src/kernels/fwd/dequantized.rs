@@ -1,10 +1,9 @@
 //! Mixed-input products: dequantizing warps convert each block of e4m3 K and V, exactly, to the type of Q. They read
-//! the pipeline stage that has been loaded, and write a stage that products read. They convert e4m3 Q, too, to the type
-//! of O.
+//! the stage that TMA has filled, and write a stage that products read. If Q is e4m3, they convert it to the type of O.
 //!
-//! A warp converts 32 chunks of 16 elements at a time, in rows of a panel of 16-bit elements. Each thread reads 16
-//! bytes and writes 32. Threads that access shared memory together have rows r and r ⊕ 5. Bit 2 of these rows differs,
-//! so reads hit different banks; bit 0 differs, so writes do.
+//! A warp converts 32 chunks of 16 elements at a time, which are rows of a panel of 16-bit elements. Each thread reads
+//! 16 bytes and writes 32. Threads that access shared memory together have rows r and r ⊕ 5. These rows differ in bit
+//! 2, so reads hit different banks, and in bit 0, so writes do.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::CONVERTED_SLOTS;
@@ -13,13 +12,13 @@ use super::spec::FwdSpec;
 use crate::kernels::parts::tile_scheduler::TileScheduler;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
 
-/// Warps that convert one tile together.
+/// Number of warps that convert one tile together.
 pub(super) const WARPS: u32 = 4;
 
-/// Elements that a thread reads at once.
+/// Number of elements that a thread reads at once.
 const PART: u32 = 16;
 
-/// Chunks whose latencies overlap.
+/// Number of chunks that a thread converts at a time, so that their latencies overlap.
 const AT_A_TIME: usize = 4;
 
 /// Pipelines of dequantized blocks of K and of V, and of a dequantized tile of Q, if Q is e4m3.
@@ -28,7 +27,7 @@ pub(super) struct Dequantized<'k> {
     k: Pipeline<'k, 1>,
     v: Pipeline<'k, 1>,
     elem: Elem,
-    /// Dequantizing warpgroups: one for K and V together, or one each.
+    /// Number of dequantizing warpgroups: one for K and V together, or one for each.
     warpgroups: u32,
 }
 
@@ -57,7 +56,7 @@ impl<'k> Dequantized<'k> {
         [&self.k, &self.v]
     }
 
-    /// Runs the dequantizing warps: one warpgroup, or one for Q and K and another for V.
+    /// Runs the dequantizing warps: one warpgroup for all tensors, or one for Q and K and another for V.
     #[track_caller]
     pub(super) fn run(
         &self,
@@ -85,7 +84,7 @@ impl<'k> Dequantized<'k> {
     }
 }
 
-/// Converts Q of each work tile, if `q` is given, and then blocks of the tensors of `keys` in alternation.
+/// Converts Q of each work tile, if `q` is given, and then the tile's blocks of the tensors of `keys` in alternation.
 #[track_caller]
 fn run<'k>(
     b: &'k Builder,
@@ -117,7 +116,7 @@ impl<'k> Dequantizer<'k> {
         let [into] = free.tiles();
         convert(b, self.elem, loaded.tile(), into);
         free.commit_stored();
-        // The fence of the commit follows this warp's reads of the stage, too.
+        // The commit has a fence, which follows this warp's reads of the stage, too.
         loaded.release();
     }
 }
@@ -136,7 +135,7 @@ impl<'k> Chunks<'k> {
     #[track_caller]
     pub(super) fn new(b: &'k Builder, panel: u32) -> Chunks<'k> {
         let (lane, warp) = (b.lane_id(), (b.tid() >> 5) & (WARPS - 1));
-        // Chunks in a panel's row, and rows that a warp converts at once.
+        // Number of chunks in a row of a panel, and number of rows that a warp converts at once.
         let parts = panel / PART;
         let rows_at_once = 32 / parts;
         let (part, row) = match parts {
@@ -189,7 +188,7 @@ fn of_16_bits<'k>(word: U32<'k>, elem: Elem) -> [U32<'k>; 2] {
         if elem == Elem::F16 {
             return pair;
         }
-        // Through binary32, because PTX has no conversion from f16 to bf16. NaN stays NaN.
+        // The conversion goes through binary32, because PTX has none from f16 to bf16. NaN stays NaN.
         let (lower, upper) = pair.halves();
         upper.f16_to_f32().bf16x2_above(lower.f16_to_f32())
     })

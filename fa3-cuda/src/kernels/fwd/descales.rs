@@ -1,5 +1,5 @@
-//! The parameters of the scales of e4m3 Q, K and V, or of e4m3 K and V beside 16-bit Q. Granularities are heads, blocks
-//! of rows, and channels of V.
+//! The parameters of the scales of e4m3 Q, K and V, or of e4m3 K and V beside 16-bit Q. Heads, blocks of rows, or
+//! channels of V have scales.
 
 use fa3_ir::lang::*;
 use fa3_types::{Granularity, Problem, Sequences};
@@ -13,13 +13,13 @@ pub(super) const Q: usize = 0;
 pub(super) const K: usize = 1;
 pub(super) const V_: usize = 2;
 
-/// Addresses and strides of scales. Where heads have scales, address 0 means that all scales of the tensor are 1. Q
-/// with 16 bits in memory has none.
+/// Addresses and strides of scales. If heads have scales, address 0 means that all scales of the tensor are 1. Q has no
+/// scales if it has 16 bits in memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Descales<S: Side> {
     /// The addresses of the scales of Q, K and V; `None` for a tensor without scales.
     pub(super) pointers: [Option<S::Pointer>; 3],
-    /// Heads of K and V.
+    /// Number of heads of K and V.
     pub(super) heads_kv: S::U32,
     /// The scale blocks of Q, K and V; `None` for a tensor with a scale per head or channel.
     pub(super) blocks: [Option<Blocks<S>>; 3],
@@ -30,11 +30,11 @@ pub(super) struct Descales<S: Side> {
 /// The scale blocks of a tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocks<S: Side> {
-    /// Blocks per head.
+    /// Number of blocks per head.
     pub(super) count: S::U32,
     /// log2 of the rows per block.
     pub(super) shift: S::U32,
-    /// Stride of scales from a sequence to the next, if lengths are data; 1 if sequences are packed, see
+    /// Stride of scales from one sequence to the next, if lengths are data. It is 1 if sequences are packed, see
     /// [`ScaleBlocks`](fa3_types::ScaleBlocks).
     pub(super) apart: Option<S::U32>,
 }

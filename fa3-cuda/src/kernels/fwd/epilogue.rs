@@ -1,4 +1,4 @@
-//! The epilogue of a tile: O and LSE to global memory.
+//! The epilogue of a tile: it writes O and LSE to global memory.
 
 use fa3_ir::lang::*;
 
@@ -17,23 +17,22 @@ use crate::kernels::parts::visible::Position;
 struct Destination<'k> {
     /// Whether each row exists in O.
     inside: [V<'k, Pred>; 2],
-    /// Whether the thread writes LSE of its rows. The four threads of a quad have the same rows, and one of them
-    /// writes.
+    /// Whether the thread writes LSE of its rows. One of the four threads of a quad, which share rows, writes it.
     writes_lse: V<'k, Pred>,
     /// The addresses of LSE of both rows.
     lse: [GlobalAddr; 2],
     o: OfO<'k>,
 }
 
-/// The location of both rows in O.
+/// The place of a thread's two rows in O.
 enum OfO<'k> {
-    /// Row number in the tile's head; the second row is 8 below.
+    /// The first row's index in the tile's head; the second row follows 8 rows later.
     Row(U32<'k>),
-    /// Addresses of both rows.
+    /// The addresses of both rows.
     At([U64<'k>; 2]),
 }
 
-/// Finishes a tile's softmax: the factor of O, and LSE. The thread has `row` and the row 8 below.
+/// Finishes a tile's softmax: computes the factor of O, and LSE, of the thread's rows `row` and `row` + 8.
 #[track_caller]
 pub(super) fn finish<'k>(
     fwd: &Fwd<'k>,
@@ -41,29 +40,30 @@ pub(super) fn finish<'k>(
     work: &WorkTile<'k>,
     row: ThreadRow<'k>,
 ) -> Finished<'k> {
+    let softmax = if fwd.spec.lse_without_sink { softmax.with_lse_without_sink() } else { softmax };
     let sink = fwd.params.sink.map(|sinks| sinks_of(fwd, sinks, work, row));
     let Finished { inverse, lse, of_keys } = softmax.finish(sink); // A1:24
     let (inverse, lse) = unless_unused(fwd, work, row, (inverse, lse));
     Finished { inverse, lse, of_keys }
 }
 
-/// Some columns of a tile of O, and what the epilogue needs beside them.
+/// The results for some columns of a tile of O, as the epilogue writes them.
 pub(super) struct Results<'k> {
     /// The accumulators, not yet divided by row sums.
     pub(super) o: Frag<'k>,
-    /// The scale that O is expressed in, if V has one per block.
+    /// The scale in units of which O is kept, if V has one per block.
     pub(super) v_scale: Option<VScale<'k>>,
     /// The factor of each row of O: 1 / row_sum.
     pub(super) inverse: Rows<'k>,
-    /// LSE of the rows; `None` in a warpgroup whose rows another one writes.
+    /// LSE of the rows; `None` if another warpgroup has the same rows and writes it.
     pub(super) lse: Option<Rows<'k>>,
     /// The sum of P over keys, if there is a sink.
     pub(super) of_keys: Option<Rows<'k>>,
-    /// The columns of O that these are.
+    /// The columns of O that `o` holds.
     pub(super) columns: Columns,
 }
 
-/// Writes the tile's valid rows. The thread has `row` and the row 8 below.
+/// Writes the tile's valid rows. The thread has the rows `row` and `row` + 8.
 #[track_caller]
 pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>, row: ThreadRow<'k>) {
     let (b, params) = (fwd.builder, &fwd.params);
@@ -77,7 +77,10 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
         for half in Half::BOTH {
             let at = half as usize;
             b.guarded(destination.inside[at] & destination.writes_lse, || {
-                b.store(destination.lse[at], lse[half])
+                b.store(
+                    destination.lse[at],
+                    params.stored_lse.map_or(lse[half], |form| form.stored(lse[half])),
+                )
             });
         }
     };
@@ -91,7 +94,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
     o.scale_rows(scale); // A1:24
     let order = if fwd.transposed.is_some() { ColumnOrder::EvensFirst } else { ColumnOrder::Natural };
     channels::restore(fwd, &o, work, order, of_keys);
-    // A row that has seen no key becomes 0: its accumulators may be NaN, if V is.
+    // A row that has seen no key becomes 0. Its accumulators may be NaN, because V may be.
     let empty = inverse.map(|inverse| inverse.eq(0.0));
     b.if_uniform(empty.any().vote_any(), || o.map_in_place(|o, at| empty[at].select(0.0, o)));
 
@@ -124,16 +127,16 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
     });
 }
 
-/// The destination of both rows of a thread in the buffer of a split.
+/// The destination of a thread's two rows in the buffer of a split.
 struct OfPart<'k, T> {
     quad: U32<'k>,
-    /// Row numbers in the buffer.
+    /// The rows' indices in the buffer.
     rows: [T; 2],
-    /// The addresses of the thread's first columns of O.
+    /// The addresses of the thread's first column of O in each row.
     columns: [U64<'k>; 2],
 }
 
-/// The thread's rows in the buffer of a split that has the rows of a tile.
+/// The destination of the thread's rows in the buffer of a split that has the rows of one tile.
 #[track_caller]
 fn rows_of_split<'k>(
     fwd: &Fwd<'k>,
@@ -148,7 +151,7 @@ fn rows_of_split<'k>(
     OfPart { quad, rows, columns }
 }
 
-/// The thread's rows in the buffer of a fixed-size split, which has `all` rows, laid out like LSE.
+/// The destination of the thread's rows in the buffer of a fixed-size split, which has `all` rows, laid out like LSE.
 #[track_caller]
 fn rows_of_piece<'k>(
     fwd: &Fwd<'k>,
@@ -167,7 +170,7 @@ fn rows_of_piece<'k>(
     OfPart { quad, rows, columns }
 }
 
-/// Writes O and LSE of a split. `lse_of` gives the address of LSE of a row.
+/// Writes O and LSE of a split. `lse_of` gives the address of a row's LSE.
 #[track_caller]
 fn store_part<'k, T: Copy>(
     fwd: &Fwd<'k>,
@@ -187,7 +190,7 @@ fn store_part<'k, T: Copy>(
     for (at, pair) in o.pairs().filter(|(at, _)| at.col < of_o.count) {
         let half = at.half as usize;
         let to = columns[half].at(4 * (of_o.first + at.col) as i32);
-        // A copied variable would stay live from tile to tile, and such wide tiles have no registers for that.
+        // A copied variable would stay live from tile to tile, and tiles as wide as this have no registers for it.
         let is_full = fwd.spec.tile.column_groups() > 1 || fwd.spec.tile.qv;
         let read = |var: Var<'k, F32>| if is_full { var.now() } else { var.get() };
         b.guarded(inside[half], || b.store_vector(to, pair.map(read)));
@@ -202,7 +205,7 @@ fn of_head<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>, Position(row): Position<'k>) 
     let inside = [row, row + 8].map(|row| row.lt(rows));
     let quad = fwd.builder.tid() & 3;
     let in_memory = work.varlen.map_or(row, |varlen| varlen.q_row + row);
-    // A null pointer means that the caller wants no LSE.
+    // A null pointer means that the caller does not want LSE.
     let writes_lse = quad.eq(0) & params.lse.ne(0u64);
     let before = match &params.strides {
         None => work.batch.mad(params.heads, work.head).mul_wide(rows),
@@ -228,26 +231,26 @@ fn of_heads<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>, row: PackedRow<'k>) -> Desti
     }
 }
 
-/// The index in LSE of a row of a PackGQA tile. `first` is the sequence's first row in memory.
+/// The index in LSE of a row of a PackGQA tile. In memory, the sequence begins with row `first`.
 #[track_caller]
 fn number_of_lse<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>, first: U32<'k>, row: TileRow<'k>) -> U64<'k> {
     let strides = fwd.params.strides.as_ref().expect("tiles of several heads have lengths that are data");
     before(strides, work, row.head) + (first + row.position.0).to_u64()
 }
 
-/// The first row of a sequence in memory.
+/// The row in memory with which a work tile's sequence begins.
 #[track_caller]
 fn first_row<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>) -> U32<'k> {
     work.varlen.map_or(fwd.builder.value(0), |varlen| varlen.q_row)
 }
 
-/// Elements of LSE before the first one of this head.
+/// Number of elements of LSE before the elements of this sequence and head.
 #[track_caller]
 fn before<'k>(strides: &BatchStrides<InKernel<'k>>, work: &WorkTile<'k>, head: U32<'k>) -> U64<'k> {
     work.batch.to_u64() * strides.lse + head.to_u64() * strides.lse_head
 }
 
-/// Sinks of both rows, in base 2. In a split they are -inf: the reduction adds the sink, once.
+/// Sinks of both rows, in base 2. They are -inf in a split, because the reduction adds the sink, once.
 #[track_caller]
 fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: U64<'k>, work: &WorkTile<'k>, row: ThreadRow<'k>) -> Rows<'k> {
     let load = |head: U32<'k>| fwd.builder.load::<F32>(head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E;
@@ -255,7 +258,7 @@ fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: U64<'k>, work: &WorkTile<'k>, row: ThreadR
         let sink = load(work.head);
         return Rows([sink, sink]);
     };
-    // A row beyond the tile's rows reads the last head.
+    // A row beyond the tile's rows reads the sink of the last head.
     let rows = fwd.rows_of_heads(work, row);
     let sinks = rows.map(|row| load(row.head.min(fwd.params.heads - 1)));
     Rows(sinks).map(|sink| out.is_tensor().select(sink, f32::NEG_INFINITY))

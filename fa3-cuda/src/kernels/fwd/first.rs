@@ -1,4 +1,4 @@
-//! Pipeline handshakes of the first of two consumers with the same rows, which computes scores and hands P over.
+//! Pipeline handshakes of the first of two consumers that compute the same rows. It computes scores, and hands P over.
 
 use fa3_ir::lang::*;
 
@@ -9,24 +9,25 @@ use super::self_loading::Kv;
 use super::state::Fwd;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
 
-/// Pipeline states of the first consumer that other consumers do not have.
+/// Pipeline states that only the first of two consumers has.
 pub(super) struct First<'k> {
     builder: &'k Builder,
     blocks: Producer<'k, 2>,
     ends: Producer<'k, 1>,
-    /// The last columns of K, if it has several parts.
+    /// The pipeline of the last columns of K, if K has two parts.
     k_second: Option<Consumer<'k, 1>>,
-    /// The second half of V's columns, which scores read with `qv`, as one part or two.
+    /// The pipelines of the second half of V's columns, in one part or two, of columns or of rows. Scores read them
+    /// with `qv`.
     v_second: Vec<Consumer<'k, 1>>,
 }
 
-/// Scores whose products have been issued, the stage that they read last, and whether that stage was full when tested.
+/// Scores whose products have been issued, the stage that they read last, and whether that stage was already full.
 pub(super) type IssuedScores<'k> = (Chain<'k>, FullStage<'k, 1>, Option<V<'k, Pred>>);
 
-/// The pipeline stages of K, and of V with `qv`, that the scores of one block read.
+/// The stages that the scores of one block read: K's stages, and with `qv` also V's stages.
 pub(super) struct KeyStages<'k> {
     k: FullStage<'k, 1>,
-    /// With `qv`: the stages of both halves of V's columns.
+    /// The stages of both halves of V's columns, with `qv`.
     latent: Option<(FullStage<'k, 1>, Vec<FullStage<'k, 1>>)>,
 }
 
@@ -42,8 +43,7 @@ impl<'k> First<'k> {
         }
     }
 
-    /// Stores P of a block and its rescale factors. The second consumer sees them once the stage is fenced and
-    /// committed.
+    /// Stores P of a block and its rescale factors. The second consumer sees them once the stage is committed.
     #[track_caller]
     pub(super) fn store(&mut self, p: &AFrag<'k>, softmax: &RowSoftmax<'k>) -> EmptyStage<'k, 2> {
         let b = self.builder;
@@ -56,7 +56,7 @@ impl<'k> First<'k> {
         stage
     }
 
-    /// Hands over the final factor of O, at the end of a tile.
+    /// Hands over the final factor of O's rows, at the end of a tile.
     #[track_caller]
     pub(super) fn hand_over_end(&mut self, inverse: Rows<'k>) {
         let stage = self.ends.acquire();
@@ -65,9 +65,9 @@ impl<'k> First<'k> {
         stage.commit_unfenced();
     }
 
-    /// Issues the scores of the next block; `of_k` are its products with K, if these have been issued. The stage that
-    /// is released last is read last. Where that stage is not full yet, the tensor cores would run dry, so P of the
-    /// block before is handed over first. The predicate says whether the stage was full.
+    /// Issues the scores of the next block; `of_k` are its products with K, if these have been issued. If the stage
+    /// that is read last is not full yet, the tensor cores would run dry, so P of the previous block is handed over
+    /// first. The predicate says whether that stage was full.
     #[track_caller]
     pub(super) fn scores(
         &mut self,
@@ -88,6 +88,10 @@ impl<'k> First<'k> {
         for part in &mut self.v_second {
             let part = part.wait();
             let (tile, of_part) = (part.tile(), part.tile().shape().cols);
+            if fwd.spec.first_rows_of_second_half().is_some() && parts.is_empty() {
+                parts.push(part);
+                continue;
+            }
             let qv = qv.col_block(first, of_part);
             first += of_part;
             if first < 2 * cols {
@@ -100,9 +104,9 @@ impl<'k> First<'k> {
         (scores, KeyStages { k, latent: Some((v, parts)) }, is_there)
     }
 
-    /// Issues the products of Q and the next block of K. If K has two parts, the first part is released as soon as its
-    /// products are complete, while the products of the second part run. Hands P over as `scores` does; with `qv`,
-    /// `scores` does that.
+    /// Issues the products of Q and the next block of K. If K has two parts, the stage of the first part is released as
+    /// soon as its products are complete, while the products of the second part run. Hands P over as `scores` does, but
+    /// with `qv` leaves that to `scores`.
     #[track_caller]
     pub(super) fn products_of_k(
         &mut self,
@@ -133,8 +137,8 @@ impl<'k> First<'k> {
     }
 }
 
-/// Hands P over unless the stage of the next products is full (`is_there`), and gives `is_there`. The fence takes long
-/// while products run, but no longer than the products that are in flight behind it.
+/// Hands P over unless `is_there`, which says that the stage of the next products is full. Gives `is_there`. The fence
+/// takes long while products run, but no longer than the products in flight.
 #[track_caller]
 fn hand_over_unless<'k>(stage: &EmptyStage<'k, 2>, is_there: V<'k, Pred>) -> V<'k, Pred> {
     stage.fence();
@@ -142,8 +146,8 @@ fn hand_over_unless<'k>(stage: &EmptyStage<'k, 2>, is_there: V<'k, Pred>) -> V<'
     is_there
 }
 
-/// Issues the last products of scores, the last panel of columns as a group of its own, so that it can be waited for
-/// separately. Releases the stage `before`, which earlier products have read.
+/// Issues the last products of scores. The last panel of columns is a group of its own, so that the products before it
+/// can be waited for separately. Releases the stage `before`, which earlier products have read.
 #[track_caller]
 fn add_last<'k>(
     scores: &mut Chain<'k>,
@@ -165,7 +169,7 @@ fn add_last<'k>(
 }
 
 impl<'k> KeyStages<'k> {
-    /// Releases the stages that scores alone read. With `qv`, gives the stage of the first half of V's columns.
+    /// Releases the stages that only scores read. With `qv`, gives the stage of the first half of V's columns.
     #[track_caller]
     pub(super) fn release(self) -> Option<FullStage<'k, 1>> {
         self.k.release();

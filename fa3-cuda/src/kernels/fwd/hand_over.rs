@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 
 use super::spec::FwdSpec;
 
-/// Pipelines of P and of the factors of its rows, from the first consumer to the second.
+/// Pipelines of P and of the rescale factors of O's rows, from the first consumer to the second.
 pub(super) struct HandOver<'k> {
     /// P of a block, and the factors by which rows of O are rescaled before P V is added.
     pub(super) blocks: Pipeline<'k, 2>,
@@ -23,7 +23,7 @@ impl<'k> HandOver<'k> {
     }
 }
 
-/// The shape of 64 row factors, contiguous in memory.
+/// The shape of the factors of 64 rows, contiguous in memory.
 fn factors() -> TileShape {
     TileShape::new(Elem::F32, 16, 4)
 }
@@ -35,7 +35,7 @@ fn factors_of_thread<'k>(b: &'k Builder, tile: Tile<'_, 'k>) -> [SharedAddr; 2] 
     Half::BOTH.map(|half| first.at(4 * half.rows() as i32))
 }
 
-/// Stores row factors; one thread of each quad does so for its rows.
+/// Stores the factors of rows. In each quad, one thread stores them for all four.
 #[track_caller]
 pub(super) fn store_factors<'k>(b: &'k Builder, rows: Rows<'k>, tile: Tile<'_, 'k>) {
     let to = factors_of_thread(b, tile);

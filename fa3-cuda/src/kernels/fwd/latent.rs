@@ -1,4 +1,4 @@
-//! Latent attention: S = Q Kᵀ + Qv Vᵀ. A block of V is multiplied twice, for the scores and by P.
+//! Latent attention: S = Q Kᵀ + Qv Vᵀ. Each block of V is multiplied twice: by `qv` for the scores, and by P.
 
 use fa3_ir::lang::*;
 
@@ -6,12 +6,12 @@ use super::attend::{Attend, Sum};
 use super::query::Query;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 
-/// `qv` of a tile: its stage, which is released together with Q's stage, and a warpgroup's rows.
+/// `qv` of a tile: its stage, which is released together with Q's stage, and a warpgroup's rows of it.
 type Latent<'s, 'k> = (&'s FullStage<'k, 1>, Tile<'s, 'k>);
 
 impl<'k> Attend<'_, 'k> {
-    /// Algorithm 2 with lazy rescaling. Each iteration reads two blocks of V: one for its scores, and the block before
-    /// for P V. The stage of the latter is held until P V is complete.
+    /// Algorithm 2 with lazy rescaling. Each iteration reads the current block of V for scores, and the previous block
+    /// for P V. The stage of the previous block is held until P V is complete.
     pub(super) fn algorithm2_of_latents(
         &mut self,
         (q, latent): (&Query<'_, 'k>, Latent<'_, 'k>),
@@ -27,7 +27,7 @@ impl<'k> Attend<'_, 'k> {
         let mut p = sum.softmax.first(&mut s, self.p); // A2:6, O is still 0
         let mut held = v.hold();
         blocks.for_each(1, |block| {
-            // A2:7, to T_c - 1
+            // A2:7, for each block up to T_c - 1
             let (k, v) = (self.k.wait(), self.v.wait()); // A2:8
             self.turn.take();
             let s = self.scores((q, latent), (&k, &v)); // A2:9, in flight

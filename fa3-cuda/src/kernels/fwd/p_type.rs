@@ -1,4 +1,4 @@
-//! The element type of P, the left operand of PV, and what its range allows.
+//! The element type of P, the left operand of PV, and the limits that its range sets.
 
 use fa3_ir::lang::*;
 
@@ -15,30 +15,30 @@ impl PType {
         p.map_to_a(self.0, |p, _| p)
     }
 
-    /// The largest sum that a thread's part of a row may have: in f16 the largest finite number, in bf16 a number that
-    /// leaves room for O below the largest binary32.
+    /// The largest sum that a thread's part of a row of P may have. In f16 it is the largest finite number; in bf16 it
+    /// is a number that leaves room for O below the largest binary32.
     pub(super) fn most(self) -> f32 {
         if self.0 == WgmmaType::F16 { 65504.0 } else { 2.0f32.powi(30) }
     }
 
-    /// The largest sum of a thread's part of a row of rounded P that can still be rescaled by a small power of 2: no
-    /// element is infinite, and the factor is a normal bf16. `None` for f16, which has no room for it.
+    /// The largest sum of a thread's part of a row of P at which a rounded P can still be rescaled by a small power of
+    /// 2: no element is infinite, and the factor is a normal bf16. `None` for f16, which has no room for that.
     pub(super) fn most_rounded(self) -> Option<f32> {
         (self.0 == WgmmaType::Bf16).then_some(2.0f32.powi(100))
     }
 
-    /// Distance (log2) of a new reference above the row max, which leaves room for larger scores later. P must still
-    /// round to normal numbers of the type, or else be negligible beside O.
+    /// Distance (log2) of a new reference above the row_max, which leaves room for larger scores later. P must still
+    /// round to normal numbers of the type, unless it is negligible beside O.
     pub(super) fn headroom(self) -> f32 {
         if self.0 == WgmmaType::F16 { 4.0 } else { 16.0 }
     }
 
-    /// log2 of P of the largest score. It is 8 in e4m3, most of whose numbers lie above 1.
+    /// log2 of P of the largest score. In e4m3 it is 8, because most e4m3 numbers lie above 1.
     pub(super) fn offset(self) -> f32 {
         if self.0 == WgmmaType::E4m3 { 8.0 } else { 0.0 }
     }
 
-    /// Both rows' numbers, rounded to the 16-bit type that products take.
+    /// The numbers of both rows, rounded to the 16-bit type that products take.
     #[track_caller]
     pub(super) fn rounded<'k>(self, Rows([upper, lower]): Rows<'k>) -> Rows<'k> {
         Rows(match self.0 == WgmmaType::F16 {

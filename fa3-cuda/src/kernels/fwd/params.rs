@@ -13,11 +13,13 @@ use crate::kernels::params::{Form, Host, Pass, RowDims, Side, TensorForm, param,
 use crate::kernels::parts::gather::RowStrides;
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::intervals::{INTERVALS, IntervalRows};
+use crate::kernels::parts::lists::Lists;
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
+use crate::kernels::parts::lse_form::StoredLse;
 use crate::kernels::parts::pages::Pages;
 use crate::kernels::parts::ragged;
 use crate::kernels::parts::scores::units;
-use crate::kernels::parts::shares::Shares;
+use crate::kernels::parts::shares::{ShareForm, Shares};
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::table::Table;
 use crate::kernels::parts::walk::Walk;
@@ -31,64 +33,68 @@ params! {
         k: maybe tensor,
         v: maybe tensor,
         o: named Strided,
-        /// At address 0, LSE is not written.
+        /// The address of LSE; 0 if LSE is not to be written.
         lse: pointer,
+        /// The form of LSE, if it is not the default.
+        stored_lse: maybe all StoredLse,
         /// Sink logits of query heads, in natural units.
         sink: maybe pointer,
         /// Scales of e4m3 tensors.
         descales: maybe all Descales,
-        /// Query heads.
+        /// Number of query heads.
         heads: u32,
-        /// softmax_scale · log₂e, or cap · log₂e if scores are capped: the factor of a score in the exponent of 2.
+        /// softmax_scale · log₂e, or cap · log₂e if scores are capped: turns a score into an exponent of 2.
         scale_log2: f32,
         /// softmax_scale / cap, if scores are capped.
         into_cap: maybe f32,
         walk: all Walk,
-        /// The bounds of query rows, under a mask of intervals.
+        /// The intervals of query rows, under a mask of intervals.
         intervals: maybe all IntervalRows,
         /// The tile counter of [`Scheduler::DynamicPersistent`], if sequences have one length.
         tile_counter: maybe pointer,
-        /// Strides of sequences, if lengths are data.
+        /// Strides from sequence to sequence, if lengths are data.
         strides: maybe all BatchStrides,
         /// The page table, if K and V are paged.
         pages: maybe all Pages,
         /// K and V, if their rows are copied or converted one by one.
         gathered: maybe all Gathered,
+        /// The lists and their caches, if keys are listed.
+        lists: maybe all Lists,
         /// The buffers of splits, if CTAs split keys.
         partials: maybe all Partials,
     }
 
-    /// K and V in memory.
+    /// The memory of K and V, for row-wise copies.
     struct Gathered {
         k: named RowStrides,
         v: named RowStrides,
     }
 
-    /// The buffers of splits. O is f32 (split, row of a tile, column of V), and LSE (split, row of a tile). Splits of
-    /// fixed size have as many rows as LSE: LSE (split, ...) and O (split, ..., column of V).
+    /// The buffers of splits, in f32. O is (split, row of a tile, column of V), and LSE is (split, row of a tile). A
+    /// split of fixed size has all rows of LSE instead of the rows of a tile.
     struct Partials {
         o: pointer = "o_partial",
         lse: pointer = "lse_partial",
-        /// Rows of a split: elements of LSE, if splits have a fixed size.
+        /// Number of rows of a split, which is the number of elements of LSE, if splits have a fixed size.
         rows: maybe u64 = "part_rows",
     }
 
-    /// Strides from a sequence of a batch to the next; 0 for packed sequences.
+    /// Strides from one sequence of a batch to the next; 0 for packed sequences.
     struct BatchStrides {
-        /// In rows of Q, K, V.
+        /// Strides in rows of Q, K and V.
         q: u32 = "q_batch_stride",
         k: u32 = "k_batch_stride",
         v: u32 = "v_batch_stride",
-        /// In rows of `qv`, in latent attention.
+        /// Stride in rows of `qv`, in latent attention.
         qv: maybe u32 = "qv_batch_stride",
-        /// In elements of LSE; `lse_head` is the stride from a head to the next.
+        /// Stride in elements of LSE; `lse_head` is the stride from one head to the next.
         lse: u64 = "lse_batch",
         lse_head: u64,
     }
 }
 
 impl Params<Form> {
-    /// The arguments' form in a kernel of this spec.
+    /// The parameters that a kernel of this spec declares.
     pub(super) fn form(spec: &FwdSpec) -> Params<Form> {
         let tile = &spec.tile;
         let of = |elem, rows, cols| {
@@ -99,7 +105,7 @@ impl Params<Form> {
             }
         };
         let tensor = |rows, cols| of(spec.key_elem(), rows, cols);
-        // Keys that one copy of a CTA loads: a block of rows of a page, or the CTA's part of a KV block.
+        // Number of keys that one copy of a CTA loads: a block of rows of a page, or the CTA's part of a KV block.
         let keys = spec.page_block.unwrap_or(tile.tile_n / spec.cluster);
         let v = match spec.v_is_transposed() {
             false => tensor(keys, tile.head_dim_v),
@@ -108,7 +114,7 @@ impl Params<Form> {
         let elem = spec.query_elem();
         let queries = |cols| match spec.shares {
             None => of(elem, tile.tile_m, cols),
-            Some(_) => ragged::form_of_heads(TileShape::new(elem, spec.q_rows(), cols), spec.pack),
+            Some(_) => ragged::form_of_heads(TileShape::new(elem, spec.q_rows(), cols), spec.q_heads()),
         };
         Params {
             q: queries(tile.head_dim),
@@ -117,6 +123,7 @@ impl Params<Form> {
             v: (!spec.gathers()).then_some(v),
             o: Strided::form(spec.output),
             lse: Elem::F32,
+            stored_lse: spec.stored_lse.then_some(StoredLse::FORM),
             sink: spec.sink.then_some(Elem::F32),
             descales: spec.has_scales().then(|| Descales::form(spec)),
             heads: (),
@@ -140,10 +147,11 @@ impl Params<Form> {
                 BatchStrides { q: (), k: (), v: (), qv, lse: (), lse_head: () }
             }),
             pages: spec.page_block.map(|_| Pages::form(spec.indexed)),
-            gathered: spec.gathers().then(|| {
+            gathered: (spec.gathers() && spec.lists().is_none()).then(|| {
                 let [k, v] = [RowStrides::form(spec.key_elem()); 2];
                 Gathered { k, v }
             }),
+            lists: spec.lists().map(|form| Lists::form(spec.key_elem(), form)),
             partials: spec.shares.map(|shares| Partials {
                 o: Elem::F32,
                 lse: Elem::F32,
@@ -198,22 +206,27 @@ impl Params<Host> {
         Params::by_rows(plan, (q, tiles.rows(), qv), walk, program)
     }
 
-    /// The arguments of a split-KV launch. The program has the buffers of splits.
+    /// The arguments of a split-KV launch. The program has the buffers for splits.
     pub(super) fn shared<K>(plan: &Plan, shared: &SplitKvPlan, program: &Program<K>) -> Params<Host> {
         let find = |name| program.find(name).expect("a program of shares has their results");
-        let walk = Walk::Shares(Shares::of(shared, plan.tiling(), program.find(buffers::BEGUN), |name| {
-            program.find(name)
-        }));
+        let form = ShareForm::of(shared, plan.tile().tile_n);
+        let begun = program.find(buffers::BEGUN);
+        let walk = Walk::Shares(Shares::of((shared, form), plan.tiling(), begun, |name| program.find(name)));
         let q = ragged_view_of_heads(buffers::Q, plan.problem().q(), shared.rows()[0]);
         let qv = latent(plan.problem(), program).zip(shared.latent_rows());
         let qv = qv.map(|((buffer, qv), rows)| (ragged_view_of_heads(buffer, qv, rows), rows));
         let rows = part_rows(plan.problem(), shared);
         let partials = Partials { o: find(buffers::O_PARTIAL), lse: find(buffers::LSE_PARTIAL), rows };
-        Params { partials: Some(partials), ..Params::by_rows(plan, (q, shared.rows(), qv), walk, program) }
+        let lists = Lists::of(plan.problem(), shared, program);
+        Params {
+            partials: Some(partials),
+            lists,
+            ..Params::by_rows(plan, (q, shared.rows(), qv), walk, program)
+        }
     }
 
-    /// The arguments of a launch over sequences whose lengths are data. They consist of a view of Q, the rows of Q, K
-    /// and V in memory, and in latent attention the view and the rows of `qv`.
+    /// The arguments of a launch over sequences whose lengths are data: Q's view, the rows of Q, K and V in memory, and
+    /// for latent attention the view and the rows of `qv`.
     fn by_rows<K>(
         plan: &Plan,
         (q, [of_q, of_k, of_v], latent): (Passed, [MemoryRows; 3], Option<(Passed, MemoryRows)>),
@@ -228,7 +241,8 @@ impl Params<Host> {
         };
         let gathers = plan.tile().converts_rows() || plan.pages().is_some_and(|pages| pages.is_gathered());
         let keys = [(buffers::K, problem.k(), of_k), (buffers::V, problem.v(), of_v)];
-        let views = keys.map(|(buffer, x, rows)| (!gathers).then(|| view_of(buffer, x, rows)));
+        let has_views = !gathers && problem.seqs_k().list().is_none();
+        let views = keys.map(|(buffer, x, rows)| has_views.then(|| view_of(buffer, x, rows)));
         let (o, [lse, lse_head]) = out_strides(problem);
         let (qv, qv_stride) = latent.map(|(view, rows)| (view, rows.batch)).unzip();
         let pages = plan.pages().map(|pages| {
@@ -265,6 +279,7 @@ impl Params<Host> {
             v,
             o: Strided::of(buffers::O, problem.o()),
             lse: buffers::LSE,
+            stored_lse: StoredLse::of(problem.lse_form()),
             sink: None,
             descales: problem.has_scales().then(|| Descales::of(problem, false)),
             heads: problem.heads().q() as u32,
@@ -276,6 +291,7 @@ impl Params<Host> {
             strides: None,
             pages: None,
             gathered: None,
+            lists: None,
             partials: None,
         }
     }
@@ -284,21 +300,21 @@ impl Params<Host> {
 /// Views of Q, of K and V (`None` if their rows are copied one by one), and of `qv` in latent attention.
 type Views = (Passed, ([Option<Passed>; 2], Option<Passed>));
 
-/// The buffer of `qv`, in latent attention.
+/// The buffer and the tensor `qv`, in latent attention.
 fn latent<'a, K>(problem: &'a Problem, program: &Program<K>) -> Option<(BufferId, &'a TensorDesc)> {
     program.find(buffers::QV).zip(problem.qv())
 }
 
-/// Rows of a split of fixed size: elements of LSE. `None` for other splits.
+/// Number of rows of a split of fixed size, which is the number of elements of LSE. `None` for other splits.
 pub(super) fn part_rows(problem: &Problem, shared: &SplitKvPlan) -> Option<u64> {
     let rows = problem.lse_shape().into_iter().map(|extent| extent as u64).product();
     (shared.reduction_source() == ReductionSource::Lengths).then_some(rows)
 }
 
-/// Strides of O, and of LSE by sequence and by head, if lengths are data.
+/// Strides of O, and strides of LSE from sequence to sequence and from head to head, if lengths are data.
 pub(super) fn out_strides(problem: &Problem) -> (Strided<Host>, [u64; 2]) {
     let [batch, heads, rows] = problem.lse_shape().map(|extent| extent as u64);
-    // Packed sequences are one batch entry, whatever their indices.
+    // O of packed sequences has one batch entry, whose stride becomes 0.
     let mut o = *problem.o();
     if batch <= 1 {
         o.strides.batch = 0;
@@ -306,7 +322,8 @@ pub(super) fn out_strides(problem: &Problem) -> (Strided<Host>, [u64; 2]) {
     (Strided::of(buffers::O, &o), [if batch > 1 { heads * rows } else { 0 }, rows])
 }
 
-/// The tensor, or Q instead of a tensor without elements: nothing is loaded from it, but a tensor map needs an address.
+/// The tensor, or Q in place of a tensor without elements. Nothing is loaded from such a tensor, but its tensor map
+/// needs an address.
 fn something<'a>(
     problem: &'a Problem,
     buffer: BufferId,

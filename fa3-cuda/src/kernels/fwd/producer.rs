@@ -1,10 +1,11 @@
-//! The producer: loads Q, K and V of every work tile as soon as pipeline stages are free, and transposes e4m3 V.
+//! The producer: it loads Q, K and V of every work tile as soon as pipeline stages are free, and transposes e4m3 V.
 
 use fa3_ir::lang::*;
 
 use super::converted_rows;
 use super::spec::Loading;
 use super::state::Fwd;
+use crate::kernels::parts::gather::CopiedPart;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::FINDER;
 use crate::kernels::parts::kv_blocks::KvBlocks;
@@ -42,24 +43,23 @@ pub(super) fn run(fwd: &Fwd<'_>) {
             b.if_uniform(warp().gt(1), transpose);
         }
         Loading::Gathered => {
-            b.if_uniform(is(0), || load_queries(fwd));
-            b.if_uniform(is(1), || gather(fwd, &of_k, 1));
-            b.if_uniform(is(2), || gather(fwd, &of_v, 2));
-            b.if_uniform(is(3), || pass_on(fwd, &of_k, &of_v));
+            let number = warp();
+            let feeds = number.eq(0);
+            b.if_else_uniform(feeds, || feed(fwd, &of_k, &of_v), || gather(fwd, &of_k, &of_v, number - 1));
         }
         Loading::Converted => converted_rows::run(fwd, [&of_k, &of_v]),
     }
 }
 
-/// The pipelines of K and of V, each for a part of the columns.
+/// The pipelines of K and the pipelines of V. Each pipeline has a part of the columns.
 fn parts<'f, 'k>(fwd: &'f Fwd<'k>) -> [Vec<&'f TmaPipeline<'k>>; 2] {
     let of_k = [Some(&fwd.k), fwd.k_second.as_ref()].into_iter().flatten().collect();
     [of_k, std::iter::once(&fwd.v).chain(&fwd.v_second).collect()]
 }
 
-/// Loads in one thread. Blocks go from the last to the first, K one block ahead of V, as consumers read them. Loads of
-/// the next tile follow at once, while consumers still compute this one. Where waiting for a stage of K would delay V,
-/// V is loaded first.
+/// Loads in one thread. Blocks go from the last to the first, K one block ahead of V, as consumers read them. The next
+/// tile's loads follow at once, while consumers still compute this tile. V is loaded before K where waiting for a stage
+/// of K would delay V.
 fn load(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let scheduler = fwd.scheduler.begin();
@@ -122,8 +122,7 @@ fn load(fwd: &Fwd<'_>) {
     });
 }
 
-/// Loads the blocks under a mask of intervals, in the order of `load`, in a warp. Another warp finds which blocks a
-/// tile visits.
+/// Loads the blocks under a mask of intervals in a warp, in the order of `load`. Another warp finds these blocks.
 fn load_ranges(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let scheduler = fwd.scheduler.begin();
@@ -152,7 +151,7 @@ fn load_ranges(fwd: &Fwd<'_>) {
                 key.set(block.key);
             });
         });
-        // Meanwhile another warp finds the blocks of the next tile.
+        // Meanwhile another warp finds the blocks that the next tile visits.
         fetch_next();
         b.if_uniform(visits, || v.load_in_warp(kv_head, key.get(), &of_v));
     });
@@ -193,17 +192,22 @@ fn load_in_warp<'k>(fwd: &Fwd<'k>, pipelines: &[&TmaPipeline<'k>], of: usize) {
     });
 }
 
-/// Copies the blocks of tensor `of` (K is 1, V is 2) row by row, in a warp, from the last to the first.
-fn gather<'k>(fwd: &Fwd<'k>, pipelines: &[&TmaPipeline<'k>], of: usize) {
-    let (b, keys) = (fwd.builder, fwd.spec.tile.tile_n);
-    let pipelines = pipelines.iter().filter_map(|pipeline| pipeline.copied());
-    let mut pipelines: Vec<_> = pipelines.map(|(pipeline, col)| (pipeline.producer(), col)).collect();
+/// Copies the blocks of K and V row by row, in copying warp number `warp`: from the last to the first in pages, from
+/// the first to the last in lists.
+fn gather<'k>(fwd: &Fwd<'k>, k: &[&TmaPipeline<'k>], v: &[&TmaPipeline<'k>], warp: U32<'k>) {
+    let b = fwd.builder;
+    // A warp has few registers, and all pipelines are at the same stage.
+    let rounds = Rounds::begin(b);
+    let pipelines = [k, v].into_iter().enumerate();
+    let parts = pipelines.flat_map(|(of, pipelines)| pipelines.iter().map(move |pipeline| (of, *pipeline)));
+    let mut parts: Vec<_> =
+        parts.filter_map(|(of, pipeline)| CopiedPart::new(pipeline, of, rounds)).collect();
+    let mut seen = fwd.seen.as_ref().map(|seen| seen.producer_by(rounds));
     fwd.scheduler.consume(|work, _| {
         let kv = work.kv;
         b.if_uniform(kv.first.lt(kv.end), || {
-            let Some(gather) = fwd.gather(&work, of) else { return };
-            let last = kv.end * keys - keys;
-            gather.load(&mut pipelines, last, (kv.end - kv.first) * keys); // A1:6-8
+            let Some(gather) = fwd.gather(&work, warp) else { return };
+            gather.load(&mut parts, seen.as_mut(), rounds); // A1:6-8
         });
     });
 }
@@ -229,17 +233,40 @@ fn load_both_in_warp(fwd: &Fwd<'_>) {
     });
 }
 
-/// Fences the blocks of K and V that other warps have copied, and commits them to consumers, in the consumers' order.
-fn pass_on<'k>(fwd: &Fwd<'k>, k: &[&TmaPipeline<'k>], v: &[&TmaPipeline<'k>]) {
+/// Feeds consumers in one thread: sends work tiles, loads Q, and fences the blocks of K and V that other warps have
+/// copied and commits them, in the consumers' order. The last block of a work tile comes after the next work tile has
+/// been sent, so that the other warps begin early to copy blocks of the next one. Q of the next work tile comes behind
+/// the last block, whose scores give Q's stage back.
+fn feed<'k>(fwd: &Fwd<'k>, k: &[&TmaPipeline<'k>], v: &[&TmaPipeline<'k>]) {
     let b = fwd.builder;
-    let pipelines = k.iter().chain(v).filter_map(|pipeline| pipeline.copied());
-    let mut pipelines: Vec<_> = pipelines.map(|(pipeline, _)| pipeline.fence_warp()).collect();
-    fwd.scheduler.consume(|work, _| {
-        b.for_each((work.kv.first, work.kv.end), 1, |_| pipelines.iter_mut().for_each(FenceWarp::pass)); // A1:9
+    let scheduler = fwd.scheduler.begin();
+    b.once_per_role(|| {
+        let (mut q, mut qv) = (fwd.q.producer(), fwd.qv.as_ref().map(|qv| qv.producer()));
+        let pipelines = k.iter().chain(v).filter_map(|pipeline| pipeline.copied());
+        let mut pipelines: Vec<_> = pipelines.map(|(pipeline, _)| pipeline.fence()).collect();
+        let mut pass = |blocks: (U32<'k>, U32<'k>)| {
+            b.for_each(blocks, 1, |_| pipelines.iter_mut().for_each(|pipeline| pipeline.pass())); // A1:9
+        };
+        let last = b.var("blocks left", 0);
+        scheduler.produce(|work, _, fetch_next| {
+            let (WorkTile { head, row, kv, .. }, [of_q, ..]) = (work, fwd.sequences(&work));
+            pass((b.value(0), last.get()));
+            let visits = kv.first.lt(kv.end);
+            last.set(visits.select::<B32>(1, 0));
+            b.if_uniform(visits, || {
+                q.load(head, row, of_q); // A1:4-5
+                if let Some(qv) = &mut qv {
+                    qv.load(head, row, fwd.latent_sequence(&work));
+                }
+            });
+            fetch_next();
+            pass((kv.first + 1, kv.end));
+        });
+        pass((b.value(0), last.get()));
     });
 }
 
-/// The keys of a work tile, of tensor `of` (K is 1, V is 2).
+/// The keys of a work tile as loads of tensor `of` (K is 1, V is 2) address them.
 fn keys_of<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>, of: usize) -> Keys<'k> {
     fwd.pages(work, of).map_or_else(|| Keys::Of(fwd.sequences(work)[of]), Keys::InPages)
 }

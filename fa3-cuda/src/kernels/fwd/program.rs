@@ -1,8 +1,8 @@
 //! The program of a plan of the forward pass.
 
-use fa3_ir::{BufferRole, Elem, Program};
-use fa3_sched::Scheduler;
+use fa3_ir::{Buffer, BufferRole, Elem, Program};
 use fa3_sched::forward::{DensePlan, Plan, PlanKind, SplitKvPlan, VarlenPlan};
+use fa3_sched::{ListedRows, Scheduler};
 use fa3_types::{Granularity, Problem, ValueLayout};
 
 use super::params::Params;
@@ -16,8 +16,8 @@ use crate::kernels::parts::table::Table;
 use crate::kernels::quantize::transpose_v;
 use crate::kernels::{Spec, tensors};
 
-/// Lowers a plan to its program, which has no steps if there are no rows to compute. Buffers are as large as the reach
-/// of their tensors, gaps included.
+/// Lowers a plan to its program, which has no steps if there are no rows to compute. Buffers extend from a tensor's
+/// first element to its last one, gaps included.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let mut program = of_caller(plan.problem());
     if plan.scheduler() == Scheduler::DynamicPersistent {
@@ -49,8 +49,8 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     program
 }
 
-/// Sequences of one length: adds the step that transposes V, if the plan has one. Gives the attention's CTAs and
-/// arguments.
+/// Adds the step that transposes V, if the plan has one, for sequences of one length. Gives the number of CTAs and the
+/// arguments of attention.
 fn numbered(program: &mut Program<Spec>, plan: &Plan, tiles: &DensePlan) -> (u32, Params<Host>) {
     let problem = plan.problem();
     if let Some(tiles) = tiles.v_tiles() {
@@ -61,8 +61,8 @@ fn numbered(program: &mut Program<Spec>, plan: &Plan, tiles: &DensePlan) -> (u32
     (tiles.schedule().grid(), Params::numbered(plan, tiles, program))
 }
 
-/// Varlen: adds the arrays of lengths by their names, and the step that writes the table of sequences. If the caller
-/// gives the table, it is the only addition. Gives the attention's CTAs and arguments.
+/// Adds the arrays of lengths, and the step that writes the table of sequences, for varlen. If the caller gives the
+/// table, adds only the table. Gives the number of CTAs and the arguments of attention.
 fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &VarlenPlan) -> (u32, Params<Host>) {
     let (tiles, words) = (listed.tiles(), [listed.tiles().table().words()]);
     if listed.has_given_table() {
@@ -79,10 +79,10 @@ fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &VarlenPlan) -> (u32
     (tiles.grid(), Params::listed(plan, listed, table, program))
 }
 
-/// Split-KV: adds the arrays of lengths by their names, and the buffers of splits. Gives the attention's CTAs and
-/// arguments.
+/// Adds the arrays of lengths and the buffers of splits, for split-KV. Gives the CTAs and the arguments of attention.
 fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &SplitKvPlan) -> (u32, Params<Host>) {
     packed::arrays(program, shared.sequences());
+    lists(program, plan.problem(), shared);
     let [partials, rows] = shared.partial_dims(plan.problem());
     let cols = plan.problem().head_dim_v() as u32;
     program.buffer(buffers::O_PARTIAL, Elem::F32, &[partials, rows, cols], BufferRole::Scratch);
@@ -91,6 +91,28 @@ fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &SplitKvPlan) -> (u3
         program.buffer(buffers::BEGUN, Elem::U32, &[entries, Reduction::WORDS], BufferRole::Scratch);
     }
     (shared.ctas(), Params::shared(plan, shared, program))
+}
+
+/// Adds the lists of keys, if there are lists, and the second cache with its lists.
+fn lists(program: &mut Program<Spec>, problem: &Problem, shared: &SplitKvPlan) {
+    let Some((first, second)) = shared.lists() else { return };
+    let count = shared.sequences().count();
+    let array = |program: &mut Program<Spec>, name, entries| {
+        let (elem, role) = (Elem::U32, BufferRole::Input);
+        program.add(Buffer { name, elem, shape: vec![entries], role, align: 4, tensor: None });
+    };
+    let entries = |list: ListedRows| {
+        u64::from(count.saturating_sub(1)) * u64::from(list.list_stride) + u64::from(list.keys)
+    };
+    array(program, buffers::INDICES, entries(first));
+    if let Some((list, extra)) = second.zip(problem.extra()) {
+        array(program, buffers::EXTRA_INDICES, entries(list));
+        if list.used {
+            array(program, buffers::EXTRA_SEQUSED, count.into());
+        }
+        tensors::input(program, buffers::EXTRA_K, &extra.k);
+        tensors::input(program, buffers::EXTRA_V, &extra.v);
+    }
 }
 
 /// A program with the caller's tensors, and no steps.
@@ -116,7 +138,7 @@ fn of_caller(problem: &Problem) -> Program<Spec> {
             let is_optional = scales == Granularity::Head;
             let role = if is_optional { BufferRole::OptionalInput } else { BufferRole::Input };
             let descale = program.buffer(name, Elem::F32, &shape, role);
-            // Scales of channels are read four at a time and keep their alignment; all others are read one by one.
+            // Scales of channels are read four at a time, so they keep their alignment; all others are read one by one.
             if scales != Granularity::Channel {
                 program.align(descale, 4);
             }

@@ -5,29 +5,44 @@ use fa3_ir::lang::*;
 use super::scales::TileScales;
 use crate::kernels::parts::kv_blocks::KvBlock;
 use crate::kernels::parts::scores::Scores;
+use crate::kernels::parts::seen::SeenConsumer;
 
 /// Q of a tile, as one consumer warpgroup reads it.
 pub(super) struct Query<'s, 'k> {
-    /// The stage of Q, which is released after QKᵀ of the last block, so that the next tile's Q can be loaded.
+    /// The stage of Q, which is released after the tile's last QKᵀ, so that the next tile's Q can be loaded.
     pub(super) stage: &'s FullStage<'k, 1>,
-    /// This warpgroup's rows.
+    /// This warpgroup's rows of Q.
     pub(super) tile: Tile<'s, 'k>,
     /// The stage of `qv` and this warpgroup's rows of it, in latent attention.
     pub(super) latent: Option<(&'s FullStage<'k, 1>, Tile<'s, 'k>)>,
-    /// The scales of the products of Q and K.
+    /// The scales of products of Q and K.
     pub(super) scales: &'s TileScales<'s, 'k>,
     /// The soft cap and the mask.
     pub(super) scores: Scores<'k>,
+    /// Which keys of blocks exist, if keys are listed.
+    pub(super) seen: Option<&'s SeenConsumer<'k>>,
 }
 
 impl<'k> Query<'_, 'k> {
-    /// Turns products of a block into scores.
+    /// Turns the products `s` of a block into scores.
     #[track_caller]
     pub(super) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>) {
         self.scores.apply(s, block, &self.scales.of(block).unit);
+        if let Some(seen) = self.seen {
+            match &block.seen {
+                Some(keys) => keys.hide(s),
+                None => seen.wait().hide(s),
+            }
+        }
     }
 
-    /// Releases Q and `qv` if `block` is the last that the tile visits.
+    /// The block, with which of its keys exist if keys are listed: to be called while products run.
+    #[track_caller]
+    pub(super) fn look(&self, block: KvBlock<'k>) -> KvBlock<'k> {
+        KvBlock { seen: self.seen.map(SeenConsumer::wait), ..block }
+    }
+
+    /// Releases Q and `qv` if `block` is the last one that the tile visits.
     #[track_caller]
     pub(super) fn release_if_last(&self, block: &KvBlock<'k>) {
         self.stage.release_if(block.last);

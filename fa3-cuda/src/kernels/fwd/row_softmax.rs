@@ -1,16 +1,16 @@
 //! The online softmax over KV blocks, in base 2: A1:18-19, and its end, A1:24.
 //!
 //! P = exp(S - r), ℓ = Σ P and O = Σ P V give the same O / ℓ and the same r + ln ℓ for any reference r of a row. The
-//! paper takes the largest score so far, the row_max. Any other reference serves as long as no exponential overflows,
-//! an older row_max in particular: [`RowSoftmax::step_lazily`] keeps it, and looks for a larger one only where it must
-//! (lazy rescaling).
+//! paper's reference is the largest score so far, the row_max. Any other reference serves as long as no exponential
+//! overflows, in particular an older row_max. [`RowSoftmax::step_lazily`] keeps the old one, and looks for a larger one
+//! only where it must (lazy rescaling).
 //!
-//! With an older reference, P of the largest score is no longer 1, a number that rounding leaves as it is. Where one
-//! key has most of a row's weight, the rounding error of its P would be a relative error of the whole row. It cancels
-//! if O is divided by the sum of the rounded P. So LSE comes from ℓ, and O is divided by ℓ + the rounding errors of P
-//! of such keys. Of a block's keys in a thread, only the key with the largest score is counted. Rounding errors of many
-//! keys of similar weight have both signs; keys of exactly equal weight err by half a unit in the last place at most.
-//! e4m3 has one sum for both purposes, the sum of the rounded P.
+//! With an older reference, P of the largest score is no longer 1, so it has a rounding error. Where one key has most
+//! of a row's weight, this would be a relative error of the whole row. It cancels if O is divided by the sum of the
+//! rounded P. So LSE comes from ℓ, and O is divided by ℓ + the rounding errors of P of such keys. A thread counts only
+//! the key with the largest score of each block. Rounding errors of many keys of similar weight have both signs; keys
+//! of exactly equal weight err by half a unit in the last place at most. In e4m3, one sum serves both purposes: the sum
+//! of the rounded P.
 
 use fa3_ir::lang::*;
 
@@ -21,20 +21,21 @@ use crate::kernels::parts::scores::Unit;
 /// The running row_max and row_sum of each row. Each thread keeps its own part of row_sum until the end.
 pub struct RowSoftmax<'k> {
     builder: &'k Builder,
-    /// softmax_scale · log₂e: the factor of a score in the exponent of 2.
+    /// softmax_scale · log₂e: turns a score into an exponent of 2.
     scale_log2: V<'k, F32>,
-    /// Distance of references above the largest score, in base 2. It is a whole number, so that P of that score is
-    /// still a power of 2; a negative one makes P larger than 1.
+    /// Distance of references above the largest score, in base 2. It is a whole number, so P of that score is still a
+    /// power of 2. If it is negative, that P is larger than 1.
     headroom: f32,
-    /// In base 2, and possibly of an earlier block. A row that has seen no key has the smallest finite number, which
-    /// differs from every reference of a row with keys.
+    /// The reference of each row in base 2, possibly of an earlier block. In a row that has seen no key, it is the
+    /// smallest finite number, which no row with keys has.
     row_max: RowsVar<'k>,
     row_sum: RowsVar<'k>,
     /// The sum of rounding errors of P, over keys that may outweigh all keys before them.
     rounding: RowsVar<'k>,
-    /// The factor by which the last block rescaled the sums before it, if another warpgroup must rescale its part of O,
-    /// too.
+    /// The factor by which the last block rescaled the previous sums, if another warpgroup must use it for its part of
+    /// O.
     scores_scale: Option<RowsVar<'k>>,
+    lse_without_sink: bool,
 }
 
 /// The results of a tile's softmax.
@@ -43,22 +44,22 @@ pub struct Finished<'k> {
     pub inverse: Rows<'k>,
     /// The log-sum-exp of the rows, in natural units.
     pub lse: Rows<'k>,
-    /// The sum of normalized P over keys, if there is a sink; the sink has the rest of 1.
+    /// The sum of normalized P over keys, if there is a sink: 1 less the sink's share.
     pub of_keys: Option<Rows<'k>>,
 }
 
-/// One block under lazy rescaling.
+/// A block under lazy rescaling.
 struct LazyBlock<'a, 'k> {
     s: &'a Frag<'k>,
-    /// P of these scores, rounded.
+    /// P of the scores `s`, rounded.
     p: AFrag<'k>,
     ty: PType,
     /// The thread's partial row sums of P.
     parts: RowsVar<'k>,
 }
 
-/// A key may outweigh all keys before it where a thread's partial row sum of P exceeds both this factor times the
-/// thread's sum before and P of the score that the reference was set by. Partial sums are small in a thread whose keys
+/// A key may outweigh all keys before it if a thread's partial row sum of P exceeds this factor times the thread's
+/// previous sum, and also exceeds P of the score that set the reference. Partial sums are small in a thread whose keys
 /// do not matter.
 const GROWTH: f32 = 4.0;
 impl<'k> RowSoftmax<'k> {
@@ -74,23 +75,29 @@ impl<'k> RowSoftmax<'k> {
             row_sum: zeros("row_sum"),
             rounding: zeros("rounding"),
             scores_scale: None,
+            lse_without_sink: false,
         }
     }
 
-    /// Makes the softmax publish the factor by which each block under lazy rescaling rescales the sums before it.
+    /// Makes LSE leave out the sink.
+    pub(super) fn with_lse_without_sink(self) -> RowSoftmax<'k> {
+        RowSoftmax { lse_without_sink: true, ..self }
+    }
+
+    /// Makes the softmax publish the factor by which each block under lazy rescaling rescales the previous sums.
     #[track_caller]
     pub(super) fn with_scores_scale(self) -> RowSoftmax<'k> {
         let scores_scale = Some(self.builder.rows_var("scores_scale", 1.0));
         RowSoftmax { scores_scale, ..self }
     }
 
-    /// The factor by which the last block rescaled the sums before it, of a softmax that publishes it.
+    /// The factor by which the last block rescaled the previous sums, if the softmax publishes it.
     pub(super) fn scores_scale(&self) -> Option<RowsVar<'k>> {
         self.scores_scale
     }
 
-    /// P of a tile's first block, relative to its maximum. The rounding error of P of each thread's largest score is
-    /// counted, as [`RowSoftmax::step_lazily`] does in the first block in which a row sees a key.
+    /// P of a tile's first block, relative to the block's maximum. Counts the rounding error of P of each thread's
+    /// largest score, as [`RowSoftmax::step_lazily`] does in the first block in which a row sees a key.
     #[track_caller]
     pub(super) fn first(&self, s: &mut Frag<'k>, ty: PType) -> AFrag<'k> {
         let largest = s.partial_row_max();
@@ -105,7 +112,7 @@ impl<'k> RowSoftmax<'k> {
         p
     }
 
-    /// P of the largest scores that the thread has in a block.
+    /// P of the thread's largest scores in a block.
     #[track_caller]
     fn largest_exponential(&self, largest: Rows<'k>) -> Rows<'k> {
         largest.zip(self.row_max.get(), |score, row_max| self.exponential(score, -row_max))
@@ -121,7 +128,7 @@ impl<'k> RowSoftmax<'k> {
         shrink
     }
 
-    /// Like `step`, with the scale of `unit`; the caller must still add the row sums of P, by `count`.
+    /// Like `step`, with the scale of `unit`. The caller must still call `count` to add the row sums of P.
     #[track_caller]
     pub(super) fn step_uncounted(&self, s: &mut Frag<'k>, unit: &Unit<'k>) -> Rows<'k> {
         let old = self.row_max.get();
@@ -139,9 +146,9 @@ impl<'k> RowSoftmax<'k> {
         self.row_sum.set(self.row_sum.get().fma(shrink, sums)); // A1:19
     }
 
-    /// Like [`RowSoftmax::step`], but row_max and the scores stay what they are. Only where P would become too large,
-    /// row_max rises, and P and `o` are rescaled. A row's results depend on nothing but its own scores: the first block
-    /// in which a row sees a key is treated as in [`RowSoftmax::first`], whether it is the tile's first block or not.
+    /// Like [`RowSoftmax::step`], but leaves row_max and the scores as they are. Only where P would become too large,
+    /// it raises row_max and rescales P and `o`. A row's results depend only on its own scores: the first block in
+    /// which a row sees a key is treated as in [`RowSoftmax::first`], even if it is not the tile's first block.
     #[track_caller]
     pub(super) fn step_lazily(&self, s: &Frag<'k>, ty: PType, o: &mut Frag<'k>) -> AFrag<'k> {
         let b = self.builder;
@@ -165,8 +172,8 @@ impl<'k> RowSoftmax<'k> {
         block.p
     }
 
-    /// Raises row_max where P is too large. `largest` are the thread's largest scores. P is rescaled where that is
-    /// exact, which is cheaper; elsewhere it is computed again.
+    /// Raises row_max where P is too large. `largest` are the thread's largest scores. Where rescaling P is exact, it
+    /// is rescaled, which is cheaper; elsewhere P is computed again.
     #[track_caller]
     fn make_smaller(&self, block: &mut LazyBlock<'_, 'k>, largest: Rows<'k>, o: &mut Frag<'k>) {
         let largest_part = block.parts.get().over_quad(|x, y| x.max(y));
@@ -174,7 +181,7 @@ impl<'k> RowSoftmax<'k> {
         let Some(most_rounded) = block.ty.most_rounded() else {
             return self.compute_again(block, too_large, largest, o);
         };
-        // The largest part becomes 2^-headroom to twice that.
+        // Rescaling brings the largest partial sum to between 2^-headroom and twice that.
         let (headroom, old) = (self.headroom as u32, self.row_max.get());
         let exponent = largest_part.map(|part| part.as_bits() >> 23);
         let rise = exponent.map(|exponent| (exponent - (127 - headroom)).to_f32_signed());
@@ -194,7 +201,7 @@ impl<'k> RowSoftmax<'k> {
         block.parts.set(block.parts.get() * factor);
     }
 
-    /// Computes P of a block again, with new maxima in these rows.
+    /// Computes P of a block again, with new maxima in the rows of `rows`.
     #[track_caller]
     fn compute_again(
         &self,
@@ -224,14 +231,14 @@ impl<'k> RowSoftmax<'k> {
         o.scale_rows(shrink); // A1:21
     }
 
-    /// Adds the rounding error of `p`, P of the thread's largest score, in these rows.
+    /// Adds the rounding error of `p`, which is P of the thread's largest scores, in the rows of `rows`.
     #[track_caller]
     fn count_rounding(&self, p: Rows<'k>, ty: PType, rows: Rows<'k, Pred>) {
         let rounding = self.rounding.get();
         self.rounding.set(rows.select(rounding + (ty.rounded(p) - p), rounding));
     }
 
-    /// The maximum of each row over all keys up to this block, whose maximum is `block`: in base 2, plus the headroom.
+    /// The maximum of each row over all keys so far, in base 2, plus the headroom. `block` is this block's maximum.
     #[track_caller]
     fn maximum(&self, block: Rows<'k>, scale_log2: V<'k, F32>) -> Rows<'k> {
         let scaled = |score: V<'k, F32>| match self.headroom {
@@ -241,15 +248,15 @@ impl<'k> RowSoftmax<'k> {
         self.row_max.get().zip(block, |old, new| old.max(scaled(new))) // A1:18
     }
 
-    /// P relative to this row_max, rounded, and the thread's partial row sums.
+    /// P relative to `row_max`, rounded, and the thread's partial row sums.
     #[track_caller]
     fn exponentials(&self, s: &Frag<'k>, row_max: Rows<'k>, ty: PType) -> (AFrag<'k>, Rows<'k>) {
         let shift = -row_max;
         self.round_and_add(s, ty, |s, at| self.exponential(s, shift[at]))
     }
 
-    /// P, rounded, and the thread's partial row sums; `p` gives P of each element. Each P is added and rounded at once,
-    /// because registers do not hold an unrounded block beside the rounded one.
+    /// Rounded P, and the thread's partial row sums. `p` computes P of each element. Each P is added and rounded at
+    /// once, because registers do not hold an unrounded block beside the rounded one.
     #[track_caller]
     fn round_and_add(
         &self,
@@ -266,18 +273,18 @@ impl<'k> RowSoftmax<'k> {
         (p, Rows(sums.map(|chains| chains.total(self.builder))))
     }
 
-    /// P of a score, relative to -`shift`.
+    /// P of a score; `shift` is minus the reference.
     #[track_caller]
     fn exponential(&self, score: V<'k, F32>, shift: V<'k, F32>) -> V<'k, F32> {
         score.fma(self.scale_log2, shift).ex2() // A1:19
     }
 
-    /// Finishes the rows: the factor of O, which is 1 over the sum of the rounded P, and LSE = row_max + ln row_sum. A
-    /// row without keys has 0 and -inf.
+    /// Finishes the rows: computes the factor of O, which is 1 over the sum of the rounded P, and LSE = row_max + ln
+    /// row_sum. In a row without keys, the factor is 0 and LSE is -inf.
     ///
     /// A sink, in base 2, is one more score whose P is not multiplied by any value. It may exceed row_max by any
-    /// amount, so the sums become relative to the larger of both. A row without keys has 0 and the sink. A sink of -inf
-    /// changes no bit.
+    /// amount, so the sums become relative to the larger of the two. LSE of a row without keys is then the sink. A sink
+    /// of -inf changes no bit, and with a sink of +inf O is 0 and LSE +inf.
     #[track_caller]
     pub fn finish(self, sink: Option<Rows<'k>>) -> Finished<'k> {
         let parts = self.row_sum.get();
@@ -289,14 +296,14 @@ impl<'k> RowSoftmax<'k> {
         };
         let old = self.row_max.get();
         let row_max = old.zip(sink, |row_max, sink| row_max.max(sink));
-        let (shrink, of_sink) =
-            (shrink(old, row_max), row_max.zip(sink, |row_max, sink| (sink - row_max).ex2()));
+        let shrink = shrink(old, row_max);
+        let of_sink = row_max.zip(sink, |row_max, sink| sink.eq(row_max).select(1.0, (sink - row_max).ex2()));
         let keys = row_sum * shrink;
         let sum = keys + of_sink;
         let inverse = shrink * rounded.fma(shrink, of_sink).map(|rounded| rounded.rcp());
         Finished {
             inverse: row_sum.zip(inverse, |sum, inverse| sum.eq(0.0).select(0.0, inverse)),
-            lse: lse(row_max, sum),
+            lse: if self.lse_without_sink { lse(old, row_sum) } else { lse(row_max, sum) },
             of_keys: Some(keys * sum.map(|sum| sum.rcp())),
         }
     }

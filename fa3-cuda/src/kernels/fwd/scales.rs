@@ -1,8 +1,8 @@
 //! The scales of an e4m3 work tile: a scale per head, which a tile reads once, or a scale per block of rows.
 //!
-//! A number is its code times its scale. Scales of Q and K are factors of softmax_scale. A scale of V is a factor of O.
-//! Scales of heads and channels are applied at the end ([`channels`](super::channels)); scales of blocks are folded
-//! into the factor by which each block rescales O ([`VScale`]).
+//! An element is its code times its scale. Scales of Q and K are factors of softmax_scale; a scale of V is a factor of
+//! O. Scales of heads and channels are applied at the end ([`channels`](super::channels)). Scales of blocks become part
+//! of the factor by which each block rescales O ([`VScale`]).
 
 use fa3_ir::lang::*;
 
@@ -12,14 +12,14 @@ use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::kv_blocks::KvBlock;
 use crate::kernels::parts::scores::Unit;
 
-/// The smallest ratio of a scale of V to the scale before it. O is kept in units of the scale, and would overflow with
-/// a smaller ratio.
+/// The smallest ratio of a scale of V to the previous scale. O is kept in units of the scale, and would overflow with a
+/// smaller ratio.
 const LEAST_RATIO: f32 = 1.0 / (1u64 << 63) as f32;
 
 /// The scales of a tile.
 pub(super) struct TileScales<'f, 'k> {
     fwd: &'f Fwd<'k>,
-    /// The unit of a product of Q and K, without the scale of K's block.
+    /// The unit of a product of Q and K, which does not include the scale of K's block.
     unit: Unit<'k>,
     /// The tile's head of K and V, if blocks have scales.
     head: Option<HeadOfBlocks<'k>>,
@@ -30,7 +30,7 @@ pub(super) struct TileScales<'f, 'k> {
 enum HeadOfBlocks<'k> {
     /// The head's index, counted over all sequences.
     Number(U32<'k>),
-    /// A head of a sequence whose length is data, and the sequence's first row.
+    /// The head of a sequence whose length is data, and the sequence's first row.
     Of { sequence: U32<'k>, head: U32<'k>, first: U32<'k> },
 }
 
@@ -43,7 +43,7 @@ pub(super) struct BlockScales<'k> {
 }
 
 impl<'f, 'k> TileScales<'f, 'k> {
-    /// The factor of a score in the exponent of 2, without scales of blocks.
+    /// The factor that turns a score into an exponent of 2, without scales of blocks.
     pub(super) fn scale_log2(&self) -> V<'k, F32> {
         self.unit.scale_log2
     }
@@ -68,7 +68,7 @@ impl<'f, 'k> TileScales<'f, 'k> {
             }
             Some(_) => {
                 let of_q = HeadOfBlocks::new(work, Q, params.heads);
-                // No block has rows beyond the last row.
+                // Rows beyond the last row have no scale block.
                 let row = match work.varlen {
                     None => row().min(work.lens.q - 1),
                     Some(varlen) => row().min(varlen.q_rows.max(1) - 1),
@@ -79,7 +79,7 @@ impl<'f, 'k> TileScales<'f, 'k> {
         TileScales { fwd, unit: unit.times(scale).not_zero(), head }
     }
 
-    /// Loads the scales of a block of keys. Call it early, because the loads from global memory take long.
+    /// Loads the scales of a block of keys. Call this early, because the loads from global memory take long.
     #[track_caller]
     pub(super) fn of(&self, block: &KvBlock<'k>) -> BlockScales<'k> {
         let Some(head) = self.head else { return BlockScales { unit: self.unit, v: None } };
@@ -89,7 +89,7 @@ impl<'f, 'k> TileScales<'f, 'k> {
     }
 }
 
-/// The scale of e4m3 V that O is multiplied by at the end, if all columns have one scale.
+/// The scale of e4m3 V, by which O is multiplied at the end, if all columns have one scale.
 #[track_caller]
 pub(super) fn of_v<'k>(
     fwd: &Fwd<'k>,
@@ -115,16 +115,15 @@ fn of_head<'k>(fwd: &Fwd<'k>, tensor: usize, work: &WorkTile<'k>) -> V<'k, F32> 
     scale.get()
 }
 
-/// The sequence whose scales a tile reads. Rows behind all sequences of a table belong to no sequence; they see no key,
-/// and neither do rows of a sequence without keys. Results of such rows do not depend on scales, so they read sequence
-/// 0.
+/// The sequence whose scales a tile reads. Rows behind all sequences of a table, and rows of a sequence without keys,
+/// see no key. Their results do not depend on scales, so they read the scales of sequence 0.
 #[track_caller]
 pub(super) fn sequence_of_scales<'k>(work: &WorkTile<'k>) -> U32<'k> {
     work.varlen.map_or(work.batch, |_| work.lens.k.eq(0).select(0, work.batch))
 }
 
 impl<'k> HeadOfBlocks<'k> {
-    /// The tile's head of Q, or of K and V. The tensor has `heads` heads.
+    /// The tile's head of Q, or its head of K and V. The tensor has `heads` heads.
     #[track_caller]
     fn new(work: &WorkTile<'k>, tensor: usize, heads: U32<'k>) -> HeadOfBlocks<'k> {
         let (sequence, head) = (work.batch, if tensor == Q { work.head } else { work.kv_head });
@@ -138,7 +137,7 @@ impl<'k> HeadOfBlocks<'k> {
     }
 }
 
-/// The scale of the block that contains this row of a tensor.
+/// The scale of the block that contains row `row` of a tensor.
 #[track_caller]
 fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: HeadOfBlocks<'k>, row: U32<'k>) -> V<'k, F32> {
     let b = fwd.builder;
@@ -147,7 +146,7 @@ fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: HeadOfBlocks<'k>, row: U32<'
     else {
         return b.value(1.0);
     };
-    // Not a read-only load: with PDL, the quantizer may still write the scales when this kernel starts.
+    // This must not be a read-only load: with PDL, the quantizer may still write the scales when this kernel starts.
     let number = match (head, apart) {
         (HeadOfBlocks::Of { sequence, head, first }, Some(apart)) => {
             sequence.mad(apart, head.mad(count, (first >> shift) + (row >> shift)))
@@ -157,15 +156,15 @@ fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: HeadOfBlocks<'k>, row: U32<'
     b.load(number.mad_wide(4, pointer).at(0))
 }
 
-/// The current scale of V, in units of which O is kept: the scale of the last block that was added.
+/// The scale of V in units of which O is kept: the scale of the last block that was added.
 pub(super) struct VScale<'k> {
     last: Var<'k, F32>,
-    /// Previous scale / `last`.
+    /// The scale before `last`, divided by `last`.
     ratio: Var<'k, F32>,
 }
 
 impl<'k> VScale<'k> {
-    /// State before the first block, if blocks of V have scales.
+    /// The state before the first block; `None` if blocks of V have no scales.
     #[track_caller]
     pub(super) fn new(fwd: &Fwd<'k>) -> Option<VScale<'k>> {
         let b = fwd.builder;
@@ -178,15 +177,15 @@ impl<'k> VScale<'k> {
     pub(super) fn enter(&self, block: &BlockScales<'k>) {
         if let Some(next) = block.v {
             let last = self.last.get();
-            // Blocks with a smaller ratio are negligible beside the sum so far.
+            // A block with a smaller ratio is negligible beside the sum so far.
             let next = next.max(last * LEAST_RATIO);
-            // The product with a rounded reciprocal would drift over thousands of equal scales.
+            // Equal scales give exactly 1: a product with a rounded reciprocal would drift over thousands of them.
             self.ratio.set(last.eq(next).select(1.0, last * next.rcp()));
             self.last.set(next);
         }
     }
 
-    /// The factor of O before the next block is added.
+    /// The factor by which O must be multiplied before the next block is added.
     #[track_caller]
     pub(super) fn ratio(&self) -> V<'k, F32> {
         self.ratio.get()

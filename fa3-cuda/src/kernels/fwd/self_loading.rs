@@ -23,12 +23,13 @@ pub(super) struct Kv<'k> {
     stream: Option<Stream<'k>>,
 }
 
-/// The thread that issues loads.
+/// The thread that issues loads, in a kernel without a producer.
 #[derive(Clone, Copy)]
 struct Loader<'k> {
     builder: &'k Builder,
-    /// The thread's warp, in the last warpgroup. Before it refills a stage, it waits until every consumer has released
-    /// it. Under ping-pong the other warpgroups have had their turn by then, so that none of them waits for this warp.
+    /// The thread's warp, in the last warpgroup. Before the warp refills a stage, it waits until every consumer has
+    /// released the stage. Under ping-pong, the other warpgroups have had their turn by then, and none of them waits
+    /// for this warp.
     warp: u32,
 }
 
@@ -36,11 +37,11 @@ struct Loader<'k> {
 struct Stream<'k> {
     loader: Loader<'k>,
     blocks: TmaProducer<'k>,
-    /// Keys of a block.
+    /// Number of keys of a block.
     keys: u32,
-    /// First block that has been loaded; all blocks behind it have been, too. Known to the thread that loads.
+    /// First block that has been loaded, as have all blocks behind it. Only the thread that loads knows it.
     loaded: Var<'k, B32>,
-    /// The tile being loaded, once one has begun.
+    /// The tile being loaded; `None` before the first tile.
     work: Option<WorkTile<'k>>,
 }
 
@@ -91,13 +92,13 @@ impl<'k> Kv<'k> {
         self.stages.wait()
     }
 
-    /// Whether the next block has arrived.
+    /// Whether the next block has been loaded.
     #[track_caller]
     pub(super) fn is_there(&self) -> V<'k, Pred> {
         self.stages.is_full()
     }
 
-    /// Makes a holder of a block, empty at first, for loops that keep one block while they read the next.
+    /// Makes a holder for loops that keep one block while they read the next. The holder is empty at first.
     #[track_caller]
     pub(super) fn held_beside(&self) -> HeldStage<'k, 1> {
         self.stages.held_beside()
@@ -130,7 +131,7 @@ impl<'k> Stream<'k> {
         Stream { loader, blocks, keys, loaded: loader.builder.var("loaded", 0), work: None }
     }
 
-    /// Begins a tile, of which nothing has been loaded yet.
+    /// Begins a tile, no block of which has been loaded yet.
     #[track_caller]
     fn begin(&mut self, work: &WorkTile<'k>) {
         self.loaded.set(work.kv.end);

@@ -1,15 +1,17 @@
-//! Where each load of a work tile reads: a sequence, pages, or rows.
+//! The places from which the loads of a work tile read: a sequence, pages, or rows.
 
 use fa3_ir::lang::*;
 use fa3_sched::SeqLens;
 
 use super::state::Fwd;
-use crate::kernels::parts::gather::Gather;
+use crate::kernels::parts::gather::{Columns, Found, Gather};
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::key_rows::{KeyRows, SequenceRows};
+use crate::kernels::parts::lists::ListSpan;
 use crate::kernels::parts::pages::PageSpan;
 use crate::kernels::parts::ragged::RowSpan;
 use crate::kernels::parts::tma_pipeline::Sequence;
+use crate::kernels::parts::walk::Walk;
 
 impl<'k> Fwd<'k> {
     /// The sequence of a work tile, as loads of Q, K and V address it.
@@ -27,7 +29,7 @@ impl<'k> Fwd<'k> {
         [of_q, keys(strides.k), keys(strides.v)]
     }
 
-    /// The sequence that consists of these rows of Q or of `qv`.
+    /// The sequence that consists of the rows `rows` of Q or of `qv`.
     pub(super) fn of_queries(&self, rows: RowSpan<'k>) -> Sequence<'k> {
         match self.pack {
             None => Sequence::Rows(rows),
@@ -68,17 +70,27 @@ impl<'k> Fwd<'k> {
         Some(KeyRows::new(rows, cols, tensor.of_head(work.kv_head), last))
     }
 
-    /// The row-wise copies of K (1) or V (2) of a work tile that visits some block, if rows are copied one by one. The
-    /// last block is copied first. A whole warp must call it, and copy.
+    /// The row-wise copies of K and V of a work tile that visits some block, if rows are copied one by one, in copying
+    /// warp number `warp`. A whole warp must call it, and copy.
     #[track_caller]
-    pub(super) fn gather(&self, work: &WorkTile<'k>, of: usize) -> Option<Gather<'k>> {
-        let (rows, span, tile) = (self.params.gathered.as_ref()?, self.pages(work, of)?, &self.spec.tile);
-        let (rows, cols, used) = match of {
-            1 => (&rows.k, tile.head_dim, self.spec.gathered_cols?),
-            _ => (&rows.v, tile.head_dim_v, self.spec.head_dim_v),
+    pub(super) fn gather(&self, work: &WorkTile<'k>, warp: U32<'k>) -> Option<Gather<'k>> {
+        let (b, tile) = (self.builder, &self.spec.tile);
+        let k = (tile.head_dim, self.spec.gathered_cols?);
+        let columns = [k, (tile.head_dim_v, self.spec.head_dim_v)].map(|(cols, used)| {
+            Columns::new(b, TileShape::new(self.spec.key_elem(), tile.tile_n, cols), used)
+        });
+        let found = match (&self.params.lists, &self.params.walk) {
+            (Some(lists), Walk::Shares(shares)) => {
+                let lens = shares.list_lens(b, work.batch)?;
+                Found::InLists(ListSpan::new(b, *lists, lens, [work.batch, work.kv_head]))
+            }
+            _ => {
+                let (rows, strides) = (self.params.gathered.as_ref()?, self.params.strides.as_ref()?);
+                let span = self.pages(work, 1)?;
+                let spans = [span, span.of_tensor(strides.v)];
+                Found::InPages(spans, [rows.k, rows.v].map(|rows| rows.of_head(work.kv_head)))
+            }
         };
-        let shape = TileShape::new(self.spec.key_elem(), tile.tile_n, cols);
-        let last = work.kv.end * tile.tile_n - tile.tile_n;
-        Some(Gather::begin(self.builder, (shape, used), rows, span, [work.kv_head, last]))
+        Some(Gather::begin(found, columns, (tile.tile_n, work.kv), warp))
     }
 }

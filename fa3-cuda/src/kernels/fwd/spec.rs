@@ -1,12 +1,15 @@
-//! The key of a forward kernel.
+//! The spec of a forward kernel, which is its key in caches.
 
 use fa3_ir::Elem;
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, PlanKind, Precision, packed_positions};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
+use crate::kernels::parts::gather::COPIERS;
 use crate::kernels::parts::geometry::{form, sides};
+use crate::kernels::parts::lists::ListForm;
 use crate::kernels::parts::lookup::SequenceForm;
+use crate::kernels::parts::lse_form::StoredLse;
 use crate::kernels::parts::shares::ShareForm;
 use crate::kernels::tensors::elem;
 
@@ -14,7 +17,8 @@ use crate::kernels::tensors::elem;
 /// strides, scales and the reach of a window are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FwdSpec {
-    /// The elements of Q as products read them, and of K and V unless these are dequantized: f16, bf16 or e4m3.
+    /// The elements of Q as products read them: f16, bf16 or e4m3. K and V have the same type, or are dequantized to
+    /// it.
     pub elem: Elem,
     /// The elements of O: the elements of Q, or f16 or bf16 if Q is e4m3.
     pub output: Elem,
@@ -28,11 +32,16 @@ pub struct FwdSpec {
     pub softcap: bool,
     /// Whether query heads have sinks.
     pub sink: bool,
+    /// Whether LSE leaves out the sinks.
+    pub lse_without_sink: bool,
+    /// Whether LSE is stored in another form than the default one. Its numbers are arguments, which not all kernels
+    /// have registers for.
+    pub stored_lse: bool,
     /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
     /// The tile scheduler.
     pub scheduler: Scheduler,
-    /// CTAs of a cluster, which multicast K and V to each other.
+    /// Number of CTAs of a cluster, which multicast K and V to each other.
     pub cluster: u32,
     /// Where lengths of sequences are known.
     pub sequences: SequenceForm,
@@ -40,13 +49,13 @@ pub struct FwdSpec {
     pub given_table: bool,
     /// How CTAs find their shares of the keys, in a split-KV kernel.
     pub shares: Option<ShareForm>,
-    /// CTAs that an SM's registers must hold.
+    /// Number of CTAs that an SM's registers must hold.
     pub per_sm: u32,
-    /// Query heads whose rows share a tile (PackGQA): 1 except in split-KV kernels.
+    /// Number of query heads whose rows share a tile (PackGQA): 1 except in split-KV kernels.
     pub pack: u32,
-    /// Rows of K and V that are copied at once, if the cache is paged.
+    /// Number of rows of K and V that are copied at once, if the cache is paged.
     pub page_block: Option<u32>,
-    /// Columns of K, if rows are copied or converted one by one.
+    /// Number of columns of K, if rows are copied or converted one by one.
     pub gathered_cols: Option<u32>,
     /// Whether the page table is indirect: cache_batch_idx has the row of each sequence.
     pub indexed: bool,
@@ -59,11 +68,12 @@ pub(super) enum Loading {
     Thread,
     /// One warp loads Q, K and V, and another finds the blocks that a tile visits under a mask of intervals.
     Ranges,
-    /// Three warps load: one Q, one K, one V.
+    /// Three warps load: one loads Q, one K, and one V.
     WarpEach,
-    /// One warp loads Q, and one K and V. The other two transpose V.
+    /// One warp loads Q, and one loads K and V. The other two transpose V.
     WarpForBoth,
-    /// One warp loads Q, two copy K and V row by row, and the last fences and commits what these have copied.
+    /// Three warps copy K and V row by row. One thread of another loads Q, and fences and commits what these have
+    /// copied.
     Gathered,
     /// All warps convert rows of K and V, and one thread loads Q.
     Converted,
@@ -79,6 +89,9 @@ impl FwdSpec {
             PlanKind::SplitKv(shared) => (SequenceForm::Varlen, false, Some(shared)),
         };
         let (output, pages) = (elem(problem.o().dtype), plan.pages());
+        let shares = shared.map(|shared| ShareForm::of(shared, plan.tile().tile_n));
+        let is_gathered = pages.is_some_and(|pages| pages.is_gathered())
+            || shares.is_some_and(|shares| shares.lists.is_some());
         FwdSpec {
             elem: if plan.tile().precision.is_converted() { output } else { elem(problem.dtype()) },
             output,
@@ -87,17 +100,18 @@ impl FwdSpec {
             mask: sides(problem.mask()),
             softcap: problem.softcap().is_some(),
             sink: problem.has_sink(),
+            lse_without_sink: problem.lse_form().without_sink,
+            stored_lse: StoredLse::of(problem.lse_form()).is_some(),
             order: form(plan.order()),
             scheduler: plan.scheduler(),
             cluster: plan.cluster(),
             sequences,
             given_table,
-            shares: shared.map(ShareForm::of),
+            shares,
             per_sm: shared.map_or(1, |shared| shared.per_sm()),
             pack: shared.map_or(1, |shared| shared.pack()),
             page_block: pages.map(|pages| pages.block_rows),
-            gathered_cols: (plan.tile().converts_rows() || pages.is_some_and(|pages| pages.is_gathered()))
-                .then_some(problem.head_dim() as u32),
+            gathered_cols: (is_gathered || plan.tile().converts_rows()).then(|| problem.head_dim() as u32),
             indexed: pages.is_some_and(|pages| pages.indexed.is_some()),
         }
     }
@@ -111,7 +125,7 @@ impl FwdSpec {
 
     /// The division of loads among the producer's warps.
     pub(super) fn loading(&self) -> Loading {
-        // Loads are spread over warps where a tile takes many copies, or where tiles are short.
+        // Several warps load if a tile takes many copies, or if tiles are short.
         let in_warps = self.shares.is_some() || self.page_block.is_some();
         match (in_warps, self.tile.precision.transposes_v()) {
             _ if self.tile.converts_rows() => Loading::Converted,
@@ -123,25 +137,38 @@ impl FwdSpec {
         }
     }
 
-    /// Whether K and V are addressed row by row: by one warp each, while a third warp commits their stages, or by all
-    /// warps of the producer, which convert rows.
+    /// The form of lists, if keys are listed.
+    pub(super) fn lists(&self) -> Option<ListForm> {
+        self.shares.and_then(|shares| shares.lists)
+    }
+
+    /// Whether K and V are copied or converted row by row.
     pub(super) fn gathers(&self) -> bool {
         self.gathered_cols.is_some()
     }
 
-    /// Warps that load K and V, or commit their stages, beside the warp that loads Q. All warps that convert rows
-    /// receive work tiles.
+    /// Rows of the first of two parts in which a block's second half of V's columns is copied, if rows are copied one
+    /// by one and scores read them, too: each part is released as soon as it has been multiplied. `None` with a single
+    /// part.
+    pub fn first_rows_of_second_half(&self) -> Option<u32> {
+        // A product takes 16 rows at a time.
+        let first = (self.tile.tile_n / 16).div_ceil(2) * 16;
+        (self.tile.qv && self.loading() == Loading::Gathered && first < self.tile.tile_n).then_some(first)
+    }
+
+    /// Number of warps that load K and V, beside the warp that loads Q or together with it. Each of them receives work
+    /// tiles.
     pub(super) fn loaders(&self) -> u32 {
         match self.loading() {
             Loading::Thread | Loading::Ranges => 0,
             Loading::WarpForBoth => 1,
             Loading::WarpEach => 2,
-            Loading::Gathered => 3,
+            Loading::Gathered => COPIERS,
             Loading::Converted => 4,
         }
     }
 
-    /// Warps of the producer that transpose V: all warps that load nothing.
+    /// Number of the producer's warps that transpose V: all warps that load nothing.
     pub(super) fn transposers(&self) -> u32 {
         if self.tile.precision.transposes_v() { 3 - self.loaders() } else { 0 }
     }
@@ -171,15 +198,22 @@ impl FwdSpec {
         self.key_elem() == Elem::E4m3
     }
 
-    /// Rows of a tile of Q that are copied: all rows, or with PackGQA the rows of whole positions.
+    /// Number of rows of a tile of Q that are copied: all rows, or with PackGQA only the rows of whole positions.
     pub(super) fn q_rows(&self) -> u32 {
         match self.shares {
             None => self.tile.tile_m,
+            Some(_) if self.lists().is_some() => self.q_heads(),
             Some(_) => self.pack * packed_positions(self.pack, self.tile.tile_m),
         }
     }
 
-    /// Whether CTAs fetch tile numbers from a counter, and a number alone gives the work tile.
+    /// Query heads of a tile of Q that are copied, with PackGQA. A position that has its own list is all of a tile, and
+    /// whole periods of the swizzle are copied: rows of further heads, or zeros, which give no results.
+    pub(super) fn q_heads(&self) -> u32 {
+        if self.lists().is_some() { self.pack.next_multiple_of(8) } else { self.pack }
+    }
+
+    /// Whether CTAs fetch the number of a tile from a counter, and the number alone determines the work tile.
     pub(super) fn fetches_indices(&self) -> bool {
         self.scheduler == Scheduler::DynamicPersistent && !self.lengths_are_data()
     }
@@ -210,8 +244,8 @@ impl FwdSpec {
     }
 
     /// Whether code of one thread of a warp is predicated as a whole, by
-    /// [`guard_all`](fa3_ir::lang::Builder::guard_all). Without it, ptxas waits for PV before most exponentials, in
-    /// 16-bit kernels that compute the maxima of every block.
+    /// [`guard_all`](fa3_ir::lang::Builder::guard_all). Otherwise, in 16-bit kernels that compute the maxima of every
+    /// block, ptxas waits for PV before most exponentials.
     pub(super) fn guards_all(&self) -> bool {
         !self.is_fp8() && !self.tile.rescales_lazily()
     }

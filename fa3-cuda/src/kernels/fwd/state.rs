@@ -18,6 +18,7 @@ use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::TilesUnderIntervals;
 use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::scores::Scores;
+use crate::kernels::parts::seen::Seen;
 use crate::kernels::parts::tile_scheduler::TileScheduler;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
 use crate::kernels::parts::visible::{Position, Visible};
@@ -33,25 +34,29 @@ pub(super) struct Fwd<'k> {
     /// The part of the queries that is multiplied by V, in latent attention.
     pub(super) qv: Option<TmaPipeline<'k>>,
     pub(super) k: TmaPipeline<'k>,
-    /// The last columns of K, if two warpgroups share O's columns and there is no `qv`; `k` has the first columns.
+    /// The last columns of K, if two warpgroups share O's columns and there is no `qv`. Then `k` has the first columns.
     pub(super) k_second: Option<TmaPipeline<'k>>,
     pub(super) v: TmaPipeline<'k>,
-    /// The second half of V's columns, if two warpgroups share O's columns: `v` has the first half. With `qv`, a second
-    /// half of several panels has two parts, so that one is released while products read the other.
+    /// The second half of V's columns, if two warpgroups share O's columns: `v` has the first half. With `qv`, the
+    /// second half has two parts where it can, so that one is released while products read the other: of its columns,
+    /// or, where rows are copied one by one, of its rows.
     pub(super) v_second: Vec<TmaPipeline<'k>>,
     /// The pipeline of transposed e4m3 V, if V is to be transposed.
     pub(super) transposed: Option<Transposed<'k>>,
-    /// The pipelines of dequantized K and V, and perhaps Q, if these are e4m3 beside products of 16 bits.
+    /// The pipelines of dequantized K and V, and perhaps of Q, if e4m3 tensors are converted for products of 16 bits.
     pub(super) dequantized: Option<Dequantized<'k>>,
     pub(super) p: PType,
-    /// Query heads of a tile, if it may have rows of several heads (PackGQA).
+    /// Number of query heads in a tile, if a tile may have rows of several heads (PackGQA).
     pub(super) pack: Option<FastDiv<U32<'k>>>,
     pub(super) ping_pong: Option<PingPong<'k>>,
-    /// The hand-off of P from one warpgroup to another that has the same rows.
+    /// The hand-off of P from one warpgroup to another that computes the same rows.
     pub(super) hand_over: Option<HandOver<'k>>,
+    /// Which keys of blocks exist, if keys are listed.
+    pub(super) seen: Option<Seen<'k>>,
 }
 
-/// The two halves of the columns of a tile that begins with column `col`, in whole panels; a single panel is one part.
+/// The columns of a tile in two halves of whole panels; a single panel is one half. Gives the first column and the
+/// shape of each half. The tile begins with column `col`.
 fn halves((col, shape): (u32, TileShape)) -> impl Iterator<Item = (u32, TileShape)> {
     let first = shape.panels().div_ceil(2) * shape.panel_cols();
     let parts = [(col, first), (col + first, shape.cols - first)].into_iter();
@@ -63,7 +68,7 @@ impl<'k> Fwd<'k> {
         let tile = &spec.tile;
         let params = Params::<Form>::form(spec).pass(&mut Declare(b));
         let warps = 4 * tile.consumers;
-        // Warps that compute scores.
+        // Number of warps that compute scores.
         let first = warps / tile.column_groups();
         let (loaders, transposers) = (spec.loaders(), spec.transposers());
         let transposed = (transposers > 0).then(|| Transposed::declare(b, tile, transposers));
@@ -73,7 +78,7 @@ impl<'k> Fwd<'k> {
         let of_v = if transposers > 0 { transposers } else { of_k };
         let walkers = warps + loaders + transposers + 4 * tile.converters();
         let hand_over = (tile.column_groups() > 1).then(|| HandOver::declare(b, spec));
-        // A pipeline of the columns from `col` on that `shape` has.
+        // Makes the pipeline of the columns from `col` on; `shape` says how many there are.
         let keys = |name, map: Option<TileMap>, (col, shape): (u32, TileShape), consumers| {
             let pipeline = match (map.map(|map| map.of_columns(shape.cols)), spec.page_block) {
                 (Some(map), None) => TmaPipeline::declare_shared(b, name, map, [tile.stages, consumers]),
@@ -118,8 +123,13 @@ impl<'k> Fwd<'k> {
                 (map, _) => keys("v", map, v_parts.0, of_v),
             },
             v_second: v_parts.1.map_or_else(Vec::new, |part| {
-                // With `qv`, scores take them, too. Rows that are gathered cost instructions for each part.
+                // With `qv`, scores take them, too.
                 let readers = if tile.qv { warps } else { warps - first };
+                if let Some(first_rows) = spec.first_rows_of_second_half() {
+                    return Vec::from(
+                        keys("v_second", None, part, readers).split_rows("v_third", first_rows),
+                    );
+                }
                 let parts = if tile.qv && !spec.gathers() { halves(part).collect() } else { vec![part] };
                 let named = parts.into_iter().zip(["v_second", "v_third"]);
                 named.map(|(part, name)| keys(name, params.v, part, readers)).collect()
@@ -129,6 +139,7 @@ impl<'k> Fwd<'k> {
             p: PType(ty),
             pack: spec.shares.map(|_| FastDiv::new(spec.pack).map(|number| b.value(number))),
             hand_over,
+            seen: spec.lists().map(|_| Seen::declare(b, tile.tile_n, [tile.stages, first])),
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             scheduler: match params.walk {
                 Walk::Tiles(lookup) => {
@@ -143,11 +154,11 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// Prefetches what the first loads of a short call would wait for, one after another: tensor maps, lengths and page
-    /// tables. Prefetches read nothing, so they need not wait for the kernel before.
+    /// Prefetches what the first loads of a short call would wait for, one after another: tensor maps, lengths, page
+    /// tables and lists. Prefetches read nothing, so they need not wait for the kernel before.
     #[track_caller]
     pub(super) fn prefetch(&self) {
-        let (b, Params { q, qv, k, v, walk, pages, .. }) = (self.builder, &self.params);
+        let (b, Params { q, qv, k, v, walk, pages, lists, .. }) = (self.builder, &self.params);
         let Walk::Shares(shares) = walk else { return };
         b.once_in_warp(0, || {
             let maps = [Some(*q), *qv, *k, *v].into_iter().flatten();
@@ -157,10 +168,12 @@ impl<'k> Fwd<'k> {
         if let Some(pages) = pages {
             pages.prefetch(b, shares.count);
         }
+        if let Some(lists) = lists {
+            lists.prefetch(b, shares.count);
+        }
     }
 
-    /// Waits for the other CTA of a cluster, which may still load into this CTA's shared memory, or arrive at its
-    /// mbarriers.
+    /// Waits for the cluster's other CTA, which may still load into this CTA's memory, or arrive at its mbarriers.
     #[track_caller]
     pub(super) fn leave_together(&self) {
         if self.spec.cluster > 1 {
@@ -168,8 +181,8 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// Stores what no load writes, before threads take roles: ones behind V that is transposed in memory, in each
-    /// stage, and zeros in rows of Q beyond the last whole position.
+    /// Stores rows of tiles that no load writes, before threads take roles: a column of ones behind V in each stage, if
+    /// V is transposed in memory, and zeros in rows of Q beyond the last whole position.
     #[track_caller]
     pub(super) fn store_constants(&self) {
         let (b, tile) = (self.builder, &self.spec.tile);
@@ -190,7 +203,7 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// The functions between QKᵀ and the softmax: the soft cap, and the mask.
+    /// The functions that turn QKᵀ into the scores for the softmax: the soft cap, and the mask.
     pub(super) fn scores(&self, work: &WorkTile<'k>, row: ThreadRow<'k>) -> Scores<'k> {
         let (walk, (left, _)) = (self.params.walk, self.spec.mask.reach());
         let (lens, position) = (work.lens, self.positions(work, row));

@@ -8,12 +8,12 @@ use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::store_rows::Columns;
 use crate::kernels::parts::visible::Position;
 
-/// The first of a thread's two rows. The second is 8 rows below.
+/// The first of a thread's two rows. The second follows 8 rows later.
 #[derive(Clone, Copy)]
 pub(super) enum ThreadRow<'k> {
-    /// Its position, in a tile of one query head.
+    /// The row's position, in a tile of one query head.
     OfHead(Position<'k>),
-    /// Its number, in a tile that may have rows of several query heads (PackGQA).
+    /// The row's number, in a tile that may have rows of several query heads (PackGQA).
     OfHeads(PackedRow<'k>),
 }
 
@@ -21,18 +21,18 @@ pub(super) enum ThreadRow<'k> {
 #[derive(Clone, Copy)]
 pub(super) struct PackedRow<'k> {
     number: U32<'k>,
-    /// Division by the query heads of a tile.
+    /// The divisor, which is the number of query heads of a tile.
     pack: FastDiv<U32<'k>>,
 }
 
 /// A row of a PackGQA tile.
 #[derive(Clone, Copy)]
 pub(super) struct TileRow<'k> {
-    /// Its position in the sequence.
+    /// The row's position in the sequence.
     pub(super) position: Position<'k>,
-    /// Its query head.
+    /// The row's query head.
     pub(super) head: U32<'k>,
-    /// Whether the row is among the rows that are copied.
+    /// Whether the row is copied.
     pub(super) is_inside: V<'k, Pred>,
 }
 
@@ -73,7 +73,7 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// The number in its tile of the first row of a thread of warpgroup `me`.
+    /// The number, in its tile, of the first row of a thread of warpgroup `me`.
     #[track_caller]
     pub(super) fn row_in_tile(&self, me: U32<'k>) -> U32<'k> {
         let row = self.builder.frag_row();
@@ -85,7 +85,7 @@ impl<'k> Fwd<'k> {
         if self.spec.tile.column_groups() > 1 { self.builder.value(0) } else { me }
     }
 
-    /// Part `part` of O's columns, without columns that memory does not have.
+    /// Part `part` of O's columns, without columns that O in memory does not have.
     pub(super) fn columns(&self, part: u32) -> Columns {
         let most = self.spec.tile.columns();
         let first = part * most;

@@ -2,10 +2,10 @@
 //!
 //! A warp takes 32 keys of 16 columns at a time. `ldmatrix.trans` moves pairs of bytes, which are neighbours along the
 //! columns. Byte permutations separate even columns from odd ones, and join the bytes of four keys. `stmatrix` writes
-//! 16 rows of 32 keys. So in each group of 16 columns even ones come first, which is also the order of O's columns. In
-//! each group of 16 keys, keys 0 1 8 9 come first, which is the order that P has in registers ([`Frag::to_a`]).
+//! 16 rows of 32 keys. So in each group of 16 columns the even ones come first, which is also the order of O's columns.
+//! In each group of 16 keys, keys 0 1 8 9 come first, which is the order of P in registers ([`Frag::to_a`]).
 //!
-//! A column of ones behind V's columns gives the row sums of P. It stays in its stage, whatever block of V the stage
+//! A column of ones behind V's columns gives the row sums of P. It stays in a stage whatever block of V the stage
 //! holds.
 
 use fa3_ir::lang::*;
@@ -17,14 +17,14 @@ use crate::kernels::parts::tile_scheduler::TileScheduler;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
 use crate::kernels::parts::unpack::EVEN_ODD;
 
-/// Keys and columns that a warp transposes at a time.
+/// Numbers of keys and columns that a warp transposes at a time.
 const KEYS: u32 = 32;
 const COLS: u32 = 16;
 
 /// The pipeline of transposed blocks of V.
 pub(super) struct Transposed<'k> {
     pipeline: Pipeline<'k, 1>,
-    /// Warps that transpose: the last warps of the producer.
+    /// Number of warps that transpose. They are the last warps of the producer.
     warps: u32,
 }
 
@@ -42,7 +42,7 @@ impl<'k> Transposed<'k> {
         Transposed { pipeline, warps }
     }
 
-    /// The pipeline that products read.
+    /// The pipeline of transposed V, which products read.
     pub(super) fn stages(&self) -> &Pipeline<'k, 1> {
         &self.pipeline
     }
@@ -61,7 +61,7 @@ impl<'k> Transposed<'k> {
             constants::store_ones(b, to, b.tid() - 32 * (4 - self.warps), self.warps * 32);
         }
         let warp = (b.tid() >> 5).shfl_idx(0) - (4 - self.warps);
-        // Three consumers leave too few registers for two.
+        // With three consumers, a thread has too few registers for two pieces at a time.
         let at_a_time = if tile.consumers < 3 { 2 } else { 1 };
         let (mut from, mut to) = (v.consumer(), self.pipeline.producer());
         scheduler.consume(|WorkTile { kv, .. }, _| {
@@ -71,7 +71,7 @@ impl<'k> Transposed<'k> {
                 let [into] = free.tiles();
                 transpose(b, (warp, self.warps), at_a_time, loaded.tile(), into);
                 free.commit_stored();
-                // The fence of the commit follows this warp's reads of the stage, too.
+                // The commit has a fence, which follows this warp's reads of the stage, too.
                 loaded.release();
             });
         });
@@ -79,7 +79,7 @@ impl<'k> Transposed<'k> {
 }
 
 /// Transposes this warp's part of a block of keys, `at_a_time` pieces at once to overlap their latencies. Each warp has
-/// code of its own, in which offsets are constants.
+/// its own code, in which offsets are constants.
 #[track_caller]
 fn transpose<'k>(
     b: &'k Builder,

@@ -1,10 +1,10 @@
 //! Algorithms 1 and 2 for e4m3, with products summed in two levels. The tensor core keeps about 13 fraction bits of a
-//! sum of e4m3 products. So each block's PV starts from 0, and is added to the rescaled O in binary32, by one
-//! instruction an element.
+//! sum of e4m3 products. So PV of each block starts from 0, and is added to the rescaled O in binary32, with one
+//! instruction per element.
 //!
 //! V has a column of ones behind its own columns. PV of that column is the sum of the rounded P, truncated like the
-//! other columns. So row sums take no addition for each score, and errors of rounding and truncation that scale a whole
-//! row cancel in O.
+//! other columns. So row sums take no addition for each score. Errors of rounding and truncation that scale a whole row
+//! cancel in O.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::ROW_SUM_COLS;
@@ -15,7 +15,7 @@ use super::scales::BlockScales;
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 
 impl<'k> Attend<'_, 'k> {
-    /// QKᵀ, softmax and PV one after another, without the ping-pong barrier: warpgroups overlap each other.
+    /// Runs QKᵀ, softmax and PV one after another, without a ping-pong barrier: warpgroups overlap each other anyway.
     pub(super) fn algorithm1_in_two_levels(
         &mut self,
         q: &Query<'_, 'k>,
@@ -31,8 +31,9 @@ impl<'k> Attend<'_, 'k> {
         });
     }
 
-    /// Like `algorithm1_in_two_levels`, with the ping-pong barrier held from PV of a block to QKᵀ of the next. Each
-    /// iteration begins with PV, because ptxas moves a wait in the middle of an iteration to before the exponentials.
+    /// Like `algorithm1_in_two_levels`, but a ping-pong turn lasts from PV of a block to QKᵀ of the next. Each
+    /// iteration begins with PV, because ptxas would move a wait in the middle of an iteration to before the
+    /// exponentials.
     pub(super) fn algorithm1_in_turns(
         &mut self,
         q: &Query<'_, 'k>,
@@ -55,9 +56,9 @@ impl<'k> Attend<'_, 'k> {
         self.turn.pass();
     }
 
-    /// QKᵀ of a block and PV of the block before within one ping-pong turn, which ends when both are complete:
-    /// warpgroups overlap each other. PV is added to O after P has been rounded, and has registers of its own. In this
-    /// order ptxas joins the halves of a word within the conversion; otherwise it takes an instruction more.
+    /// Runs QKᵀ of a block and PV of the previous block within one ping-pong turn, which ends when both are complete.
+    /// PV is added to O after P has been rounded, and has its own registers. In this order ptxas joins the halves of a
+    /// word within the conversion; in another order that takes one more instruction.
     pub(super) fn algorithm2_in_two_levels(
         &mut self,
         q: &Query<'_, 'k>,
@@ -66,7 +67,7 @@ impl<'k> Attend<'_, 'k> {
     ) {
         let (mut p, shrink) = self.first_block(q, &blocks.at(0), sum); // A2:3-6
         blocks.for_each(1, |block| {
-            // A2:7, to T_c - 1
+            // A2:7, for each block up to T_c - 1
             let scales = q.scales.of(&block);
             let k = self.k.wait(); // A2:8
             self.turn.take();
@@ -90,7 +91,7 @@ impl<'k> Attend<'_, 'k> {
         self.add_in_two_levels(&p, shrink.get(), sum); // A2:18-19
     }
 
-    /// P of a tile's first block, and the factor by which O is rescaled before P V is added.
+    /// P of a tile's first block, and the factor by which O must be rescaled before P V is added.
     fn first_block(
         &mut self,
         q: &Query<'_, 'k>,
@@ -104,7 +105,7 @@ impl<'k> Attend<'_, 'k> {
         (p, shrink)
     }
 
-    /// P of a block, and the factor by which O is rescaled before P V is added.
+    /// P of a block, and the factor by which O must be rescaled before P V is added.
     fn softmax_in_two_levels(
         &self,
         mut s: Frag<'k>,
@@ -116,12 +117,12 @@ impl<'k> Attend<'_, 'k> {
         (self.p.round(&s), shrink)
     }
 
-    /// O ← shrink · O + P V with the next block of V, one group of columns after another.
+    /// O ← shrink · O + P V, with the next block of V, for one group of columns after another.
     fn add_in_two_levels(&mut self, p: &AFrag<'k>, shrink: Rows<'k>, sum: &mut Sum<'k>) {
         let (cols, all) = (self.fwd.spec.tile.pv_cols(), self.fwd.spec.tile.head_dim_v);
         let v = self.v.wait();
         for first in (0..all).step_by(cols as usize) {
-            // The last group has the ones.
+            // The last group of columns includes the ones.
             let ones = if first + cols == all { ROW_SUM_COLS } else { 0 };
             let pv = gemm(p, v.tile().rows(first, cols + ones).t(), Fresh).wait();
             add(sum, first, shrink, pv);
@@ -130,14 +131,15 @@ impl<'k> Attend<'_, 'k> {
     }
 }
 
-/// Adds PV to the columns of O from `first` on. The column of ones, behind columns of O, goes to the row sums.
+/// Adds PV to the columns of O from `first` on. The sums of the column of ones, which is behind O's columns, go to the
+/// row sums.
 #[track_caller]
 fn add<'k>(sum: &mut Sum<'k>, first: u32, shrink: Rows<'k>, pv: Frag<'k>) {
     let cols = pv.cols().min(sum.o.cols() - first);
     let (of_v, of_ones) = pv.split_at(cols);
     let of_o = sum.v_scale.as_ref().map_or(shrink, |v_scale| shrink * v_scale.ratio());
     sum.o.scale_rows_and_add(first, of_o, &of_v);
-    // The column of ones is the first of the last columns, of which a thread has two in each of its rows.
+    // The ones are the first of the columns behind O. A thread has two of these columns in each of its rows.
     let sums: Vec<V<'k, F32>> = of_ones.pairs().map(|(_, [sum, _])| sum.get()).collect();
     if let [upper, lower, ..] = sums[..] {
         sum.softmax.count(shrink, Rows([upper, lower]));

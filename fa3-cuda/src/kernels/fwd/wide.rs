@@ -1,8 +1,8 @@
-//! Two consumers with the same 64 rows that share O's columns, where one cannot hold all of them.
+//! Two consumers that compute the same 64 rows and share O's columns, where one warpgroup cannot hold all of them.
 //!
-//! The first one is the kernel's [consumer](super::consumer): it computes scores and softmax, and the first half of O's
-//! columns. Through shared memory it hands P and the rescale factor of each row to the second one, which multiplies P
-//! by its half of V's columns.
+//! The first one is the kernel's [consumer](super::consumer). It computes scores and softmax, and the first half of O's
+//! columns. It hands P and the rescale factor of each row to the second one, through shared memory. The second one
+//! multiplies P by its half of V's columns.
 //!
 //! ```text
 //!                 first                                    second
@@ -14,8 +14,8 @@
 //! ```
 //!
 //! P is handed over when the next block's scores are nearly complete. So the second consumer's products run under the
-//! softmax of the first consumer, and delay nothing that the softmax waits for. Only where the next block has not been
-//! loaded yet, P is handed over earlier.
+//! softmax of the first consumer, and delay nothing that the softmax waits for. P is handed over earlier only if the
+//! next block has not been loaded yet.
 
 use fa3_ir::lang::*;
 
@@ -29,8 +29,8 @@ use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
 
 impl<'k> Attend<'_, 'k> {
-    /// Algorithm 2 with lazy rescaling, in the first consumer. PV of the block before is issued before QKᵀ, so that its
-    /// stage of V is released early. With `qv`, the stage is held from a block's scores to its PV.
+    /// Algorithm 2 with lazy rescaling, in the first consumer. PV of the previous block is issued before QKᵀ, so that
+    /// its stage of V is released early. With `qv`, that stage is held from the block's scores to its PV.
     pub(super) fn algorithm2_of_first(
         &mut self,
         first: &mut First<'k>,
@@ -42,6 +42,7 @@ impl<'k> Attend<'_, 'k> {
         let Attend { fwd, k, v, p: ty, .. } = self;
         let block = blocks.at(0);
         let (s, keys, _) = first.scores(fwd, q, (k, v), None, None); // A2:3-4
+        let block = q.look(block);
         let mut s = s.wait(); // A2:5
         let mut held = keys.release().map(|of_v| {
             let mut held = v.held_beside();
@@ -52,7 +53,7 @@ impl<'k> Attend<'_, 'k> {
         q.apply(&mut s, &block);
         let mut p = sum.softmax.first(&mut s, *ty); // A2:6, O is still 0
         blocks.for_each(1, |block| {
-            // A2:7, to T_c - 1
+            // A2:7, for each block up to T_c - 1
             let waited = held.is_none().then(|| v.wait()); // A2:10
             let of_v = waited.as_ref().map(FullStage::tile).or(held.as_ref().map(HeldStage::tile));
             let stored = p.copied();
@@ -63,6 +64,7 @@ impl<'k> Attend<'_, 'k> {
             let o = pv.wait(); // A2:14
             give_back(waited, held.as_mut()); // A2:15
             let (s, keys, is_there) = first.scores(fwd, q, (k, v), of_k, Some(&stage)); // A2:8-9, in flight
+            let block = q.look(block);
             // The second consumer begins when the products of the last panel are complete, too.
             s.wait_older();
             if let Some(is_there) = is_there {
@@ -87,7 +89,7 @@ impl<'k> Attend<'_, 'k> {
     }
 }
 
-/// Releases the stage that was waited for, and the stage that is held.
+/// Releases the stage `waited` that the consumer waited for, and the stage `held`, if they exist.
 #[track_caller]
 fn give_back<'k>(waited: Option<FullStage<'k, 1>>, held: Option<&mut HeldStage<'k, 1>>) {
     if let Some(waited) = waited {
@@ -102,39 +104,51 @@ fn give_back<'k>(waited: Option<FullStage<'k, 1>>, held: Option<&mut HeldStage<'
 pub(super) fn run_second<'k>(fwd: &Fwd<'k>, hand_over: &HandOver<'k>) {
     let b = fwd.builder;
     let (mut blocks, mut ends) = (hand_over.blocks.consumer(), hand_over.ends.consumer());
-    let Some((of_last, of_others)) = fwd.v_second.split_last() else { return };
-    let (mut last, mut other) = (of_last.consumer(), of_others.first().map(TmaPipeline::consumer));
+    let mut parts: Vec<_> = fwd.v_second.iter().map(|part| (part.consumer(), part.rows())).collect();
+    let in_rows = fwd.spec.first_rows_of_second_half().is_some();
     fwd.scheduler.consume(|work, again| {
         let cols = fwd.spec.tile.columns();
-        let (mut o, mut o_last) = Frag::zeros(b, cols).split_at(cols - of_last.cols());
+        // The sums of parts of columns; parts of rows have one sum.
+        let parts_of_o =
+            if in_rows { vec![cols] } else { fwd.v_second.iter().map(TmaPipeline::cols).collect() };
+        let mut sums: Vec<_> = parts_of_o.into_iter().map(|cols| Frag::zeros(b, cols)).collect();
         b.for_each((work.kv.first, work.kv.end), 1, |_| {
-            let (other, last) = (other.as_mut().map(|other| other.wait()), last.wait());
+            let parts: Vec<_> = parts.iter_mut().map(|(part, rows)| (part.wait(), rows.clone())).collect();
             let stage = blocks.wait();
             let [p, factors] = stage.tiles();
             let factors = load_factors(b, factors);
             let shrinks = factors.map(|factor| factor.ne(1.0));
             b.if_uniform(shrinks.any().vote_any(), || {
-                o.scale_rows(factors);
-                o_last.scale_rows(factors);
+                sums.iter_mut().for_each(|o| o.scale_rows(factors));
             });
-            let product = other.as_ref().map(|other| gemm(p, other.tile(), &mut o));
-            let product_of_last = gemm(p, last.tile(), &mut o_last);
-            if let Some(product) = product {
-                product.wait();
+            let mut products: Vec<_> = sums.drain(..).map(Chain::onto).collect();
+            for (index, (part, rows)) in parts.iter().enumerate() {
+                let (p, v) = (p.k_block(rows.start, rows.len() as u32), part.tile());
+                products[if in_rows { 0 } else { index }].gemm(p, v.rows(rows.start, rows.len() as u32));
             }
-            if let Some(other) = other {
-                other.release(); // while the last columns are multiplied
+            let mut parts = parts.into_iter().map(|(part, _)| part);
+            let last = parts.next_back();
+            if let Some(first) = parts.next() {
+                // Released while the last part is multiplied.
+                if in_rows {
+                    products[0].wait_older()
+                } else {
+                    products[0].wait_all()
+                }
+                first.release();
             }
-            product_of_last.wait();
+            sums.extend(products.into_iter().map(Chain::wait));
             stage.release_unfenced();
-            last.release();
+            if let Some(last) = last {
+                last.release();
+            }
         });
         let end = ends.wait();
         let inverse = load_factors(b, end.tile());
         end.release_unfenced();
         let (work, columns) = (again(), fwd.columns(1));
         let row = fwd.first_row(&work, b.value(0));
-        let o = o.beside(o_last);
+        let Some(o) = sums.into_iter().reduce(Frag::beside) else { return };
         let results = epilogue::Results { o, v_scale: None, inverse, lse: None, of_keys: None, columns };
         epilogue::write(fwd, results, &work, row);
     });

@@ -7,10 +7,10 @@ use super::GemmSize;
 use super::tiles::TileOrder;
 use crate::kernels::Spec;
 
-/// Rows of a CTA's tile; each consumer has half of them.
+/// Number of rows of a CTA's tile. Each consumer has half of them.
 pub(super) const BLOCK_M: u32 = 128;
 pub(super) const CONSUMERS: u32 = 2;
-/// Columns that are stored through a staging buffer at once.
+/// Number of columns that are stored through a staging buffer at once.
 const OUT_COLS: u32 = 128;
 
 /// Indices of the tiles of a stage.
@@ -20,13 +20,13 @@ pub(super) const B: usize = 1;
 /// The configuration of a warp-specialised GEMM.
 #[derive(Clone, Copy)]
 pub(super) struct Config {
-    /// Types of the elements of A and B, and of C.
+    /// The element type of A and B, and that of C.
     pub(super) elems: [Elem; 2],
-    /// Columns of a CTA's tile.
+    /// Number of columns of a CTA's tile.
     pub(super) block_n: u32,
-    /// Stages of the pipeline.
+    /// Number of stages of the pipeline.
     pub(super) stages: u32,
-    /// CTAs of a cluster. They have the same columns of C, and each loads a part of B's tile.
+    /// Number of CTAs of a cluster. They compute the same columns of C, and each loads a part of B's tile.
     pub(super) cluster: u32,
 }
 
@@ -141,7 +141,7 @@ impl<'k> Gemm<'k> {
 }
 
 impl Config {
-    /// The kernel with this configuration and these roles.
+    /// Builds the kernel with this configuration and the given roles.
     pub(super) fn kernel(
         self,
         name: &str,
@@ -156,7 +156,7 @@ impl Config {
         })
     }
 
-    /// The program of a product of this size, on a grid of `ctas` CTAs of the kernel `spec`.
+    /// The program of a product of size `size`, on a grid of `ctas` CTAs of the kernel `spec`.
     pub(super) fn program(self, spec: super::Spec, size: GemmSize, ctas: u32) -> Program<Spec> {
         let (GemmSize { m, n, k }, Config { elems: [elem, out_elem], block_n, cluster, .. }) = (size, self);
         let mut program = Program::new();
@@ -173,7 +173,7 @@ impl Config {
     }
 }
 
-/// A product of this size on a grid of `ctas`; `n` and `k` must be multiples of 8.
+/// The program of a product of size `size` on a grid of `ctas` CTAs; `n` and `k` must be multiples of 8.
 pub fn program(elem: Elem, size: GemmSize, ctas: u32) -> Program<Spec> {
     config(elem).program(super::Spec::Gemm(elem), size, ctas)
 }

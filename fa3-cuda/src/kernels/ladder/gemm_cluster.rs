@@ -1,5 +1,5 @@
-//! [`super::gemm`] by clusters of two CTAs, whose tiles lie one below the other: each CTA loads half of B's tile for
-//! both.
+//! [`super::gemm`] by clusters of two CTAs, whose tiles lie one below the other. Each CTA loads half of B's tile for
+//! both CTAs.
 
 use fa3_ir::{Elem, Kernel, Program};
 
@@ -48,7 +48,7 @@ fn producer(gemm: &Gemm<'_>) {
     });
 }
 
-/// A product of this size on a grid of `ctas`; `n` and `k` must be multiples of 8.
+/// The program of a product of size `size` on a grid of `ctas` CTAs; `n` and `k` must be multiples of 8.
 pub fn program(elem: Elem, size: GemmSize, ctas: u32) -> Program<Spec> {
     config(elem).program(super::Spec::GemmCluster(elem), size, ctas)
 }

@@ -1,5 +1,5 @@
-//! [`super::gemm`] of e4m3, summed in two levels. The tensor core keeps 13 fraction bits of a sum of e4m3 products, so
-//! each sum in it spans only 128 columns, and binary32 registers add these sums.
+//! [`super::gemm`] for e4m3, with products summed in two levels. The tensor core keeps 13 fraction bits of a sum of
+//! e4m3 products. So each of its sums spans only 128 columns, and the kernel adds these sums in binary32.
 
 use fa3_ir::Program;
 use fa3_ir::lang::gemm as gemm_tiles;
@@ -16,7 +16,7 @@ pub fn kernel() -> Kernel {
     CONFIG.kernel("gemm_fp8", producer, |gemm| consumer(gemm, two_levels))
 }
 
-/// The sum over all stages of a tile, of products over 128 columns each.
+/// The product of a tile: a sum, over all stages, of products over 128 columns each.
 fn two_levels<'k>(gemm: &Gemm<'k>, pipeline: &mut Consumer<'k, 2>, me: U32<'k>) -> Frag<'k> {
     let b = gemm.builder;
     let mut acc = Frag::zeros(b, gemm.config.block_n);
@@ -30,7 +30,7 @@ fn two_levels<'k>(gemm: &Gemm<'k>, pipeline: &mut Consumer<'k, 2>, me: U32<'k>) 
     acc
 }
 
-/// A product of this size on a grid of `ctas`; `n` must be a multiple of 8, `k` of 16.
+/// The program of a product of size `size` on a grid of `ctas` CTAs; `n` must be a multiple of 8, and `k` of 16.
 pub fn program(size: GemmSize, ctas: u32) -> Program<Spec> {
     CONFIG.program(super::Spec::GemmFp8, size, ctas)
 }

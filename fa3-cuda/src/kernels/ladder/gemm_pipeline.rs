@@ -1,4 +1,4 @@
-//! C = A · Bᵀ by one warpgroup a tile of 64 x 128, whose loads run ahead of its products through a pipeline.
+//! C = A · Bᵀ by one warpgroup per tile of 64 x 128, whose loads run ahead of its products through a pipeline.
 
 use fa3_ir::Program;
 use fa3_ir::lang::*;
@@ -51,12 +51,11 @@ impl<'k> Loads<'k> {
         }
     }
 
-    /// The product of the tile at `corner` over the columns `first` .. `end` of A and B; there must be at least one.
+    /// The product of the tile at `corner` over the columns `first` .. `end` (at least one) of A and B.
     pub(super) fn product(&self, corner: [U32<'k>; 2], (first, end): (U32<'k>, U32<'k>)) -> Frag<'k> {
         let b = self.builder;
         let (mut producer, mut consumer) = (self.pipeline.producer(), self.pipeline.consumer());
-        // Loads run one stage less ahead than there are stages: while a product reads a stage, the stage before it is
-        // released.
+        // Loads run ahead by one stage less than there are: while a product reads a stage, the previous one is freed.
         for ahead in 0..STAGES - 1 {
             self.fill(&mut producer, corner, first + ahead * self.block_k, end);
         }
@@ -92,7 +91,7 @@ impl<'k> Loads<'k> {
     }
 }
 
-/// A product of this size; `n` must be even and `k` a multiple of 8.
+/// The program of a product of size `size`; `n` must be even, and `k` a multiple of 8.
 pub fn program(elem: Elem, size: GemmSize) -> Program<Spec> {
     gemm_simple::launch_tiles(super::Spec::GemmPipeline(elem), elem, size)
 }

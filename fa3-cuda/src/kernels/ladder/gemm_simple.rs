@@ -1,4 +1,4 @@
-//! C = A · Bᵀ by one warpgroup a tile of 64 x 128, which loads, multiplies and waits in turn.
+//! C = A · Bᵀ by one warpgroup per tile of 64 x 128, which loads, multiplies and waits in turn.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Passed, Program};
@@ -34,7 +34,7 @@ pub fn kernel(elem: Elem) -> Kernel {
             b.mbarrier_wait(arrived, parity);
             parity.update(|parity| parity ^ 1);
             gemm(a_tile, b_tile.t(), &mut acc).wait();
-            // The next tiles may be loaded once every warp has read these.
+            // The next tiles of A and B may be loaded once every warp has read these.
             b.sync_cta();
         });
         write(&acc, [row, col], [m, n], c);
@@ -59,12 +59,12 @@ pub(super) fn write<'k>(acc: &Frag<'k>, [row, col]: [U32<'k>; 2], [m, n]: [U32<'
     }
 }
 
-/// A product of this size; `n` must be even and `k` a multiple of 8.
+/// The program of a product of size `size`; `n` must be even, and `k` a multiple of 8.
 pub fn program(elem: Elem, size: GemmSize) -> Program<Spec> {
     launch_tiles(super::Spec::GemmSimple(elem), elem, size)
 }
 
-/// The program of a kernel with one CTA for each tile of C, which takes A and B as tensors, C as an address, and sizes.
+/// The program of a kernel with one CTA per tile of C. The kernel takes A and B as tensors, C as an address, and sizes.
 pub(super) fn launch_tiles(spec: super::Spec, elem: Elem, size: GemmSize) -> Program<Spec> {
     let GemmSize { m, n, k } = size;
     let mut program = Program::new();

@@ -1,5 +1,5 @@
-//! C = A · Bᵀ where C has few tiles (split-K): several CTAs share a tile, each has a part of K, and TMA reductions add
-//! their sums.
+//! C = A · Bᵀ where C has few tiles (split-K). Several CTAs share a tile, and each has a part of the columns of A and
+//! B. TMA reductions add their sums.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Passed, Program};
@@ -31,7 +31,7 @@ pub fn kernel(elem: Elem) -> Kernel {
     })
 }
 
-/// A product of this size with K in at most `splits` parts; `n` must be a multiple of 4 and `k` of 8.
+/// The program of a product of size `size` with K in at most `splits` parts; `n` must be a multiple of 4, and `k` of 8.
 pub fn program(elem: Elem, size: GemmSize, splits: u32) -> Program<Spec> {
     let GemmSize { m, n, k } = size;
     let mut program = Program::new();

@@ -1,4 +1,4 @@
-//! y = softmax(x) of each row, one row a warp.
+//! y = softmax(x) of each row, with one row per warp.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Passed, Program};
@@ -8,7 +8,7 @@ use crate::kernels::Spec;
 
 const WARPS: u32 = 4;
 
-/// The kernel.
+/// Builds the kernel.
 pub fn kernel() -> Kernel {
     Kernel::build("row_softmax", Launch::threads(32 * WARPS), |b| {
         let [x, y] = ["x", "y"].map(|name| b.param_pointer(name, Elem::F32));
@@ -44,7 +44,7 @@ pub fn kernel() -> Kernel {
     })
 }
 
-/// A score in the log2 domain: x · log₂e, −inf beyond the row.
+/// A score in base 2: x · log₂e, or −inf beyond the row's end.
 struct Score<'k> {
     score: V<'k, F32>,
     column: U32<'k>,
@@ -61,7 +61,7 @@ impl<'k> Score<'k> {
     }
 }
 
-/// Combines a variable over the lanes of the warp.
+/// Reduces a variable over the lanes of the warp, by `combine`.
 fn over_warp<'k>(var: Var<'k, F32>, combine: impl Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32>) {
     for mask in [16, 8, 4, 2, 1] {
         let other = var.now().shfl_bfly(mask);

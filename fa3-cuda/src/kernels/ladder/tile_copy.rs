@@ -1,4 +1,4 @@
-//! y = x by tensor copies, one tile a CTA: through shared memory with any swizzle, and clipped at the edges.
+//! y = x by tensor copies, with one tile per CTA: through shared memory with any swizzle, and clipped at the edges.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Program};

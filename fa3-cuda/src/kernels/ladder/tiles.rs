@@ -13,15 +13,15 @@ const GROUP: u32 = 16;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TileOrder<T> {
     tiles: T,
-    /// Tiles of a complete group.
+    /// Number of tiles of a complete group, as a divisor.
     group: FastDiv<T>,
-    /// The incomplete group at the end, and its rows.
+    /// The index of the incomplete group at the end, and the group's number of rows.
     last: T,
     last_rows: FastDiv<T>,
 }
 
 impl TileOrder<u32> {
-    /// The order of `rows` x `cols` tiles; the count is clamped to `u32::MAX`, more than any GPU has memory for.
+    /// The order of `rows` x `cols` tiles. Their number is clamped to `u32::MAX`, more than any GPU has memory for.
     pub(super) fn new(rows: u32, cols: u32) -> TileOrder<u32> {
         TileOrder {
             tiles: rows.saturating_mul(cols),
@@ -36,7 +36,7 @@ impl TileOrder<u32> {
         self.tiles
     }
 
-    /// The numbers of the order, as arguments by name.
+    /// The numbers of the order, as named arguments.
     pub(super) fn args(self) -> Vec<(String, Passed)> {
         Fill::args(|by| _ = self.pass::<Host, Filled>(by))
     }
@@ -77,8 +77,8 @@ impl<'k> TileOrder<U32<'k>> {
         TileOrder::new(1, 1).map_named(|_, _| ()).pass(&mut Declare(b))
     }
 
-    /// Runs `body` with the row and the column of every tile of this CTA. Clusters take the order's tiles in turn. Such
-    /// a tile has a row for each CTA of a cluster, and `body` gets the CTA's own row.
+    /// Runs `body` with the row and the column of every tile of this CTA. With clusters, a tile of the order belongs to
+    /// a cluster and has a row for each CTA of it; `body` gets the row of this CTA.
     pub(super) fn for_each(self, b: &'k Builder, body: impl FnOnce(U32<'k>, U32<'k>)) {
         let cluster = b.launch().cluster;
         let (cta, ctas) = (b.cta_x(), b.grid_x());

@@ -1,4 +1,4 @@
-//! y = xᵀ, one tile of 64 x 64 a CTA: matrices of 8 x 8 leave shared memory transposed and enter it again.
+//! y = xᵀ, with one tile of 64 x 64 per CTA: matrices of 8 x 8 leave shared memory transposed and enter it again.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Program};
@@ -8,7 +8,7 @@ use crate::kernels::Spec;
 
 const SIDE: u32 = 64;
 
-/// The kernel.
+/// Builds the kernel.
 pub fn kernel() -> Kernel {
     Kernel::build("transpose", Launch::threads(128), |b| {
         let shape = TileShape::new(Elem::Bf16, SIDE, SIDE);
@@ -25,22 +25,22 @@ pub fn kernel() -> Kernel {
         });
         b.mbarrier_wait(arrived, 0);
 
-        // Warp w transposes columns 16w to 16w + 15 into rows, four matrices at a time: lane l addresses row l mod 8 of
-        // matrix l / 8.
+        // Warp w transposes columns 16w to 16w + 15 into rows, four matrices at a time. Lane l has the address of row l
+        // mod 8 of matrix l / 8.
         let (tid, lane) = (b.tid(), b.lane_id());
         let first = tid.bfe(5, 2) * 16;
         let (in_matrix, matrix) = (lane & 7, lane >> 3);
         let (left, right) = (matrix & 1, matrix >> 1);
         for block in 0..SIDE / 16 {
-            // Matrices of the source: rows 16 block + 8 right, columns 16 warp + 8 left.
+            // Each source matrix begins at row 16 block + 8 right and column 16 warp + 8 left.
             let source = from.element(right.mad(8, in_matrix) + 16 * block, left.mad(8, first));
             let matrices = b.ldmatrix::<4>(source, true);
-            // Transposed they are rows 16 warp + 8 left, columns 16 block + 8 right.
+            // Transposed, the matrix begins at row 16 warp + 8 left and column 16 block + 8 right.
             let target = to.element(left.mad(8, first + in_matrix), right.mad(8, 16 * block));
             b.stmatrix(target, matrices, false);
         }
 
-        // Every thread that wrote orders its writes before copies; then one thread may copy.
+        // Every thread orders its own writes before later copies; after the barrier, one thread may copy.
         b.fence(FenceInst::ProxyAsyncShared);
         b.sync_cta();
         b.once_per_role(|| {

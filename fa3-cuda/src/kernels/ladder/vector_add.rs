@@ -1,4 +1,4 @@
-//! z = x + y, one element a thread.
+//! z = x + y, with one element per thread.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Passed, Program};
@@ -8,7 +8,7 @@ use crate::kernels::Spec;
 
 const THREADS: u32 = 256;
 
-/// The kernel.
+/// Builds the kernel.
 pub fn kernel() -> Kernel {
     Kernel::build("vector_add", Launch::threads(THREADS), |b| {
         let [x, y, z] = ["x", "y", "z"].map(|name| b.param_pointer(name, Elem::F32));
@@ -22,7 +22,7 @@ pub fn kernel() -> Kernel {
     })
 }
 
-/// `n` elements.
+/// The program for `n` elements.
 pub fn program(n: u32) -> Program<Spec> {
     let mut program = Program::new();
     let [x, y] = ["x", "y"].map(|name| program.buffer(name, Elem::F32, &[n], BufferRole::Input));

@@ -1,10 +1,10 @@
-//! The first row block of each sequence, in which a row block's sequence is searched.
+//! The first row block of each sequence, in an array in which a search finds the sequence of any row block.
 
 use fa3_ir::lang::*;
 
 use super::ranking::{Rank, halves};
 
-/// Shared memory for the first row block of the sequence of each rank, and the end of the last row block.
+/// Shared memory for the first row block of each sequence, in the order of ranks, and for the end of all row blocks.
 pub(super) struct Firsts<'k> {
     builder: &'k Builder,
     threads: u32,
@@ -18,8 +18,8 @@ impl<'k> Firsts<'k> {
         Firsts { builder: b, threads, firsts: b.region("first blocks", 4 * (threads + 1), 16) }
     }
 
-    /// Numbers the row blocks of all threads' sequences in the order of ranks, from `begin` on, and clamps numbers to
-    /// `capacity`. Gives the first number of this thread's sequence, and the end of all.
+    /// Numbers the row blocks of all threads' sequences from `begin` on, in the order of ranks, and clamps the numbers
+    /// to `capacity`. Gives the first number of this thread's sequence, and the end of all numbers.
     #[track_caller]
     pub(super) fn number(
         &self,
@@ -42,8 +42,8 @@ impl<'k> Firsts<'k> {
     pub(super) fn search(&self, block: U32<'k>) -> U32<'k> {
         let b = self.builder;
         let first = b.address(self.firsts);
-        // Finds the last sequence that does not begin behind the block. A sequence without blocks precedes the one that
-        // begins at its block.
+        // The search finds the last sequence that does not begin behind the block. A sequence without blocks is never
+        // the last one: it precedes the sequence that begins at the same block.
         let at = halves(self.threads).fold(first, |at, step| {
             let begins = b.load::<B32>(at.at(4 * step as i32));
             begins.le(block).select(at + 4 * step, at)

@@ -14,12 +14,12 @@ use crate::kernels::parts::side_rows::{ARRAYS_OF_K, ARRAYS_OF_Q, SideRows};
 pub(crate) enum TilesOf {
     /// Rows of Q.
     Rows,
-    /// Keys. The table's plan is for the transposed matrix.
+    /// Keys. The table's plan is then for the transposed attention matrix.
     Keys,
 }
 
 params! {
-    /// The parameters. A side has the arrays that its spec names.
+    /// The parameters. Each side has the arrays that the spec names.
     struct Params {
         cu_seqlens_q: maybe pointer,
         cu_seqlens_k: maybe pointer,
@@ -32,9 +32,9 @@ params! {
         firsts: maybe pointer = "first_places",
         /// Number of sequences.
         count: u32,
-        /// Rows of Q: of the packed tensor, or of each sequence of a dense one.
+        /// Number of rows of Q: of the packed tensor, or of each sequence of a dense tensor.
         rows_q: u32,
-        /// Rows of K and V: of the packed tensor, or of each sequence of a dense one.
+        /// Number of rows of K and V: of the packed tensor, or of each sequence of a dense tensor.
         rows_k: u32,
         /// The largest number of row blocks.
         capacity: u32,
@@ -63,7 +63,8 @@ impl Spec {
 }
 
 impl Params<Host> {
-    /// The arguments of a launch that writes a table of these tiles. The program must have the plan's arrays.
+    /// The arguments of a launch that writes a table, whose tiles divide the dimension `of`. The program must have the
+    /// plan's arrays.
     pub(super) fn of(
         plan: &Plan,
         program: &Program<kernels::Spec>,

@@ -10,8 +10,8 @@ use crate::kernels::params::Fill;
 use crate::kernels::parts::side_rows::{ARRAYS_OF_K, ARRAYS_OF_Q};
 
 /// The program that writes a plan's table, and with `with_firsts` the positions of first rows. Its buffers are
-/// `cu_seqlens_q`, `cu_seqlens_k`, `seqused_q`, `seqused_k` and `leftpad_k`, where the plan has them; `table`, of which
-/// it writes only the valid part; and `first_places`.
+/// `cu_seqlens_q`, `cu_seqlens_k`, `seqused_q`, `seqused_k` and `leftpad_k`, if the plan has them; `table`, of which
+/// only the valid part is written; and `first_places`.
 pub fn program(plan: &Plan, with_firsts: bool) -> Program<kernels::Spec> {
     let mut program = Program::new();
     arrays(&mut program, plan);
@@ -22,7 +22,7 @@ pub fn program(plan: &Plan, with_firsts: bool) -> Program<kernels::Spec> {
     program
 }
 
-/// Adds the plan's arrays of lengths, for tiles of rows.
+/// Adds the arrays of lengths, of a plan for tiles of rows.
 pub(crate) fn arrays(program: &mut Program<kernels::Spec>, plan: &Plan) {
     let (count, [q, k]) = (plan.count(), [plan.q().arrays, plan.k().arrays]);
     let arrays = [
@@ -38,7 +38,7 @@ pub(crate) fn arrays(program: &mut Program<kernels::Spec>, plan: &Plan) {
     }
 }
 
-/// Adds the step that writes the table, and the positions of first rows if `firsts` is an array.
+/// Adds the step that writes the table, and, if `firsts` is an array, the positions of first rows.
 pub(crate) fn step(
     program: &mut Program<kernels::Spec>,
     plan: &Plan,

@@ -3,37 +3,37 @@
 use fa3_ir::lang::*;
 use fa3_sched::FastDiv;
 
-/// Length of the runs of keys that are ranked by comparing all pairs, which needs no barrier.
+/// Length of the runs with which sorting begins. Keys of a run are ranked by comparing all pairs, without a barrier.
 const fn first_run(threads: u32) -> u32 {
     if threads > 64 { 32 } else { threads }
 }
 
-/// Number of runs that are merged at once. More runs take fewer barriers and more loads, and a large CTA has enough
-/// loads.
+/// Number of runs that are merged at once. Merging more runs at once takes fewer barriers but more loads, and a large
+/// CTA has enough loads.
 const fn fan_in(threads: u32) -> u32 {
     if threads > 256 { 4 } else { 8 }
 }
 
-/// The word in which the key at a place of sorted runs lies. One word of 33 stays free, so that the keys that a binary
-/// search compares, a power of two apart, are in different banks. The words of two places are as far apart as words 0
-/// and `padded(distance)`, if one place is a multiple of 32, or no multiple of 32 lies between them.
+/// The word that holds the key at a place of sorted runs. One word of each 33 stays free, so that keys a power of two
+/// apart, which a binary search compares, are in different banks. The words of two places are `padded(distance)` apart,
+/// if one place is a multiple of 32, or if no multiple of 32 lies between them.
 const fn padded(place: u32) -> u32 {
     place + place / 32
 }
 
-/// Half of a power of two, half of that, and so on down to 1.
+/// The halves of a power of two, in turn: `whole` / 2, `whole` / 4, and so on down to 1.
 pub(super) fn halves(whole: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(Some(whole / 2), |half| Some(half / 2)).take_while(|&half| half > 0)
 }
 
-/// Shared memory for keys and row blocks, twice: while some threads still read one order, others write the next.
+/// Shared memory for two orders of keys and row blocks: while some threads still read one order, others write the next.
 pub(super) struct Ranking<'k> {
     builder: &'k Builder,
     threads: u32,
     orders: [Order; 2],
 }
 
-/// Keys, and the sums of row blocks up to each.
+/// Sorted keys, and the sum of row blocks up to each key.
 #[derive(Clone, Copy)]
 struct Order {
     keys: Region,
@@ -45,7 +45,7 @@ struct Order {
 pub(super) struct Rank<'k> {
     /// Number of larger keys.
     pub(super) rank: U32<'k>,
-    /// Row blocks of the larger keys.
+    /// Number of row blocks of the larger keys.
     pub(super) before: U32<'k>,
 }
 
@@ -67,8 +67,8 @@ impl<'k> Ranking<'k> {
         Ranking { builder: b, threads, orders: [order("keys", "sums"), order("next keys", "next sums")] }
     }
 
-    /// The rank of this thread's key among the keys of all threads. Each key has a number of row blocks, and no two
-    /// keys are equal.
+    /// The rank of this thread's key among the keys of all threads. No two keys are equal. The key has `blocks` row
+    /// blocks.
     ///
     /// Runs of keys are sorted, then merged: a key's rank is its rank in its own run, plus its rank in each other run.
     #[track_caller]
@@ -85,7 +85,7 @@ impl<'k> Ranking<'k> {
             b.store((at + (at >> 5)).mad(4, b.address(order.keys)), key);
             b.store(at.mad(4, b.address(order.sums)), place.before + blocks);
             b.sync_cta();
-            // The other runs that are merged with the thread's own.
+            // The other runs that are merged with the run of this thread's key.
             let others: Vec<_> = (1..runs).map(|other| start ^ (other * run)).collect();
             place = self.in_sorted(order, key, &others, run).into_iter().fold(place, Rank::and);
             run *= runs;
@@ -94,7 +94,7 @@ impl<'k> Ranking<'k> {
         place
     }
 
-    /// The rank among the keys of the `run` threads from `start` on.
+    /// The rank of `key` among the keys of the `run` threads from `start` on.
     #[track_caller]
     fn in_first_run(&self, key: U32<'k>, blocks: U32<'k>, start: U32<'k>, run: u32) -> Rank<'k> {
         let b = self.builder;
@@ -117,14 +117,14 @@ impl<'k> Ranking<'k> {
         place
     }
 
-    /// The ranks in runs of `run` sorted keys, the largest first, that begin at places `starts`.
+    /// The ranks of `key` in several runs, which begin at the places `starts`. A run has `run` keys, the largest first.
     #[track_caller]
     fn in_sorted(&self, order: Order, key: U32<'k>, starts: &[U32<'k>], run: u32) -> Vec<Rank<'k>> {
         let b = self.builder;
         let is_larger = |at: SharedAddr| b.load::<B32>(at).gt(key);
         let address = |&start: &U32<'k>| (start + (start >> 5)).mad(4, b.address(order.keys));
         let firsts: Vec<_> = starts.iter().map(address).collect();
-        // Keys before `ends` are known to be larger. The searches do not wait for each other.
+        // All keys before an end are known to be larger. The searches of the runs do not wait for each other.
         let mut ends = firsts.clone();
         for step in halves(run) {
             let last = |end: &U32<'k>| is_larger(end.at(4 * padded(step - 1) as i32));
@@ -140,7 +140,7 @@ impl<'k> Ranking<'k> {
         });
         let ranks: Vec<_> = ranks.collect();
         let places = starts.iter().zip(ranks).map(|(&start, rank)| {
-            // The sum up to the last larger key; 0 without one.
+            // The sum of row blocks up to the last larger key; 0 if no key is larger.
             let last = (start + rank.max(1)).mad(4, b.address(order.sums));
             let sum = b.load::<B32>(last.at(-4));
             Rank { rank, before: rank.gt(0).select::<B32>(sum, 0) }

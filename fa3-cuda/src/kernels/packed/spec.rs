@@ -1,4 +1,4 @@
-//! The specification of the kernel that writes the table of packed sequences.
+//! The spec of the kernel that writes the table of packed sequences.
 
 use fa3_sched::packed::{Arrays, Plan};
 use fa3_types::Mask;
@@ -14,9 +14,9 @@ pub struct Spec {
     pub k: Arrays,
     /// The mask with every bounded side at 0.
     pub mask: Mask,
-    /// Threads, one a sequence: a power of two from 32 to 1024.
+    /// Number of threads, each of which has a sequence: a power of two from 32 to 1024.
     pub threads: u32,
-    /// Whether it writes the positions of first rows in arrays that pad sequences to whole row blocks.
+    /// Whether the kernel also writes the positions of first rows in arrays that pad sequences to whole row blocks.
     pub firsts: bool,
 }
 

@@ -4,9 +4,9 @@
 //! LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
 //! ```
 //!
-//! Warp w of a team of W has parts w, w + W, w + 2W, … It loads several of them at once, each with its LSE, and keeps
-//! sums relative to the largest LSE so far. The sums of the warps are added in the order of warps, through shared
-//! memory and behind one barrier. So the order of additions depends on nothing but the indices of parts.
+//! Warp w of a team of W warps has the parts w, w + W, w + 2W, … It loads several of them at once, each with its LSE,
+//! and keeps sums relative to the largest LSE so far. Then the sums of all warps are added in the order of warps,
+//! through shared memory and behind one barrier. So the order of additions depends only on the indices of parts.
 //!
 //! A part whose LSE is -inf is empty. Its row is read, but its numbers do not count, even if they are NaN.
 
@@ -15,50 +15,55 @@ use std::f32::consts::{LN_2, LOG2_E};
 use fa3_ir::lang::*;
 use fa3_sched::combine::{CHUNK, Team};
 
+use super::lse_form::StoredLse;
 use super::unpack::unpacked;
+use crate::kernels::params::InKernel;
 
-/// The numbers of a chunk of columns.
+/// The elements of a chunk of columns.
 type Columns<T> = [T; CHUNK as usize];
 
-/// A part of a row: the addresses of LSE, f32, and of O.
+/// A part of a row: the addresses of its LSE (f32) and its O.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part<'k> {
     pub(crate) lse: U64<'k>,
     pub(crate) o: U64<'k>,
 }
 
-/// The destination of a reduced row: the addresses of LSE, f32, and of O, in these elements. At address 0, LSE is not
-/// written.
+/// The destination of a reduced row: the addresses of LSE (f32) and of O. At address 0, LSE is not written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Combined<'k> {
     pub(crate) lse: U64<'k>,
     pub(crate) o: U64<'k>,
-    /// f32, f16 or bf16.
+    /// The element type of O: f32, f16 or bf16.
     pub(crate) elem: Elem,
     /// Whether the row exists; if not, nothing is written.
     pub(crate) is_there: V<'k, Pred>,
+    /// The form in which LSE is stored; `None` for the default.
+    pub(crate) stored_lse: Option<StoredLse<InKernel<'k>>>,
+    /// Whether LSE leaves out the sink.
+    pub(crate) lse_without_sink: bool,
 }
 
 /// The reduction in a kernel whose CTAs have [`Team::cta_warps`] warps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Combine<'k> {
     builder: &'k Builder,
-    /// f32, f16 or bf16.
+    /// The element type of the parts' O: f32, f16 or bf16.
     elem: Elem,
-    /// Columns of a row: a multiple of [`CHUNK`]. A row has a multiple of 16 bytes.
+    /// Number of columns of a row, a multiple of [`CHUNK`] with which a row has a multiple of 16 bytes.
     cols: u32,
     team: Team,
     exchange: Option<Exchange<'k>>,
 }
 
-/// The shared memory through which the warps of a team add up their sums.
+/// The shared memory through which the warps of a team exchange their sums.
 #[derive(Clone, Copy, Debug)]
 struct Exchange<'k> {
     /// A row of f32 for each warp of the CTA.
     rows: U32<'k>,
     /// The largest LSE and the sum of each warp of the CTA.
     sums: U32<'k>,
-    /// The barrier of all threads of the CTA.
+    /// The barrier at which all threads of the CTA meet.
     met: fa3_ir::Barrier,
 }
 
@@ -74,7 +79,7 @@ struct Sums<'k> {
 
 /// A part that has been loaded.
 struct Loaded<'k> {
-    /// LSE; -inf if the row has no such part.
+    /// The part's LSE; -inf if the row has no such part.
     lse: V<'k, F32>,
     /// The words of the thread's chunks.
     o: Vec<Vec<U32<'k>>>,
@@ -99,17 +104,17 @@ impl<'k> Combine<'k> {
         self.builder
     }
 
-    /// The index of the row that the calling thread's team has in its CTA, below [`Team::rows`].
+    /// The index, below [`Team::rows`], of the row of the CTA that the calling thread's team reduces.
     #[track_caller]
     pub(crate) fn row_of_cta(&self) -> U32<'k> {
         self.warp() >> self.team.warps.ilog2()
     }
 
-    /// Reduces `parts` parts of a row, 0 or more, and writes O and LSE. All threads of the CTA must call it, each team
-    /// with its row, and must meet at a barrier before they call it again.
+    /// Reduces `parts` parts of a row, 0 or more, and writes O and LSE. All threads of the CTA must call this, each
+    /// team with its row. They must meet at a barrier before they call it again.
     ///
     /// `part` gives the addresses of a part; its argument is below `parts`. A `sink` adds exp(sink) to the denominator,
-    /// without a value; -inf adds nothing.
+    /// and nothing to O; -inf adds nothing.
     #[track_caller]
     pub(crate) fn row(
         &self,
@@ -133,17 +138,17 @@ impl<'k> Combine<'k> {
     /// The index of the calling thread's warp in the CTA.
     #[track_caller]
     fn warp(&self) -> U32<'k> {
-        // Threads of a warp agree. The compiler knows so only of a value taken from one lane.
+        // All threads of a warp have one index. The compiler knows this only if the index is taken from one lane.
         (self.builder.tid() >> 5).shfl_idx(0)
     }
 
-    /// Chunks of a row.
+    /// Number of chunks of a row.
     fn chunks(&self) -> u32 {
         self.cols / CHUNK
     }
 
-    /// The indices of the chunks of thread `thread` of `threads`. An index is clamped to the last chunk, which then
-    /// belongs to another thread.
+    /// The indices of the chunks of thread `thread` of `threads`. Indices behind the last chunk become the last chunk,
+    /// which then belongs to another thread.
     #[track_caller]
     fn chunks_of(&self, thread: U32<'k>, threads: u32) -> Vec<U32<'k>> {
         let turns = 0..self.chunks().div_ceil(threads);
@@ -177,7 +182,7 @@ impl<'k> Combine<'k> {
         Sums { max: max.get(), sum: sum.get(), o }
     }
 
-    /// Begins to load part `number` of `parts`, which is not 0. A missing part is replaced by the last part, which is
+    /// Begins to load part `number` of `parts`, which is not 0. If there is no such part, loads the last part, which is
     /// in a cache, with an LSE of -inf: predicated loads would keep twice as many registers.
     #[track_caller]
     fn load(
@@ -201,11 +206,11 @@ impl<'k> Combine<'k> {
         Loaded { lse, o: chunks.iter().map(load).collect() }
     }
 
-    /// Adds the part's O times its weight.
+    /// Adds O of a part times `weight` to `o`.
     #[track_caller]
     fn add(&self, weight: V<'k, F32>, part: &Loaded<'k>, o: &[Columns<Var<'k, F32>>]) {
-        // The words of an empty part become zeros, because its O may be NaN. A NaN weight is not 0, and makes the
-        // result NaN.
+        // The words of an empty part become zeros, because its O may be NaN. A weight that is NaN is not 0, and makes
+        // the result NaN.
         let counts = weight.neu(0.0).select(u32::MAX, 0);
         for (words, o) in part.o.iter().zip(o) {
             let words = words.iter().map(|&word| word & counts);
@@ -261,18 +266,22 @@ impl<'k> Combine<'k> {
     #[track_caller]
     fn write(&self, sums: Sums<'k>, sink: Option<V<'k, F32>>, to: Combined<'k>, thread: U32<'k>) {
         let b = self.builder;
+        let of_keys = (sums.sum, reference(sums.max));
         let (reference, sum, scale) = match sink {
-            None => (reference(sums.max), sums.sum, None),
+            None => (of_keys.1, of_keys.0, None),
             Some(sink) => {
                 let reference = reference(sums.max.max(sink));
                 let scale = weight(sums.max, reference);
-                (reference, sums.sum.fma(scale, weight(sink, reference)), Some(scale))
+                let of_sink = sink.eq(reference).select(1.0, weight(sink, reference));
+                (reference, sums.sum.fma(scale, of_sink), Some(scale))
             }
         };
-        // The sum is at least 1, but for rounding, or it is 0; then O is 0, too.
-        let inverse = sum.max(f32::MIN_POSITIVE).rcp();
+        // Apart from rounding, the sum is at least 1, or it is 0 and then O is 0, too.
+        let inverse = sum.eq(0.0).select(0.0, sum.rcp());
         let scale = scale.map_or(inverse, |scale| scale * inverse);
-        let lse = sum.lg2().fma(LN_2, reference);
+        let (lse_sum, lse_reference) = if to.lse_without_sink { of_keys } else { (sum, reference) };
+        let lse = lse_sum.lg2().fma(LN_2, lse_reference);
+        let lse = to.stored_lse.map_or(lse, |stored| stored.stored(lse));
         let writes_lse = to.lse.ne(0u64) & to.is_there & thread.eq(0);
         b.guarded(writes_lse, || b.store(to.lse, lse));
         let threads = 32 * self.team.warps;
@@ -284,7 +293,7 @@ impl<'k> Combine<'k> {
     }
 }
 
-/// Stores a chunk of columns as these elements.
+/// Stores a chunk of columns in elements of type `elem`.
 #[track_caller]
 fn store<'k>(b: &'k Builder, at: U64<'k>, elem: Elem, [x, y, z, w]: Columns<V<'k, F32>>) {
     if elem == Elem::F32 {
@@ -300,7 +309,7 @@ fn reference(max: V<'_, F32>) -> V<'_, F32> {
     max.eq(f32::NEG_INFINITY).select(0.0, max)
 }
 
-/// exp(lse - reference).
+/// The factor exp(lse - reference).
 #[track_caller]
 fn weight<'k>(lse: V<'k, F32>, reference: V<'k, F32>) -> V<'k, F32> {
     // LSEs are subtracted before the multiplication, because their difference is exact where it matters.
@@ -311,17 +320,17 @@ fn weight<'k>(lse: V<'k, F32>, reference: V<'k, F32>) -> V<'k, F32> {
 mod tests {
     use fa3_ir::{BufferRole, Passed, Program};
     use fa3_sim::ProgramSimulation;
-    use fa3_types::Dtype;
+    use fa3_types::{Dtype, LseForm};
 
     use super::*;
 
     const COLS: u32 = 16;
-    const ROWS: u32 = 6;
-    /// Parts of each row in memory.
+    const ROWS: u32 = 10;
+    /// Number of parts for which each row has memory.
     const MOST: u32 = 40;
+    const FORM: LseForm = LseForm { base_two: true, without_sink: false, empty_is_infinite: true };
 
-    /// A reduction of rows, each with its number of parts in memory, and a sink. The parts of a row lie in reverse
-    /// order.
+    /// A program that reduces rows. Memory has each row's number of parts, its sink, and its parts in reverse order.
     fn program(team: Team) -> Program<Kernel> {
         let kernel = Kernel::build("merge", Launch::threads(32 * team.cta_warps()), |b| {
             let [o, lse, counts, sinks, to_o, to_lse] = ["o", "lse", "counts", "sinks", "to_o", "to_lse"]
@@ -337,7 +346,11 @@ mod tests {
                 Part { lse: number.mad_wide(4, lse), o: number.mad_wide(4 * COLS, o) }
             };
             let [to_lse, to_o] = [row.mad_wide(4, to_lse), row.mad_wide(4 * COLS, to_o)];
-            let to = Combined { lse: to_lse, o: to_o, elem: Elem::F32, is_there };
+            let stored_lse =
+                Some(StoredLse { unit: b.value(FORM.unit() as f32), empty: b.value(FORM.empty()) });
+            let lse_without_sink = false;
+            let to =
+                Combined { lse: to_lse, o: to_o, elem: Elem::F32, is_there, stored_lse, lse_without_sink };
             combine.row(b.load(count), part, Some(b.load(sink)), to);
         });
         let mut program = Program::new();
@@ -358,8 +371,9 @@ mod tests {
 
     #[test]
     fn counts_are_data_and_sinks_have_no_value() {
-        let counts = [0, 1, 3, 8, 29, 40_u32];
-        let sinks = [1.5, f32::NEG_INFINITY, -2.0, 30.0, 0.5, f32::NEG_INFINITY];
+        let counts = [0, 1, 3, 8, 29, 40_u32, 0, 8, 8, 0];
+        let none = f32::NEG_INFINITY;
+        let sinks = [1.5, none, -2.0, 30.0, 0.5, none, f32::INFINITY, f32::INFINITY, f32::NAN, none];
         let number = |index: usize| (index as f32 * 0.7).sin();
         let (rows, most, cols) = (ROWS as usize, MOST as usize, COLS as usize);
         // Memory behind a row's parts is NaN.
@@ -388,12 +402,14 @@ mod tests {
                 let parts = (most * (row + 1) - counts[row] as usize)..most * (row + 1);
                 let weights: Vec<f64> = parts.clone().map(|part| f64::from(lse[part]).exp()).collect();
                 let sum = weights.iter().sum::<f64>() + f64::from(sinks[row]).exp();
-                assert!((given_lse[row] - sum.ln()).abs() < 1e-5, "row {row} of {splits} parts");
+                let is_near = |x: f64, y: f64| x == y || (x - y).abs() < 1e-5 || x.is_nan() && y.is_nan();
+                assert!(is_near(given_lse[row], FORM.of(sum.ln())), "row {row} of {splits} parts");
                 for col in 0..cols {
                     let values = parts.clone().map(|part| f64::from(o[part * cols + col]));
-                    let expected = values.zip(&weights).map(|(x, weight)| x * weight).sum::<f64>() / sum;
+                    let expected = values.zip(&weights).map(|(x, weight)| x * weight).sum::<f64>();
+                    let expected = if sum == 0.0 { 0.0 } else { expected / sum };
                     let given = given_o[row * cols + col];
-                    assert!((given - expected).abs() < 1e-5, "{row}, {col} of {splits} parts: {given}");
+                    assert!(is_near(given, expected), "{row}, {col} of {splits} parts: {given}");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The rows and keys of work tile i of a launch, by the same integer arithmetic on the host and in a kernel.
+//! The rows and keys of a work tile, given its index. The host and a kernel compute them by the same arithmetic.
 
 use std::num::NonZeroU32;
 
@@ -10,7 +10,7 @@ use fa3_types::{Chunk, Intervals, Mask};
 
 use super::out::Out;
 
-/// The numbers of a launch from which the index of a tile gives its rows and keys.
+/// The numbers of a launch that give the rows and keys of each tile index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry<T> {
     /// Number of tiles.
@@ -27,42 +27,42 @@ pub(crate) type WorkTile<'k> = WorkTileOf<U32<'k>>;
 /// A work tile, on the host or in a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WorkTileOf<T> {
-    /// Its sequence.
+    /// The index of the tile's sequence.
     pub(crate) batch: T,
-    /// Its head of Q and O.
+    /// The tile's head of Q and O.
     pub(crate) head: T,
-    /// Its head of K and V.
+    /// The tile's head of K and V.
     pub(crate) kv_head: T,
-    /// Rows of its sequence that take part in attention.
+    /// Numbers of rows of Q and of K of the sequence that take part in attention.
     pub(crate) lens: SeqLens<T>,
-    /// Its first query row.
+    /// The tile's first query row.
     pub(crate) row: T,
-    /// The KV blocks that it visits. In ranges, the numbers of steps instead.
+    /// The KV blocks that the tile visits. If `ranges` exists, the numbers of the steps instead.
     pub(crate) kv: KvRange<T>,
-    /// The shared-memory address of its [`Stretches`](fa3_sched::BlockRanges), under a mask of intervals.
+    /// The shared-memory address of the tile's [`BlockRanges`](fa3_sched::BlockRanges), under a mask of intervals.
     pub(crate) ranges: Option<T>,
-    /// The destination of its result, in kernels that split keys or split tiles of keys; else the tensor.
+    /// The destination of the tile's result, in kernels that split keys or split tiles of keys. Without it, the tensor.
     pub(crate) out: Option<Out<T>>,
-    /// The location of its sequence in memory, if it comes from a table.
+    /// The location of the sequence in memory, if the sequence comes from a table.
     pub(crate) varlen: Option<Varlen<T>>,
 }
 
 /// A sequence of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Varlen<T> {
-    /// Its first row of Q and O: absolute in a packed tensor, 0 in a dense one.
+    /// The sequence's first row of Q and O: absolute in a packed tensor, 0 in a dense one.
     pub(crate) q_row: T,
-    /// Rows of O, all of which are written. The first `lens.q` of them take part in attention.
+    /// Number of rows of O, all of which are written. The first `lens.q` of them take part in attention.
     pub(crate) q_rows: T,
-    /// Its first row of K and V: absolute in a packed tensor, 0 in a dense one.
+    /// The sequence's first row of K and V: absolute in a packed tensor, 0 in a dense one.
     pub(crate) k_row: T,
-    /// The position of its first row of Q in arrays that pad each sequence to whole blocks, in kernels with such
-    /// arrays.
+    /// The position of the sequence's first row of Q in arrays that pad each sequence to whole blocks. `None` in
+    /// kernels without such arrays.
     pub(crate) padded_row: Option<T>,
 }
 
 impl<T: Copy> WorkTileOf<T> {
-    /// Rows of O of its sequence, all of which are written.
+    /// Number of rows of O of the tile's sequence, all of which are written.
     pub(crate) fn rows_of_o(&self) -> T {
         self.varlen.map_or(self.lens.q, |varlen| varlen.q_rows)
     }
@@ -85,7 +85,7 @@ impl Geometry<()> {
 }
 
 impl<T> Geometry<T> {
-    /// Applies `f` to each number, in a fixed order.
+    /// Applies `f` to each number and its name, in a fixed order.
     pub(crate) fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Geometry<U> {
         Geometry {
             tiles: f("tiles", self.tiles),
@@ -123,7 +123,7 @@ impl<'k> Geometry<U32<'k>> {
         WorkTile { batch, head, kv_head, lens, row, kv: in_registers(kv), ranges, out, varlen }
     }
 
-    /// The work tile with this first row, before it is known which blocks it visits.
+    /// The work tile that begins with row `row`. It visits no block yet; the caller sets the blocks.
     #[track_caller]
     pub(crate) fn work_of(&self, batch: U32<'k>, head: U32<'k>, row: U32<'k>) -> WorkTile<'k> {
         let (kv_head, zero) = (self.tiling.kv_head(head), batch.constant(0));
@@ -131,21 +131,21 @@ impl<'k> Geometry<U32<'k>> {
         WorkTile { batch, head, kv_head, lens: self.lens, row, kv, ranges: None, out: None, varlen: None }
     }
 
-    /// The KV blocks that tile `m_block` of a head visits in a sequence of these lengths; none if the sequence has no
-    /// such tile.
+    /// The KV blocks that tile `m_block` of a head visits in a sequence of lengths `lens`; none if there is no such
+    /// tile.
     #[track_caller]
     pub(crate) fn kv_range(&self, m_block: U32<'k>, lens: SeqLens<U32<'k>>) -> KvRange<U32<'k>> {
         self.tiling.kv_range(m_block, lens)
     }
 
-    /// The keys that query row `row` may see in a sequence of these lengths; unspecified for a row beyond its end.
+    /// The keys that query row `row` may see in a sequence of lengths `lens`; unspecified for a row beyond the end.
     #[track_caller]
     pub(crate) fn keys(&self, row: U32<'k>, lens: SeqLens<U32<'k>>) -> VisibleKeys<U32<'k>> {
         keys(&self.tiling, row, lens)
     }
 }
 
-/// The keys that query row `row` may see in a sequence of these lengths.
+/// The keys that query row `row` may see in a sequence of lengths `lens`.
 #[track_caller]
 pub(super) fn keys<'k>(
     tiling: &Tiling<U32<'k>>,
@@ -156,7 +156,7 @@ pub(super) fn keys<'k>(
     VisibleKeys { start: start.in_register(), end: end.in_register() }
 }
 
-/// A copy of the range in registers, none of its numbers a constant.
+/// A copy of the range in registers, so that none of its numbers is a constant.
 #[track_caller]
 pub(super) fn in_registers<'k>(kv: KvRange<U32<'k>>) -> KvRange<U32<'k>> {
     let [first, unmasked_first, unmasked_end, end] =
@@ -167,7 +167,7 @@ pub(super) fn in_registers<'k>(kv: KvRange<U32<'k>>) -> KvRange<U32<'k>> {
 /// The part of a mask that a kernel's code depends on: every bounded side at 0, and chunks of one key.
 pub(crate) fn sides(mask: Mask) -> Mask {
     if let Some(form) = mask.intervals() {
-        // Strides say whether sequences and heads have bounds of their own.
+        // Strides, not the form, say whether sequences and heads have their own bounds.
         return Mask::Intervals(Intervals { per_sequence: false, per_head: false, ..form });
     }
     if let Some(chunk) = mask.chunks() {
@@ -179,7 +179,7 @@ pub(crate) fn sides(mask: Mask) -> Mask {
     Mask::window(left.map(|_| 0), right.map(|_| 0))
 }
 
-/// The part of an order that a kernel's code depends on: sections have one head.
+/// The part of an order that a kernel's code depends on: the order itself, with sections of one head.
 pub(crate) fn form(order: Order) -> Order {
     match order {
         Order::Linear => Order::Linear,

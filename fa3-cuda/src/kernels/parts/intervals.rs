@@ -1,4 +1,4 @@
-//! Masks of intervals: bounds of query rows in memory, the keys that a row sees, and the KV blocks that a tile visits.
+//! Masks of intervals: the bounds of query rows in memory, the keys that a row sees, the KV blocks that a tile visits.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, BufferRole, Program};
@@ -16,12 +16,12 @@ use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, pa
 /// The name of the buffer of bounds.
 pub(crate) const INTERVALS: &str = "intervals";
 
-/// Bytes of the bounds of a row.
+/// Bytes of the bounds of one row.
 const fn row_bytes(of_row: IntervalsOfRow) -> u32 {
     8 * of_row.count() as u32
 }
 
-/// Adds the buffer of bounds to a program with Q of this shape.
+/// Adds the buffer of bounds to a program whose Q has shape `q`.
 pub(crate) fn interval_rows<K>(program: &mut Program<K>, form: Intervals, q: Shape) -> BufferId {
     let dims = form.shape(q).map(|extent| extent as u32);
     let intervals = program.buffer(INTERVALS, Elem::U32, &dims, BufferRole::Input);
@@ -29,14 +29,14 @@ pub(crate) fn interval_rows<K>(program: &mut Program<K>, form: Intervals, q: Sha
     intervals
 }
 
-/// Strides of an array with `of_head` items per head, from a sequence to the next and from a head to the next. A stride
-/// is 0 where sequences or heads share their items.
+/// Strides of an array with `of_head` items per head: from one sequence to the next, and from one head to the next. A
+/// stride is 0 if sequences or heads share their items.
 pub(crate) fn strides(form: Intervals, heads: u64, of_head: u64) -> [u64; 2] {
     let own = |is_own: bool, items: u64| if is_own { items } else { 0 };
     [own(form.per_sequence, heads * of_head), own(form.per_head, of_head)]
 }
 
-/// The address of a head's first item. Items have `bytes` bytes, a power of two.
+/// The address of a head's first item. An item has `bytes` bytes, a power of two.
 #[track_caller]
 pub(crate) fn at_head<'k>(
     address: U64<'k>,
@@ -53,7 +53,8 @@ params! {
     struct IntervalRows {
         of_row: fixed IntervalsOfRow,
         address: pointer = "intervals",
-        /// Strides in rows, from a sequence to the next and from a head to the next; 0 where these share their bounds.
+        /// Strides in rows, from a sequence to the next and from a head to the next; 0 if sequences or heads share
+        /// bounds.
         batch: u64 = "intervals_batch",
         head: u64 = "intervals_head",
     }
@@ -62,14 +63,14 @@ params! {
 copies!(IntervalRows);
 
 impl IntervalRows<Form> {
-    /// The parameters of rows with this number of intervals.
+    /// The parameters of rows with `of_row` intervals.
     pub(crate) fn form(of_row: IntervalsOfRow) -> IntervalRows<Form> {
         IntervalRows { of_row, address: Elem::U32, batch: (), head: () }
     }
 }
 
 impl IntervalRows<Host> {
-    /// The arguments of a launch with Q of this shape.
+    /// The arguments of a launch whose Q has shape `q`.
     pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> IntervalRows<Host> {
         let [_, heads, rows, _] = form.shape(q).map(|extent| extent as u64);
         let [batch, head] = strides(form, heads, rows);
@@ -84,8 +85,8 @@ impl<'k> IntervalRows<InKernel<'k>> {
         at_head(self.address, [self.batch, self.head], [batch, head], row_bytes(self.of_row))
     }
 
-    /// The keys of the intervals of a row, in a head whose bounds begin at `of_head`. A row beyond the end has the keys
-    /// of the last row.
+    /// The keys of the intervals of row `row`, in a head whose bounds begin at `of_head`. A row beyond the end has the
+    /// keys of the last row.
     #[track_caller]
     pub(crate) fn keys(
         &self,
@@ -105,7 +106,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
         bounds.into_iter().map(|bounds| keys_of_interval(bounds, lens.k)).collect()
     }
 
-    /// The keys that a row sees.
+    /// The keys that the row at `position` sees.
     #[track_caller]
     pub(crate) fn visible(
         &self,
@@ -119,7 +120,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
         Visible { start: Some(start), end, other: keys.next() }
     }
 
-    /// The KV blocks that a work tile visits, found by a whole warp.
+    /// Finds the KV blocks that a work tile visits. All lanes of a warp must call this.
     #[track_caller]
     fn block_ranges(
         &self,
@@ -145,7 +146,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
     }
 }
 
-/// The bounds over the rows of all lanes, in each lane.
+/// The union and intersection of the bounds of all lanes, in each lane.
 #[track_caller]
 pub(crate) fn over_warp<'k>(bounds: Bounds<U32<'k>>) -> Bounds<U32<'k>> {
     [16, 8, 4, 2, 1].into_iter().fold(bounds, |bounds, distance| {
@@ -157,17 +158,17 @@ pub(crate) fn over_warp<'k>(bounds: Bounds<U32<'k>>) -> Bounds<U32<'k>> {
     })
 }
 
-/// The producer's warp that finds blocks: the last one.
+/// The index of the producer's warp that finds blocks: its last warp.
 pub(crate) const FINDER: u32 = 3;
 
-/// Work tiles whose blocks follow from the bounds of rows. A warp fetches tiles, finds their blocks, and sends
-/// both.
+/// Work tiles whose blocks follow from the bounds of rows. A warp fetches tiles, finds their blocks, and sends both to
+/// the other warps.
 #[derive(Clone, Copy)]
 pub(crate) struct IntervalTiles<'k> {
     pub(crate) geometry: Geometry<U32<'k>>,
-    /// The counter from which tiles are fetched.
+    /// The address of the counter from which tiles are fetched.
     pub(crate) tile_counter: U64<'k>,
-    /// Rows of a tile and keys of a block, or keys of a tile and rows of a block.
+    /// For tiles of rows: rows of a tile, keys of a block. For tiles of keys: keys of a tile, rows of a block.
     pub(crate) tile: [u32; 2],
     pub(crate) of: TilesUnderIntervals<'k>,
 }
@@ -175,15 +176,15 @@ pub(crate) struct IntervalTiles<'k> {
 /// The dimension of the attention matrix that tiles divide.
 #[derive(Clone, Copy)]
 pub(crate) enum TilesUnderIntervals<'k> {
-    /// Rows of Q, with these bounds.
+    /// Rows of Q, whose bounds these are.
     Rows(IntervalRows<InKernel<'k>>),
-    /// Keys. Kernels launched before have found which blocks of rows see them.
+    /// Keys. Earlier kernels have found which blocks of rows see them.
     Keys(KeyTiles<InKernel<'k>>),
 }
 
-/// The four words that are sent at a time. The first four are sequence, head, row, and whether there is a tile. Four
-/// words follow for each range of a tile of rows, the count of all blocks among them. For a tile of keys, its range
-/// of blocks and the destination of its gradients follow.
+/// Four words of a message about a tile. The first four are sequence, head, row, and whether there is a tile. For a
+/// tile of rows, four words follow for each range, the last of which is the count of all blocks. For a tile of keys,
+/// four words for the range of blocks follow, and four for the destination of gradients.
 pub(crate) type Words<'k> = [U32<'k>; 4];
 
 impl<'k> IntervalTiles<'k> {
@@ -196,7 +197,8 @@ impl<'k> IntervalTiles<'k> {
         }
     }
 
-    /// The words of tile `number` of `count`, found by a whole warp. Behind the last tile, they say that there is none.
+    /// The words about tile `number` of `count`. All lanes of a warp must call this. Behind the last tile, the words
+    /// say that there is none.
     #[track_caller]
     pub(crate) fn words(&self, b: &'k Builder, number: U32<'k>, count: U32<'k>) -> Vec<Words<'k>> {
         let last = self.geometry.tiles - 1;
@@ -242,11 +244,11 @@ impl<'k> IntervalTiles<'k> {
     }
 }
 
-/// Bytes of a message before the ranges.
+/// Bytes of a message before the words about ranges.
 const RANGES: u32 = 16;
 
-/// Words at an address of shared memory. All lanes read them and take those words from one lane, so that the compiler
-/// knows that lanes agree.
+/// Loads four words from shared memory. All lanes read them, but take them from one lane, so that the compiler knows
+/// that all lanes have the same words.
 #[track_caller]
 pub(crate) fn load_words<'k>(b: &'k Builder, at: impl Into<fa3_ir::Address>) -> Words<'k> {
     b.load_vector::<B32, 4>(at).map(|word| word.shfl_idx(0))

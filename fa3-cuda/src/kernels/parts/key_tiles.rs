@@ -1,5 +1,5 @@
 //! Tiles of keys under a mask of intervals: the blocks of rows that see each tile, and the parts into which tiles with
-//! many blocks are split ([`fa3_sched::backward::TileSplit`]). Kernels launched before have written both to memory.
+//! many blocks are split ([`fa3_sched::backward::TileSplit`]). Earlier kernels have written these to memory.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -9,13 +9,13 @@ use fa3_sched::backward::{TileSplit, is_split, part};
 use super::out::Out;
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
-/// Words of an entry of both arrays.
+/// Number of words of an entry, in the array of blocks and in the list.
 const WORDS: u32 = 4;
 
 params! {
     /// The arrays of blocks and of parts.
     struct KeyTiles {
-        /// The range of blocks of each tile.
+        /// The range of blocks of rows that see each tile.
         blocks: pointer = "blocks_of_keys",
         /// A [`Header`]; then `most_parts` entries for parts, each with the index of its tile and its index in the
         /// tile; then the split tiles, each with its index, its first part, and its number of parts.
@@ -26,7 +26,7 @@ params! {
 
 copies!(KeyTiles);
 
-/// The counts of a split.
+/// The counts of the split of tiles into parts.
 #[derive(Clone, Copy)]
 pub(crate) struct Header<T> {
     /// Number of parts.
@@ -40,27 +40,27 @@ pub(crate) struct Header<T> {
 /// A tile that is split.
 #[derive(Clone, Copy)]
 pub(crate) struct SplitTile<T> {
-    /// Its index.
+    /// The index of the tile.
     pub(crate) tile: T,
-    /// Its first part.
+    /// The index of the tile's first part, among all parts.
     pub(crate) first: T,
-    /// Its number of parts.
+    /// The number of the tile's parts.
     pub(crate) parts: T,
 }
 
-/// A tile of keys, or a part of one, as a CTA computes it.
+/// A tile of keys, or a part of a tile, as a CTA computes it.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyTile<T> {
-    /// The tile.
+    /// The index of the tile.
     pub(crate) tile: T,
     /// The blocks that the CTA visits.
     pub(crate) blocks: KvRange<T>,
-    /// The destination of gradients: the tensors for a whole tile, nowhere for a split tile, its own buffer for a part.
+    /// The destination of gradients: the tensors for a whole tile, nowhere for a split tile, a buffer for a part.
     pub(crate) out: Out<T>,
 }
 
 impl KeyTiles<Host> {
-    /// The shapes of both arrays, for this number of tiles.
+    /// The shapes of the arrays of blocks and of parts, for `tiles` tiles.
     pub(crate) fn dims(tiles: u32, splits: &TileSplit<u32>) -> [[u32; 2]; 2] {
         [tiles, 1 + splits.most_parts() + splits.most_tiles()].map(|entries| [entries, WORDS])
     }
@@ -78,8 +78,8 @@ impl KeyTiles<Form> {
 }
 
 impl<'k> KeyTiles<InKernel<'k>> {
-    /// Tile `number` of a launch. Parts have the first numbers, and whole tiles the numbers behind them, which end with
-    /// tile `last`. A split tile visits no block. Numbers behind the last tile give the last tile.
+    /// The tile or part with number `number` in a launch. Parts have the first numbers, and tiles the numbers behind
+    /// them, up to tile `last`. A split tile visits no block. Numbers behind the last tile give the last tile.
     #[track_caller]
     pub(crate) fn find(&self, b: &'k Builder, number: U32<'k>, last: U32<'k>) -> KeyTile<U32<'k>> {
         let Header { parts, size, .. } = self.header(b);
@@ -113,14 +113,14 @@ impl<'k> KeyTiles<InKernel<'k>> {
         b.store_vector(self.entry(b.value(0)), [parts, tiles, size, b.value(0)]);
     }
 
-    /// Stores part `number` of all, which is part `of_tile` of tile `tile`.
+    /// Stores part `number` of all parts, which is part `of_tile` of tile `tile`.
     #[track_caller]
     pub(crate) fn store_part(&self, b: &'k Builder, number: U32<'k>, [tile, of_tile]: [U32<'k>; 2]) {
         let zero = b.value(0);
         b.store_vector(self.entry(number + 1), [tile, of_tile, zero, zero]);
     }
 
-    /// Split tile `number`.
+    /// Loads split tile `number`.
     #[track_caller]
     pub(crate) fn split_tile(&self, b: &'k Builder, number: U32<'k>) -> SplitTile<U32<'k>> {
         let [tile, first, parts, _] = b.load_vector::<B32, 4>(self.entry(number + self.most_parts + 1));
@@ -134,13 +134,13 @@ impl<'k> KeyTiles<InKernel<'k>> {
         b.store_vector(self.entry(number + self.most_parts + 1), [tile, first, parts, b.value(0)]);
     }
 
-    /// The address of an entry of the list. The header is the first entry.
+    /// The address of an entry of the list, whose first entry is the header.
     #[track_caller]
     fn entry(&self, number: U32<'k>) -> U64<'k> {
         number.mad_wide(4 * WORDS, self.list)
     }
 
-    /// The blocks of a tile.
+    /// Loads the range of blocks that see a tile.
     #[track_caller]
     pub(crate) fn load_blocks(&self, b: &'k Builder, tile: U32<'k>) -> KvRange<U32<'k>> {
         let [first, unmasked_first, unmasked_end, end] =
@@ -148,7 +148,7 @@ impl<'k> KeyTiles<InKernel<'k>> {
         KvRange { first, unmasked_first, unmasked_end, end }
     }
 
-    /// Stores the blocks of a tile.
+    /// Stores the range of blocks that see a tile.
     #[track_caller]
     pub(crate) fn store_blocks(&self, b: &'k Builder, tile: U32<'k>, blocks: KvRange<U32<'k>>) {
         let KvRange { first, unmasked_first, unmasked_end, end } = blocks;

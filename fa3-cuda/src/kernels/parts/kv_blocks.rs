@@ -1,38 +1,43 @@
-//! The KV blocks that a tile visits, in descending or ascending order, and which of them need the mask.
+//! The KV blocks that a tile visits, in descending or ascending order. Some of them need the mask.
 
 use fa3_ir::lang::*;
 use fa3_sched::{KvRange, num_ranges};
 use fa3_types::Mask;
 
 use super::intervals::load_words;
+use super::seen::SeenKeys;
 
-/// A tile's blocks.
+/// The KV blocks that a tile visits.
 pub(crate) struct KvBlocks<'k> {
     builder: &'k Builder,
     kv: KvRange<U32<'k>>,
     /// Number of blocks.
     pub(crate) count: U32<'k>,
-    /// Keys of a block.
+    /// Number of keys of a block.
     keys: u32,
-    /// Whether the mask has a left side, a right side.
+    /// Whether blocks consist of list entries, of which no mask hides any.
+    are_listed: bool,
+    /// Whether the mask has a left side, and whether it has a right side.
     left: bool,
     right: bool,
-    /// Under a mask of intervals: the shared-memory address of the tile's ranges, and their number.
+    /// The shared-memory address of the tile's ranges, and the number of ranges, under a mask of intervals.
     ranges: Option<(U32<'k>, u32)>,
 }
 
 /// A KV block.
 pub(crate) struct KvBlock<'k> {
-    /// Its first key.
+    /// The block's first key.
     pub(crate) key: U32<'k>,
-    /// Whether the mask may hide some of it from some row.
+    /// Whether the mask may hide some key of the block from some row.
     pub(crate) masked: bool,
-    /// Whether it is the last one that the tile visits.
+    /// Whether the block is the last one that the tile visits.
     pub(crate) last: V<'k, Pred>,
+    /// Which of its keys exist, if keys are listed and this is known already.
+    pub(crate) seen: Option<SeenKeys<'k>>,
 }
 
 impl<'k> KvBlocks<'k> {
-    /// The blocks, of `keys` keys each, of a tile with this range, under a mask with these sides.
+    /// The blocks that a tile visits, given their range `kv`, `keys` keys per block, and the mask.
     #[track_caller]
     pub(crate) fn of(b: &'k Builder, kv: KvRange<U32<'k>>, keys: u32, mask: Mask) -> KvBlocks<'k> {
         let (left, right) = mask.reach();
@@ -40,16 +45,21 @@ impl<'k> KvBlocks<'k> {
         // Intervals may hide keys on either side.
         let both = mask.intervals().is_some();
         let (left, right) = (both || left.is_some(), both || right.is_some());
-        KvBlocks { builder: b, kv, count, keys, left, right, ranges: None }
+        KvBlocks { builder: b, kv, count, keys, are_listed: false, left, right, ranges: None }
     }
 
-    /// The blocks of ranges at this shared-memory address, if there is an address; the range then counts steps.
+    /// The blocks in the ranges at shared-memory address `at`, if there is one. `kv` then counts steps.
     pub(crate) fn in_ranges(self, at: Option<U32<'k>>, mask: Mask) -> KvBlocks<'k> {
         let count = mask.intervals().map_or(0, |form| num_ranges(form.of_row.count()) as u32);
         KvBlocks { ranges: at.map(|at| (at, count)), ..self }
     }
 
-    /// The block that is visited after `step` others. The mask is applied to it, because it may need the mask.
+    /// These blocks, which consist of list entries if `are_listed`.
+    pub(crate) fn listed(self, are_listed: bool) -> KvBlocks<'k> {
+        KvBlocks { are_listed, ..self }
+    }
+
+    /// The block that is visited after `step` other blocks. It counts as masked, because it may need the mask.
     #[track_caller]
     pub(crate) fn at(&self, step: u32) -> KvBlock<'k> {
         if let Some((at, _)) = self.ranges {
@@ -61,17 +71,18 @@ impl<'k> KvBlocks<'k> {
 
     #[track_caller]
     fn block(&self, index: U32<'k>, masked: bool) -> KvBlock<'k> {
-        KvBlock { key: index * self.keys, masked, last: index.eq(self.kv.first) }
+        let masked = masked && !self.are_listed;
+        KvBlock { key: index * self.keys, masked, last: index.eq(self.kv.first), seen: None }
     }
 
-    /// The block of this step, in a range with this top, of a tile with `count` blocks.
+    /// The block of step `step`, in a range whose top is `top`, of a tile that visits `count` blocks.
     #[track_caller]
     fn step(&self, step: U32<'k>, [top, count]: [U32<'k>; 2], masked: bool) -> KvBlock<'k> {
-        KvBlock { key: (top - step) * self.keys, masked, last: (step + 1).eq(count) }
+        KvBlock { key: (top - step) * self.keys, masked, last: (step + 1).eq(count), seen: None }
     }
 
-    /// Runs `body` for every block but the first `from`, range by range. With `are_told_apart`, `body` is built
-    /// twice: for blocks that need the mask, and for blocks that do not.
+    /// Runs `body` for every block but the first `from`, range by range. With `are_told_apart`, `body` is built twice:
+    /// once for blocks that need the mask, and once for the others.
     #[track_caller]
     fn for_each_range(
         &self,
@@ -96,7 +107,7 @@ impl<'k> KvBlocks<'k> {
         });
     }
 
-    /// Runs `body` for every block but the first `from`, where `body` applies no mask. Blocks must be in ranges.
+    /// Runs `body`, which applies no mask, for every block but the first `from`. Blocks must be in ranges.
     #[track_caller]
     pub(crate) fn for_each_unmasked(&self, from: u32, body: impl FnMut(KvBlock<'k>)) {
         let ranges = self.ranges.expect("blocks are in ranges");

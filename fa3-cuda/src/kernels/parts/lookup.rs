@@ -1,4 +1,4 @@
-//! Where a tile index becomes a work tile: by arithmetic, or through a table of sequences.
+//! Turns a tile index into a work tile: by arithmetic, or through a table of sequences.
 
 use fa3_ir::lang::*;
 use fa3_sched::{KvRange, SeqLens, VisibleKeys};
@@ -7,13 +7,13 @@ use super::geometry::{Geometry, keys};
 use super::table::Table;
 use crate::kernels::params::{InKernel, Pass, Side};
 
-/// Where the lengths of sequences are known.
+/// The place where the lengths of sequences are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SequenceForm {
     /// All sequences have one length, which is an argument.
     Dense,
-    /// A table in device memory has the first row and the length of each sequence ([`fa3_sched::packed`]): sequences
-    /// are packed, or only a part of each is valid. The scheduler is
+    /// A table in device memory has the first row and the length of each sequence ([`fa3_sched::packed`]). Sequences
+    /// are packed, or only some rows of each are valid. The scheduler is
     /// [`Scheduler::DynamicPersistent`](fa3_sched::Scheduler::DynamicPersistent), a producer loads, e4m3 V is
     /// transposed in the kernel, and there are no clusters.
     Varlen,
@@ -28,7 +28,7 @@ pub(crate) enum Lookup<S: Side> {
     Varlen {
         /// The table.
         table: Table<S>,
-        /// The tile counter: 32 bits.
+        /// The address of the tile counter, which has 32 bits.
         tile_counter: S::Pointer,
     },
 }
@@ -49,7 +49,7 @@ impl<A: Side> Lookup<A> {
 }
 
 impl<'k> Lookup<InKernel<'k>> {
-    /// The keys that query row `row` may see in a sequence of these lengths; unspecified for a row beyond its end.
+    /// The keys that query row `row` may see in a sequence of lengths `lens`; unspecified for a row beyond the end.
     #[track_caller]
     pub(crate) fn keys(&self, row: U32<'k>, lens: SeqLens<U32<'k>>) -> VisibleKeys<U32<'k>> {
         match self {
@@ -58,8 +58,8 @@ impl<'k> Lookup<InKernel<'k>> {
         }
     }
 
-    /// The KV blocks that tile `m_block` of a head visits in a sequence of these lengths; none if the sequence has no
-    /// such tile.
+    /// The KV blocks that tile `m_block` of a head visits in a sequence of lengths `lens`; none if there is no such
+    /// tile.
     #[track_caller]
     pub(crate) fn kv_range(&self, m_block: U32<'k>, lens: SeqLens<U32<'k>>) -> KvRange<U32<'k>> {
         match self {

@@ -2,14 +2,14 @@
 
 use fa3_ir::lang::*;
 
-/// The destination of a work tile's result: the tensor, the buffer of a split, or nowhere.
+/// The destination of a work tile's result: 0 for the tensor, 1 + the index of a split for its buffer, or nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Out<T>(pub(crate) T);
 
 impl Out<u32> {
-    /// The whole result, which goes to the tensor. A split has its index + 1 instead.
+    /// The destination of a whole result, which goes to the tensor.
     pub(crate) const TENSOR: u32 = 0;
-    /// No result: the tile is split, and its splits have the result.
+    /// The destination of a split tile, which has no result of its own: its parts have the result.
     pub(crate) const NOWHERE: u32 = u32::MAX;
 }
 

@@ -1,8 +1,8 @@
 //! The rows of a sequence in pages: batch entries of a tensor that a page table in device memory names.
 //!
-//! A tile is copied in blocks of rows; each block lies within a page, and is a [`RowSpan`] of its own. Where blocks
-//! would have fewer than 8 rows, [`gather`](super::gather) copies rows one by one. Zeros fill rows beyond the
-//! sequence's end and rows of a missing page.
+//! A tile is copied in blocks of rows. Each block lies within a page, and is one [`RowSpan`]. Where blocks would have
+//! fewer than 8 rows, [`gather`](super::gather) copies rows one by one. Zeros fill rows beyond the sequence's end, and
+//! rows of a missing page.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -11,7 +11,7 @@ use fa3_sched::{FastDiv, packed};
 use super::ragged::{RowSpan, TileCoords};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
-/// Words of an L2 line.
+/// Number of words of an L2 line.
 const LINE: u32 = 32;
 
 /// The row index that stands for a missing row.
@@ -20,18 +20,18 @@ pub(crate) const NOWHERE: u32 = u32::MAX;
 params! {
     /// The page table of a launch.
     struct Pages {
-        /// Page numbers: a row of them for each sequence.
+        /// The page numbers. Each row of the table has the numbers of one sequence.
         table: pointer = "page_table",
-        /// With an indirect page table: the table row of each sequence, and the number of table rows.
+        /// The table row of each sequence, and the number of table rows, with an indirect page table.
         index: maybe pointer = "cache_batch_idx",
         table_rows: maybe u32 = "rows_of_page_table",
-        /// Entries of a table row.
+        /// Number of entries of a table row.
         per_sequence: u32 = "pages_of_sequence",
-        /// Rows of a page.
+        /// Number of rows of a page.
         rows: div = "page_rows",
         /// Number of pages in memory.
         entries: u32 = "pages",
-        /// Entries from a table row to the next.
+        /// Number of entries from one table row to the next.
         stride: u32 = "page_table_stride",
     }
 }
@@ -58,8 +58,8 @@ impl Pages<Host> {
 }
 
 impl<'k> Pages<InKernel<'k>> {
-    /// Prefetches the page table of this number of sequences to L2, each CTA a part. Table rows with a larger stride
-    /// than their entries are covered in part only.
+    /// Prefetches the page table of `sequences` sequences to L2; each CTA prefetches a part. If the stride of table
+    /// rows exceeds their entries, the prefetches reach only some of the rows.
     #[track_caller]
     pub(crate) fn prefetch(&self, b: &'k Builder, sequences: U32<'k>) {
         let rows = self.table_rows.unwrap_or(sequences);
@@ -81,17 +81,17 @@ pub(crate) struct PageSpan<'k> {
     builder: &'k Builder,
     /// The address of the number of the sequence's first page.
     table: U64<'k>,
-    /// Entries of the sequence's table row.
+    /// Number of entries of the sequence's table row.
     pages: U32<'k>,
-    /// Rows of a page.
+    /// Number of rows of a page.
     page_rows: FastDiv<U32<'k>>,
     /// Number of pages in memory.
     entries: U32<'k>,
-    /// Rows of memory from a page to the next.
+    /// Number of rows of memory from one page to the next.
     apart: U32<'k>,
-    /// Rows of the first page that precede the sequence's first row.
+    /// Number of rows of the first page that precede the sequence's first row.
     first: U32<'k>,
-    /// Rows of the sequence.
+    /// Number of rows of the sequence.
     count: U32<'k>,
 }
 
@@ -108,10 +108,10 @@ impl<'k> PageSpan<'k> {
         let (table, count) = match pages.index.zip(pages.table_rows) {
             None => ((sequence * pages.stride).mad_wide(4, pages.table), count),
             Some((index, rows)) => {
-                // A sequence of length 0 may be the entry behind the last sequence, which the array does not have.
+                // A sequence of length 0 may be the entry behind the last sequence, for which the array has no element.
                 let row = builder.var("row of table", 0);
                 builder.guarded(count.gt(0), || row.set(builder.load::<B32>(sequence.mad_wide(4, index))));
-                // A missing table row has missing pages.
+                // All pages of a missing table row are missing.
                 let (row, there) = (row.get().min(rows - 1), row.get().lt(rows).select::<B32>(count, 0));
                 ((row.mul_wide(pages.stride) << 2) + pages.table, there)
             }
@@ -120,13 +120,18 @@ impl<'k> PageSpan<'k> {
         PageSpan { builder, table, pages: per_sequence, page_rows, entries, apart, first, count }
     }
 
+    /// The rows of another tensor of the cache, whose pages are `apart` rows of memory apart.
+    pub(crate) fn of_tensor(self, apart: U32<'k>) -> PageSpan<'k> {
+        PageSpan { apart, ..self }
+    }
+
     /// The builder of the kernel that the span belongs to.
     pub(crate) fn builder(&self) -> &'k Builder {
         self.builder
     }
 
-    /// The coordinates of `count` blocks of `rows` rows of `head`, from row `row` of the sequence on. A block must lie
-    /// within a page. A whole warp must call it: each lane looks up a block.
+    /// The coordinates of `count` blocks of `rows` rows of `head`, from row `row` of the sequence on. Each block must
+    /// lie within a page. All lanes of a warp must call this: each lane looks up a block.
     #[track_caller]
     pub(crate) fn blocks(
         &self,
@@ -136,18 +141,18 @@ impl<'k> PageSpan<'k> {
     ) -> Vec<TileCoords<'k>> {
         let b = self.builder;
         let of_lane = self.block(row + b.lane_id() * rows, rows);
-        // Taken from a known lane, so that the compiler knows that lanes agree.
+        // The coordinates are taken from a known lane, so that the compiler knows that they are equal in all lanes.
         (0..count).map(|block| of_lane.of_lane(block).coords(head, b.value(0))).collect()
     }
 
-    /// Loads the number of the page of row `row` of the sequence; the number of the last page, if no page has the row.
+    /// Loads the number of the page that has row `row` of the sequence, or of the last page if no page has the row.
     #[track_caller]
     pub(crate) fn page(&self, row: U32<'k>) -> U32<'k> {
         let number = self.page_rows.quotient(self.first + row);
         self.builder.load(number.min(self.pages - 1).mad_wide(4, self.table))
     }
 
-    /// The row of memory of row `row` of the sequence, which is on page `page`; [`NOWHERE`] if the row does not exist.
+    /// The index in memory of row `row` of the sequence, which is on page `page`; [`NOWHERE`] if there is no such row.
     #[track_caller]
     pub(crate) fn row_of_memory(&self, row: U32<'k>, page: U32<'k>) -> U32<'k> {
         let (_, within) = self.page_rows.div_rem(self.first + row);
@@ -160,7 +165,7 @@ impl<'k> PageSpan<'k> {
     fn block(&self, row: U32<'k>, rows: u32) -> RowSpan<'k> {
         let b = self.builder;
         let (number, within) = self.page_rows.div_rem(self.first + row);
-        // A block beyond the sequence's end may lie beyond its pages, too. No row of it is read.
+        // A block beyond the sequence's end may also lie beyond the sequence's pages. None of its rows is read.
         let at = number.min(self.pages - 1).mad_wide(4, self.table);
         let page = b.load::<B32>(at).min(self.entries);
         let left = fa3_sched::Int::sub_sat(self.count, row).min(rows);

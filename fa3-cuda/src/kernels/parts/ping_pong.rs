@@ -1,10 +1,10 @@
-//! Ping-pong (§3.1 of the paper): consumer warpgroups take turns on the tensor cores, and the softmax of one overlaps
-//! the products of the others.
+//! Ping-pong (§3.1 of the paper): consumer warpgroups take turns on the tensor cores, and the softmax of one warpgroup
+//! overlaps the products of the others.
 
 use fa3_ir::lang::*;
 
-/// The ping-pong barriers, one for each warpgroup. At its barrier, a warpgroup waits until the one before passes the
-/// turn.
+/// The ping-pong barriers, one for each warpgroup. A warpgroup waits at its own barrier until the previous warpgroup
+/// passes the turn.
 pub(crate) struct PingPong<'k>(WarpgroupBarriers<'k>);
 
 /// A warpgroup's ping-pong barriers; `None` in a kernel without ping-pong.
@@ -22,8 +22,8 @@ impl<'k> PingPong<'k> {
         PingPong(b.warpgroup_barriers("turn", warpgroups, 2))
     }
 
-    /// The barriers of warpgroup `me`. The last warpgroup arrives at the barrier of the first, which lets the first
-    /// begin.
+    /// The barriers of warpgroup `me`. The last warpgroup arrives at the first warpgroup's barrier, which
+    /// lets the first warpgroup begin.
     #[track_caller]
     pub(crate) fn of(&self, b: &'k Builder, me: U32<'k>) -> Turn<'k> {
         let PingPong(barriers) = self;

@@ -13,8 +13,8 @@
 //! (2³⁰ - valid) row + head + 2³⁰ (2³⁴ - row) + (first + valid) row = head + first row + 2⁶⁴
 //! ```
 //!
-//! `valid` rows from row `first` of memory on are in the tensor: rows of the tile up to the sequence's end, or the
-//! whole tile. Nothing is read if `valid` is 0 or negative, or if the sequence ends beyond the last row of memory.
+//! `valid` is the number of rows, from row `first` of memory on, that TMA copies: the rows of the tile up to the
+//! sequence's end. Nothing is read if `valid` is 0 or negative, or if the sequence ends beyond the last row of memory.
 
 use fa3_ir::lang::*;
 use fa3_sched::packed::MemoryRows;
@@ -30,13 +30,13 @@ pub(crate) const BEYOND: u64 = i32::MAX as u64;
 /// Bytes by which one step of dimensions 1 and 3 together moves the address.
 pub(crate) const STEP: u64 = MemoryRows::STRIDE_LIMIT;
 
-/// The form of a [`ragged_view`](self) whose tiles have this shape.
+/// The form of a tensor map of [this module](self), whose tiles have shape `tile`.
 pub(crate) fn form(tile: TileShape) -> TensorForm {
     TensorForm { tile, rank: 5, rows: RowDims::One(1) }
 }
 
-/// The form of such a view whose tiles have rows of `heads` heads: a row of each head, then the next row of each head.
-/// Heads are dimension 1, and rows that can be clipped are dimension 2.
+/// The form of such a tensor map if tiles have rows of `heads` heads: a row of each head, then the next row of each
+/// head. Heads are dimension 1, and rows, which can be clipped, are dimension 2.
 pub(crate) fn form_of_heads(tile: TileShape, heads: u32) -> TensorForm {
     TensorForm { tile, rank: 5, rows: RowDims::Two { first: 1, count: heads, second: 2 } }
 }
@@ -56,10 +56,10 @@ impl<'k> TileCoords<'k> {
     }
 }
 
-/// A sequence's rows of memory.
+/// A sequence's rows, as a span of the rows of memory.
 #[derive(Clone, Copy)]
 pub(crate) struct RowSpan<'k> {
-    /// Coordinate of the first row in dimension 1.
+    /// The coordinate in dimension 1 of the first row.
     first: U32<'k>,
     /// One past the last row.
     end: U32<'k>,
@@ -108,7 +108,7 @@ mod tests {
     const HEADS: usize = 2;
     const NAN: u16 = 0xFFFF;
 
-    /// The tile of (head, row) of a sequence of (first, count) rows; the simulator must find no fault.
+    /// Loads the tile of (head, row) of the sequence (first row, number of rows). The simulator must find no fault.
     fn loaded(tensor: &TensorDesc, memory: &[u16], sequence: [u32; 2], [head, row]: [u32; 2]) -> Vec<u16> {
         let shape = TileShape::new(Elem::F16, ROWS, COLS);
         let kernel = Kernel::build("rows", Launch::threads(32), |b| {
@@ -157,7 +157,7 @@ mod tests {
         TensorDesc { dtype: Dtype::F16, shape, strides }
     }
 
-    /// Memory in which rows of `sequence` hold the index of their elements plus 1, and all other rows NaN.
+    /// Memory in which each element of the rows `sequence` holds its index plus 1, and all other elements are NaN.
     fn memory(tensor: &TensorDesc, sequence: std::ops::Range<u32>) -> Vec<u16> {
         let mut memory = vec![NAN; tensor.extent().0 as usize];
         for row in sequence {

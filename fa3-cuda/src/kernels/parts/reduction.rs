@@ -1,19 +1,18 @@
-//! The message about a tile whose keys several CTAs have split. The attention kernel writes it, and the reduction
-//! kernel reads it.
+//! The message about a tile whose keys several CTAs have split, from the attention kernel to the reduction kernel.
 
 use fa3_ir::lang::*;
 
 /// Bytes of a vector.
 const VECTOR: i32 = 16;
 
-/// Rows whose keys are split, and the splits.
+/// The rows of a tile whose keys are split, and their splits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction<'k> {
-    /// Rows of the tile; 0 if nothing is to be reduced.
+    /// Number of rows of the tile; 0 if nothing is to be reduced.
     pub(crate) rows: U32<'k>,
-    /// Splits of each row.
+    /// Number of splits of each row.
     pub(crate) splits: U32<'k>,
-    /// Sequence.
+    /// Index of the sequence.
     pub(crate) batch: U32<'k>,
     /// Index of the group of heads whose rows share the tile.
     pub(crate) heads: U32<'k>,
@@ -21,14 +20,14 @@ pub(crate) struct Reduction<'k> {
     pub(crate) q_row: U32<'k>,
     /// Position of the tile's first row in its sequence.
     pub(crate) first: U32<'k>,
-    /// Rows of the sequence that take part in attention.
+    /// Number of rows of the sequence that take part in attention.
     pub(crate) used: U32<'k>,
-    /// CTA that has the first split.
+    /// Index of the CTA that has the first split.
     pub(crate) cta: U32<'k>,
 }
 
 impl<'k> Reduction<'k> {
-    /// Words of the message.
+    /// Number of words of the message.
     pub(crate) const WORDS: u32 = 8;
 
     /// The address of message `number` of an array.
@@ -37,7 +36,7 @@ impl<'k> Reduction<'k> {
         number.mad_wide(4 * Reduction::WORDS, array)
     }
 
-    /// Stores a message that nothing is to be reduced.
+    /// Stores a message by which nothing is to be reduced.
     #[track_caller]
     pub(crate) fn store_none(b: &'k Builder, at: U64<'k>) {
         let zero = b.value(0);

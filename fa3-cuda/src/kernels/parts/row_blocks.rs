@@ -12,7 +12,7 @@ use crate::kernels::params::{Form, InKernel, Pass, Side};
 pub(crate) enum RowBlocks<S: Side> {
     /// Blocks of sequences of one length.
     Dense {
-        /// Rows of Q.
+        /// Number of rows of Q.
         seqlen: S::U32,
         /// The numbering of blocks.
         decoder: Decoder<S::U32>,
@@ -21,50 +21,50 @@ pub(crate) enum RowBlocks<S: Side> {
     Varlen {
         /// The table, with the positions of padded rows.
         table: Table<S>,
-        /// CTAs of a block: a power of two.
+        /// Number of CTAs that share a block: a power of two.
         parts: u32,
     },
 }
 
-/// The part of the blocks that a kernel's code depends on.
+/// The form of the blocks, on which a kernel's code depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowsForm {
     /// Sequences are of one length, which is an argument.
     Dense,
     /// Sequences are in a table.
     Varlen {
-        /// CTAs of each block of the table: a power of two.
+        /// Number of CTAs that share a block of the table: a power of two.
         parts: u32,
-        /// The mask with every bounded side at 0, in a kernel that asks which rows see keys.
+        /// The mask with every bounded side at 0, in a kernel that must know which rows see keys.
         mask: Mask,
     },
 }
 
-/// The rows of a CTA.
+/// The block of rows of a CTA.
 #[derive(Clone, Copy)]
 pub(crate) struct RowBlock<'k> {
-    /// Sequence of the rows.
+    /// The sequence that the rows belong to.
     pub(crate) batch: U32<'k>,
-    /// Query head of the rows.
+    /// The query head that the rows belong to.
     pub(crate) head: U32<'k>,
-    /// First row.
+    /// The index of the first row of the block in its sequence.
     pub(crate) row: U32<'k>,
-    /// Rows of the sequence. The first `used` rows take part in attention.
+    /// Number of rows of the sequence.
     pub(crate) rows: U32<'k>,
-    /// Rows of the sequence that take part in attention.
+    /// Number of the sequence's rows, from the first on, that take part in attention.
     pub(crate) used: U32<'k>,
-    /// The padded_row of the row in memory and in padded arrays, if the sequence is in a table.
+    /// The place of the sequence in memory and in padded arrays, if the sequence is in a table.
     pub(crate) varlen: Option<VarlenBlock<'k>>,
 }
 
-/// The rows of a CTA whose sequence is in a table.
+/// The place of a sequence of a table.
 #[derive(Clone, Copy)]
 pub(crate) struct VarlenBlock<'k> {
     /// The sequence's first row: absolute in a packed tensor, 0 in a dense one.
     pub(crate) first: U32<'k>,
     /// The position of the sequence's first row in padded arrays.
     pub(crate) padded_row: U32<'k>,
-    /// Number of rows of the sequence that see no key: the first rows.
+    /// Number of rows of the sequence that see no key. They are its first rows.
     pub(crate) without_keys: U32<'k>,
 }
 
@@ -130,13 +130,13 @@ impl<'k> RowBlocks<InKernel<'k>> {
 }
 
 impl<'k> RowBlock<'k> {
-    /// The index of a row in its tensor: absolute in a packed tensor, within the batch entry of a dense one.
+    /// The index of a row in its tensor: absolute in a packed tensor, within the batch entry in a dense tensor.
     #[track_caller]
     pub(crate) fn in_memory(&self, row: U32<'k>) -> U32<'k> {
         self.varlen.map_or(row, |varlen| varlen.first + row)
     }
 
-    /// The indices of a row in padded arrays: sequence, head and row. With a table, the arrays have one sequence.
+    /// The sequence, head and row in padded arrays of a row. With a table, these arrays hold all sequences as one.
     #[track_caller]
     pub(crate) fn padded_row(&self, row: U32<'k>) -> [U32<'k>; 3] {
         match self.varlen {

@@ -12,14 +12,14 @@ type Modify<'k> = Box<dyn Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32> + 'k>;
 /// The scale of a product of Q and K.
 #[derive(Clone, Copy)]
 pub(crate) struct Unit<'k> {
-    /// The factor in the exponent of 2: of the product, or of the capped score.
+    /// The factor that turns the product, or the capped score, into an exponent of 2.
     pub(crate) scale_log2: V<'k, F32>,
     /// The factor that turns a product into units of the soft cap, if scores are capped.
     pub(crate) into_cap: Option<V<'k, F32>>,
 }
 
 impl<'k> Unit<'k> {
-    /// The unit of products that must still be multiplied by `factor`.
+    /// The unit of products that must be multiplied by `factor`, too.
     #[track_caller]
     pub(crate) fn times(self, factor: V<'k, F32>) -> Unit<'k> {
         match self.into_cap {
@@ -29,7 +29,7 @@ impl<'k> Unit<'k> {
     }
 
     /// Replaces a scale of 0 by the smallest positive number, because hidden scores are -inf, and -inf · 0 is NaN.
-    /// Capped scores are hidden after the scale, and need no replacement.
+    /// Capped scores are scaled before they are hidden, and need no replacement.
     #[track_caller]
     pub(crate) fn not_zero(self) -> Unit<'k> {
         match self.into_cap {
@@ -44,15 +44,15 @@ impl<'k> Unit<'k> {
 
 /// The soft cap and the mask.
 pub(crate) struct Scores<'k> {
-    /// Turns a product of Q and K into a score in units of the softmax; its second argument is the product's scale in
+    /// Turns a product of Q and K into a score in units of the softmax. The second argument is the product's scale in
     /// units of the soft cap. `None` without a soft cap.
     pub(crate) modify: Option<Modify<'k>>,
     /// The positions of the thread's rows.
     pub(crate) position: Box<dyn Fn(Half) -> Position<'k> + 'k>,
     /// The keys that a row may see.
     pub(crate) visible: Box<dyn Fn(Position<'k>) -> Visible<'k> + 'k>,
-    /// Whether the visible keys are first turned into bits of words. Two intervals have four bounds; comparing each
-    /// score with bits takes fewer instructions than with the bounds.
+    /// Whether visible keys are first turned into bits of words. Two intervals have four bounds, and testing a bit for
+    /// each score takes fewer instructions than comparing with four bounds.
     pub(crate) in_bits: bool,
 }
 
@@ -66,7 +66,7 @@ impl<'k> Scores<'k> {
         if !block.masked {
             return;
         }
-        // Computed again for each block, one row at a time, because keeping the bounds would take registers.
+        // Bounds are computed again for each block, one row at a time, because keeping them would take registers.
         let first = block.key + s.builder().frag_col();
         for half in Half::BOTH {
             let visible = (self.visible)((self.position)(half)).from(first);
@@ -80,8 +80,8 @@ impl<'k> Scores<'k> {
     }
 }
 
-/// The factor of a score in the exponent of 2, and with a soft cap the factor of a product in units of the cap: s = c ·
-/// tanh(Q·K · scale / c).
+/// The factor that turns a score s into an exponent of 2, and with a soft cap c the factor `scale` / c of a product
+/// Q·K: s = c · tanh(Q·K · scale / c).
 pub(crate) fn units(problem: &Problem) -> (f32, Option<f32>) {
     let scale = problem.softmax_scale();
     match problem.softcap() {

@@ -1,10 +1,9 @@
 //! Decoding: how CTAs split the keys of a few query rows, and how the splits become one result.
 //!
-//! **Work decomposition** (Stream-K). A work unit is a tile of query rows of one sequence, which may have rows of
-//! all query heads that share a head of K and V (PackGQA). It visits a number of KV blocks. The units of a launch lie
-//! on a line, one behind the other, with a place for each KV block, and each CTA takes an equal share of the line,
-//! whatever the lengths of sequences. [`fa3_sched::WorkDecomposition`] has the arithmetic, which the host and the
-//! kernel share.
+//! **Work decomposition** (Stream-K). A work unit is a tile of query rows of one sequence, which may have rows of all
+//! query heads that share a head of K and V (PackGQA). It visits a number of KV blocks. The units of a launch lie on a
+//! line, one behind the other, with a place for each KV block. Each CTA takes an equal share of the line, whatever the
+//! lengths of sequences. [`fa3_sched::WorkDecomposition`] has the arithmetic, which the host and the kernel share.
 //!
 //! ```text
 //! units   ├─ 0 ───┼─ 1 ───────────────────┼─ 2 ───┼─ 3 ───┤      in KV blocks
@@ -13,17 +12,17 @@
 //!              O          splits of unit 1: f32 buffers ──► reduction ──► O
 //! ```
 //!
-//! No kernel runs before to make a schedule. The producer's warps of a CTA find the sequence in which the CTA's share
-//! begins, by a sum over the lengths of all sequences ([`Shares::start`]). One thread goes on from there, and sends a
-//! [`WorkTileInfo`] of each work tile to the other warps ([`Shares::walk`]). A work tile is the part of a unit that
-//! lies in the CTA's share: the unit's rows, and a range of its KV blocks.
+//! No earlier kernel makes a schedule. The producer's warps of a CTA find the sequence in which the CTA's share begins,
+//! by a sum over the lengths of all sequences ([`Shares::start`]). One thread goes on from there, and sends a
+//! [`WorkTileInfo`] message about each work tile to the other warps ([`Shares::walk`]). A work tile is the part of a
+//! unit that lies in the CTA's share: the unit's rows, and a range of its KV blocks.
 //!
-//! **Split.** A work tile that has all KV blocks of its unit writes O and LSE. Any other is a split: it writes O in f32
-//! and LSE to a buffer, at the index that [`Out`] says (`fwd/epilogue.rs`). A CTA has two splits at most, one at each
-//! end of its share.
+//! **Split.** A work tile that has all KV blocks of its unit writes O and LSE. Any other work tile is a split: it
+//! writes O in f32 and LSE to a buffer, at the index that [`Out`] gives (`fwd/epilogue.rs`). A CTA has at most two
+//! splits, one at each end of its share.
 //!
-//! **Reduction.** The kernel of `fwd/combine.rs`, launched behind, adds up the splits of each row by their LSE. It
-//! knows the splits in one of three ways ([`ReductionSource`]): from a [`Reduction`] for each unit; from one for each
+//! **Reduction.** A later kernel, of `fwd/combine.rs`, adds up the splits of each row by their LSE. It learns of the
+//! splits in one of three ways ([`ReductionSource`]): from a [`Reduction`] message for each unit; from one for each
 //! CTA, about the unit that begins in it; or, where splits have a fixed number of keys, from the lengths of a sequence.
 //! With splits of fixed size, the bits of a sequence's result do not depend on other sequences.
 
@@ -31,10 +30,13 @@ use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::forward::{ReductionSource, SplitKvPlan};
 use fa3_sched::packed::{Arrays, ClampedRows, Cut};
-use fa3_sched::{Int, IterationSpace, SeqLens, Split, Tiling, WorkDecomposition as WorkShares, WorkUnits};
+use fa3_sched::{
+    Int, IterationSpace, ListLens, SeqLens, Split, Tiling, WorkDecomposition as WorkShares, WorkUnits,
+};
 use fa3_types::Mask;
 
 use super::geometry::WorkTile;
+use super::lists::{ListForm, ListLengths};
 use super::out::Out;
 use super::pages::prefetch_words;
 use super::reduction::Reduction;
@@ -42,7 +44,7 @@ use super::side_rows::SideRows;
 use super::work_tile_info::{Word, WorkTileInfo};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
-/// Everything that the code of a split-KV kernel depends on, beside the tile.
+/// Everything that the code of a split-KV kernel depends on, apart from the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ShareForm {
     /// The arrays of lengths of Q.
@@ -51,16 +53,19 @@ pub struct ShareForm {
     pub k: Arrays,
     /// How the reduction kernel learns of the splits.
     pub said_by: ReductionSource,
-    /// Whether the tiles of a group of heads are co-scheduled at equal iterations
+    /// Whether the tiles of a group of heads are at the same KV block at the same time
     /// ([`fa3_sched::WorkDecomposition::co_scheduled`]).
     pub twins: bool,
+    /// The lists, if keys are listed.
+    pub lists: Option<ListForm>,
 }
 
 impl ShareForm {
-    /// The form of a plan.
-    pub(crate) fn of(shared: &SplitKvPlan) -> ShareForm {
+    /// The form of a plan whose blocks have `keys` keys.
+    pub(crate) fn of(shared: &SplitKvPlan, keys: u32) -> ShareForm {
         let (q, k) = (shared.sequences().q().arrays, shared.sequences().k().arrays);
-        ShareForm { q, k, said_by: shared.reduction_source(), twins: shared.co_schedules_tiles() }
+        let (said_by, twins) = (shared.reduction_source(), shared.co_schedules_tiles());
+        ShareForm { q, k, said_by, twins, lists: ListForm::of(shared, keys) }
     }
 }
 
@@ -75,11 +80,13 @@ params! {
         shares: numbers WorkShares,
         /// The tile sizes and the mask.
         tiling: numbers Tiling,
-        /// Query heads of a tile.
+        /// Number of query heads of a tile.
         pack: u32,
-        /// A [`Reduction`] for each unit or for each CTA, if messages say what is to be reduced.
+        /// The array of [`Reduction`] messages, for each unit or for each CTA, if messages say what is to be reduced.
         begun: maybe pointer,
         said_by: fixed ReductionSource,
+        /// The lengths of lists, if keys are listed: then K has the rows of all blocks of whole lists.
+        lists: maybe all ListLengths,
     }
 }
 
@@ -87,11 +94,13 @@ copies!(Shares);
 
 impl Shares<Form> {
     /// The parameters that all launches with this mask share.
-    pub(crate) fn form(ShareForm { q, k, said_by, twins }: ShareForm, mask: Mask) -> Shares<Form> {
+    pub(crate) fn form(ShareForm { q, k, said_by, twins, lists }: ShareForm, mask: Mask) -> Shares<Form> {
         let shares = WorkShares::new(1, 1, 0, Cut::new(1, 1, mask));
         let in_pieces = said_by == ReductionSource::Lengths;
         let shares = if in_pieces { shares.fixed_size(1) } else { shares.or_whole_units(0) };
         let shares = if twins { shares.co_scheduled(1) } else { shares };
+        let are_equal = lists.is_some_and(|lists| !k.seqused && lists.second_used != Some(true));
+        let shares = if are_equal { shares.equal_sequences(1, 1, SeqLens { q: 1, k: 1 }) } else { shares };
         Shares {
             q: SideRows::form(q),
             k: SideRows::form(k),
@@ -101,29 +110,33 @@ impl Shares<Form> {
             pack: (),
             begun: (!in_pieces).then_some(Elem::U32),
             said_by,
+            lists: lists.map(ListLengths::form),
         }
     }
 }
 
 impl Shares<Host> {
-    /// The arguments of a launch. `find` gives the buffers of arrays by their names.
+    /// The arguments of a launch of kernels of this form. `find` gives the buffers of arrays by their names.
     pub(crate) fn of(
-        shared: &SplitKvPlan,
+        (shared, form): (&SplitKvPlan, ShareForm),
         tiling: Tiling<u32>,
         begun: Option<BufferId>,
         find: impl Fn(&str) -> Option<BufferId>,
     ) -> Shares<Host> {
+        let lists = shared.lists().zip(form.lists);
+        let lists = lists.map(|(lists, form)| ListLengths::of(lists, find("extra_seqused_k"), form));
         let [q, k] = SideRows::of(shared.sequences(), find);
         let (count, shares) = (shared.sequences().count(), shared.decomposition());
-        Shares { q, k, count, shares, tiling, pack: shared.pack(), begun, said_by: shared.reduction_source() }
+        let (pack, said_by) = (shared.pack(), shared.reduction_source());
+        Shares { q, k, count, shares, tiling, pack, begun, said_by, lists }
     }
 }
 
-/// The first work tile of a CTA's share.
+/// The beginning of a CTA's share.
 #[derive(Clone, Copy)]
 pub(crate) struct Start<'k> {
     line: IterationSpace<U32<'k>>,
-    /// The sequence in which the share begins, and the place where that sequence's units begin.
+    /// The sequence in which the share begins, and the place on the line where that sequence's units begin.
     sequence: U32<'k>,
     first: U32<'k>,
 }
@@ -136,7 +149,7 @@ struct Entry<'k> {
 }
 
 impl<'k> Shares<InKernel<'k>> {
-    /// Groups of heads whose rows share a tile.
+    /// Number of groups of heads whose rows share a tile.
     pub(crate) fn heads(&self) -> U32<'k> {
         self.shares.heads()
     }
@@ -148,9 +161,19 @@ impl<'k> Shares<InKernel<'k>> {
             let arrays = [cu_seqlens, seqused, leftpad].into_iter().flatten();
             arrays.for_each(|array| prefetch_words(b, b.tid(), array, self.count));
         }
+        if let Some(array) = self.lists.and_then(|lists| lists.second_used) {
+            prefetch_words(b, b.tid(), array, self.count);
+        }
     }
 
-    /// Number of entries: sequences, and one more for the rows behind the last sequence, if Q is packed.
+    /// The lengths of the lists of sequence `number`, which must exist, and the base-2 logarithm of the keys of a
+    /// block; `None` if keys are not listed.
+    #[track_caller]
+    pub(crate) fn list_lens(&self, b: &'k Builder, number: U32<'k>) -> Option<(ListLens<U32<'k>>, u32)> {
+        self.lists.map(|lists| (lists.lens(b, &self.k, number), lists.form.log_keys))
+    }
+
+    /// Number of entries: one for each sequence, and one for the rows behind the last sequence, if Q is packed.
     #[track_caller]
     fn entries(&self) -> U32<'k> {
         if self.q.cu_seqlens.is_some() { self.count + 1 } else { self.count }
@@ -161,7 +184,11 @@ impl<'k> Shares<InKernel<'k>> {
     fn entry(&self, b: &'k Builder, number: U32<'k>) -> Entry<'k> {
         let (is_sequence, read) = (number.lt(self.count), number.min(self.count - 1));
         let q = self.q.of_sequence(b, read, is_sequence);
-        let k = self.k.of_sequence(b, read, is_sequence);
+        let k = match self.list_lens(b, read) {
+            // Q is not packed, so that all entries are sequences.
+            Some((lens, log_keys)) => ClampedRows::dense(lens.keys(log_keys)),
+            None => self.k.of_sequence(b, read, is_sequence),
+        };
         let q = match self.q.end(b, self.count) {
             None => q,
             Some(end) => {
@@ -189,9 +216,14 @@ impl<'k> Shares<InKernel<'k>> {
         self.shares.num_splits(&units).map(|pieces| (q, pieces))
     }
 
-    /// Finds where the CTA's share begins. Whole warps must call it.
+    /// Finds where the CTA's share begins. All lanes of a warp must call this.
     #[track_caller]
     pub(super) fn start(&self, b: &'k Builder) -> Start<'k> {
+        if let Some(equal) = self.shares.equal() {
+            let line = equal.space;
+            let [sequence, first] = equal.sequence(self.shares.number(b.cta_x()) * line.share);
+            return Start { line, sequence, first };
+        }
         let (lane, entries) = (b.tid() & 31, self.entries());
         // Entries behind the last one have no units.
         let units = |number: U32<'k>| {
@@ -233,10 +265,10 @@ impl<'k> Shares<InKernel<'k>> {
         }
     }
 
-    /// Runs `each` for every work tile of the CTA's share, and once more at the end, in one thread. `each` gets a
-    /// function that writes the message about the work tile, and whether there is a work tile. The last message has a
-    /// tile without rows. With `in_role`, all warps of the producer run it, and `each` writes in one thread, which
-    /// alone knows where the walk is.
+    /// Runs `each`, in one thread, for every work tile of the CTA's share, and once more at the end. `each` gets a
+    /// function that writes the message about the work tile, and a predicate that is false at the end. The last message
+    /// has a tile without rows. With `in_role`, all warps of the producer run `each`, which writes in one thread. Only
+    /// that thread knows where the walk is.
     #[track_caller]
     pub(super) fn walk(
         &self,
@@ -257,7 +289,7 @@ impl<'k> Shares<InKernel<'k>> {
         let zero = || b.var("rows", 0);
         let rows = [zero(), zero(), zero(), zero(), zero()];
         if self.said_by == ReductionSource::Lengths {
-            // The share may begin within a split of fixed size, which belongs to the CTA before.
+            // If splits have a fixed size, the share may begin within a split, which then belongs to the previous CTA.
             b.if_uniform(place.get().lt(end), || {
                 let Entry { units, .. } = self.entry(b, sequence.get());
                 place.set(first.get() + self.shares.begin(&units, place.get() - first.get()));
@@ -319,7 +351,7 @@ impl<'k> Shares<InKernel<'k>> {
         });
     }
 
-    /// The work tile whose words `read` gives.
+    /// The work tile that a message describes; `read` gives the message's words.
     #[track_caller]
     pub(super) fn work(&self, read: impl Fn(Word) -> U32<'k>) -> WorkTile<'k> {
         let info = WorkTileInfo::load(&read);
@@ -328,13 +360,13 @@ impl<'k> Shares<InKernel<'k>> {
     }
 }
 
-/// Reduces `x` over the lanes of a warp; all lanes get the result.
+/// The reduction of `x` over the lanes of a warp, in each lane.
 #[track_caller]
 fn over_warp<'k>(x: U32<'k>, reduce: fn(U32<'k>, U32<'k>) -> U32<'k>) -> U32<'k> {
     [16, 8, 4, 2, 1].into_iter().fold(x, |x, mask: u32| reduce(x, x.shfl_bfly(mask))).shfl_idx(0)
 }
 
-/// The sum of `x` over the lanes up to and including the calling one.
+/// The sum of `x` over all lanes up to the calling lane, which is included.
 #[track_caller]
 fn sum_up_to_lane<'k>(lane: U32<'k>, x: U32<'k>) -> U32<'k> {
     [1, 2, 4, 8, 16].into_iter().fold(x, |sum, distance: u32| {

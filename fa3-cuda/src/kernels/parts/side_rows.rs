@@ -1,4 +1,4 @@
-//! The rows of sequences on one side, Q or K and V, from the arrays of lengths.
+//! The rows of sequences on one side, Q or K and V, according to the arrays of lengths.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -6,10 +6,10 @@ use fa3_sched::packed::{Arrays, ClampedRows, Plan};
 
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
-/// The arrays of lengths of Q: first rows, valid lengths, and padding on the left.
+/// The names of the arrays of lengths of Q: first rows, valid lengths, and padding on the left.
 pub(crate) const ARRAYS_OF_Q: [&str; 3] = ["cu_seqlens_q", "seqused_q", "leftpad_q"];
 
-/// The arrays of lengths of K and V.
+/// The names of the arrays of lengths of K and V.
 pub(crate) const ARRAYS_OF_K: [&str; 3] = ["cu_seqlens_k", "seqused_k", "leftpad_k"];
 
 /// The arrays that say where the rows of Q, or of K and V, are.
@@ -18,7 +18,7 @@ pub(crate) struct SideRows<S: Side> {
     pub(crate) cu_seqlens: Option<S::Pointer>,
     pub(crate) seqused: Option<S::Pointer>,
     pub(crate) leftpad: Option<S::Pointer>,
-    /// Rows of the packed tensor, or of each sequence of a dense one.
+    /// Number of rows of the packed tensor, or of each sequence of a dense tensor.
     pub(crate) rows: S::U32,
 }
 
@@ -36,7 +36,7 @@ impl SideRows<Form> {
 }
 
 impl SideRows<Host> {
-    /// The sides of a launch, Q first. `find` gives the buffers of arrays by their names.
+    /// The two sides of a launch, Q first. `find` gives the buffers of arrays by their names.
     pub(crate) fn of(plan: &Plan, find: impl Fn(&str) -> Option<BufferId>) -> [SideRows<Host>; 2] {
         let side = |[cu_seqlens, seqused, leftpad]: [&str; 3], rows: usize| SideRows {
             cu_seqlens: find(cu_seqlens),
@@ -65,7 +65,7 @@ impl<A: Side> SideRows<A> {
 }
 
 impl<'k> SideRows<InKernel<'k>> {
-    /// The rows of a sequence; no rows if `counts` is false.
+    /// The rows of sequence `sequence`; no rows if `counts` is false.
     #[track_caller]
     pub(crate) fn of_sequence(
         &self,

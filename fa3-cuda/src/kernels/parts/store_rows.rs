@@ -2,17 +2,17 @@
 
 use fa3_ir::lang::*;
 
-/// A tensor in global memory: an address, and the stride in bytes of each dimension but the innermost.
+/// A tensor in global memory: its address, and the stride in bytes of each dimension but the innermost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Global<'k, const D: usize> {
-    /// The address of its first element.
+    /// The address of the tensor's first element.
     pub(crate) address: U64<'k>,
-    /// Bytes, outermost dimension first.
+    /// The strides in bytes, of the outermost dimension first.
     pub(crate) strides: [U64<'k>; D],
 }
 
 impl<'k, const D: usize> Global<'k, D> {
-    /// The address of the row with these indices.
+    /// The address of the row whose indices are `indices`.
     #[track_caller]
     pub(crate) fn at(&self, indices: [U32<'k>; D]) -> U64<'k> {
         let strides = indices.into_iter().zip(self.strides);
@@ -23,11 +23,11 @@ impl<'k, const D: usize> Global<'k, D> {
 /// The format in which rows are written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreRows {
-    /// f16 or bf16.
+    /// The element type: f16 or bf16.
     pub(crate) elem: Elem,
     /// The columns of memory to write.
     pub(crate) columns: Columns,
-    /// Their order in the fragment.
+    /// The order of the columns in the fragment.
     pub(crate) order: ColumnOrder,
 }
 
@@ -50,14 +50,14 @@ impl Columns {
 /// The order of columns in a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ColumnOrder {
-    /// As in memory.
+    /// The order of columns in memory.
     Natural,
-    /// In each group of 16 columns, first even columns, then odd ones.
+    /// In each group of 16 columns, even columns come first, and then odd columns.
     EvensFirst,
 }
 
 impl StoreRows {
-    /// Index of the chunk of 8 columns, among 32, that thread `quad` of a quad writes.
+    /// Index, among the four chunks of 8 columns in 32, of the chunk that thread `quad` of a quad writes.
     #[track_caller]
     fn chunk<'k>(&self, quad: U32<'k>) -> U32<'k> {
         match self.order {
@@ -66,9 +66,9 @@ impl StoreRows {
         }
     }
 
-    /// Writes the thread's two rows where they are `inside`: the row with these indices (sequence, head and row), and
-    /// the row 8 below. Threads of a quad exchange words for each group of 32 columns, so that each thread writes 8
-    /// neighbouring columns, 16 bytes.
+    /// Writes the thread's two rows where they are `inside`: the row at `indices` (sequence, head and row), and
+    /// the eighth row after it. Threads of a quad exchange words for each group of 32 columns, so that each thread
+    /// writes 8 neighbouring columns, 16 bytes.
     #[track_caller]
     pub(crate) fn store<'k>(
         &self,
@@ -84,7 +84,7 @@ impl StoreRows {
         self.store_chunks(o, (quad, chunk), [upper, upper + (stride << 3)], inside);
     }
 
-    /// Like `store`, to rows at these addresses.
+    /// Like `store`, to rows whose addresses are `rows`.
     #[track_caller]
     pub(crate) fn store_at<'k>(&self, o: Frag<'k>, rows: [U64<'k>; 2], inside: [V<'k, Pred>; 2]) {
         let quad = o.builder().tid() & 3;
@@ -130,7 +130,7 @@ enum Exchange<'k> {
     /// Each thread has a word of all four chunks of columns, and gets all words of one chunk.
     OfQuad(QuadTranspose<'k>),
     /// Each thread has two words of each half of the columns. In a pair of threads, the thread whose predicate is true
-    /// gets the first half.
+    /// gets the first half, and the other thread gets the second.
     OfNeighbours(V<'k, Pred>),
 }
 
@@ -144,8 +144,8 @@ impl<'k> Exchange<'k> {
     }
 }
 
-/// Exchanges words between threads 2i and 2i + 1. Each has two words of a first run of four words, and two of a second
-/// run. The thread whose `is_first` is true gets the first run, the other thread the second.
+/// Exchanges words between threads 2i and 2i + 1. Each thread has two words of a first run of four words, and two of a
+/// second run. The thread whose `is_first` is true gets the first run, and the other thread gets the second.
 #[track_caller]
 pub(crate) fn neighbours<'k>(is_first: V<'k, Pred>, [first, second]: [[U32<'k>; 2]; 2]) -> [U32<'k>; 4] {
     let pairs = [0, 1].map(|word| {

@@ -1,4 +1,4 @@
-//! The table of a launch's sequences: turns a tile index into a work tile, by two dependent loads (varlen scheduler).
+//! The table of a launch's sequences (varlen scheduler). Two dependent loads turn a tile index into a work tile.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -17,25 +17,25 @@ params! {
     /// A table in memory, and the numbers of a launch that turn its records into work tiles.
     struct Table {
         address: pointer = "table",
-        /// Number of sequences. The table has one record more, for the rows behind the last sequence.
+        /// Number of sequences. The table has one more record, for the rows behind the last sequence.
         sequences: u32,
         /// The order of heads.
         sections: numbers Sections,
         /// The tile sizes and the mask.
         tiling: numbers Tiling,
-        /// Which tiles of a sequence are the longest.
+        /// The end of a sequence, first or last, at which the longest tiles are.
         longest: fixed Longest,
         /// The positions of rows of Q in arrays that pad each sequence to whole blocks, in kernels with such arrays.
         padded: maybe all PaddedRows,
-        /// The limits of a table that a caller has given, and that may hold any numbers.
+        /// The limits of a table that a caller gives, which may hold any numbers.
         within: maybe all Within,
     }
 
-    /// The limits to which a table's numbers are clamped, so that no table leads out of the tensors.
+    /// The limits to which a table's numbers are clamped, so that no table makes a kernel leave the tensors.
     struct Within {
-        /// Row blocks for which the table has room.
+        /// Number of row blocks for which the table has room.
         blocks: u32 = "table_blocks",
-        /// Rows of Q and of K, over all packed sequences.
+        /// Number of rows of Q and of K, over all packed sequences.
         rows_q: u32 = "table_rows_q",
         rows_k: u32 = "table_rows_k",
     }
@@ -46,13 +46,13 @@ copies!(Table, Within);
 /// The positions of rows of Q in arrays that pad each sequence to whole blocks. No two sequences share a position.
 #[derive(Clone, Copy)]
 pub(crate) enum PaddedRows<S: Side> {
-    /// The table's blocks consist of rows: the arrays have the same blocks in the same order.
+    /// The table's blocks are blocks of rows, and the arrays have the same blocks in the same order.
     OfBlocks,
-    /// The table's blocks consist of keys. An array has the first position of each sequence.
+    /// The table's blocks are blocks of keys. An array has the first position of each sequence.
     Firsts {
         /// The array, in the order of sequences.
         firsts: S::Pointer,
-        /// Number of positions. Rows beyond it are left out.
+        /// Number of positions. Rows at later positions are left out.
         most: S::U32,
     },
 }
@@ -83,7 +83,7 @@ impl Table<Form> {
 }
 
 impl Table<Host> {
-    /// The table of a launch.
+    /// The arguments of a launch for a table.
     pub(crate) fn of(
         tiles: &Tiles,
         address: BufferId,
@@ -94,7 +94,7 @@ impl Table<Host> {
         Table { address, sequences, sections, tiling, longest, padded, within: None }
     }
 
-    /// The arguments of a table that a caller gives.
+    /// The arguments of a launch for a table that the caller gives.
     pub(crate) fn given(self, tiles: &Tiles) -> Table<Host> {
         let (blocks, sides) = (tiles.table().capacity(), [tiles.table().q(), tiles.table().k()]);
         let [rows_q, rows_k] = sides.map(|side| side.rows as u32);
@@ -123,7 +123,7 @@ impl<'k> Table<InKernel<'k>> {
         self.sections.tiles(self.within.map_or(blocks, |within| blocks.min(within.blocks)))
     }
 
-    /// Loads the record of tile `number`, which the table must have, and the position of the record's first row.
+    /// Loads the record of tile `number`, which must be in the table, and the padded position of its first row.
     #[track_caller]
     pub(crate) fn record(
         &self,
@@ -150,19 +150,19 @@ impl<'k> Table<InKernel<'k>> {
         }
     }
 
-    /// The block and the head of tile `number`, which must belong to this record.
+    /// The block and the head of tile `number`, which must belong to `record`.
     #[track_caller]
     pub(crate) fn locate(&self, number: U32<'k>, record: &SequenceRecord<U32<'k>>) -> SequenceTile<U32<'k>> {
         let located = locate(number, record, &self.sections, self.longest);
         self.within.map_or(located, |within| SequenceTile {
             m_block: located.m_block.min(within.blocks),
-            // One row block has as many tiles as heads.
+            // The number of heads is the number of tiles of one row block.
             head: located.head.min(self.sections.tiles(number.constant(1)) - 1),
         })
     }
 
-    /// Looks up tile `number`, which the table must have. Passes each word of its work tile to `write` as soon as it is
-    /// known.
+    /// Looks up tile `number`, which must be in the table. Passes each word of its work tile to `write` as soon as the
+    /// word is known.
     #[track_caller]
     pub(super) fn look_up(&self, b: &'k Builder, number: U32<'k>, write: impl Fn(Word, U32<'k>)) {
         let (record, padded_row) = self.record(b, number);
@@ -186,7 +186,7 @@ impl<'k> Table<InKernel<'k>> {
         write(Word::KvEnd, kv.end);
     }
 
-    /// The work tile whose words `read` gives.
+    /// The work tile that a message describes; `read` gives the message's words.
     #[track_caller]
     pub(super) fn work(&self, read: impl Fn(Word) -> U32<'k>) -> WorkTile<'k> {
         let work = WorkTileInfo::load(&read).work(&self.tiling);
@@ -199,12 +199,12 @@ impl<'k> Within<InKernel<'k>> {
     /// Clamps a record of a table of `sequences` sequences to rows that the tensors have.
     #[track_caller]
     fn cut(&self, record: SequenceRecord<U32<'k>>, sequences: U32<'k>) -> SequenceRecord<U32<'k>> {
-        // At least one row: a work tile without rows would end the consumers' loops. Q has a row, or there would be no
-        // launch.
+        // There is at least one row, because a work tile without rows would end the consumers' loops. Q has a row,
+        // because there is a launch.
         let q_row = record.q_row.min(self.rows_q - 1);
         let q_rows = record.q_rows.max(1).min(self.rows_q - q_row);
         let k_row = record.k_row.min(self.rows_k);
-        // Rows behind all sequences see no key, and have no scales.
+        // Rows behind all sequences see no key.
         let is_one = record.sequence.lt(sequences);
         SequenceRecord {
             q_row,
@@ -322,8 +322,8 @@ mod tests {
             prop_assert_eq!(words, on_the_host(&table, &numbers, tiles));
         }
 
-        /// Checks quotients next to whole numbers and others, of numbers below 2²⁴ by divisors that the host does not
-        /// know.
+        /// Checks quotients that are whole numbers, or next to one, and others: of numbers below 2²⁴ by divisors that
+        /// the host does not know.
         #[test]
         fn kernels_divide_as_the_host_does(
             pairs in proptest::collection::vec((0_u32..1 << 24, 0_u32..24, 1_u32..1 << 24, -1_i32..2), 32),

@@ -6,7 +6,7 @@ use fa3_sched::{Scheduler, next_dynamic, next_static};
 /// The tile indices of a launch, and how they reach CTAs.
 pub(crate) struct TileIndices<'k> {
     builder: &'k Builder,
-    /// Number of tiles.
+    /// Number of tiles of the launch.
     count: U32<'k>,
     source: Fetch<'k>,
 }
@@ -18,31 +18,30 @@ enum Fetch<'k> {
     Dynamic(Broadcast<'k>),
 }
 
-/// The producer fetches tile indices from the tile counter and broadcasts each in one word, through a pipeline of one
-/// stage.
+/// The producer fetches tile indices from the counter, and broadcasts each in one word, through a one-stage pipeline.
 struct Broadcast<'k> {
     tile_counter: U64<'k>,
     pipeline: Pipeline<'k, 0>,
     word: Region,
-    /// Whether a CTA fetches its first tile, too, so that a tile begins only when all tiles before it have begun.
+    /// Whether a CTA fetches its first tile, too. Then a tile begins only after all tiles before it have begun.
     in_order: bool,
 }
 
-/// The next value of the tile counter, which is fetched at most once.
+/// A value of the tile counter, which is fetched only once.
 pub(super) struct CounterValue<'k> {
     counter: U64<'k>,
-    /// The last value of a launch: fetching it resets the counter to 0.
+    /// The last value that a launch fetches, which resets the counter to 0.
     last: U32<'k>,
     fetched: Option<U32<'k>>,
 }
 
 impl<'k> CounterValue<'k> {
-    /// A value of this counter that has not been fetched yet.
+    /// A value of `counter` that has not been fetched yet.
     pub(super) fn new(counter: U64<'k>, last: U32<'k>) -> CounterValue<'k> {
         CounterValue { counter, last, fetched: None }
     }
 
-    /// Fetches the value, the first time it is asked for.
+    /// The value, which the first call fetches.
     #[track_caller]
     pub(super) fn fetch(&mut self, b: &'k Builder) -> U32<'k> {
         *self.fetched.get_or_insert_with(|| b.atomic_inc_u32(self.counter, self.last))
@@ -50,8 +49,8 @@ impl<'k> CounterValue<'k> {
 }
 
 impl<'k> TileIndices<'k> {
-    /// The tiles of a launch, which `consumers` warps walk over beside the producer. Under
-    /// [`Scheduler::DynamicPersistent`], `tile_counter` is the address of the tile counter.
+    /// The tiles of a launch, which `consumers` warps walk over beside the producer. `tile_counter` is the address of
+    /// the tile counter under [`Scheduler::DynamicPersistent`].
     #[track_caller]
     pub(crate) fn declare(
         b: &'k Builder,
@@ -74,8 +73,8 @@ impl<'k> TileIndices<'k> {
     }
 
     /// Makes tiles begin in the order of their indices, so that a tile may wait for earlier ones, whatever else the GPU
-    /// runs. Otherwise a CTA's first tile has the CTA's index, and may begin late. Under other schedulers nothing
-    /// changes.
+    /// runs. Otherwise a CTA's first tile has the CTA's index, and may begin late. Only the dynamic scheduler needs
+    /// this.
     pub(super) fn in_order(&mut self) {
         if let Fetch::Dynamic(broadcast) = &mut self.source {
             broadcast.in_order = true;
@@ -83,8 +82,8 @@ impl<'k> TileIndices<'k> {
     }
 
     /// Runs `body` with the index of every tile, in the one thread that fetches from the counter. `body` calls its
-    /// second argument when the next index should be fetched: the atomic takes about 1 µs, but a late fetch balances
-    /// load better.
+    /// second argument when the next index should be fetched: early, because the atomic takes about 1 µs, or late,
+    /// because a late fetch balances load better.
     #[track_caller]
     pub(crate) fn produce(&self, body: impl FnOnce(U32<'k>, &mut dyn FnMut())) {
         let b = self.builder;
@@ -93,7 +92,7 @@ impl<'k> TileIndices<'k> {
         };
         let mut pipeline = pipeline.producer();
         let ctas = b.grid_x();
-        // Each CTA fetches one index beyond the last tile. In order, it fetches its first tile, too.
+        // Each CTA fetches one index beyond the last tile. If tiles begin in order, it fetches its first tile, too.
         let (last, before) =
             if *in_order { (self.count + ctas - 1, b.copy(0)) } else { (self.count - 1, ctas) };
         let value = || CounterValue::new(*tile_counter, last);
@@ -128,7 +127,7 @@ impl<'k> TileIndices<'k> {
                 let mut pipeline = pipeline.consumer();
                 let mut receive = || {
                     let stage = pipeline.wait();
-                    // All lanes read the word. The compiler knows that they agree only if it comes from one lane.
+                    // All lanes read the word, and take it from one lane, so that the compiler knows that lanes agree.
                     let tile = b.load::<B32>(*word).shfl_idx(0);
                     stage.release_unfenced();
                     tile
@@ -142,7 +141,7 @@ impl<'k> TileIndices<'k> {
         }
     }
 
-    /// Runs `step` from index `first` on, until `step` gives an index beyond the last tile.
+    /// Runs `step` from index `first` on, until `step` returns an index beyond the last tile.
     #[track_caller]
     fn each(&self, first: U32<'k>, step: impl FnOnce(U32<'k>) -> U32<'k>) {
         let b = self.builder;

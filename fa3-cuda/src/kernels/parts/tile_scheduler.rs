@@ -1,9 +1,8 @@
-//! The work tiles of a CTA, in order (CUTLASS: the scheduler pipeline). Its producer and its consumers get equal work
-//! tiles.
+//! The work tiles of a CTA, in one order for producer and consumers (CUTLASS: the scheduler pipeline).
 //!
 //! Where all sequences have one length, a role gets a tile index and computes the work tile from it ([`TileIndices`]).
-//! Where sequences are in a table, the producer looks the work tile up, by two dependent loads, and sends all of its
-//! words to the consumers. Consumers read the words again at a tile's end, so that these occupy no registers until
+//! Where sequences are in a table, the producer looks the work tile up, by two dependent loads, and sends all words of
+//! it to the consumers. Consumers read the words again at a tile's end, so that the words occupy no registers until
 //! then.
 
 use fa3_ir::lang::*;
@@ -21,7 +20,7 @@ use crate::kernels::params::InKernel;
 /// Bytes of a vector.
 const VECTOR: i32 = 16;
 
-/// Stages of the scheduler pipeline: the consumers' work tile, and the next one.
+/// Number of stages of the scheduler pipeline: one for the consumers' work tile, and one for the next.
 const STAGES: u32 = 2;
 
 /// The work tiles of a launch, and how they reach CTAs.
@@ -29,7 +28,7 @@ const STAGES: u32 = 2;
 pub(crate) enum TileScheduler<'k> {
     /// Each role computes work tiles from tile indices.
     Computed { tiles: TileIndices<'k>, geometry: Geometry<U32<'k>> },
-    /// The producer, or a warp beside it, sends work tiles.
+    /// The producer, or a warp beside it, sends work tiles to the other warps.
     SchedulerPipeline(SchedulerPipeline<'k>),
 }
 
@@ -43,38 +42,38 @@ pub(crate) struct SchedulerPipeline<'k> {
 /// The source of the work tiles that are sent.
 #[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
 enum WorkSource<'k> {
-    /// TileIndices of a table, whose indices come from the tile counter.
+    /// The tiles of a table, whose indices come from the tile counter.
     Varlen(VarlenTiles<'k>),
     /// The CTA's share of all keys (split-KV).
     SplitKv(Shares<InKernel<'k>>),
-    /// Tile indices whose blocks follow from the bounds of their rows. A warp beside the producer's finds them. The
-    /// pipeline has the producer's requests for the next work tile.
+    /// The tiles under a mask of intervals, whose blocks follow from the bounds of their rows. A warp beside the
+    /// producer's finds the blocks. The pipeline carries the producer's requests for the next work tile.
     Intervals(IntervalTiles<'k>, Pipeline<'k, 0>),
 }
 
 /// Stores a word of a work tile.
 type Store<'s, 'k> = &'s dyn Fn(Word, U32<'k>);
 
-/// TileIndices of a table, and the tile counter.
+/// The tiles of a table, and the tile counter.
 #[derive(Clone, Copy)]
 struct VarlenTiles<'k> {
     table: Table<InKernel<'k>>,
     tile_counter: U64<'k>,
-    /// Whether a CTA fetches its first tile, too: see [`TileIndices::in_order`].
+    /// Whether a CTA fetches its first tile, too (see [`TileIndices::in_order`]).
     in_order: bool,
 }
 
-/// The work tiles of a producer, ready to be walked over.
+/// The work tiles of a producer, before the first one is read.
 pub(crate) struct InitialWork<'w, 'k> {
     scheduler: &'w TileScheduler<'k>,
-    /// Where a CTA's share of all keys begins, in a split-KV kernel.
+    /// The beginning of a CTA's share of all keys, in a split-KV kernel.
     start: Option<Start<'k>>,
 }
 
 impl<'k> TileScheduler<'k> {
-    /// Declares work tiles that `consumers` warps walk over beside the producer. Under
-    /// [`Scheduler::DynamicPersistent`], `tile_counter` is the address of the tile counter, unless `lookup` has it.
-    /// Under a mask of intervals, a warp beside the producer's finds the blocks of tiles `of` these sizes
+    /// Declares work tiles that `consumers` warps walk over beside the producer. `tile_counter` is the address of the
+    /// tile counter under [`Scheduler::DynamicPersistent`], unless `lookup` has it. Under a mask of intervals, `of` has
+    /// the division into tiles and the tile sizes, and a warp beside the producer's finds blocks
     /// ([`TileScheduler::find`]).
     #[track_caller]
     pub(crate) fn declare(
@@ -120,14 +119,14 @@ impl<'k> TileScheduler<'k> {
         TileScheduler::SchedulerPipeline(SchedulerPipeline { builder: b, source, stages })
     }
 
-    /// The stages of the scheduler pipeline. Most messages fill a part of a stage.
+    /// The stages of the scheduler pipeline. Most messages fill only a part of a stage.
     #[track_caller]
     fn stages(b: &'k Builder, consumers: u32) -> Pipeline<'k, 1> {
         b.pipeline("work tiles", STAGES, consumers, [("work", TileShape::new(Elem::U32, 8, 4))])
     }
 
-    /// Finds work tiles under a mask of intervals, in a warp. It fetches a tile index when the producer requests the
-    /// next tile, and sends the work tile.
+    /// Finds work tiles under a mask of intervals, in a warp. When the producer requests the next tile, fetches a tile
+    /// index and sends its work tile.
     #[track_caller]
     pub(crate) fn find(&self) {
         let TileScheduler::SchedulerPipeline(SchedulerPipeline { builder: b, source, stages }) = self else {
@@ -158,7 +157,7 @@ impl<'k> TileScheduler<'k> {
         });
     }
 
-    /// Makes tiles begin in the order of their indices: see [`TileIndices::in_order`].
+    /// Makes tiles begin in the order of their indices (see [`TileIndices::in_order`]).
     pub(crate) fn in_order(mut self) -> TileScheduler<'k> {
         match &mut self {
             TileScheduler::Computed { tiles, .. } => tiles.in_order(),
@@ -172,7 +171,7 @@ impl<'k> TileScheduler<'k> {
         self
     }
 
-    /// Finds where the CTA's work tiles begin. In a split-KV kernel, whole warps of the producer must call it.
+    /// Finds where the CTA's work tiles begin. In a split-KV kernel, all lanes of the producer's warp must call this.
     #[track_caller]
     pub(crate) fn begin(&self) -> InitialWork<'_, 'k> {
         let start = match self {
@@ -202,7 +201,7 @@ impl<'k> TileScheduler<'k> {
         }
     }
 
-    /// Like `consume`, for roles that keep the whole work tile in registers: its stage is released at once.
+    /// Like `consume`, for roles that keep the whole work tile in registers, so its stage is released at once.
     #[track_caller]
     pub(crate) fn consume_kept(&self, body: impl FnOnce(WorkTile<'k>)) {
         match self {
@@ -218,7 +217,7 @@ impl<'k> TileScheduler<'k> {
 impl<'k> InitialWork<'_, 'k> {
     /// Runs `body` with every work tile, in the one thread that fetches from the counter, or in a whole warp if another
     /// warp finds work tiles (see [`TileIndices::produce`]). The second argument of `body` reads the work tile again,
-    /// so that a loop need not keep it in registers. The third fetches the next tile.
+    /// so that a loop need not keep it in registers. The third argument fetches the next tile.
     #[track_caller]
     pub(crate) fn produce(
         &self,
@@ -268,9 +267,9 @@ impl<'k> InitialWork<'_, 'k> {
 }
 
 impl<'k> SchedulerPipeline<'k> {
-    /// A CTA's first tile has the CTA's index; the CTA fetches all others from the counter. Each CTA fetches one index
-    /// beyond the last tile, so that all CTAs together fetch as many indices as there are tiles. A CTA without a first
-    /// tile fetches none. In order, every CTA fetches its first tile, too, which is one index more for each.
+    /// Fetches tiles, and runs `body` with each. A CTA's first tile has the CTA's index; a CTA that has one fetches all
+    /// others from the counter, and one index beyond the last tile. So all CTAs together fetch as many indices as there
+    /// are tiles. If tiles begin in order, every CTA fetches its first tile, too, which is one more index for each CTA.
     ///
     /// A producer has few registers, so words go to the stage as soon as they are known, and are read back from it.
     #[track_caller]
@@ -422,7 +421,8 @@ impl<'k> SchedulerPipeline<'k> {
         }
     }
 
-    /// Runs `body` with every work tile, a function that reads it again, and its stage, which `body` must release.
+    /// Runs `body` with every work tile, a function that reads it again, and the tile's stage, which `body` must
+    /// release.
     #[track_caller]
     fn receive(&self, body: impl FnOnce(WorkTile<'k>, &dyn Fn() -> WorkTile<'k>, FullStage<'k, 1>)) {
         let b = self.builder;

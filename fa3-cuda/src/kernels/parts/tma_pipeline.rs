@@ -1,8 +1,11 @@
 //! TMA loads of tiles through a pipeline (CUTLASS: `PipelineTmaAsync`), and pipelines of the same tiles that warps copy
 //! or convert.
 
+use std::ops::Range;
+
 use fa3_ir::lang::*;
 
+use super::gather::COPIERS;
 use super::pages::PageSpan;
 use super::ragged::RowSpan;
 
@@ -11,9 +14,11 @@ pub(crate) struct TmaPipeline<'k> {
     source: Source<'k>,
     along: Along,
     stages: Pipeline<'k, 1>,
-    /// The first column of its tiles in the tensor.
+    /// The tensor's column with which tiles begin.
     col: u32,
-    /// The part of each tile that this CTA multicasts to its cluster; `None` if it loads whole tiles for itself.
+    /// The rows of its tiles that it has.
+    rows: Range<u32>,
+    /// The part of each tile that this CTA multicasts to its cluster; `None` if the CTA loads whole tiles for itself.
     part: Option<U32<'k>>,
 }
 
@@ -21,7 +26,7 @@ pub(crate) struct TmaPipeline<'k> {
 enum Source<'k> {
     /// TMA copies by a tensor map.
     Tiles(TileMap),
-    /// A warp that copies rows.
+    /// Warps that copy rows.
     Rows(CpAsyncPipeline<'k, 1>),
     /// Warps that store rows.
     Stores,
@@ -30,7 +35,7 @@ enum Source<'k> {
 /// The producer's end of the pipeline: the thread that issues loads.
 pub(crate) struct TmaProducer<'k> {
     map: TileMap,
-    /// Rows of a tile. The map may copy fewer rows at a time.
+    /// Number of rows of a tile. The map may copy fewer rows at a time.
     tile_rows: u32,
     along: Along,
     col: u32,
@@ -41,27 +46,28 @@ pub(crate) struct TmaProducer<'k> {
 /// The multicast mask of both CTAs of a cluster.
 const BOTH: u16 = 0b11;
 
-/// The dimension of the tensor that a tile's rows run along.
+/// The dimension of the tensor along which the rows of a tile run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Along {
-    /// The columns of a head: dimensions head_dim, heads, rows, sequences.
+    /// The rows of a tile have the columns of a head. Dimensions are head_dim, heads, rows, sequences.
     HeadDim,
-    /// The rows of a sequence: dimensions rows, head_dim, heads, sequences.
+    /// The rows of a tile have the rows of a sequence. Dimensions are rows, head_dim, heads, sequences.
     Seqlen,
 }
 
 /// The sequence whose rows are loaded.
 #[derive(Clone, Copy)]
 pub(crate) enum Sequence<'k> {
-    /// A sequence with this index, in a tensor that has a dimension of sequences.
+    /// The sequence with this index, in a tensor that has a dimension of sequences.
     Number(U32<'k>),
-    /// These rows of memory, of a [`ragged_view`](super::ragged).
+    /// A span of rows of memory, in a tensor map of [`ragged`](super::ragged).
     Rows(RowSpan<'k>),
-    /// Rows of memory in a tensor whose tiles have rows of this number of heads (PackGQA). The heads count as one.
+    /// A span of rows of memory, in a tensor map whose tiles have rows of this number of heads (PackGQA). A tile's
+    /// heads have one index.
     RowsOfHeads(RowSpan<'k>, u32),
 }
 
-/// Keys whose tiles a whole warp loads.
+/// Keys whose tiles a warp loads.
 pub(crate) enum Keys<'k> {
     /// The rows of a sequence.
     Of(Sequence<'k>),
@@ -76,7 +82,7 @@ impl<'k> From<U32<'k>> for Sequence<'k> {
 }
 
 impl<'k> Sequence<'k> {
-    /// Loads the tile of a head that begins with a row of the sequence into a stage.
+    /// Loads a tile into a stage: the tile of a head that begins with a row of the sequence.
     #[track_caller]
     pub(crate) fn load<const N: usize>(
         &self,
@@ -88,7 +94,7 @@ impl<'k> Sequence<'k> {
         self.load_from(stage, index, map, (0, at));
     }
 
-    /// Loads the tile of a head that begins with a column and a row of the sequence into a stage.
+    /// Loads a tile into a stage: the tile of a head that begins with a column and a row of the sequence.
     #[track_caller]
     fn load_from<const N: usize>(
         &self,
@@ -109,7 +115,9 @@ impl<'k> Sequence<'k> {
 
 impl<'k> TmaPipeline<'k> {
     fn new(source: Source<'k>, stages: Pipeline<'k, 1>) -> TmaPipeline<'k> {
-        TmaPipeline { source, along: Along::HeadDim, stages, col: 0, part: None }
+        let [tile] = stages.tiles_of(0);
+        let rows = 0..tile.shape().rows;
+        TmaPipeline { source, along: Along::HeadDim, stages, col: 0, rows, part: None }
     }
 
     /// Declares a pipeline of `stages` tiles of the map's shape, which `consumers` warps release.
@@ -123,7 +131,7 @@ impl<'k> TmaPipeline<'k> {
         TmaPipeline::declare_rows(b, name, map, map.shape().rows, [stages, consumers])
     }
 
-    /// Like `declare`, for tiles of `rows` rows, of which `map` copies a few at a time.
+    /// Like `declare`, for tiles of `rows` rows, where one copy of `map` has fewer rows.
     #[track_caller]
     pub(crate) fn declare_rows(
         b: &'k Builder,
@@ -136,7 +144,7 @@ impl<'k> TmaPipeline<'k> {
         TmaPipeline::new(Source::Tiles(map), stages)
     }
 
-    /// Like `declare`, for a transposed tensor. Each stage has `more` extra rows at its end that loads never write.
+    /// Like `declare`, for a transposed tensor. Each stage ends with `more` extra rows that loads never write.
     #[track_caller]
     pub(crate) fn declare_transposed(
         b: &'k Builder,
@@ -168,7 +176,7 @@ impl<'k> TmaPipeline<'k> {
         TmaPipeline { part, ..TmaPipeline::new(Source::Tiles(map), stages) }
     }
 
-    /// Like `declare`, for tiles that a warp copies row by row.
+    /// Like `declare`, for tiles that warps copy row by row.
     #[track_caller]
     pub(crate) fn declare_copied(
         b: &'k Builder,
@@ -176,7 +184,7 @@ impl<'k> TmaPipeline<'k> {
         shape: TileShape,
         [stages, consumers]: [u32; 2],
     ) -> TmaPipeline<'k> {
-        let copied = b.cp_async_pipeline(name, stages, consumers, [(name, shape)]);
+        let copied = b.cp_async_pipeline(name, stages, [COPIERS, consumers], [(name, shape)]);
         let stages = copied.pipeline().clone();
         TmaPipeline::new(Source::Rows(copied), stages)
     }
@@ -194,18 +202,38 @@ impl<'k> TmaPipeline<'k> {
         TmaPipeline::new(Source::Stores, stages)
     }
 
-    /// Moves the tiles to column `col` of the tensor.
+    /// Makes tiles begin with column `col` of the tensor.
     pub(crate) fn at_column(self, col: u32) -> TmaPipeline<'k> {
         TmaPipeline { col, ..self }
     }
 
-    /// Columns of a tile.
+    /// Divides a pipeline of tiles that warps copy: it keeps the first `count` rows, and a pipeline of this name has
+    /// the others. Stages of both have whole tiles.
+    #[track_caller]
+    pub(crate) fn split_rows(self, name: &str, count: u32) -> [TmaPipeline<'k>; 2] {
+        let Source::Rows(copied) = &self.source else { unreachable!("a tensor map copies whole tiles") };
+        let (copied, rows) = (copied.of_same_tiles(name), self.rows.clone());
+        let stages = copied.pipeline().clone();
+        let others = TmaPipeline {
+            col: self.col,
+            rows: count..rows.end,
+            ..TmaPipeline::new(Source::Rows(copied), stages)
+        };
+        [TmaPipeline { rows: rows.start..count, ..self }, others]
+    }
+
+    /// The rows of its tiles that it has: all, unless the pipeline was divided.
+    pub(crate) fn rows(&self) -> Range<u32> {
+        self.rows.clone()
+    }
+
+    /// Number of columns of a tile.
     pub(crate) fn cols(&self) -> u32 {
         let [tile] = self.stages.tiles_of(0);
         tile.shape().cols
     }
 
-    /// The pipeline.
+    /// The pipeline itself.
     pub(crate) fn stages(&self) -> &Pipeline<'k, 1> {
         &self.stages
     }
@@ -249,7 +277,7 @@ impl<'k> TmaProducer<'k> {
             (of @ (Sequence::Rows(_) | Sequence::RowsOfHeads(..)), ..) => {
                 of.load_from(&mut stage, 0, &self.map, (self.col, [head, row]));
             }
-            // A1:8
+            // A1:8, the copy itself
             (Sequence::Number(batch), Along::HeadDim, None) => {
                 stage.load(0, &self.map, (self.col, head, row, batch))
             }
@@ -264,16 +292,15 @@ impl<'k> TmaProducer<'k> {
         stage.commit(); // A1:9
     }
 
-    /// Loads the tile of `head` that begins with `row`, in a whole warp; one of its threads issues the copies. The
-    /// arguments are equal in all lanes, and the compiler must know so, or it wraps each copy in a loop over different
-    /// values.
+    /// Loads the tile of `head` that begins with `row`, in a whole warp, one thread of which issues the copies.
+    /// Arguments must be equal in all lanes, and the compiler must know it, or it wraps each copy in a loop over the
+    /// lanes' values.
     #[track_caller]
     pub(crate) fn load_in_warp(&mut self, head: U32<'k>, row: U32<'k>, of: &Keys<'k>) {
         TmaProducer::load_parts_in_warp(std::slice::from_mut(self), head, row, of);
     }
 
-    /// Like `load_in_warp`, for several loaders that have different columns of the same rows. They load one after
-    /// another.
+    /// Like `load_in_warp`, for several loaders, one after another, that have different columns of the same rows.
     #[track_caller]
     pub(crate) fn load_parts_in_warp(
         loaders: &mut [TmaProducer<'k>],
@@ -293,7 +320,7 @@ impl<'k> TmaProducer<'k> {
             }
             Keys::InPages(pages) => {
                 let rows = first.map.shape().rows;
-                // Looked up before the wait for the stage, because the look-up may take as long.
+                // Pages are looked up before the wait for the stage, because the look-up may take as long as the wait.
                 let blocks = pages.blocks(head, row, (first.tile_rows / rows, rows));
                 for TmaProducer { map, col, stages, .. } in loaders {
                     stages.fill_by_warp(|mut stage| {

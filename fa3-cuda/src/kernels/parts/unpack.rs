@@ -1,9 +1,10 @@
-//! Numbers unpacked from registers that hold several of them.
+//! Unpacks numbers from registers that hold several of them.
 
 use fa3_ir::lang::*;
 
-/// Selectors of [`V::prmt`] for the even bytes and the odd bytes of two words. `ldmatrix.trans` moves pairs of bytes,
-/// which are neighbours along the columns; the selectors separate codes of even columns from codes of odd ones.
+/// Selectors of [`V::prmt`] for the even bytes and for the odd bytes of two words. `ldmatrix.trans` moves pairs of
+/// bytes, which are neighbours along the columns; the selectors separate the codes of even columns from the codes
+/// of odd columns.
 pub(crate) const EVEN_ODD: [u32; 2] = [0x6420, 0x7531];
 
 /// The two numbers of a register, f16 or bf16.

@@ -3,7 +3,7 @@
 use fa3_ir::lang::*;
 use fa3_sched::VisibleKeys;
 
-/// The position of a query row in its sequence. The number of a row in a PackGQA tile is not a position: see
+/// The position of a query row in its sequence. The number of a row in a PackGQA tile is not a position, but a
 /// `PackedRow` of the forward pass.
 #[derive(Clone, Copy)]
 pub struct Position<'k>(pub U32<'k>);
@@ -19,7 +19,7 @@ pub struct Visible<'k> {
 }
 
 impl<'k> Visible<'k> {
-    /// The visible keys counted from key `first`, as signed numbers.
+    /// The visible keys, counted from key `first`. The numbers are signed.
     #[track_caller]
     pub fn from(self, first: U32<'k>) -> Visible<'k> {
         let other = self
@@ -28,14 +28,14 @@ impl<'k> Visible<'k> {
         Visible { start: self.start.map(|start| start - first), end: self.end - first, other }
     }
 
-    /// Bits of the thread's columns that the row sees, in a fragment of `cols` columns. Keys must be counted from the
-    /// thread's first column.
+    /// Bits that say which of the thread's columns the row sees, in a fragment of `cols` columns. Keys must be counted
+    /// from the thread's first column.
     #[track_caller]
     pub(super) fn bits(&self, cols: u32) -> SeenBits<'k> {
         let words = (0..cols.div_ceil(COLS_OF_WORD)).map(|word| {
             let first = word * COLS_OF_WORD;
             let before = |key: U32<'k>| {
-                // Number of the thread's columns of this word before the key: two of each eight.
+                // Number of the thread's columns of this word that come before the key: two of each eight columns.
                 let key = (key - first).max_s32(0).min(COLS_OF_WORD);
                 (key & 7).min(2) + ((key >> 3) << 1)
             };
@@ -48,7 +48,7 @@ impl<'k> Visible<'k> {
         SeenBits(words.collect())
     }
 
-    /// `x`, or `hidden` if the row does not see this key.
+    /// `x`, or `hidden` if the row does not see key `key`.
     #[track_caller]
     pub fn hide(&self, x: V<'k, F32>, key: u32, hidden: f32) -> V<'k, F32> {
         let after = self.end.le_s32(key);
@@ -61,14 +61,14 @@ impl<'k> Visible<'k> {
     }
 }
 
-/// Columns of a fragment whose bits share a word; of each eight, the thread has two.
+/// Number of fragment columns whose bits share a word. The thread has two of each eight columns.
 const COLS_OF_WORD: u32 = 128;
 
-/// One bit for each of a thread's columns: whether a row sees it.
+/// Bits that say whether a row sees each of a thread's columns.
 pub(super) struct SeenBits<'k>(Vec<U32<'k>>);
 
 impl<'k> SeenBits<'k> {
-    /// `x`, or `hidden` if the row does not see this column.
+    /// `x`, or `hidden` if the row does not see column `col`.
     #[track_caller]
     pub(super) fn hide(&self, x: V<'k, F32>, col: u32, hidden: f32) -> V<'k, F32> {
         let word = self.0[(col / COLS_OF_WORD) as usize];

@@ -1,4 +1,4 @@
-//! How the CTAs of a forward kernel find their work tiles.
+//! The way in which the CTAs of a forward kernel find their work tiles.
 
 use fa3_ir::lang::*;
 use fa3_sched::{SeqLens, VisibleKeys};
@@ -11,9 +11,9 @@ use crate::kernels::params::{InKernel, Pass, Side};
 /// The arguments from which a launch's work tiles follow.
 #[derive(Clone, Copy)]
 pub(crate) enum Walk<S: Side> {
-    /// A tile scheduler.
+    /// The CTAs take tiles from a tile scheduler.
     Tiles(Lookup<S>),
-    /// Split-KV: an equal share of all keys for each CTA.
+    /// Each CTA takes an equal share of all keys (split-KV).
     Shares(Shares<S>),
 }
 
@@ -28,7 +28,7 @@ impl<A: Side> Walk<A> {
 }
 
 impl<'k> Walk<InKernel<'k>> {
-    /// The keys that query row `row` may see in a sequence of these lengths; unspecified for a row beyond its end.
+    /// The keys that query row `row` may see in a sequence of lengths `lens`; unspecified for a row beyond the end.
     #[track_caller]
     pub(crate) fn keys(&self, row: U32<'k>, lens: SeqLens<U32<'k>>) -> VisibleKeys<U32<'k>> {
         match self {

@@ -24,7 +24,7 @@ pub(super) enum Word {
     Extra,
 }
 
-/// A work tile of a sequence whose rows come from memory.
+/// A work tile of a sequence that is looked up in memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkTileInfo<T> {
     pub(super) batch: T,
@@ -71,7 +71,7 @@ impl<'k> WorkTileInfo<U32<'k>> {
         Word::ALL.into_iter().zip(words).for_each(|(word, value)| store(word, value));
     }
 
-    /// Passes the words of the last message, behind all work tiles, to `store`: its tile has no rows.
+    /// Passes the words of the last message, which follows all work tiles, to `store`. Its tile has no rows.
     #[track_caller]
     pub(super) fn store_end(zero: impl Fn() -> U32<'k>, has_extra: bool, store: impl Fn(Word, U32<'k>)) {
         let words = Word::ALL.into_iter().chain(has_extra.then_some(Word::Extra));

@@ -2,11 +2,11 @@
 
 use fa3_ir::lang::*;
 
-/// Shared memory and a barrier for maxima, which are computed one after another.
+/// Shared memory and a barrier, by which maxima are computed one after another.
 pub(super) struct BlockMax<'k> {
     builder: &'k Builder,
     warps: u32,
-    /// A word a warp, twice: while some threads still read one maximum, others write the next.
+    /// One word per warp, twice: while some threads still read one maximum, others write the next.
     slots: Region,
     met: Met<'k>,
 }
@@ -19,12 +19,12 @@ enum Met<'k> {
         /// Offset of the slots of the next maximum.
         offset: Var<'k, B32>,
     },
-    /// The threads of two CTAs meet at mbarriers. Each CTA gets the words of both.
+    /// The threads of two CTAs meet at mbarriers. Each CTA gets the words of both CTAs.
     Across {
-        /// Two mbarriers, for alternating maxima. A phase completes when the CTA's warps have arrived and the other
+        /// Two mbarriers, which maxima use in turn. A phase completes when the CTA's warps have arrived and the other
         /// CTA's words have come.
         told: Region,
-        /// The other CTA's slots and mbarriers.
+        /// The addresses of the other CTA's slots and mbarriers.
         theirs: [U32<'k>; 2],
         /// The index of the next maximum.
         number: Var<'k, B32>,
@@ -49,7 +49,7 @@ impl<'k> BlockMax<'k> {
         BlockMax { builder: b, warps, slots, met }
     }
 
-    /// The maximum of `x`, which is not NaN, in all threads.
+    /// The maximum of `x` over all threads, in each thread. `x` is not NaN.
     #[track_caller]
     pub(super) fn of(&self, x: V<'k, F32>) -> V<'k, F32> {
         let x = [16, 8, 4, 2, 1].into_iter().fold(x, |x, lanes| x.max(x.shfl_bfly(lanes)));
@@ -59,7 +59,7 @@ impl<'k> BlockMax<'k> {
         }
     }
 
-    /// The maximum of the numbers of a CTA's warps.
+    /// The maximum of the numbers `x` of a CTA's warps.
     #[track_caller]
     fn over_cta(&self, x: V<'k, F32>, barrier: fa3_ir::Barrier, offset: Var<'k, B32>) -> V<'k, F32> {
         let b = self.builder;
@@ -71,8 +71,8 @@ impl<'k> BlockMax<'k> {
         largest(&all)
     }
 
-    /// The maximum over all warps of two CTAs. A warp that stores a word for the other CTA has waited for the maximum
-    /// before, so all threads of both CTAs have read the maximum before that one, and its slots are free.
+    /// The maximum over all warps of two CTAs. A warp that stores a word for the other CTA has waited for the previous
+    /// maximum. So all threads of both CTAs have read the maximum before that, and its slots are free.
     #[track_caller]
     fn over_both(
         &self,
@@ -98,7 +98,7 @@ impl<'k> BlockMax<'k> {
         largest(&all)
     }
 
-    /// Reads `count` slots from the first.
+    /// Reads the first `count` slots.
     #[track_caller]
     fn read(&self, slots: U32<'k>, count: u32) -> Vec<V<'k, F32>> {
         let (b, at) = (self.builder, |slot: u32| slots.at(4 * slot as i32));
@@ -109,8 +109,8 @@ impl<'k> BlockMax<'k> {
     }
 }
 
-/// The largest of some numbers; NaN counts only if all are NaN. Four chains of maxima hide each other's latency and
-/// take few registers.
+/// The largest of some numbers. It is NaN only if all are NaN. Four chains of maxima hide each other's latency and take
+/// few registers.
 #[track_caller]
 pub(super) fn largest<'k>(x: &[V<'k, F32>]) -> V<'k, F32> {
     let mut chains = x[..4.min(x.len())].to_vec();

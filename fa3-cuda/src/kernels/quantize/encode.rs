@@ -1,4 +1,4 @@
-//! Scales, and the codes of numbers in units of scales.
+//! Computes scales, and the codes of numbers in units of scales.
 
 use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
@@ -10,14 +10,14 @@ use super::{HeadBlock, Quantize};
 /// The codes of a chunk of eight numbers.
 pub(super) type Codes<'k> = [U32<'k>; 2];
 
-/// Four NaN codes.
+/// Four codes of NaN.
 const NAN: u32 = u32::from_ne_bytes([0x7F; 4]);
 
-/// The largest e4m3.
+/// The largest finite e4m3 number.
 const LARGEST: f32 = 448.0;
 
-/// The largest magnitude among the finite numbers of `x`; 0 without a finite number, or if the row has no position.
-/// Infinities become NaN, because e4m3 has none.
+/// The largest magnitude among the finite numbers of `x`. It is 0 if none is finite, or if the row has no position.
+/// Infinities in `x` become NaN, because e4m3 has none.
 #[track_caller]
 pub(super) fn amax<'k>(
     b: &'k Builder,
@@ -32,33 +32,33 @@ pub(super) fn amax<'k>(
         amax.set(magnitude(&numbers.iter().map(|x| x.now()).collect::<Vec<_>>()));
     });
     x.iter_mut().zip(numbers).for_each(|(x, number)| *x = number.get());
-    // The largest of only NaN is NaN.
+    // The largest of numbers that are all NaN is NaN.
     let amax = amax.now().max(0.0);
-    // Rows without a position become NaN.
+    // The codes of a row without a position are NaN, so its numbers do not count.
     has_position.map_or(amax, |has_position| has_position.select(amax, 0.0))
 }
 
-/// The largest magnitude.
+/// The largest magnitude of the numbers `x`.
 #[track_caller]
 fn magnitude<'k>(x: &[V<'k, F32>]) -> V<'k, F32> {
     largest(&x.iter().map(|x| x.abs()).collect::<Vec<_>>())
 }
 
-/// The scale of numbers up to `amax`: amax / 448; 1 for zeros; never subnormal.
+/// The scale of numbers of magnitudes up to `amax`: amax / 448, but 1 for zeros, and never subnormal.
 #[track_caller]
 pub(super) fn scale_of(amax: V<'_, F32>) -> V<'_, F32> {
     amax.eq(0.0).select(1.0, over_448(amax).max(f32::MIN_POSITIVE))
 }
 
-/// amax / 448, rounded to nearest where the quotient is normal: a product with the inverse, corrected by its remainder
-/// (Markstein 1990). It takes three instructions instead of a division's ten, while all threads wait.
+/// amax / 448, rounded to nearest if the quotient is normal: a product with the inverse, corrected by its remainder
+/// (Markstein 1990). It takes three instructions, where a division takes ten while all threads wait.
 fn over_448<T: Real>(amax: T) -> T {
     let (inverse, divisor) = (amax.lit(f64::from(1.0 / LARGEST)), amax.lit(f64::from(LARGEST)));
     let near = amax * inverse;
     near.fma(divisor, -amax).fma(-inverse, near)
 }
 
-/// The codes of a thread's chunks; NaN if the row has no position.
+/// The codes of a thread's chunks. They are NaN if the row has no position.
 #[track_caller]
 pub(super) fn chunks<'k>(x: &[V<'k, F32>], has_position: Option<V<'k, Pred>>) -> Vec<Codes<'k>> {
     let chunks = x.chunks_exact(CHUNK as usize).map(|x| match has_position {
@@ -76,7 +76,7 @@ fn codes<'k>(x: &[V<'k, F32>]) -> Codes<'k> {
 }
 
 impl<'k> Quantize<'k> {
-    /// Subtracts the means of its columns from a thread's part of a row, and multiplies by the inverses of their
+    /// Subtracts the means of columns from a thread's part of a row, and multiplies by the inverses of the columns'
     /// scales. Infinities become NaN.
     #[track_caller]
     pub(super) fn centre(&self, x: &mut [V<'k, F32>], place: &HeadBlock<'k>, [mean, inverse]: [U64<'k>; 2]) {
@@ -90,7 +90,7 @@ impl<'k> Quantize<'k> {
                 let mean: [_; 4] = b.load_vector(mean.at(at));
                 let inverse: [_; 4] = b.load_vector(inverse.at(at));
                 for (x, (mean, inverse)) in x.iter_mut().zip(mean.into_iter().zip(inverse)) {
-                    // An infinity times 0 is NaN.
+                    // This makes an infinity NaN, because an infinity times 0 is NaN.
                     *x = (x.fma(0.0, *x) - mean) * inverse;
                 }
             }
@@ -102,7 +102,7 @@ impl<'k> Quantize<'k> {
 mod tests {
     use super::*;
 
-    /// Checks every mantissa with exponents of both parities, and quotients about the smallest normal number.
+    /// Checks every mantissa with exponents of both parities, and quotients near the smallest normal number.
     #[test]
     fn over_448_is_the_quotient() {
         let exponents = [(127, 1), (9, 3), (10, 3), (200, 97), (254, 97)];

@@ -1,11 +1,10 @@
-//! The transposition of e4m3 codes: from rows in shared memory, which have the columns of a key, to rows in global
-//! memory, which have the keys of a column. 8-bit products read V so
-//! ([`ValueLayout::Transposed`](fa3_types::ValueLayout)).
+//! Transposes e4m3 codes. In shared memory a row has the columns of a key; in global memory a row has the keys of a
+//! column. 8-bit products read V in this layout ([`ValueLayout::Transposed`](fa3_types::ValueLayout)).
 //!
 //! A warp takes 64 keys of 16 columns at a time. `ldmatrix.trans` moves pairs of bytes, which are neighbours along the
 //! columns. Byte permutations separate even columns from odd ones, and join the bytes of four keys. The keys that are
-//! rows of a matrix are chosen so that a thread gets, for either column, 16 codes that are neighbours in memory. So a
-//! warp writes 64 bytes to each of 16 rows.
+//! rows of a matrix are chosen so that a thread gets, for each of its two columns, 16 codes that are neighbours in
+//! memory. So a warp writes 64 bytes to each of 16 rows.
 
 use std::array::from_fn;
 
@@ -14,27 +13,27 @@ use fa3_ir::lang::*;
 use crate::kernels::parts::store_rows::Global;
 use crate::kernels::parts::unpack::EVEN_ODD;
 
-/// Keys and columns that a warp transposes at a time.
+/// Numbers of keys and columns that a warp transposes at a time.
 const KEYS: u32 = 64;
 const COLS: u32 = 16;
 
 /// A tile of e4m3 in shared memory, with a row for each key.
 pub(super) struct KeyRows<'k> {
     pub(super) tile: Tile<'k, 'k>,
-    /// The row of the tile in which a key lies.
+    /// The function that gives the row of the tile in which a key lies.
     pub(super) row_of: fn(U32<'k>) -> U32<'k>,
-    /// Keys: 64 or 128.
+    /// Number of keys: 64 or 128.
     pub(super) keys: u32,
-    /// Columns, a multiple of 16.
+    /// Number of columns, a multiple of 16.
     pub(super) head_dim: u32,
-    /// Threads of the CTA, all of which write.
+    /// Number of threads of the CTA, all of which write.
     pub(super) threads: u32,
 }
 
 impl<'k> KeyRows<'k> {
-    /// Writes the tile, block `block` of a head, to rows of keys in `to` (sequences, heads, columns). Rows have a
-    /// multiple of 128 keys. If blocks have 64 keys and their number `blocks` is odd, the last block writes the zeros
-    /// behind it as well.
+    /// Writes the tile, which is block `block` of a head, to rows of keys in `to` (sequences, heads, columns). A row
+    /// has a multiple of 128 keys. If blocks have 64 keys and their number `blocks` is odd, the last block also writes
+    /// the zeros that follow it.
     #[track_caller]
     pub(super) fn store(
         &self,

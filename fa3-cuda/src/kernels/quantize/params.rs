@@ -16,17 +16,17 @@ params! {
     /// The parameters of a quantization kernel.
     struct Params {
         x: tensor,
-        /// The codes. A row of transposed codes has keys.
+        /// The codes. In transposed codes, a row has the keys of a column.
         codes: named Strided,
         scale: all Scale,
         rotation: maybe all RotationTables,
         signs: maybe all SignWords,
         seqlen: u32,
         heads: u32,
-        /// Blocks of rows of a sequence.
+        /// Number of blocks of rows of a sequence.
         blocks: u32,
         tiles: u32,
-        /// Tiles of a CTA's run.
+        /// Number of tiles of a run, which a CTA takes one after another.
         run: u32,
         decoder: numbers Decoder,
         packed: maybe all PackedRows,
@@ -36,16 +36,16 @@ params! {
     struct PackedRows {
         cu_seqlens: pointer,
         sequences: u32,
-        /// log2 of the rows of a block.
+        /// log2 of the number of rows of a block.
         shift: u32,
     }
 }
 
-/// Where scales come from, or where they go.
+/// The source of scales, or their destination.
 pub(super) enum Scale<S: Side> {
     /// The kernel computes scales, and writes them to (batch, heads, blocks).
     Blocks(S::Pointer),
-    /// The kernel writes the largest magnitudes of tiles to (batch, heads, blocks), and neither scales nor codes.
+    /// The kernel writes the largest magnitude of each tile to (batch, heads, blocks), but no scales and no codes.
     Measured(S::Pointer),
     /// The kernel reads scales from (batch, heads).
     Heads {
@@ -81,7 +81,7 @@ pub(super) enum RowPositions<S: Side> {
     Listed(S::Pointer),
 }
 
-/// Words of random signs: before the leading transform, and between both transforms.
+/// Words whose bits are random signs: those before the leading transform, and those between the two transforms.
 pub(super) struct SignWords<S: Side>(pub(super) [Vec<S::U32>; 2]);
 
 impl<A: Side> Scale<A> {
@@ -121,7 +121,7 @@ impl<A: Side> SignWords<A> {
     }
 }
 
-/// Number of words of signs before the leading transform, and between both transforms.
+/// Numbers of words of signs: before the leading transform, and between the two transforms.
 fn sign_words(head_dim: u32) -> [usize; 2] {
     let words = head_dim.div_ceil(32) as usize;
     [words, if head_dim.is_power_of_two() { 0 } else { words }]
@@ -129,7 +129,7 @@ fn sign_words(head_dim: u32) -> [usize; 2] {
 
 impl Params<Form> {
     pub(super) fn form(spec: &Spec) -> Params<Form> {
-        // Panels of 64 columns; missing columns are zeros.
+        // The tile has whole panels of 64 columns, in which columns that the tensor does not have are zeros.
         let tile = TileShape::new(spec.elem, spec.tile.rows, spec.tile.head_dim.next_multiple_of(64));
         Params {
             x: match spec.packed {

@@ -11,7 +11,7 @@ use crate::kernels::params::Fill;
 use crate::kernels::{self, tensors};
 
 /// Lowers a plan to its program, without steps that have nothing to compute. Its buffers are `x` and `codes`; `scales`,
-/// `mean`, `cos`, `sin`, `positions` and `cu_seqlens`, if the problem has them; then its workspace.
+/// `mean`, `cos`, `sin`, `positions` and `cu_seqlens`, if the problem has them; and then its workspace.
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let (problem, mut program) = (plan.problem(), Program::new());
     let dims = |dims: &[usize]| dims.iter().map(|&dim| dim as u32).collect::<Vec<_>>();
@@ -40,7 +40,7 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
         let ends = program.buffer("cu_seqlens", Elem::U32, &[packed.sequences + 1], BufferRole::Input);
         program.align(ends, 4);
     }
-    // A problem has the scales and means that its scaling needs.
+    // A problem has the buffers of scales and means that its scaling needs, and the others are never read.
     let [scales, mean] = [scales, mean].map(|buffer| buffer.unwrap_or(BufferId(usize::MAX)));
     let scale = match plan.scales() {
         Scales::Blocks => Scale::Blocks(scales),

@@ -10,23 +10,23 @@ use super::spec::Rotation;
 use super::tiles::HeadBlock;
 use crate::kernels::params::InKernel;
 
-/// The angles of the thread's row.
+/// The angles of the thread's row, which turn its rotary pairs.
 pub(super) struct Angles<'f, 'k> {
     builder: &'k Builder,
     rotation: Rotation,
     tables: &'f RotationTables<InKernel<'k>>,
     seqlen: U32<'k>,
     lane: (U32<'k>, u32),
-    /// Whether the tables may not have a row's position.
+    /// Whether a row's position may lie outside the tables.
     may_be_outside: bool,
     /// The position of the row.
     position: Var<'k, B32>,
-    /// The cosines and sines of that position, if they are kept.
+    /// The cosines and sines at that position, if the thread keeps them.
     kept: Option<Vec<[Var<'k, F32>; 2]>>,
 }
 
 impl<'f, 'k> Angles<'f, 'k> {
-    /// State before the first row. `keeps` says whether registers suffice to keep the angles.
+    /// The state before the first row. `keeps` says whether the thread has enough registers to keep the angles.
     #[track_caller]
     pub(super) fn new(
         builder: &'k Builder,
@@ -44,7 +44,7 @@ impl<'f, 'k> Angles<'f, 'k> {
         Angles { builder, rotation, tables, seqlen, lane, may_be_outside, position, kept }
     }
 
-    /// Moves to row `row` of the sequence of a tile, and begins to load its angles, if these are kept.
+    /// Moves to row `row` of the sequence of a tile. If the thread keeps angles, begins to load the row's angles.
     #[track_caller]
     pub(super) fn go_to(&self, place: &HeadBlock<'k>, row: U32<'k>) {
         match place.span {
@@ -71,7 +71,7 @@ impl<'f, 'k> Angles<'f, 'k> {
         }
     }
 
-    /// Sets the position of row `row` of a packed sequence; 0 beyond the sequence's end, where rows are zeros.
+    /// Sets the position of row `row` of a packed sequence. Beyond the sequence's end, where rows are zeros, it is 0.
     #[track_caller]
     fn set_position_of(&self, span: Span<'k>, row: U32<'k>) {
         let (b, is_one) = (self.builder, row.lt(span.len));
@@ -85,7 +85,7 @@ impl<'f, 'k> Angles<'f, 'k> {
         }
     }
 
-    /// The cosines and sines of the row.
+    /// The cosines and sines of the thread's row.
     #[track_caller]
     pub(super) fn get(&self) -> Vec<[V<'k, F32>; 2]> {
         match &self.kept {
@@ -96,13 +96,13 @@ impl<'f, 'k> Angles<'f, 'k> {
 
     #[track_caller]
     fn load(&self) -> Vec<[V<'k, F32>; 2]> {
-        // Rows beyond the sequence's end are rotated, too, by a clamped position.
+        // The position is clamped, because rows beyond the sequence's end are rotated, too.
         let row = self.position.now().min(self.tables.table_rows - 1).mul_wide(2 * self.rotation.rotary_dim);
         angles(self.builder, &self.rotation, self.lane, [self.tables.cos + row, self.tables.sin + row])
     }
 
-    /// Whether the tables have the row's position. `None` if they have all positions: unless positions are listed or
-    /// sequences are packed.
+    /// Whether the tables have the row's position. `None` if they have all positions, which is so unless positions are
+    /// listed or sequences are packed.
     #[track_caller]
     pub(super) fn has_position(&self) -> Option<V<'k, Pred>> {
         self.may_be_outside.then(|| self.position.now().lt(self.tables.table_rows))
@@ -118,7 +118,7 @@ fn angles<'k>(
     tables: [U64<'k>; 2],
 ) -> Vec<[V<'k, F32>; 2]> {
     let pairs = rotation.rotary_dim / (2 * lanes);
-    // A chunk has four interleaved pairs, or the first elements of eight half-split pairs.
+    // A chunk has four interleaved pairs, or one element of each of eight half-split pairs.
     let together = match rotation.style {
         RopeStyle::Interleaved => CHUNK / 2,
         RopeStyle::HalfSplit => CHUNK,

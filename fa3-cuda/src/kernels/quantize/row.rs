@@ -1,4 +1,4 @@
-//! A thread's part of a row: loads it from shared memory to registers, with rotated pairs.
+//! A thread's part of a row, which is loaded from shared memory to registers, with rotated pairs.
 
 use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
@@ -7,7 +7,7 @@ use fa3_types::{RopeStyle, rotate};
 use super::spec::Rotation;
 use crate::kernels::parts::unpack::unpacked;
 
-/// Elements of a chunk.
+/// Number of elements of a chunk.
 pub(super) const WIDTH: usize = CHUNK as usize;
 
 /// The chunks `lane`, `lane` + `lanes`, … of a row, which `lanes` neighbouring threads share equally.
@@ -30,7 +30,7 @@ impl<'k> Row<'k> {
         rotation: Option<(Rotation, Vec<[V<'k, F32>; 2]>)>,
     ) -> Row<'k> {
         let shape = tile.shape();
-        // Offsets within a panel; other panels add a constant.
+        // Offsets within a panel. In another panel, each offset is larger by a constant.
         let in_panel = shape.panel_cols() / (CHUNK * lanes);
         let places = 0..in_panel.min(chunks);
         let places: Vec<_> =

@@ -1,9 +1,8 @@
-//! Scales that take a pass over the tensor before codes are written.
+//! Scales that take a pass over the tensor before the pass that writes codes.
 //!
-//! - `channels.rs` reduces columns, for scales and means of channels: over parts of the rows first, then over all
-//!   parts.
-//! - `maxima.rs` reduces the largest magnitudes of tiles, for scales of heads or of the tensor. The quantization kernel
-//!   finds these magnitudes ([`ScaleSource::Measured`]).
+//! `channels.rs` reduces columns to scales and means of channels: first over parts of the rows, and then over all
+//! parts. `maxima.rs` reduces the largest magnitudes of tiles to scales of heads or of the tensor. The quantization
+//! kernel finds these magnitudes ([`ScaleSource::Measured`]).
 
 mod channels;
 mod maxima;
@@ -24,19 +23,19 @@ use crate::kernels::{self, KernelSpec};
 /// Everything that the code of a kernel that computes scales depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleSpec {
-    /// Sums the columns of parts of a head's rows.
+    /// Reduces each part of a head's rows to the statistics of its columns.
     ChannelParts {
-        /// The type of the elements that it reads: f16 or bf16.
+        /// The type of the elements that the kernel reads: f16 or bf16.
         elem: Elem,
-        /// Columns.
+        /// Number of columns.
         head_dim: u32,
     },
-    /// Adds up the parts of heads.
+    /// Reduces the statistics of all parts of a head to its means and scales.
     Channels {
-        /// Columns.
+        /// Number of columns.
         head_dim: u32,
     },
-    /// Computes the largest of the maxima that share a scale.
+    /// Reduces the maxima that share a scale to the largest of them, and computes the scale.
     Heads,
 }
 

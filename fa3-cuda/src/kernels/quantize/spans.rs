@@ -1,4 +1,4 @@
-//! The rows of a tile of packed sequences: a search for the sequence that has the tile's block.
+//! The rows of a tile of packed sequences. A search finds the sequence to which the tile's block belongs.
 
 use fa3_ir::lang::*;
 use fa3_sched::packed::ClampedRows;
@@ -8,14 +8,14 @@ use super::params::PackedRows;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::ragged::RowSpan;
 
-/// The rows of the sequence that has a block. They lie in the tensor, whatever `cu_seqlens` says.
+/// The rows of the sequence to which a block belongs. They lie in the tensor, whatever `cu_seqlens` says.
 #[derive(Clone, Copy)]
 pub(super) struct Span<'k> {
-    /// First row in the tensor.
+    /// Index in the tensor of the sequence's first row.
     pub(super) first: U32<'k>,
     /// Number of rows whose codes are written.
     pub(super) rows: U32<'k>,
-    /// Number of rows of the sequence: all rows, or 0 behind the last sequence. Other rows are zeros.
+    /// Number of rows of the sequence that hold data: all, or 0 behind the last sequence. Other rows count as zeros.
     pub(super) len: U32<'k>,
     /// Index of the block in its sequence. It may lie behind the sequence's last block, and then has no rows.
     pub(super) block: U32<'k>,
@@ -41,7 +41,7 @@ impl<'k> Span<'k> {
 }
 
 impl<'k> Spans<'k> {
-    /// State before the first search. The tensor has `total` rows.
+    /// The state before the first search. The tensor has `total` rows.
     #[track_caller]
     pub(super) fn new(builder: &'k Builder, packed: &PackedRows<InKernel<'k>>, total: U32<'k>) -> Spans<'k> {
         let found =
@@ -50,7 +50,7 @@ impl<'k> Spans<'k> {
         Spans { builder, packed, total, block: builder.var("block", u32::MAX), found }
     }
 
-    /// The rows of the sequence that has block `block` of all blocks. All lanes that call it must ask for one block.
+    /// The rows of the sequence to which block `block` belongs. All lanes that call this must ask for the same block.
     #[track_caller]
     pub(super) fn at(&self, block: U32<'k>) -> Span<'k> {
         self.builder.if_uniform(self.block.now().ne(block), || {
@@ -89,10 +89,10 @@ impl<'k> Spans<'k> {
         Span { first: rows.row, rows: rows.rows, len: is_one.select(rows.rows, 0), block }
     }
 
-    /// An entry of `cu_seqlens`.
+    /// Loads an entry of `cu_seqlens`.
     #[track_caller]
     fn end_before(&self, sequence: U32<'k>) -> U32<'k> {
-        // Not a read-only load: with PDL, a kernel before may still write the array when this kernel starts.
+        // This must not be a read-only load: with PDL, an earlier kernel may still write the array at this time.
         self.builder.load(sequence.mad_wide(4, self.packed.cu_seqlens))
     }
 }

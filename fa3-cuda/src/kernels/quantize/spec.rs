@@ -1,4 +1,4 @@
-//! The specification of a quantization kernel.
+//! The spec of a quantization kernel.
 
 use fa3_ir::Elem;
 use fa3_sched::quantize::{Plan, Scales, Tile};
@@ -9,28 +9,28 @@ use crate::kernels::tensors::elem;
 /// Everything that a quantization kernel's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
-    /// The type of the elements that it reads: f16 or bf16.
+    /// The type of the elements that the kernel reads: f16 or bf16.
     pub elem: Elem,
-    /// Rows and threads.
+    /// The rows and threads of a tile.
     pub tile: Tile,
     /// The memory layout of codes.
     pub layout: ValueLayout,
-    /// The rotation.
+    /// The rotation, if rows are rotated.
     pub rotation: Option<Rotation>,
     /// Whether rows go through the Hadamard transform.
     pub hadamard: bool,
-    /// Where scales come from.
+    /// The source of scales.
     pub scale: ScaleSource,
     /// Whether sequences are packed, so that each tile must find its sequence.
     pub packed: bool,
 }
 
-/// Where scales come from.
+/// The source of scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleSource {
-    /// The kernel computes one for each tile, which is a block of rows.
+    /// The kernel computes one scale for each tile, which is a block of rows.
     Blocks,
-    /// One scale is an argument.
+    /// One scale for the whole tensor is an argument.
     Given,
     /// Heads have scales, which earlier kernels have computed.
     Heads,
@@ -45,7 +45,7 @@ pub enum ScaleSource {
 pub struct Rotation {
     /// Which entries of a row form a pair.
     pub style: RopeStyle,
-    /// Entries of a row that are rotated.
+    /// Number of entries of a row that are rotated.
     pub rotary_dim: u32,
     /// Whether an array has the positions.
     pub listed: bool,

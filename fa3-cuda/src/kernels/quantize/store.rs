@@ -1,6 +1,6 @@
-//! Stores of codes. Rows are written in sectors of 32 bytes. Transposed codes, the layout in which 8-bit products read
-//! V ([`ValueLayout::Transposed`](fa3_types::ValueLayout)), go through a staging buffer in shared memory: threads write
-//! their codes, meet at a barrier, then write rows of keys, see [`KeyRows`].
+//! Stores codes. Rows are written in sectors of 32 bytes. Transposed codes, the layout in which 8-bit products read V
+//! ([`ValueLayout::Transposed`](fa3_types::ValueLayout)), go through a staging buffer in shared memory: threads write
+//! their codes, meet at a barrier, and then write rows of keys ([`KeyRows`]).
 
 use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
@@ -12,9 +12,9 @@ use crate::kernels::parts::store_rows::neighbours;
 
 /// The staging buffer of transposed codes.
 pub(super) struct Transposed<'k> {
-    /// A row for each key: see [`slot_of`].
+    /// The buffer, with a row for each key, which [`slot_of`] gives.
     tile: Tile<'k, 'k>,
-    /// The barrier of all threads.
+    /// The barrier at which all threads meet.
     met: fa3_ir::Barrier,
 }
 
@@ -44,14 +44,14 @@ impl<'k> Quantize<'k> {
         let at = self.params.codes.global().at([place.batch, place.head, in_memory]);
         let mut chunks = chunks(x, has_position);
         if let Some(span) = place.span {
-            // The transform may turn zeros into negative zeros.
+            // Rows beyond the sequence get zeros, which the transform may have turned into negative zeros.
             let is_one = row.lt(span.len);
             chunks.iter_mut().for_each(|words| *words = words.map(|word| is_one.select::<B32>(word, 0)));
         }
         if lanes == 2 && chunks.len().is_multiple_of(2) {
             let at = lane.mad_wide(2 * CHUNK, at);
             for (pair, chunks) in chunks.chunks_exact(2).enumerate() {
-                // After the exchange, both lanes write a whole sector together.
+                // Once the lanes have exchanged words, two lanes together write a whole sector.
                 let words = neighbours(lane.eq(0), [chunks[0], chunks[1]]);
                 b.guarded(inside, || b.store_vector(at.at((4 * CHUNK) as i32 * pair as i32), words));
             }
@@ -63,7 +63,7 @@ impl<'k> Quantize<'k> {
         }
     }
 
-    /// Writes the codes of a tile, of which this thread has a part of row `row`; zeros for missing rows.
+    /// Writes the codes of a tile. This thread has a part of row `row`. Missing rows get zeros.
     pub(super) fn store_transposed(
         &self,
         through: &Transposed<'k>,
@@ -74,8 +74,8 @@ impl<'k> Quantize<'k> {
     ) {
         let b = self.builder;
         if self.spec.scale != ScaleSource::Blocks {
-            // Waits until all threads have read the codes of the tile before. With scales of blocks, the barrier of the
-            // maximum serves.
+            // All threads must have read the codes of the previous tile. With scales of blocks, the barrier of the
+            // maximum ensures this.
             b.sync(through.met);
         }
         let inside = self.part(place).mad(self.spec.tile.rows, row).lt(self.params.seqlen);
@@ -101,7 +101,8 @@ impl<'k> Quantize<'k> {
         let (b, (lane, lanes)) = (self.builder, self.lane);
         let at = tile.elements(slot_of(row), lane * CHUNK);
         if lanes == 1 {
-            // One chunk of 8 bytes in each of 16 rows would use only half of the banks.
+            // Two chunks are stored at once: single chunks of 8 bytes in each of 16 rows would use only half of the
+            // banks.
             for (pair, chunks) in chunks.chunks_exact(2).enumerate() {
                 let words = [chunks[0][0], chunks[0][1], chunks[1][0], chunks[1][1]];
                 b.store_vector(at.at(0, 2 * CHUNK * pair as u32), words);
@@ -114,10 +115,9 @@ impl<'k> Quantize<'k> {
     }
 }
 
-/// The row of the staging buffer that holds a key. Groups of eight keys are permuted, so that two kinds of accesses use
-/// different banks: reads of the rows of a matrix, whose keys differ in bits 0, 4 and 5, and stores of threads that run
-/// together. With 8 threads a row, the keys of the latter differ in bit 0; with 4, in bits 0 and 2; with fewer, in bits
-/// 0 to 2.
+/// The row of the staging buffer that holds a key. Groups of eight keys are permuted, so that neither reads nor stores
+/// have bank conflicts. The keys that one read needs (rows of a matrix) differ in bits 0, 4 and 5. The keys that one
+/// store has differ in bit 0 with 8 threads per row, in bits 0 and 2 with 4 threads, and in bits 0 to 2 with fewer.
 #[track_caller]
 fn slot_of<'k>(key: U32<'k>) -> U32<'k> {
     let order = ((key & 1) << 2) | (((key >> 1) ^ (key >> 3)) & 2) | (((key >> 1) ^ (key >> 5)) & 1);

@@ -1,4 +1,4 @@
-//! The tiles of a CTA, in runs of neighbours, and their loads, all issued by one thread.
+//! The tiles of a CTA, in runs of neighbouring tiles, and their loads, all of which one thread issues.
 
 use fa3_ir::lang::*;
 
@@ -11,12 +11,12 @@ pub(super) struct HeadBlock<'k> {
     pub(super) batch: U32<'k>,
     pub(super) head: U32<'k>,
     pub(super) block: U32<'k>,
-    /// The rows of its sequence, if sequences are packed.
+    /// The rows of the block's sequence, if sequences are packed.
     pub(super) span: Option<Span<'k>>,
 }
 
 impl<'k> Quantize<'k> {
-    /// The index of the CTA's cluster; of the CTA itself, without clusters.
+    /// The index of the CTA's cluster, or of the CTA itself without clusters.
     #[track_caller]
     pub(super) fn cluster(&self) -> U32<'k> {
         self.in_clusters(self.builder.cta_x())
@@ -39,7 +39,7 @@ impl<'k> Quantize<'k> {
     #[track_caller]
     pub(super) fn after(&self, tile: U32<'k>) -> U32<'k> {
         let run = self.params.run;
-        // Skips the runs of the other CTAs at the end of a run.
+        // At the end of a run, skips the runs of the other CTAs.
         let skipped = (self.in_clusters(self.builder.grid_x()) - 1) * run;
         let after = tile + 1;
         after + (after & (run - 1)).eq(0).select::<B32>(skipped, 0)
@@ -52,7 +52,7 @@ impl<'k> Quantize<'k> {
         Some(Spans::new(self.builder, packed, self.params.seqlen))
     }
 
-    /// The tile with this index; `spans` finds its sequence if sequences are packed.
+    /// The tile with index `index`. If sequences are packed, `spans` finds the tile's sequence.
     #[track_caller]
     pub(super) fn place(&self, index: U32<'k>, spans: Option<&Spans<'k>>) -> HeadBlock<'k> {
         let fa3_sched::TileCoord { m_block, head, batch } = self.params.decoder.decode(index);
@@ -64,7 +64,7 @@ impl<'k> Quantize<'k> {
 /// The tiles that are still to be loaded.
 pub(super) struct Loads<'k> {
     loader: TmaProducer<'k>,
-    /// The next tile.
+    /// The tile that is loaded next.
     tile: Var<'k, B32>,
     spans: Option<Spans<'k>>,
 }
@@ -78,7 +78,7 @@ impl<'k> Loads<'k> {
         Loads { loader, tile: b.var("loaded", first), spans: kernel.spans() }
     }
 
-    /// Begins to load the next tile, unless all are loaded, as soon as a stage is free.
+    /// Begins to load the next tile as soon as a stage is free, unless all tiles are loaded.
     #[track_caller]
     pub(super) fn next(&mut self, kernel: &Quantize<'k>) {
         let b = kernel.builder;

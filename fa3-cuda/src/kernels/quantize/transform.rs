@@ -1,5 +1,5 @@
-//! Incoherent processing: the product of a row and M, a random orthogonal matrix. Its random signs are bits of
-//! parameters, which are expanded to numbers in shared memory.
+//! Incoherent processing: the product of a row and M, a random orthogonal matrix. Bits of parameters give the random
+//! signs of M. The kernel expands these bits to numbers in shared memory.
 
 use std::ops::Range;
 
@@ -8,12 +8,12 @@ use fa3_sched::quantize::CHUNK;
 
 use super::row::{Row, WIDTH};
 
-/// The transforms of a row. Random signs precede each.
+/// The two transforms of a row. Random signs precede each of them.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Transform {
-    /// The leading entries' transform.
+    /// The transform of the leading entries.
     Leading,
-    /// The trailing entries' transform.
+    /// The transform of the trailing entries.
     Trailing,
 }
 
@@ -22,13 +22,13 @@ pub(super) struct Signs<'k> {
     builder: &'k Builder,
     chunks: u32,
     lane: (U32<'k>, u32),
-    /// The signs of all entries: before the leading transform, and before the trailing one.
+    /// The signs of all entries: those before the leading transform, and those before the trailing one.
     tables: [Region; 2],
 }
 
 impl<'k> Signs<'k> {
     /// Expands the signs, which are bits of `words`, in the first threads of the CTA. All threads must meet at a
-    /// barrier before one reads signs.
+    /// barrier before any of them reads signs.
     #[track_caller]
     pub(super) fn declare(
         b: &'k Builder,
@@ -40,7 +40,7 @@ impl<'k> Signs<'k> {
         let tables = ["leading signs", "signs between"].map(|name| b.region(name, bytes, 16));
         let signs = Signs { builder: b, chunks, lane, tables };
         b.if_lanes(b.tid().lt(lane.1), || {
-            // A head_dim that is a power of two has one transform, and no signs between two.
+            // If head_dim is a power of two, there is one transform, and no signs between two transforms.
             for (&table, words) in signs.tables.iter().zip(words).filter(|(_, words)| !words.is_empty()) {
                 signs.write(table, words);
             }
@@ -76,7 +76,7 @@ impl<'k> Signs<'k> {
         lane.mad(4 * CHUNK, self.builder.address(table)) + 4 * CHUNK * lanes * chunk
     }
 
-    /// The signs of elements `index` and `index` + 1, before one of the transforms.
+    /// The signs of elements `index` and `index` + 1, before the transform `transform`.
     #[track_caller]
     pub(super) fn pair(&self, transform: Transform, index: usize) -> [V<'k, F32>; 2] {
         let (chunk, within) = (index as u32 / CHUNK, index as u32 % CHUNK);
@@ -85,11 +85,11 @@ impl<'k> Signs<'k> {
 }
 
 impl<'k> Row<'k> {
-    /// Multiplies by M, the random orthogonal matrix of incoherent processing.
+    /// Multiplies the row by M, the random orthogonal matrix of incoherent processing.
     #[track_caller]
     pub(super) fn transform(&mut self, signs: &Signs<'k>) {
         let elements = self.x.len();
-        // This thread's part of the largest power of two that does not exceed head_dim.
+        // This thread's part of the leading entries, whose number is the largest power of two up to head_dim.
         let part = 1 << elements.ilog2();
         self.walsh_hadamard(0..part, |index| signs.pair(Transform::Leading, index));
         if part < elements {
@@ -104,7 +104,7 @@ impl<'k> Row<'k> {
         for (index, pair) in self.x.chunks_exact_mut(2).enumerate() {
             let [first, second] = signs(2 * index);
             let b = pair[1] * second;
-            // The first round includes the multiplication by signs.
+            // The first round includes the multiplication by the signs.
             [pair[0], pair[1]] = match within.contains(&(2 * index)) {
                 true => [pair[0].fma(first, b), pair[0].fma(first, -b)],
                 false => [pair[0] * first, b],
@@ -130,7 +130,7 @@ impl<'k> Row<'k> {
     }
 }
 
-/// (x, y) → (x + y, x − y) for elements that are `half` apart.
+/// Replaces elements x and y that are `half` apart by x + y and x − y.
 #[track_caller]
 fn butterflies(x: &mut [V<'_, F32>], half: usize) {
     for pair in x.chunks_exact_mut(2 * half) {

@@ -1,8 +1,8 @@
-//! The transposition of e4m3 V before a forward pass that reads each block of V many times: see
-//! [`ValueLayout::Transposed`](fa3_types::ValueLayout). Codes keep their bits. A CTA has 128 keys of a head.
+//! Transposes e4m3 V before a forward pass that reads each block of V many times (see
+//! [`ValueLayout::Transposed`](fa3_types::ValueLayout)). Codes keep their bits. A CTA has 128 keys of a head.
 //!
 //! Keys are rows of the tile in their natural order, as TMA writes them. So reads of shared memory take four times as
-//! long as in the quantizer's order, which is still less than the tile's share of global memory bandwidth takes.
+//! long as in the order of the quantizer, but still less time than the loads of the tile from global memory.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Program};
@@ -21,7 +21,7 @@ const THREADS: u32 = 256;
 /// Everything that the kernel's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TransposeSpec {
-    /// Columns of V, a multiple of 16.
+    /// Number of columns of V, a multiple of 16.
     pub head_dim: u32,
 }
 
@@ -36,7 +36,7 @@ params! {
 impl KernelSpec for TransposeSpec {
     fn kernel(&self) -> Kernel {
         let head_dim = self.head_dim;
-        // Whole panels; missing columns are zeros.
+        // The tile has whole panels, in which columns that V does not have are zeros.
         let cols = head_dim.next_multiple_of(if head_dim <= 64 { 64 } else { 128 });
         let shape = TileShape::new(Elem::E4m3, V_TILE_KEYS, cols);
         Kernel::build("transpose_v", Launch::threads(THREADS), |b| {
@@ -65,7 +65,7 @@ impl KernelSpec for TransposeSpec {
     }
 }
 
-/// Adds the step that transposes `tensor`, which has these tiles, into `codes`.
+/// Adds the step that transposes `tensor`, divided into `tiles`, into `codes`.
 pub(crate) fn step(
     program: &mut Program<Spec>,
     (v, tensor): (BufferId, &TensorDesc),

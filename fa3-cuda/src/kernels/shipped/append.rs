@@ -1,5 +1,5 @@
-//! The shipped kernels that append rows to a cache: `append/bf16/d128/packed/pages/half-split/q` has packed new rows
-//! and a paged cache, and rotates packed queries, too.
+//! The shipped kernels that append rows to a cache. The kernel `append/bf16/d128/packed/pages/half-split/q`, for
+//! example, takes packed new rows and a paged cache, and rotates packed queries, too.
 
 use fa3_ir::Elem;
 use fa3_types::{QueryPositions, RopeStyle, SequenceBase};
@@ -9,12 +9,11 @@ use crate::kernels::append::{NewSpec, QuerySpec, Rotation, Search, Spec};
 
 const PACKED: Search = Search::Packed { levels: 2 };
 
-/// Every way to find sequences and pages, both pairings of rotary entries, both types of tables, and rows of all
-/// widths.
+/// Kernels with every way to find sequences and pages, both pairings of rotary entries, both types of rotary tables,
+/// and rows of all widths.
 pub(super) fn append() -> impl Iterator<Item = Shipped> {
     use RopeStyle::{HalfSplit, Interleaved};
     let rows = [
-        // Generation: one row for each sequence.
         (Elem::Bf16, Some(new(128, Search::Dense, true)), None, None),
         (Elem::Bf16, Some(new(128, Search::Dense, true)), Some((Search::Dense, 128)), Some((HalfSplit, 128))),
         (Elem::Bf16, Some(new(128, PACKED, true)), Some((PACKED, 128)), Some((HalfSplit, 128))),
@@ -28,7 +27,7 @@ pub(super) fn append() -> impl Iterator<Item = Shipped> {
         (Elem::E4m3, Some(new(64, Search::Dense, true)), None, None),
     ];
     rows.into_iter().map(|(elem, new, queries, rotation)| {
-        // Without new rows, the tables have the type of the queries.
+        // The rotary tables are f32 here, but without new rows they have the type of the queries.
         let table = if new.is_some() { Elem::F32 } else { elem };
         let spec = Spec {
             elem,
@@ -49,12 +48,12 @@ pub(super) fn append() -> impl Iterator<Item = Shipped> {
     })
 }
 
-/// Keys and values of one width.
+/// New keys and values, with rows of equal width.
 fn new(head_dim: u32, search: Search, paged: bool) -> NewSpec {
     NewSpec { head_dim, head_dim_v: head_dim, search, paged, indexed: false, quantizes: false }
 }
 
-/// New keys and values of one width, for a paged cache of e4m3.
+/// New keys and values that the kernel quantizes for a paged cache of e4m3.
 fn quantized(head_dim: u32, search: Search) -> NewSpec {
     NewSpec { quantizes: true, ..new(head_dim, search, true) }
 }
@@ -75,7 +74,7 @@ fn name(Spec { elem, new, queries, rotation }: &Spec) -> String {
         new.filter(|new| new.quantizes).map(|_| "/to-e4m3"),
     ];
     let words: String = words.into_iter().flatten().collect();
-    // Two elements of e4m3 count as one.
+    // The spec counts two elements of e4m3 as one of 16 bits.
     let head_dim = if *elem == Elem::E4m3 { 2 * head_dim } else { head_dim };
     format!("append/{elem}/d{head_dim}{words}")
 }

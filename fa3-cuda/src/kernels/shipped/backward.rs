@@ -1,6 +1,6 @@
-//! The shipped backward kernels: `bwd/dkv/bf16/d128/128x64x3x2/causal/cap/dynamic`. The numbers of a tile are its own
-//! rows, the rows of a block, and two numbers of stages: for the dK/dV kernel, stages of blocks and of K and V; for the
-//! dQ kernel, stages of K and of V.
+//! The shipped backward kernels. A name such as `bwd/dkv/bf16/d128/128x64x3x2/causal/cap/dynamic` gives a tile by four
+//! numbers: the rows of the tile itself, the rows of a block on the other side, and two numbers of pipeline stages. In
+//! the dK/dV kernel the stages are for blocks, then for K and V; in the dQ kernel, for K, then for V.
 
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions};
@@ -9,9 +9,9 @@ use fa3_types::{BackwardSpec, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpe
 use super::Shipped;
 use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec, QBlocksSpec, ReduceSpec, RowsForm, SequenceForm};
 
-/// The kernels of plans for the usual head dimensions, in all forms. In bf16 with many tiles, they have every side of a
-/// mask, with a soft cap and without. In f16 with few tiles, they have no cap, or a cap and both sides of the mask.
-/// Some take sequences of a table, and some chunks. The dK/dV and dQ kernels do not depend on sinks.
+/// The kernels of plans for the usual head dimensions, with each way to compute dQ. Problems differ in type, mask, soft
+/// cap and number of tiles; some have packed sequences, chunks or intervals. The dK/dV and dQ kernels do not depend on
+/// sinks.
 pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     const NONE: Mask = Mask::None;
     const BOTH: Mask = Mask::Window { left: Some(7), right: Some(3) };
@@ -66,7 +66,7 @@ fn spec(
     forward
 }
 
-/// The kernels of a problem, in all forms.
+/// The kernels of a problem, with each way to compute dQ.
 fn kernels(forward: ProblemSpec) -> Vec<BwdSpec> {
     let problem = BackwardSpec::contiguous(forward).validate().expect("shapes agree");
     let dims = [problem.forward().head_dim(), problem.forward().head_dim_v()].map(|dim| dim as u32);

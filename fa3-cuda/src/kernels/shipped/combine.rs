@@ -1,5 +1,5 @@
-//! The shipped kernels that reduce partial results: `combine/f32-bf16/d128/8x8` takes parts of f32, gives O of bf16,
-//! and has teams of 8 warps, each of which loads 8 parts at once.
+//! The shipped kernels that reduce partial results. In the kernel `combine/f32-bf16/d128/8x8`, for example, partial
+//! results are f32, O is bf16, and teams have 8 warps, each of which loads 8 partial results at once.
 
 use fa3_sched::combine::{Plan, Team};
 use fa3_types::{CombineSpec, Dtype, Shape};
@@ -7,7 +7,7 @@ use fa3_types::{CombineSpec, Dtype, Shape};
 use super::Shipped;
 use crate::kernels::combine::Spec;
 
-/// Teams of every size, rows with every number of chunks a lane, and every type of parts and of O.
+/// Kernels with teams of every size, every number of chunks per lane, and every type of partial results and of O.
 pub(super) fn combine() -> impl Iterator<Item = Shipped> {
     use Dtype::{Bf16, F16, F32};
     let rows = [

@@ -1,4 +1,4 @@
-//! The shipped forward kernels: `fwd/bf16/d128/128x128x3/causal/cap/dynamic` names the element type, head dimension,
+//! The shipped forward kernels. `fwd/bf16/d128/128x128x3/causal/cap/dynamic` names the element type, head dimension,
 //! tile (rows x keys x stages), bounded sides of the mask, soft cap and scheduler. More words follow for everything
 //! that differs from the tile table.
 
@@ -11,24 +11,25 @@ use fa3_sched::forward::{
 };
 use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{
-    Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
+    Dtype, Intervals, IntervalsOfRow, LseForm, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
 };
 
+use super::lists::listed;
 use super::packed::rows_word;
 use super::{Shipped, scheduler_word, sides_word};
 use crate::kernels::fwd::{FwdCombineSpec, FwdSpec, SequenceForm, ShareForm};
 
-/// Heads whose tiles outnumber a GPU's SMs.
+/// A number of heads with which tiles outnumber a GPU's SMs.
 const MANY_HEADS: usize = 400;
 
 const SOFTCAP: f64 = 30.0;
 
-/// Head dimensions of Q and K, and of V.
+/// Pairs of head dimensions: that of Q and K, then that of V.
 const DIMS: [(usize, usize); 7] =
     [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
 const CACHE_DIMS: [(usize, usize); 6] = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
 
-/// No bounded side of a mask, both sides, and each side alone.
+/// Masks with no bounded side, with both, and with each side alone.
 const MASKS: [Mask; 5] = [
     Mask::None,
     Mask::Causal,
@@ -64,8 +65,8 @@ fn half() -> impl Iterator<Item = ProblemSpec> {
     })
 }
 
-/// Problems in e4m3. Each tile and mask has eight of them, in which every two of six features meet in all four ways: a
-/// feature is the parity of some bits of the problem's number.
+/// Problems in e4m3. For each tile and mask there are eight, in which every two of six features meet in all four
+/// combinations: whether a problem has a feature is the parity of some bits of the problem's number.
 fn fp8() -> impl Iterator<Item = ProblemSpec> {
     let cells = [64, 128, 256].into_iter().flat_map(|head_dim| MASKS.map(|mask| (head_dim, mask)));
     let cells = cells.flat_map(|cell| [(512, 512), (512, 8192)].map(|lengths| (cell, lengths)));
@@ -154,7 +155,7 @@ fn given() -> impl Iterator<Item = ProblemSpec> {
 }
 
 /// Problems with sinks, whose kernels have a few more instructions at the end of a tile. GPT-OSS has head_dim 64,
-/// causal masks and windows; wider heads leave the fewest registers there.
+/// causal masks and windows; kernels of wider heads have the fewest free registers at the end of a tile.
 fn sinks() -> impl Iterator<Item = ProblemSpec> {
     let left = Mask::Window { left: Some(127), right: Some(0) };
     let bf16 = [Mask::Causal, left].into_iter().flat_map(|mask| {
@@ -186,8 +187,8 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
     two.into_iter().chain(one).chain(short)
 }
 
-/// Problems with more columns of V than one warpgroup's registers hold, dense and packed, with all columns of a tile
-/// and with some.
+/// Problems with more columns of V than one warpgroup's registers hold, dense and packed. Some have all columns of a
+/// tile, and some have fewer.
 fn wide() -> impl Iterator<Item = ProblemSpec> {
     let dense = |dtype, heads, dims: (usize, usize), mask| {
         problem(dtype, (4096, 4096), heads, dims.0).head_dim_v(dims.1).mask(mask)
@@ -211,7 +212,7 @@ fn wide() -> impl Iterator<Item = ProblemSpec> {
 }
 
 /// The problem with a contiguous `qv`.
-fn with_qv(spec: ProblemSpec) -> ProblemSpec {
+pub(super) fn with_qv(spec: ProblemSpec) -> ProblemSpec {
     let qv = TensorDesc::contiguous(spec.q.dtype, spec.o.shape);
     spec.qv(qv)
 }
@@ -243,7 +244,10 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
         }
         spec.e4m3_keys()
     });
-    of_16_bits.into_iter().chain(of_e4m3)
+    let form = LseForm { base_two: false, without_sink: true, empty_is_infinite: true };
+    let of_flash_mla =
+        [latent(1, 128, 512, 64), latent(1, 128, 512, 64).sink()].map(|spec| spec.lse_form(form));
+    of_16_bits.into_iter().chain(of_e4m3).chain(of_flash_mla)
 }
 
 /// Problems over caches: decoding with every head dimension and several group sizes, and chunked prefill, in pages of
@@ -322,8 +326,8 @@ fn chunks() -> impl Iterator<Item = ProblemSpec> {
     specs.into_iter().map(move |spec| spec.causal().mask(chunks))
 }
 
-/// Plans over caches. Most are split-KV plans with equal shares; a few have splits of fixed size, with which decoding
-/// has the same bits in any batch.
+/// Plans for problems over caches. Most are split-KV plans with equal shares; a few have splits of fixed size, with
+/// which decoding gives the same bits in any batch.
 fn shared_plans() -> impl Iterator<Item = Plan> {
     let equally = PlanOptions::default().split_keys(SplitKeys::Even);
     let in_pieces = PlanOptions::default().split_keys(SplitKeys::FixedSize { keys: 1024 });
@@ -343,7 +347,7 @@ fn shared_plans() -> impl Iterator<Item = Plan> {
         over_pages(Dtype::F16, 64, 64).mask(wide).sink(),
         over_pages(Dtype::Bf16, 16, 512),
     ];
-    let shared = cache().chain(gathered()).chain(chunks()).chain(wide_cache());
+    let shared = cache().chain(gathered()).chain(chunks()).chain(wide_cache()).chain(listed());
     let equally = shared.map(move |spec| plan(spec, equally));
     equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces)))
 }
@@ -403,12 +407,14 @@ fn combines() -> impl Iterator<Item = Shipped> {
         PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
     });
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| {
-        let sink = if spec.sink { "/sink" } else { "" };
+        let words =
+            [(spec.sink, "/sink"), (spec.lse_without_sink, "/lse-without"), (spec.stored_lse, "/lse-form")];
+        let words: String = words.iter().filter(|(is_so, _)| *is_so).map(|(_, word)| *word).collect();
         let pieces = spec.pieces.map_or(String::new(), |(ShareForm { q, k, .. }, mask)| {
             format!("/pieces/{}/{}/{}", rows_word(q), rows_word(k), sides_word(mask))
         });
         let Team { warps, at_once } = spec.team;
-        let name = format!("merge/{}/d{}/{warps}x{at_once}{sink}{pieces}", spec.output, spec.head_dim_v);
+        let name = format!("merge/{}/d{}/{warps}x{at_once}{words}{pieces}", spec.output, spec.head_dim_v);
         Shipped::new(name, spec)
     })
 }
@@ -432,6 +438,7 @@ fn plan(spec: ProblemSpec, options: PlanOptions) -> Plan {
 fn name(spec: &FwdSpec) -> String {
     let FwdSpec { elem, output, tile, mask, softcap, sink, order, scheduler, cluster, sequences, .. } = *spec;
     let FwdSpec { shares, pack, page_block, gathered_cols, indexed, given_table, .. } = *spec;
+    let FwdSpec { lse_without_sink, stored_lse, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -472,9 +479,11 @@ fn name(spec: &FwdSpec) -> String {
         (sequences == SequenceForm::Varlen && shares.is_none(), "listed"),
         (given_table, "given-table"),
         (sink, "sink"),
+        (lse_without_sink, "lse-without"),
+        (stored_lse, "lse-form"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
-    if let Some(ShareForm { q, k, said_by, twins }) = shares {
+    if let Some(ShareForm { q, k, said_by, twins, lists }) = shares {
         let by = match said_by {
             ReductionSource::Units => "units",
             ReductionSource::Ctas => "ctas",
@@ -482,6 +491,12 @@ fn name(spec: &FwdSpec) -> String {
         };
         let twins = if twins { "/twins" } else { "" };
         word(&format!("shares-of-{by}/{}/{}/pack{pack}{twins}", rows_word(q), rows_word(k)));
+        match lists.map(|lists| lists.second_used) {
+            None => {}
+            Some(None) => word("lists"),
+            Some(Some(false)) => word("two-lists"),
+            Some(Some(true)) => word("two-used-lists"),
+        }
     }
     if let Some(rows) = page_block {
         word(&format!("pages{rows}"));

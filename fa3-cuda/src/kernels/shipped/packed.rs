@@ -1,5 +1,5 @@
-//! The shipped kernels that write the table of packed sequences: `packed/packed/dense-used/window/128` has Q packed, K
-//! and V dense with seqused, and 128 threads.
+//! The shipped kernels that write the table of packed sequences. In the kernel `packed/packed/dense-used/window/128`,
+//! for example, Q is packed, K and V are dense with seqused, and a CTA has 128 threads.
 
 use fa3_sched::packed::{Arrays, Plan, Side};
 use fa3_types::Mask;
@@ -7,8 +7,8 @@ use fa3_types::Mask;
 use super::{Shipped, sides_word};
 use crate::kernels::packed::Spec;
 
-/// Every combination of arrays of lengths, every side of a mask, and CTAs from one warp to the most threads. These
-/// sizes merge runs of keys never, once, twice and four times.
+/// Kernels with every combination of arrays of lengths, every side of a mask, and CTAs from one warp to the most
+/// threads. The kernels of these sizes merge sorted runs not at all, once, twice and three times.
 pub(super) fn packed() -> impl Iterator<Item = Shipped> {
     const BOTH: Mask = Mask::Window { left: Some(1), right: Some(1) };
     const LEFT: Mask = Mask::Window { left: Some(1), right: None };
@@ -24,7 +24,7 @@ pub(super) fn packed() -> impl Iterator<Item = Shipped> {
     let specs = rows.into_iter().map(|(count, sides, mask)| {
         let plan = Plan::new(count, sides, [1, 1], mask).expect("there are few rows");
         let spec = Spec::of(&plan);
-        // The backward pass needs first places.
+        // The backward pass needs the place of each sequence's first row in padded arrays.
         if count == 256 { spec.with_firsts() } else { spec }
     });
     specs.map(|spec| Shipped::new(name(&spec), spec))
@@ -35,7 +35,7 @@ fn name(Spec { q, k, mask, threads, firsts }: &Spec) -> String {
     format!("packed/{}/{}/{}/{threads}{firsts}", rows_word(*q), rows_word(*k), sides_word(*mask))
 }
 
-/// The word for the arrays of one side.
+/// The word in a kernel's name for the arrays of one side.
 pub(super) fn rows_word(Arrays { cu_seqlens, seqused, leftpad }: Arrays) -> String {
     let mut word = String::from(if cu_seqlens { "packed" } else { "dense" });
     if seqused {

@@ -19,8 +19,8 @@ struct Row {
     packed: bool,
 }
 
-/// Both block sizes with the head dimensions of each number of lanes, with a rotation, a transform, both and neither.
-/// Other features with both; V, transposed and not, with neither; and packed sequences.
+/// Kernels for both block sizes and the head dimensions of each number of lanes, with a rotation, a transform, both and
+/// neither. Other features come with both, V with neither, and packed sequences with all of these but a rotation alone.
 pub(super) fn quantized() -> impl Iterator<Item = Shipped> {
     const POSITIONS: Positions = Positions::From(0);
     let styles = [None, Some(RopeStyle::Interleaved), Some(RopeStyle::HalfSplit)];
@@ -91,7 +91,7 @@ pub(super) fn scales() -> impl Iterator<Item = Shipped> {
 }
 
 impl Row {
-    /// The kernel that measures tiles for this row's kernel.
+    /// The spec of the kernel that runs before this row's kernel, and finds the largest magnitudes of tiles.
     fn measuring(&self) -> quantize::Spec {
         quantize::Spec { scale: ScaleSource::Measured, ..self.spec() }
     }

@@ -30,7 +30,7 @@ impl<'k, const N: usize> Cursor<'k, N> {
 
     #[track_caller]
     pub(super) fn by(pipeline: &Pipeline<'k, N>, rounds: Rounds<'k>, parity: u32) -> Cursor<'k, N> {
-        // Other numbers of stages would need a division.
+        // For other numbers of stages, the stage of a round would be the remainder of a division.
         if pipeline.stages.is_power_of_two() {
             Cursor { pipeline: pipeline.clone(), next: Next::OfRound { rounds, initial: parity } }
         } else {
@@ -38,7 +38,7 @@ impl<'k, const N: usize> Cursor<'k, N> {
         }
     }
 
-    /// Whether the next stage is full, or empty, now; `of` has the mbarriers that tell.
+    /// Whether the next stage is full (if `of` is the region of full mbarriers) or empty (of empty mbarriers) now.
     #[track_caller]
     pub(super) fn test(&self, of: Region) -> V<'k, Pred> {
         let pipeline = &self.pipeline;
@@ -58,7 +58,7 @@ impl<'k, const N: usize> Cursor<'k, N> {
         }
     }
 
-    /// Waits until the next stage is full, or empty, and advances to the one after it.
+    /// Waits until the next stage is full, or empty, as in [`Cursor::test`], and advances to the stage after it.
     #[track_caller]
     pub(super) fn next(&self, of: Region) -> StageIndex<'k> {
         let b = self.pipeline.builder;

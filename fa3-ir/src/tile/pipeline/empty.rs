@@ -27,7 +27,8 @@ impl<'k, const N: usize> EmptyStage<'k, N> {
         EmptyStage { builder, tiles, pipeline: pipeline.name, full, bytes: 0, due }
     }
 
-    /// Begins to load tile `index`. It belongs in the block that acquired the stage (V-25): its bytes are counted once.
+    /// Begins to load tile `index`, and counts its bytes once: the call belongs in the block that acquired the stage
+    /// (V-25).
     #[track_caller]
     pub fn load(&mut self, index: usize, map: &TileMap, coords: impl Coords) {
         self.load_with(index, map, coords, LoadOptions::default());
@@ -80,7 +81,7 @@ impl<'k, const N: usize> EmptyStage<'k, N> {
         self.builder.bulk_load(tile.address, from, tile.shape().bytes(), self.full, LoadOptions::default());
     }
 
-    /// Tile `index`, or its first `rows`. Its bytes are added to the bytes that the stage expects.
+    /// Returns tile `index`, or its first `rows` rows, and adds its bytes to the bytes that the stage expects.
     #[track_caller]
     fn counted(&mut self, index: usize, rows: Option<u32>) -> Option<Tile<'k, 'k>> {
         let source = self.builder.source();
@@ -96,8 +97,8 @@ impl<'k, const N: usize> EmptyStage<'k, N> {
         Some(tile)
     }
 
-    /// Begins to load block `part` of tile `index`, of as many rows as `map` copies, into this stage of all CTAs of
-    /// `mask`. The other CTAs load the rest of this CTA's tile.
+    /// Begins to load block `part` of tile `index` into this stage of every CTA in `mask`. A block has as many rows as
+    /// `map` copies. The other CTAs load the tile's other blocks.
     #[track_caller]
     pub fn load_part(
         &mut self,
@@ -113,7 +114,7 @@ impl<'k, const N: usize> EmptyStage<'k, N> {
         self.builder.load_tile(block, map, coords, self.full, LoadOptions::multicast(mask));
     }
 
-    /// Its tiles, to store to.
+    /// The stage's tiles, to store to.
     pub fn tiles(&self) -> [Tile<'_, 'k>; N] {
         self.tiles
     }
@@ -132,7 +133,7 @@ impl<'k, const N: usize> EmptyStage<'k, N> {
         self.builder.fence(FenceInst::ProxyAsyncShared);
     }
 
-    /// Commits without the fence: consumers read the stage by ordinary loads, or a fence of this warp lies between.
+    /// Commits the stage without a fence: consumers read it by ordinary loads, or this warp has executed a fence.
     #[track_caller]
     pub fn commit_unfenced(self) {
         let b = self.builder;

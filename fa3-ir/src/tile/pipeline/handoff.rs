@@ -30,14 +30,14 @@ pub struct StageHandoff<'k, const N: usize> {
 }
 
 impl<'k, const N: usize> StageHandoff<'k, N> {
-    /// The stage, filled or empty, to be handed over by a commit. It must be here.
+    /// The stage, filled or empty, to be handed over by a commit. It must not be with the consumer already.
     #[track_caller]
     pub fn hand_over(&mut self) -> EmptyStage<'k, N> {
         let due = self.pipeline.due("committed", Location::caller());
         EmptyStage::new(self.pipeline.clone(), self.pipeline.only_stage(), due)
     }
 
-    /// Waits until the stage is returned. Returns its tiles, with the consumer's results.
+    /// Waits until the consumer has returned the stage. Returns the stage's tiles, with the consumer's results.
     #[track_caller]
     pub fn take_back(&mut self) -> [Tile<'_, 'k>; N] {
         let (pipeline, stage) = (&self.pipeline, self.pipeline.only_stage());

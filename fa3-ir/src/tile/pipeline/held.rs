@@ -1,4 +1,4 @@
-//! Stages that a loop releases in a later round than it gets them.
+//! Stages that a loop gets in one round and releases in a later round.
 
 use std::panic::Location;
 
@@ -21,11 +21,11 @@ pub struct HeldStage<'k, const N: usize> {
 /// Whether a [`HeldStage`] holds a stage.
 #[derive(Clone, Copy, Debug)]
 enum State<'k> {
-    /// It does, until it is released.
+    /// It holds a stage until the stage is released.
     Full(DutyId),
-    /// It does where this is true.
+    /// It holds a stage where this predicate is true.
     At(Var<'k, Pred>),
-    /// The kernel knows whether it does.
+    /// The kernel's loop knows in which rounds it holds a stage.
     Known,
 }
 
@@ -39,8 +39,8 @@ impl<'k, const N: usize> FullStage<'k, N> {
         HeldStage { pipeline, index, state: State::Full(due) }
     }
 
-    /// Ends the duty to release the stage, which another token has. Returns its index, if the pipeline has several
-    /// stages.
+    /// Ends this token's duty to release the stage, which passes to another token. Returns the stage's index, if the
+    /// pipeline has several stages.
     fn kept(self, source: Source) -> Option<V<'k, B32>> {
         self.pipeline.builder.watch().done(self.due, source);
         self.number()
@@ -65,8 +65,8 @@ impl<'k, const N: usize> Consumer<'k, N> {
         HeldStage { pipeline, index, state: State::At(holds) }
     }
 
-    /// Like [`Consumer::held`], for a loop that knows whether it holds a stage, and whose rounds read that stage beside
-    /// one of their own: the pipeline must have several stages.
+    /// Like [`Consumer::held`], for a loop that itself knows whether a stage is held. Its rounds read the held stage
+    /// and one stage of their own, so that the pipeline must have several stages.
     #[track_caller]
     pub fn held_beside(&self) -> HeldStage<'k, N> {
         let pipeline = self.cursor.pipeline.clone();
@@ -108,7 +108,7 @@ impl<'k, const N: usize> HeldStage<'k, N> {
         self.give_back(old);
     }
 
-    /// Releases its stage, if it holds one.
+    /// Releases the held stage, if any.
     #[track_caller]
     pub fn release(&mut self) {
         let _one = self.pipeline.builder.as_one();
@@ -121,7 +121,7 @@ impl<'k, const N: usize> HeldStage<'k, N> {
         }
     }
 
-    /// Releases `stage`, the one held so far.
+    /// Releases `stage`, which was held so far.
     #[track_caller]
     fn give_back(&self, stage: FullStage<'k, N>) {
         match self.state {
@@ -133,8 +133,8 @@ impl<'k, const N: usize> HeldStage<'k, N> {
         }
     }
 
-    /// Reads `stage` in this round and the next. This loop releases it later, by [`HeldStage::advance`] or
-    /// [`HeldStage::release`].
+    /// Holds `stage`, which this round and the next round read. The loop releases it later, by [`HeldStage::advance`]
+    /// or [`HeldStage::release`].
     #[track_caller]
     pub fn begin(&mut self, stage: &FullStage<'k, N>) {
         let pipeline = &self.pipeline;
@@ -150,7 +150,7 @@ impl<'k, const N: usize> HeldStage<'k, N> {
         }
     }
 
-    /// Advances to the stage that this round has read, and releases the stage before, if that is another one.
+    /// Advances to the stage that this round has read, and releases the stage held before, if the two stages differ.
     #[track_caller]
     pub fn advance(&mut self, stage: &FullStage<'k, N>) {
         let Some((held, index)) = self.index.zip(stage.number()) else { return };

@@ -3,8 +3,8 @@
 use crate::lang::{B32, Builder, V, Var};
 
 /// The number of a round, which counts from 0. A warp that fills or empties a stage of several pipelines in every round
-/// then needs no registers for the stage and the parity of each. A pipeline that waits twice in a round waits for the
-/// same stage.
+/// then needs no registers for the stage and the parity of each pipeline. If the warp waits twice for a pipeline in one
+/// round, it waits for the same stage both times.
 #[derive(Clone, Copy, Debug)]
 pub struct Rounds<'k> {
     count: Var<'k, B32>,
@@ -49,7 +49,7 @@ impl<'k> Rounds<'k> {
         stage & (stages - 1)
     }
 
-    /// The parity of that stage's phase, where a stage's first phase has parity `initial`.
+    /// The parity of the phase of [`Rounds::stage`]. The first phase of a stage has parity `initial`.
     #[track_caller]
     pub(super) fn parity(self, stages: u32, initial: u32) -> V<'k, B32> {
         let parity = (self.number() >> (stages * self.every).ilog2()) & 1;

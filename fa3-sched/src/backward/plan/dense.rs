@@ -36,9 +36,9 @@ impl DensePlan {
             heads: heads as u32,
             batch: forward.batch() as u32,
         };
-        // Heads are neighbours in memory.
+        // Heads vary fastest: they are neighbours in memory.
         let one_tile = |counts| Schedule::new(counts, Order::HEADS_FASTEST, Scheduler::OneTile, sms);
-        // Sections and a tile counter even if all tiles are equal, so that CTAs work on several heads at a time.
+        // Even equal tiles get sections and a tile counter, so that CTAs work on several heads at a time.
         let has_intervals = mask.intervals().is_some();
         let in_sections = |counts: TileCounts, mask: Mask, group: usize| {
             let order = Order::in_sections(mask, counts, group as u32, sms);
@@ -49,7 +49,7 @@ impl DensePlan {
             };
             Schedule::new(counts, order, scheduler, sms)
         };
-        // Most masks of intervals are causal.
+        // The order treats a mask of intervals as causal, as most masks of intervals are.
         let order_mask = if has_intervals { Mask::Causal } else { mask };
         // The statistics kernel clears the sums of dQ for all row blocks of the dK/dV kernel. The last block may reach
         // beyond the rows.

@@ -15,7 +15,6 @@ fn backward(forward: ProblemSpec) -> BackwardProblem {
     BackwardSpec::contiguous(forward).validate().unwrap()
 }
 
-/// The plan of a fixed-length problem.
 fn dense_plan(plan: &Plan) -> &DensePlan {
     plan.dense().unwrap()
 }
@@ -113,7 +112,7 @@ fn dq_is_added_up_where_it_may_be() {
         (4096, Mask::None, last),
         (4097, Mask::None, any),
         (2049, Mask::Causal, last),
-        // Rows see 1025 keys.
+        // Rows see 1025 keys on average.
         (2050, Mask::Causal, any),
         (20_000, window, last),
     ] {
@@ -224,13 +223,13 @@ fn sequences_whose_lengths_are_data_have_varlen_plans() {
     let order = |section, longest| Order::LongestFirst { section, longest };
     assert_eq!(long.dkv().order(), order(4, Longest::First));
     let (_, in_order) = planned(packed(12, 4096, 128), PlanOptions::default().deterministic());
-    // 4 heads of 64 blocks follow each other: the next tile begins at once.
+    // The 4 query heads of a KV head have 64 blocks each: one KV head is enough for a section.
     assert_eq!(in_order.dkv().order(), order(1, Longest::Last));
     assert!(plan.to_string().contains("dQ         8608 CTAs that round 64 rows"), "{plan}");
     assert!(plan.to_string().contains("at most 1128 tiles, longest first, heads in sections of 4"), "{plan}");
-    // A plan with a dQ kernel has row blocks of its own.
     let (grouped, _) = planned(packed(8, 2048, 128), PlanOptions::default());
     assert_eq!(grouped.dkv().tile.adds_dq, Some(AddOrder::Any), "32 heads share 8");
+    // The dQ kernel of wide heads cuts rows into blocks of 128.
     let (wide, tiles) = planned(packed(300, 60, 256), PlanOptions::default());
     assert!(matches!(wide.dq(), DqBy::Kernel(_)) && tiles.block_rows() == 128, "{wide}");
     assert_eq!(tiles.dq().unwrap().order(), order(32, Longest::Last));

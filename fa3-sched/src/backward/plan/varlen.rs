@@ -92,7 +92,7 @@ impl VarlenPlan {
         self.block_rows
     }
 
-    /// Number of rows of all blocks of the first table. Each has memory for statistics and sums.
+    /// Number of rows of all blocks of the first table. Each row has memory for statistics and sums.
     pub fn places(&self) -> u32 {
         self.stats.table().capacity() * self.block_rows
     }

@@ -27,6 +27,7 @@ const KNOWN: Known = Known::new(
         Feature::BlockScales,
         Feature::VChannels,
         Feature::TransposedV,
+        Feature::LseForm,
     ],
 );
 
@@ -39,12 +40,12 @@ pub struct Work {
     pub kv: KvRange<u32>,
 }
 
-/// The KV blocks that all tiles visit together.
+/// Numbers of KV blocks that tiles visit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// KV blocks.
+    /// KV blocks of all tiles, added up.
     pub blocks: u64,
-    /// KV blocks whose elements need masking.
+    /// KV blocks of all tiles whose elements need masking, added up.
     pub masked_blocks: u64,
     /// KV blocks of the longest tile.
     pub longest: u32,
@@ -140,8 +141,8 @@ impl DensePlan {
         self.schedule.simulate(&self.works().map(|work| work.cost()).collect::<Vec<_>>())
     }
 
-    /// The KV blocks that all tiles visit together. All heads and sequences have the same number of blocks, so one head
-    /// is counted.
+    /// Numbers of KV blocks that tiles visit. All heads and sequences have equal numbers of blocks, so one head is
+    /// counted.
     pub fn cost(&self) -> Cost {
         let m_blocks = self.lens.q.div_ceil(self.tiling.tile_m());
         let heads = u64::from(self.schedule.num_tiles().checked_div(m_blocks).unwrap_or(0));
@@ -187,9 +188,9 @@ impl Work {
     }
 }
 
-/// Chooses as [`Scheduler::choose`] does, but without a producer, which fetches tiles, never the dynamic scheduler.
-/// e4m3 kernels are always persistent: in kernels of one tile per CTA ptxas spills registers at head_dim_v 256, which
-/// costs up to 25 %, and at other head dimensions both schedulers are equally fast (docs/performance.md).
+/// Chooses as [`Scheduler::choose`] does, but takes the dynamic scheduler only with a producer, which fetches tiles.
+/// e4m3 kernels are always persistent. With one tile per CTA, ptxas spills registers at head_dim_v 256, which costs up
+/// to 25 %; at other head dimensions both schedulers are equally fast (docs/performance.md).
 fn choose_scheduler(
     problem: &Problem,
     tile: &CtaTile,

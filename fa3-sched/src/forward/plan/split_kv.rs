@@ -7,12 +7,12 @@ mod tiles;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Feature, Known, Problem};
+use fa3_types::{Feature, Known, Problem, TensorName, UnknownFeature};
 
 use super::varlen::{latent_rows, memory_rows};
 use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
 use crate::packed::{self, MemoryRows, Side};
-use crate::{Tiling, WorkDecomposition};
+use crate::{ListedRows, SeqLens, Tiling, WorkDecomposition};
 use tiles::tile;
 
 /// The features that split-KV kernels compute. They dequantize e4m3 to 16 bits.
@@ -31,6 +31,9 @@ const KNOWN: Known = Known::new(
         Feature::Pages,
         Feature::Index,
         Feature::Leftpad,
+        Feature::Lists,
+        Feature::Extra,
+        Feature::LseForm,
     ],
 );
 
@@ -43,8 +46,8 @@ const PERIOD: u32 = 8;
 /// The most tiles that are co-scheduled. H100 and H200 have 132 SMs, which 2, 3 and 4 divide.
 const MOST_CO_SCHEDULED: u32 = 4;
 
-/// Limit of the iterations of a sequence: the device divides them by a number that it alone knows, exactly below this
-/// limit.
+/// Limit of the iterations of a sequence. The device divides them by a number that it alone knows, and the division is
+/// exact below this limit.
 const MOST_ITERATIONS: u32 = 1 << 24;
 
 /// Splits per unit for which the reduction of fixed-size splits is planned, whatever the lengths: the warps that reduce
@@ -66,26 +69,27 @@ pub struct SplitKvPlan {
     ctas: u32,
     reduction_cost: u32,
     split: SplitRule,
+    lists: Option<(ListedRows, Option<ListedRows>)>,
 }
 
 /// How work tiles are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SplitRule {
-    /// At the ends of equal shares. The start of a work tile counts as `extra` blocks. `units` is the number of work
-    /// tiles, if it is known and at most the number of CTAs.
+    /// Work tiles are split at the ends of equal shares. The start of a work tile counts as `extra` blocks. `units` is
+    /// the number of work tiles, if it is known and at most the number of CTAs.
     Even { extra: u32, units: Option<u32> },
-    /// Every `blocks` blocks. A unit has at most `most` splits.
+    /// Work tiles are split every `blocks` blocks, into at most `most` splits each.
     FixedSize { blocks: u32, most: u32 },
 }
 
 /// Where the reduction kernel reads which splits to reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReductionSource {
-    /// From each work tile's entry.
+    /// The entry of each work tile.
     Units,
-    /// From each CTA's entry. The entry describes the work tile that begins in the CTA and continues in the next CTA.
+    /// The entry of each CTA, about the work tile that begins in the CTA and continues in the next CTA.
     Ctas,
-    /// From the lengths of sequences.
+    /// The lengths of sequences.
     Lengths,
 }
 
@@ -98,14 +102,19 @@ const FEW_BLOCKS: u64 = 4;
 const REDUCTION_COST: u32 = 4;
 const REDUCTION_ELEMENTS: u32 = 4096;
 
-/// Number of query positions up to which keys are split for any number of tiles: a token and a few speculative ones. A
-/// tile of one head would have no more rows than this.
+/// Keys are split, whatever the number of tiles, if sequences have at most this number of query positions: a token and
+/// a few speculative ones. A tile of one head would have no more rows than this.
 const FEW: usize = 8;
 
 /// Number of query heads that are rows of one tile (PackGQA): as many heads of a group as one copy can move.
 fn pack(group: u32) -> u32 {
     let fits = |heads: u32| heads * positions_multiple(heads) <= ROWS;
     (1..=group.min(ROWS)).rev().find(|&heads| group.is_multiple_of(heads) && fits(heads)).unwrap_or(1)
+}
+
+/// Number of query heads that are rows of one tile of a single position, which has a list of keys.
+fn pack_of_position(group: u32) -> u32 {
+    (1..=group.min(ROWS)).rev().find(|&heads| group.is_multiple_of(heads)).unwrap_or(1)
 }
 
 /// Query positions in a tile of `rows` rows, which has `pack` query heads.
@@ -154,29 +163,64 @@ fn split_blocks(
     if rows > u32::MAX.into() {
         return Err(PlanError::SplitRows { rows });
     }
-    // No sequence has more blocks.
+    // No sequence has more than `MOST_ITERATIONS` blocks.
     Ok((keys / u64::from(block)).min(MOST_ITERATIONS.into()) as u32)
+}
+
+/// Listed rows are numbered in units of 16 bytes, and the last number stands for a missing row.
+const LISTED_BYTES: u64 = 16 * (u32::MAX as u64);
+
+/// Checks that each list belongs to one row of Q, that rows can be numbered, and that options leave the plan open.
+fn check_lists(problem: &Problem, options: &PlanOptions) -> Result<(), PlanError> {
+    KNOWN.check(problem)?;
+    if let Some(feature) = [Feature::E4m3, Feature::E4m3Keys]
+        .into_iter()
+        .find(|e4m3| problem.features().any(|feature| feature == *e4m3))
+    {
+        return Err(UnknownFeature { who: "the forward kernels of listed keys", feature }.into());
+    }
+    let first = [(TensorName::K, problem.k()), (TensorName::V, problem.v())];
+    let extra = problem.extra();
+    let second =
+        extra.into_iter().flat_map(|extra| [(TensorName::ExtraK, &extra.k), (TensorName::ExtraV, &extra.v)]);
+    for (tensor, of) in first.into_iter().chain(second) {
+        let (given, limit) = (of.extent_bytes().0, LISTED_BYTES);
+        if given > limit {
+            return Err(PlanError::ListedBytes { tensor, given, limit });
+        }
+    }
+    match (problem.seqs_q().seqlen(), options.tile) {
+        (Some(1), None) => Ok(()),
+        (Some(1), Some(_)) => Err(PlanError::SplitTile),
+        (rows, _) => Err(PlanError::ListRows { rows: rows.unwrap_or(problem.q().shape.seqlen) }),
+    }
 }
 
 impl SplitKvPlan {
     /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows.
     /// Without splits of a fixed size it is also `None` if a tile is given, if a sequence has many rows, or if there
-    /// are more blocks than can be numbered.
+    /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead.
     pub(super) fn new(
         problem: &Problem,
         sms: NonZeroU32,
         options: &PlanOptions,
     ) -> Result<Option<(CtaTile, Tiling<u32>, SplitKvPlan)>, PlanError> {
         let group = problem.heads().group_size() as u32;
-        let (pack, tile) = (pack(group), tile(problem));
+        let lists = ListedRows::of(problem);
+        if lists.is_some() {
+            check_lists(problem, options)?;
+        }
+        let (pack, tile) =
+            (if lists.is_some() { pack_of_position(group) } else { pack(group) }, tile(problem));
         let split_blocks = match options.split_keys {
+            None if lists.is_some() => Some(MOST_ITERATIONS),
             None => return Ok(None),
             Some(SplitKeys::Even | SplitKeys::Whole) if KNOWN.check(problem).is_err() => return Ok(None),
             Some(split @ (SplitKeys::Even | SplitKeys::Whole)) => {
                 let positions = problem.longest().q;
                 let is_short = positions <= FEW || positions.saturating_mul(pack as usize) <= ROWS as usize;
                 let is_whole = split == SplitKeys::Whole;
-                if options.tile.is_some() || !is_short || is_whole && pack == 1 {
+                if options.tile.is_some() || !is_short || is_whole && pack == 1 && lists.is_none() {
                     return Ok(None);
                 }
                 // No sequence has more blocks than one split of this size.
@@ -184,10 +228,15 @@ impl SplitKvPlan {
             }
             Some(SplitKeys::FixedSize { keys }) => Some(split_blocks(problem, options, keys, tile)?),
         };
-        let Some((tile, is_slim)) = tile else { return Ok(None) };
-        let positions = packed_positions(pack, ROWS);
+        let Some((tile, is_slim)) = tile else {
+            return if lists.is_some() { Err(TileRow::none(problem)) } else { Ok(None) };
+        };
+        let positions = if lists.is_some() { 1 } else { packed_positions(pack, ROWS) };
         let tiling = Tiling::new(positions, tile.tile_n, group / pack, problem.mask());
-        let sides = Side::both(problem);
+        let mut sides = Side::both(problem);
+        if let Some(lists) = lists {
+            sides[1].rows = ListedRows::most_keys(lists, tile.tile_n);
+        }
         let sequences = packed::Plan::new(problem.batch(), sides, [positions, tile.tile_n], problem.mask())?;
         let heads = problem.heads().q() as u32 / pack;
         let blocks = (sides[1].rows as u64).div_ceil(tile.tile_n.into()) + 1;
@@ -200,7 +249,7 @@ impl SplitKvPlan {
         }
         if are_too_many {
             let refusal = PlanError::SplitBlocks { blocks: most, limit: MOST_ITERATIONS };
-            let is_asked = matches!(options.split_keys, Some(SplitKeys::FixedSize { .. }));
+            let is_asked = lists.is_some() || matches!(options.split_keys, Some(SplitKeys::FixedSize { .. }));
             return if is_asked { Err(refusal) } else { Ok(None) };
         }
         let co_scheduled = co_scheduled(group / pack);
@@ -211,7 +260,8 @@ impl SplitKvPlan {
         let extra = u32::from(u64::from(heads) * problem.batch() as u64 > ctas.into());
         let about = (problem.longest().k as u64).div_ceil(tile.tile_n.into());
         let is_short = about * u64::from(heads) * problem.batch() as u64 <= FEW_BLOCKS * u64::from(ctas);
-        // Where results must not depend on other sequences, kernels must not, either.
+        // With splits of a fixed size, results must not depend on other sequences, and so neither may the choice of
+        // kernel.
         let per_sm = if is_slim && is_short && split_blocks.is_none() { 2 } else { 1 };
         let (rows, latent_rows) = (memory_rows(problem)?, latent_rows(problem)?);
         // All sequences of a dense tensor have the same number of work tiles.
@@ -237,6 +287,7 @@ impl SplitKvPlan {
             ctas,
             reduction_cost,
             split,
+            lists,
         };
         Ok(Some((tile, tiling, plan)))
     }
@@ -250,7 +301,13 @@ impl SplitKvPlan {
         }
     }
 
-    /// The sequences, cut into tiles of positions.
+    /// The cache whose rows are listed, and the second one, if keys are listed.
+    pub fn lists(&self) -> Option<(ListedRows, Option<ListedRows>)> {
+        self.lists
+    }
+
+    /// The sequences, cut into tiles of positions. If keys are listed, the rows of K are the keys of all blocks of
+    /// whole lists, and `seqused` is for the first list.
     pub fn sequences(&self) -> &packed::Plan {
         &self.sequences
     }
@@ -306,10 +363,19 @@ impl SplitKvPlan {
             let shares = shares.or_whole_units(self.reduction_cost);
             if co_scheduled > 1 { shares.co_scheduled(co_scheduled) } else { shares }
         };
-        match self.split {
+        let shares = match self.split {
             SplitRule::Even { extra, .. } => shares(extra),
             SplitRule::FixedSize { blocks, .. } => shares(0).fixed_size(blocks),
+        };
+        let are_whole = |(first, second): (ListedRows, Option<ListedRows>)| {
+            !first.used && second.is_none_or(|second| !second.used)
+        };
+        if self.lists.is_some_and(are_whole) {
+            // Sequences have one row and whole lists.
+            let len = SeqLens { q: 1, k: self.sequences.k().rows as u32 };
+            return shares.equal_sequences(self.sequences.count(), 1, len);
         }
+        shares
     }
 
     /// Where the reduction kernel reads which splits to reduce: from entries of units if the number of units is known
@@ -349,8 +415,8 @@ impl SplitKvPlan {
         unit_rows(problem, self.pack)
     }
 
-    /// Splits per unit for which the reduction is planned: their number if all units are equally long, or with a fixed
-    /// size a number that does not depend on other sequences.
+    /// Splits per unit for which the reduction is planned. With even shares it is the largest number of splits if units
+    /// are equally long, or 2 if their number is unknown; with a fixed size it does not depend on other sequences.
     pub fn planned_splits(&self) -> u32 {
         match self.split {
             SplitRule::Even { units, .. } => units.map_or(1, |units| self.ctas / units.max(1)) + 1,

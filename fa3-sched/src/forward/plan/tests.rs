@@ -12,7 +12,6 @@ use crate::{KvRange, Longest, Schedule, TileCoord};
 
 const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
-/// The plan of a fixed-length problem.
 fn dense_plan(plan: &Plan) -> &DensePlan {
     plan.dense().unwrap()
 }
@@ -86,7 +85,7 @@ fn causal_tiles_of_a_section_never_get_longer() {
     let costs: Vec<u64> = dense_plan(&plan).works().map(|work| work.cost()).collect();
     assert!(costs.is_sorted_by(|a, b| a >= b));
     assert!(dense_plan(&plan).simulate().length() * 100 <= 101 * certified_bound(&costs, H100.sms));
-    // By hand: 32 heads of 1 + 2 + … + 32 blocks. One block per tile lies on the diagonal.
+    // Counted by hand: 32 heads of 1 + 2 + … + 32 blocks. One block per tile lies on the diagonal.
     assert_eq!(dense_plan(&plan).cost(), Cost { blocks: 32 * 32 * 33 / 2, masked_blocks: 1024, longest: 32 });
 }
 
@@ -109,7 +108,7 @@ fn a_window_open_to_the_right_starts_at_the_first_tile() {
     assert_eq!(dense_plan(&plan).works().next().unwrap().tile.m_block, 0);
 }
 
-/// One row against many keys: a tile for each head, each of which visits all keys.
+/// With one row and many keys, each head has one tile, which visits all keys.
 #[test]
 fn decoding() {
     let plan = Plan::new(&dense(1, (1, 65536), (64, 8), Mask::Causal), &H100).unwrap();
@@ -156,7 +155,7 @@ fn pairs_of_equal_tiles_are_clusters() {
     for (problem, options, expected) in [
         // Four query heads with one tile each.
         (&dense(64, (1, 4096), (8, 2), Mask::None), free, 1),
-        // 22 and 43 tiles per head; 43 for each of two heads with the same keys.
+        // A head has 22 tiles, then 43. In the third of these problems two heads have the same keys.
         (&even, free, 2),
         (&of(8192, Mask::None), free, 1),
         (&dense(4, (8192, 8192), (8, 4), Mask::None), free, 2),
@@ -227,7 +226,7 @@ fn v_that_is_visited_often_is_transposed_before() {
         ((8192, 1024), (8, 8), 128, causal, false),
         ((768, 8192), (8, 1), 128, causal, true),
         ((8192, 8192), (4, 4), 128, dense, true),
-        // O takes as much memory as V with twice the number of keys.
+        // O in bf16 takes as much memory as V in e4m3 with twice the number of rows.
         ((4096, 8192), (4, 4), 128, dense, true),
         ((4096, 8193), (4, 4), 128, dense, false),
     ];

@@ -7,7 +7,7 @@ use fa3_types::{Feature, Known, Problem, TensorDesc, TensorName};
 use super::Asked;
 use crate::forward::{Loads, PlanError};
 use crate::packed::{self, MemoryRows, Side, Tiles, section};
-use crate::{Longest, Order, Scheduler};
+use crate::{ListedRows, Longest, Order, Scheduler};
 
 /// The features that kernels of varlen plans compute.
 const KNOWN: Known = Known::new(
@@ -26,6 +26,7 @@ const KNOWN: Known = Known::new(
         Feature::Pages,
         Feature::Index,
         Feature::Leftpad,
+        Feature::LseForm,
     ],
 );
 
@@ -66,7 +67,7 @@ impl VarlenPlan {
         let heads = problem.heads().q() as u32;
         let longest = Longest::from(problem.mask());
         let section = match options.order {
-            // The number is below 2³¹ in every problem.
+            // The number of rows is below 2³¹ in every problem.
             None => {
                 let head_tiles = (problem.longest().q as u32).div_ceil(tile.tile_m);
                 section(head_tiles, [heads, problem.heads().group_size() as u32], sms)
@@ -125,23 +126,21 @@ impl VarlenPlan {
     }
 }
 
-/// The rows of a tensor in memory.
 fn rows(name: TensorName, tensor: &TensorDesc) -> Result<MemoryRows, PlanError> {
     MemoryRows::of(tensor).map_err(|source| PlanError::VarlenRows { tensor: name, source })
 }
 
-/// The rows of `qv` in memory, if the problem has `qv`.
 pub(super) fn latent_rows(problem: &Problem) -> Result<Option<MemoryRows>, PlanError> {
     problem.qv().map(|qv| rows(TensorName::Qv, qv)).transpose()
 }
 
-/// The rows of Q, K and V in memory.
+/// The rows of Q, K and V in memory; the rows of a page of K and V, if keys are listed.
 pub(super) fn memory_rows(problem: &Problem) -> Result<[MemoryRows; 3], PlanError> {
-    Ok([
-        rows(TensorName::Q, problem.q())?,
-        rows(TensorName::K, problem.k())?,
-        rows(TensorName::V, problem.v())?,
-    ])
+    let (mut k, mut v) = (*problem.k(), *problem.v());
+    if problem.seqs_k().list().is_some() {
+        [k, v] = [k, v].map(|tensor| ListedRows::of_page(&tensor));
+    }
+    Ok([rows(TensorName::Q, problem.q())?, rows(TensorName::K, &k)?, rows(TensorName::V, &v)?])
 }
 
 #[cfg(test)]

@@ -24,11 +24,11 @@ pub(super) struct QueryHead {
 
 /// A head's gradients. dQ and dK are not yet multiplied by softmax_scale.
 pub(super) struct HeadGradients {
-    /// (rows, head_dim)
+    /// dQ (rows, head_dim).
     pub(super) dq: Vec<f32>,
-    /// (keys, head_dim)
+    /// dK (keys, head_dim).
     pub(super) dk: Vec<f32>,
-    /// (keys, head_dim_v)
+    /// dV (keys, head_dim_v).
     pub(super) dv: Vec<f32>,
 }
 
@@ -50,7 +50,7 @@ impl QueryHead {
             let visible: Vec<Keys> = rows.clone().map(visible).collect();
             let seeing = |row: usize| !visible[row - first].all.is_empty();
             let [q, o, dout] = matrices.map(|x| read(x, rows.clone(), seeing));
-            // A3:1
+            // A3:1, D.
             let products = dout.chunks_exact(head_dim_v).zip(o.chunks_exact(head_dim_v));
             let mut delta: Vec<f32> =
                 products.map(|(x, y)| x.iter().zip(y).map(|(x, y)| x * y).sum()).collect();
@@ -88,7 +88,7 @@ impl QueryHead {
             let (dk, dv) = (&mut dk[start * head_dim..], &mut dv[start * head_dim_v..]);
             let dq = dq.chunks_mut(TILE_M * head_dim);
             for (tile, dq) in self.tiles.iter().zip(dq) {
-                // A3:18
+                // A3:18, the loop over tiles of query rows.
                 tile.add(&block, self.unit, &mut buffers, [dq, dk, dv]);
             }
         }

@@ -34,7 +34,8 @@ fn of_rows<T: Scalar>(call: &Call<'_, T>, index: usize, head: usize, sink: f32) 
         dout.read(row - first, &mut dout_row);
         let delta: f32 = o_row.iter().zip(&dout_row).map(|(o, dout)| o * dout).sum();
         let dlse = call.dlse.map_or(0.0, |dlse| dlse[[batch, head, row]]);
-        f64::from(sink - lse).exp() * f64::from(dlse - delta)
+        // LSE is not below the sink, but for rounding. The difference of two infinities counts as 0.
+        f64::from(sink - lse).min(0.0).exp() * f64::from(dlse - delta)
     };
     rows.map(of_row).sum()
 }

@@ -13,7 +13,7 @@ use crate::cpu::product::{Left, Panels, Product};
 use crate::cpu::rows::Rows;
 use crate::cpu::unit::ScoreUnit;
 
-/// The stride of P's rows. A power of 2 would map a column to few sets of a cache.
+/// The stride of P's rows. A power of 2 would map a column to few sets of the CPU's cache.
 const STRIDE: usize = TILE_N + LANES;
 
 /// A tile of query rows.
@@ -114,7 +114,7 @@ struct Slopes<'a> {
     tile: &'a Tile,
     block: &'a Block,
     unit: ScoreUnit,
-    /// The columns that were multiplied.
+    /// The columns of S and dP that were computed.
     columns: Range<usize>,
     p: &'a mut [f32],
     ds: &'a mut [f32],
@@ -145,7 +145,7 @@ impl WithSimd for Slopes<'_> {
                     *ds = *p * (*ds - delta) * unit.slope(score); // A3:25
                 }
             }
-            // Hidden pairs contribute nothing, for any computed value.
+            // Hidden pairs contribute nothing, whatever was computed for them.
             for hidden in [columns.start..start, gap, end..columns.end] {
                 p[hidden.clone()].fill(0.0);
                 ds[hidden].fill(0.0);

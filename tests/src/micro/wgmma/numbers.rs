@@ -41,7 +41,7 @@ fn one(ty: WgmmaType, kind: u64, bits: u64, rare: u64) -> u16 {
     let compose = |exponent: u16, fraction: u16| sign | exponent << fraction_bits | fraction;
     let ordinary = compose(bias + (bits >> 32) as u16 % 5 - 2, fraction);
     match kind {
-        // Ordinary numbers. In mirrored operands pairs cancel, sometimes except for the last bit.
+        // Ordinary numbers. In mirrored operands pairs cancel, but in kind 1 sometimes not in the last bit.
         0 => ordinary,
         1 => ordinary ^ u16::from(rare.is_multiple_of(8)),
         // Huge and tiny numbers.

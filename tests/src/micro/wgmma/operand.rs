@@ -2,7 +2,7 @@
 
 use fa3_ir::{Layout, Major, Swizzle, WgmmaType};
 
-/// A storage form of an operand. If rows are long, the tile is deeper than one product's K.
+/// The form in which an operand is stored. If rows are long, the tile has more than the K of one product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Stored {
     /// The contiguous dimension.
@@ -22,7 +22,7 @@ impl Stored {
         format!("{major:?} {swizzle:?} {step}")
     }
 
-    /// The layout fields of its descriptor.
+    /// The layout fields of the operand's descriptor.
     pub(super) fn layout(&self) -> Layout {
         match (self.major, self.swizzle) {
             // 8 x 8 matrices of 128 bytes: first all matrices along K, then the matrices of the next 8 rows.
@@ -64,7 +64,7 @@ impl Stored {
         bytes.next_multiple_of(1024)
     }
 
-    /// The tile's bytes: the codes of `rows` rows. All bits around them are ones.
+    /// The tile's bytes: the codes of `rows` rows, with ones in all other bits.
     pub(super) fn image(&self, ty: WgmmaType, codes: &[u16], rows: u32) -> Vec<u8> {
         let (k, bytes) = (ty.k(), 32 / ty.k());
         let mut image = vec![0xFF; self.bytes(rows) as usize];

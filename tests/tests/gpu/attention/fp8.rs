@@ -1,5 +1,5 @@
-//! Judges e4m3 results by the FP8 error law. Its baselines take whole problems, so slices of rows are judged as
-//! problems of their own.
+//! Judges e4m3 results by the FP8 error law. The baselines of this law take whole problems, so slices of rows are
+//! judged as problems of their own.
 
 use fa3_ref::Forward;
 use fa3_ref::rows::SatisfiedRows;
@@ -74,13 +74,13 @@ impl Part<'_> {
         Ok(Some(parts.iter().map(|part| part.ratio).fold(0.0, f64::max)))
     }
 
-    /// The mask of these rows as a problem of their own, and its number of keys. Masks are aligned to the last row and
-    /// the last key.
+    /// The mask of these rows as a problem of their own, and the number of keys of this problem. Masks are aligned to
+    /// the last row and the last key.
     fn mask(&self) -> Option<(Mask, usize)> {
         let keys = self.problem.k().shape.seqlen;
         let below = self.problem.q().shape.seqlen - self.first - self.count;
         let (left, right) = self.problem.mask().reach();
-        // Number of trailing keys that none of these rows sees. The mask shifts by the remaining rows below these rows.
+        // Number of last keys that none of these rows sees. The mask shifts by the rows below, less the hidden keys.
         let hidden = right.map_or(0, |right| below.saturating_sub(right as usize));
         let moved = (below - hidden) as u32;
         let mask = Mask::window(left.map(|left| left + moved), right.map(|right| right - moved));

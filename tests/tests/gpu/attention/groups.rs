@@ -21,8 +21,8 @@ const MASKS: [Mask; 6] = [
 /// Query heads and KV heads: MHA, GQA with a group size that is not a power of two, and MQA.
 const HEADS: [(usize, usize); 3] = [(3, 3), (6, 2), (5, 1)];
 
-/// Lengths of Q and K: near a multiple of the tile, and far from it; equal, different, and one much longer than the
-/// other.
+/// Lengths of Q and K: some are near a multiple of the tile and some far from it; some pairs are equal, some differ,
+/// and some have one much longer length.
 const LENGTHS: [(usize, usize); 20] = [
     (1, 3),
     (3, 1),
@@ -50,7 +50,7 @@ pub(super) fn valid(spec: ProblemSpec) -> Problem {
     spec.validate().expect("the problems of this file are valid")
 }
 
-/// All head dimensions, masks, head groups and lengths.
+/// Problems of all head dimensions, masks, head groups and lengths.
 pub(super) fn sizes(dtype: Dtype) -> Vec<Trial> {
     let mut trials: Vec<Trial> = Vec::new();
     for (head_dim, mask) in pairs(HEAD_DIMS, MASKS) {
@@ -86,7 +86,7 @@ pub(super) fn capped() -> Vec<Trial> {
     trials
 }
 
-/// Scales that give a uniform softmax, a softmax that is nearly one-hot, and scales in between.
+/// Problems with a scale for which softmax is uniform, one for which it is nearly one-hot, and scales in between.
 pub(super) fn scaled() -> Vec<Trial> {
     let scales = [1e-18, 1e-6, 0.03, 1.0, 20.0, 1000.0];
     let trial = |dtype, scale, head_dim| {
@@ -124,8 +124,8 @@ pub(super) fn strided() -> Vec<Trial> {
     trials
 }
 
-/// e4m3 with 1000 to 8000 keys: every head dimension of the planner's table and one in between, both output types, all
-/// masks.
+/// Problems of e4m3 with up to 8192 keys: every head dimension of the planner's table and one in between, both output
+/// types, and all masks.
 pub(super) fn fp8() -> Vec<Trial> {
     let lengths = [(1, 8192), (1000, 1000), (1025, 2049), (2048, 2048), (4223, 4221), (8192, 8192)];
     let mut trials: Vec<Trial> = Vec::new();

@@ -57,7 +57,7 @@ pub(super) fn schedulers(device: &Device) -> Fallible<String> {
     Ok(format!("{} launches", counts?.iter().sum::<usize>()))
 }
 
-/// All inputs outside of one sequence are NaN.
+/// If all inputs outside of one sequence are NaN, the results of this sequence do not change.
 pub(super) fn neighbours(device: &Device) -> Fallible<String> {
     let problems = problems();
     problems.par_iter().try_for_each(|problem| -> Fallible<()> {

@@ -40,7 +40,7 @@ impl Tensor {
         Tensor { desc: *desc, bits: vec![UNWRITTEN; desc.extent().0 as usize] }
     }
 
-    /// Whether its memory has no gaps.
+    /// Whether the tensor's memory has no gaps.
     pub(super) fn is_gapless(&self) -> bool {
         self.bits.len() == self.desc.shape.dims().iter().product::<usize>()
     }
@@ -58,7 +58,7 @@ impl Tensor {
         &mut self.bits[start..][..self.desc.shape.head_dim]
     }
 
-    /// The bytes of its memory.
+    /// The bytes of the tensor's memory.
     pub(super) fn bytes(&self) -> Cow<'_, [u8]> {
         match self.desc.dtype.bytes() {
             1 => self.bits.iter().map(|&bits| bits as u8).collect(),
@@ -66,7 +66,7 @@ impl Tensor {
         }
     }
 
-    /// All of its numbers.
+    /// All numbers of the tensor.
     pub(super) fn numbers(&self) -> Array4<f32> {
         Array4::from_shape_fn(self.desc.shape.dims(), |(batch, row, head, element)| {
             self.number(self.row(batch, row, head)[element])

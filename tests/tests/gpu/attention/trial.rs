@@ -67,7 +67,7 @@ impl Bench {
         Ok(Bench { bench, o: *trial.problem.o(), tile_m })
     }
 
-    /// Runs the plan. The outputs hold NaN before.
+    /// Runs the plan. The outputs hold NaN before the run.
     pub(super) fn run(&mut self) -> Fallible<Outputs> {
         let Bench { bench, o, .. } = self;
         bench.memory.poison(&bench.stream)?;

@@ -23,7 +23,7 @@ pub(crate) fn plan(form: Form, device: &Device, problem: &BackwardProblem) -> Fa
     Ok(backward)
 }
 
-/// Whether gradients are equal. dQ is not compared if its additions are in any order.
+/// Whether gradients are equal. dQ is exempt if its additions are in any order.
 pub(crate) fn are_same(form: Form, x: &Bits, y: &Bits) -> bool {
     let first = usize::from(form == Form::AnyOrder);
     x[first..] == y[first..]

@@ -22,13 +22,13 @@ use crate::bench::{Memory, part};
 const DTYPE: Dtype = Dtype::Bf16;
 const HEAD_DIM: usize = 128;
 
-/// Factor of dO. The law's bound covers the rounding of numbers near 0.3, so without the factor it would accept any
-/// small gradient.
+/// Factor of dO. The error law's bound covers the rounding of numbers near 0.3. Without this factor, gradients would be
+/// so small that the law accepts any of them.
 const DOUT: f32 = 1024.0;
 
 const REPLAY: &str = "cargo test --release -p fa3-tests --test gpu -- --include-ignored backward::large";
 
-/// The small problem: batch, (rows, keys), (heads of Q, heads of K and V).
+/// Sizes of the small problem: batch, (rows, keys), (heads of Q, heads of K and V).
 pub(super) type Sizes = (usize, (usize, usize), (usize, usize));
 
 pub(super) struct Periodic {

@@ -37,8 +37,8 @@ fn packed() -> Fallible<Vec<(BackwardProblem, KnownProblem)>> {
     masks.into_iter().flat_map(|mask| [64, 128, 256].map(|dim| problem(mask, dim))).collect()
 }
 
-/// Runs each problem in each form that it can have, on its own stream. The expected bits are computed before there is
-/// load.
+/// Runs each problem in each form that it can have, each on its own stream. The expected bits are computed before the
+/// load starts.
 pub(super) fn repetitions(device: &Device) -> Fallible<String> {
     let packed = packed()?;
     let packed = packed.iter().map(|(problem, known)| (problem, Some(known)));

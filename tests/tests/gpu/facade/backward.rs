@@ -9,8 +9,8 @@ use fa3_types::{BackwardSpec, Dtype};
 use super::inputs;
 use crate::{Fallible, ensure};
 
-/// Bits are equal in every run of a problem whose dQ would otherwise use additions in any order, because rows see more
-/// than 4096 keys. There is no causal mask: its KV tiles might reach each row in order by chance.
+/// Deterministic gradients have equal bits in every run. By default dQ would have additions in any order here, because
+/// rows see more than 4096 keys. Under a causal mask, KV tiles might reach each row in order by chance.
 pub(super) fn deterministic(gpu: &cuda::Device) -> Fallible<String> {
     let spec = dense(Dtype::Bf16, 1, (1000, 4200), (4, 2), 128);
     let plan = Plan::new(&BackwardSpec::contiguous(spec).validate()?, &gpu.limits())?;

@@ -135,7 +135,7 @@ fn judge<T: Scalar<Output = T> + Copy>(
     Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
 }
 
-/// Q and the new rows may be packed.
+/// Attention over a cache where Q and the new rows are packed.
 pub(super) fn packed() -> Fallible<String> {
     let device = &Device::gpu()?;
     let (q, kv) = (wave::<bf16>((3, 4, 8, 64), 0.7), wave::<bf16>((3, 3, 2, 64), 1.3));

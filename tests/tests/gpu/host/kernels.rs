@@ -68,7 +68,7 @@ pub(crate) fn cluster_ranks(size: u32) -> Kernel {
     })
 }
 
-/// x[i] = x[i] + 1, after the previous kernel has ended. Lets the next kernel start before that (PDL).
+/// x[i] = x[i] + 1, after the previous kernel has ended. Lets the next kernel start before this kernel has ended (PDL).
 pub(crate) fn increment() -> Kernel {
     Kernel::build("increment", Launch::threads(256), |b| {
         let x = b.param_pointer("x", Elem::U32);
@@ -80,8 +80,8 @@ pub(crate) fn increment() -> Kernel {
     })
 }
 
-/// A kernel that neither works nor waits for the previous grid. If it `triggers`, the next kernel may start before it
-/// has ended.
+/// A kernel that neither works nor waits for the previous grid. If it `triggers`, the next kernel may start before this
+/// kernel has ended.
 pub(crate) fn stranger(triggers: bool) -> Kernel {
     Kernel::build("stranger", Launch::threads(32), |b| {
         if triggers {

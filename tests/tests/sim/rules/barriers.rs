@@ -26,7 +26,7 @@ pub(super) const CASES: &[Case] = &[
         };
         b.if_else_uniform(warp(b, 0), arrives, waits);
     }),
-    // One warpgroup syncs, the other arrives; writes before that are ordered.
+    // One warpgroup syncs and the other arrives. The writes before the arrival are ordered.
     case("arrivals order", Rule::Race, 64, |b, broken| {
         let (barrier, cell) = (b.barrier("pair", 64), b.region("cell", 4, 4));
         let (writer, reader) = (thread(b, 0), thread(b, 32));
@@ -46,7 +46,7 @@ pub(super) const CASES: &[Case] = &[
         b.if_else_uniform(warp(b, 0), writes, reads);
     }),
     case("a warp waits for another that waits for it", Rule::Deadlock, 96, stuck),
-    // Warps that poll forever do not go on either.
+    // Warps that poll forever are in a deadlock, too.
     case("polling is waiting", Rule::Deadlock, 64, |b, broken| {
         let full = b.mbarriers("full", 1, 1);
         init(b, full, 1);

@@ -10,7 +10,7 @@ fn map(b: &Builder, name: &str) -> TensorMap {
     b.param_tensor_map(name, BoxShape::new(Elem::Bf16, &[64, 64], Swizzle::B128))
 }
 
-/// Thread 0 loads a box, and all wait for it.
+/// Loads a box in thread 0. All threads wait for it.
 fn load_box(b: &Builder, (column, offset): (i32, i32), expected: u32) {
     let map = map(b, "x");
     let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 16384, 1024));
@@ -22,7 +22,7 @@ fn load_box(b: &Builder, (column, offset): (i32, i32), expected: u32) {
     b.mbarrier_wait(full, 0);
 }
 
-/// Thread 0 copies to global memory, in a group that it waits for.
+/// Copies to global memory in thread 0, in a group that this thread waits for.
 fn store(b: &Builder, copy: impl FnOnce()) {
     b.if_lanes(thread(b, 0), || {
         copy();
@@ -31,7 +31,7 @@ fn store(b: &Builder, copy: impl FnOnce()) {
     });
 }
 
-/// Waits until copies have read their source, and if `whole` until their results have been written.
+/// Waits until copies have read their source. If `whole`, waits until their results have been written.
 fn wait(b: &Builder, whole: bool) {
     if whole { b.bulk_wait(0) } else { b.bulk_wait_read(0) }
 }
@@ -40,7 +40,7 @@ pub(super) const CASES: &[Case] = &[
     case("boxes lie at whole patterns", Rule::T1, 32, |b, broken| {
         load_box(b, (0, if broken { 128 } else { 1024 }), if broken { 0 } else { 8192 });
     }),
-    // If a row begins elsewhere, an H100 stops with an illegal instruction, for loads and for stores.
+    // An H100 stops with an illegal instruction if a row begins elsewhere, for loads and for stores.
     case("rows of boxes begin at multiples of 16 bytes", Rule::T1, 32, |b, broken| {
         load_box(b, (if broken { -4 } else { -8 }, 0), 8192);
     }),
@@ -57,11 +57,11 @@ pub(super) const CASES: &[Case] = &[
         b.sync_cta();
         store(b, || b.tma_store(map, (0, 0), tile));
     }),
-    // A pipeline of one stage, used twice: its readers fence before they release the stage.
+    // A pipeline of one stage is used twice. Its readers fence before they release the stage.
     case("generic reads are fenced before loads overwrite", Rule::W5, 64, |b, broken| {
         pipeline(b, !broken, true)
     }),
-    // The producer waits for the readers.
+    // The producer must wait for the readers.
     case("stages are released before they are filled again", Rule::Race, 64, UNRELEASED),
     case("sources of stores are not overwritten", Rule::T2, 128, |b, broken| {
         let (y, tile, first) = (b.param_pointer("y", Elem::F32), filled(b), thread(b, 0));
@@ -83,8 +83,8 @@ pub(super) const CASES: &[Case] = &[
             _ = b.load::<F32>(y);
         });
     }),
-    // Two CTAs add in an order that a flag in global memory decides: only a wait for the whole copy makes the first
-    // addition visible.
+    // Two CTAs add to the same memory, and a flag in global memory decides their order. Only a wait for the whole copy
+    // makes the first addition visible.
     case("a flag after the source is read orders nothing", Rule::T2, 128, |b, broken| {
         let (x, flag) = (b.param_pointer("x", Elem::F32), b.param_pointer("s", Elem::U32));
         let tile = filled(b);
@@ -109,7 +109,7 @@ pub(super) const CASES: &[Case] = &[
         });
         b.if_lanes(thread(b, u32::from(broken)), || b.bulk_wait_read(0));
     }),
-    // All lanes may commit and wait, if the lane that copies is among them.
+    // All lanes may commit and wait, as long as the lane that copies is among them.
     case("copies are committed by their thread", Rule::T3, 128, |b, broken| {
         let (y, tile) = (b.param_pointer("y", Elem::F32), filled(b));
         b.if_uniform(warp(b, 0), || {
@@ -164,7 +164,7 @@ pub(super) const CASES: &[Case] = &[
         b.if_else_uniform(b.cluster_cta_rank().eq(0), waits, arrives);
     })
     .cluster(2),
-    // For the cluster's barrier an exit is an arrival: a warp that waits there outlives the warps that have exited.
+    // An exit counts as an arrival at the cluster's barrier. A warp may wait there after other warps have exited.
     case("an exit is an arrival at the cluster's barrier", Rule::T5, 64, |b, broken| {
         let done = b.mbarriers("done", 1, 1);
         b.init_mbarriers();
@@ -200,7 +200,7 @@ pub(super) const CASES: &[Case] = &[
         b.cluster_sync();
     })
     .cluster(2),
-    // Writes to global memory that the tensor memory accelerator loads later are fenced.
+    // A fence must lie between a write to global memory and a TMA load of the written bytes.
     case("generic writes of global memory are fenced", Rule::W4, 64, |b, broken| {
         let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 256, 16));
         init(b, full, 1);
@@ -210,7 +210,7 @@ pub(super) const CASES: &[Case] = &[
         begin_load(b, tile, 256, full);
         b.mbarrier_wait(full, 0);
     }),
-    // cp.async arrives at an mbarrier when it is complete.
+    // cp.async arrives at an mbarrier when the copy is complete.
     case("asynchronous copies are waited for", Rule::Race, 64, |b, broken| {
         let x = b.param_pointer("x", Elem::F32);
         let (full, tile) = (b.mbarriers("full", 1, 32), b.region("tile", 512, 16));
@@ -231,7 +231,7 @@ pub(super) const CASES: &[Case] = &[
 
 const UNRELEASED: fn(&Builder, bool) = |b, broken| pipeline(b, true, !broken);
 
-/// The copy comes after the read.
+/// The copy is later than the read.
 #[test]
 fn a_late_copy_misses_an_empty_mbarrier() {
     let report = case("pipeline", Rule::Race, 64, UNRELEASED).report(Policy::Lazy);
@@ -247,7 +247,7 @@ fn pipeline(b: &Builder, fence: bool, wait: bool) {
         b.if_lanes(b.elect(), || {
             b.mbarrier_arrive_expect(first, 256);
             b.bulk_load(tile, x, 256, first, LoadOptions::default());
-            // Without the wait for the readers, it still knows that the first load has ended.
+            // Without the wait for the readers, the producer still knows that the first load has ended.
             b.mbarrier_wait(if wait { empty } else { first }, 0);
             b.mbarrier_arrive_expect(second, 256);
             b.bulk_load(tile, x, 256, second, LoadOptions::default());

@@ -15,7 +15,7 @@ fn exchange(b: &Builder, order: impl FnOnce(V<'_, B32>)) {
     _ = b.load::<B32>((lane ^ 1).mad(4, start));
 }
 
-/// A warp barrier in the correct version only.
+/// Synchronizes the warp, but not in the broken version.
 fn sync_unless(b: &Builder, broken: bool) {
     if !broken {
         b.warp_sync();
@@ -27,7 +27,7 @@ pub(super) const CASES: &[Case] = &[
     case("lanes do not store different values at one place", Rule::Lanes, 32, |b, broken| {
         b.store(b.region("cell", 4, 4), if broken { b.lane_id() } else { b.copy(7) });
     }),
-    // Eight lanes count in each bin. Each lane reads what the others write, even if they write the same number.
+    // Eight lanes count in each bin. Each lane reads what the other lanes write, even if the numbers are equal.
     case("a histogram needs atomics", Rule::Lanes, 32, |b, broken| {
         let bin = (b.lane_id() & 3).mad_wide(4, b.param_pointer("x", Elem::U32));
         if broken { b.store(bin, b.load::<B32>(bin) + 1) } else { b.reduce_add_u32(bin, 1) }
@@ -60,7 +60,7 @@ pub(super) const CASES: &[Case] = &[
         _ = b.load::<B32>((tid ^ 1).mad(4, start));
     })
     .or(Rule::B2),
-    // A lane's accesses between its arrival at the cluster's barrier and its wait are not ordered.
+    // Accesses between a lane's arrival at the cluster's barrier and its wait are not ordered.
     case("arrivals at the cluster barrier order what was before", Rule::Lanes, 32, |b, broken| {
         if broken {
             b.cluster_arrive();
@@ -73,7 +73,7 @@ pub(super) const CASES: &[Case] = &[
         });
     })
     .cluster(2),
-    // All lanes arrive at an mbarrier: a lane that has waited for them may read what they stored.
+    // All lanes arrive at an mbarrier. A lane that has waited for them may read the words that they stored.
     case("mbarriers order the lanes that wait", Rule::Lanes, 32, |b, broken| {
         let all = b.mbarriers("all", 1, 32);
         init(b, all, 32);
@@ -86,7 +86,8 @@ pub(super) const CASES: &[Case] = &[
             }
         });
     }),
-    // A lane that arrives for its warp releases its own work, and the work that a barrier has ordered before.
+    // A lane that arrives for its warp releases its own accesses, and accesses of other lanes only if a barrier has
+    // ordered them before.
     case("one lane releases what a barrier has ordered", Rule::Lanes, 64, |b, broken| {
         let (full, words) = (b.mbarriers("full", 1, 1), b.region("words", 128, 16));
         init(b, full, 1);
@@ -102,7 +103,7 @@ pub(super) const CASES: &[Case] = &[
         };
         b.if_else_uniform(warp(b, 0), writes, reads);
     }),
-    // The lane's own store needs no barrier before its arrival.
+    // The lane's own store needs no barrier before the lane's arrival.
     case("one lane releases what it has done", Rule::Race, 64, |b, broken| {
         let (full, word) = (b.mbarriers("full", 1, 1), b.region("word", 4, 4));
         init(b, full, 1);
@@ -128,7 +129,7 @@ pub(super) const CASES: &[Case] = &[
             b.bulk_wait_read(0);
         });
     }),
-    // A lane's wait for its own cp.async does not cover its neighbour's.
+    // A lane's wait for its own cp.async does not cover another lane's cp.async.
     case("copies of other lanes are behind a barrier", Rule::Lanes, 32, |b, broken| {
         let (x, tile) = (b.param_pointer("x", Elem::F32), b.region("tile", 512, 16));
         let (lane, start) = (b.lane_id(), b.address(tile));
@@ -138,7 +139,7 @@ pub(super) const CASES: &[Case] = &[
         sync_unless(b, broken);
         _ = b.load::<F32>((lane ^ 1).mad(16, start));
     }),
-    // All lanes give a part of a matrix, and all lanes get a part.
+    // Every lane gives a part of a matrix, and every lane gets a part.
     case("matrices are ordered with the lanes that stored them", Rule::Lanes, 32, |b, broken| {
         let at = b.lane_id().mad(16, b.address(b.region("tile", 512, 16)));
         b.store_vector(at, [0.0; 4]);

@@ -75,9 +75,9 @@ pub(super) const CASES: &[Case] = &[
     }),
     case("no more bytes are expected than come", Rule::M5, 64, |b, broken| load(b, broken, 16)),
     case("no fewer bytes are expected than come", Rule::M5, 64, |b, broken| load(b, broken, -16)),
-    // Bytes that no arrival expects are found at the end, if not before. No thread waits for them, either.
+    // Bytes that no arrival expects are found at the end, if not before. No thread waits for these bytes, either.
     case("bytes are expected", Rule::M5, 64, |b, broken| load(b, broken, -256)).or(Rule::Race),
-    // If a peer never issues its half, that is a deadlock of its own: the expected number of bytes is right.
+    // A peer that never issues its half of the copy causes a deadlock, because the expected number of bytes is right.
     case("bytes of a stuck peer are no wrong expectation", Rule::Deadlock, 32, |b, broken| {
         let (x, tile) = (b.param_pointer("x", Elem::F32), b.region("tile", 256, 128));
         let [full, never] = ["full", "never"].map(|name| b.mbarriers(name, 1, 1));
@@ -105,7 +105,7 @@ pub(super) const CASES: &[Case] = &[
         b.guarded(thread(b, 32), || b.mbarrier_arrive(full));
         b.mbarrier_wait(full, 0);
     }),
-    // A fence between the proxies works as well.
+    // A proxy fence orders the initialization before the copy as well.
     case("initialisation is ordered before copies", Rule::M6, 32, |b, broken| {
         let (full, tile) = full_and_tile(b, 16);
         b.if_lanes(thread(b, 0), || {
@@ -118,7 +118,7 @@ pub(super) const CASES: &[Case] = &[
         b.warp_sync();
         b.mbarrier_wait(full, 0);
     }),
-    // The wait for the full mbarrier orders the data.
+    // The wait for the full mbarrier makes the data visible.
     case("data is waited for", Rule::Race, 64, |b, broken| {
         let (full, tile) = full_and_tile(b, 256);
         init(b, full, 1);
@@ -131,7 +131,7 @@ pub(super) const CASES: &[Case] = &[
         b.if_uniform(warp(b, 1), || _ = b.load::<F32>(from));
         b.mbarrier_wait(full, 0);
     }),
-    // A copy's completion does not publish what the issuing thread wrote; an arrival after the completion does.
+    // A copy's completion does not publish the writes of the thread that issued it. A later arrival does.
     case("completion orders nothing but the copy", Rule::Race, 64, |b, broken| {
         let ((full, tile), word) = (full_and_tile(b, 16), b.region("word", 4, 4));
         let x = b.param_pointer("x", Elem::F32);
@@ -149,7 +149,7 @@ pub(super) const CASES: &[Case] = &[
         b.mbarrier_wait(full, 0);
         b.guarded(thread(b, 32), || b.store(word, 2.0));
     }),
-    // One warp waits for the data, and passes them on by a named barrier.
+    // One warp waits for the data, and then lets the other warp read the data by a named barrier.
     case("order is transitive over named barriers", Rule::Race, 64, |b, broken| {
         let (full, tile) = full_and_tile(b, 128);
         let turn = b.barrier("turn", 64);
@@ -171,7 +171,7 @@ pub(super) const CASES: &[Case] = &[
     }),
 ];
 
-/// A load whose arrival, if broken, expects `wrong` bytes more than it brings.
+/// Loads a tile. In the broken version, the arrival expects `wrong` bytes more than the load brings.
 fn load(b: &Builder, broken: bool, wrong: i32) {
     let (full, tile) = full_and_tile(b, 256);
     let (x, y) = (b.param_pointer("x", Elem::F32), b.param_pointer("y", Elem::F32));
@@ -185,7 +185,7 @@ fn load(b: &Builder, broken: bool, wrong: i32) {
     b.store(own_word(b, y), value);
 }
 
-/// A copy, awaited by `parity`. If `expected`, an arrival expects its bytes.
+/// Copies bytes, and waits for the phase of parity `parity`. If `expected`, an arrival expects the bytes.
 fn awaited(b: &Builder, parity: u32, expected: bool) {
     let (full, tile) = full_and_tile(b, 256);
     let x = b.param_pointer("x", Elem::F32);
@@ -199,8 +199,8 @@ fn awaited(b: &Builder, parity: u32, expected: bool) {
     _ = b.load::<F32>(tile);
 }
 
-/// There is a wait, but for another phase; or no arrival expected the copy's bytes. Copies are late: if they were
-/// early, no thread could go on.
+/// A kernel waits, but for another phase, or no arrival expects the copy's bytes. Copies are late, since early copies
+/// would let no thread go on.
 #[test]
 fn a_wait_that_does_not_order_is_named() {
     let parity = case("parity", Rule::Race, 32, |b, _| awaited(b, 1, true)).report(Policy::Lazy);

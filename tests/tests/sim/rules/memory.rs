@@ -16,7 +16,7 @@ pub(super) const CASES: &[Case] = &[
         }
         b.store((tid ^ 32).mad(4, start), 2.0);
     }),
-    // Accesses to different bytes of the same 16 do not conflict: warps take turns word by word.
+    // Accesses to different bytes of the same 16 bytes do not conflict. Warps take turns word by word.
     case("threads share cells", Rule::Race, 64, |b, broken| {
         let cells = b.region("cells", 256, 16);
         let (tid, start) = (b.tid(), b.address(cells));
@@ -110,7 +110,7 @@ pub(super) const CASES: &[Case] = &[
     }),
 ];
 
-/// A report does not suggest a barrier across CTAs, since no such barrier exists.
+/// No barrier spans CTAs, so a report on a race between CTAs does not suggest a barrier.
 #[test]
 fn what_only_atomics_order_is_not_said_to_miss_a_barrier() {
     let add = |threads| {

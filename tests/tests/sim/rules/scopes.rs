@@ -16,7 +16,7 @@ fn copied(b: &Builder, publish: impl FnOnce(Region)) {
     _ = b.load::<F32>((lane ^ 31).mad(16, start));
 }
 
-/// A pair of CTAs: the leading CTA writes, and the other reads.
+/// Whether this CTA leads its pair, and the address of this thread's word. The leading CTA writes, the other reads.
 fn pair(b: &Builder) -> (V<'_, Pred>, V<'_, B64>) {
     (b.cluster_cta_rank().eq(0), own_word(b, b.param_pointer("x", Elem::F32)))
 }
@@ -34,7 +34,7 @@ pub(super) const CASES: &[Case] = &[
             b.mbarrier_wait(full, 0);
         });
     }),
-    // The wait of one lane does not cover them, either.
+    // The wait of one lane does not cover the copies of other lanes.
     case("a wait is for the copies of its own lane", Rule::Race, 32, |b, broken| {
         copied(b, |_| {
             b.copy_async_commit();
@@ -62,7 +62,7 @@ pub(super) const CASES: &[Case] = &[
         b.copy_async_commit();
         b.copy_async_wait(0);
     }),
-    // The fence of initialisations is a release of its own: the arrival after it may be relaxed.
+    // The fence of mbarrier initializations is itself a release, so the arrival after it may be relaxed.
     case("a relaxed arrival brings fenced initialisations", Rule::M6, 32, |b, broken| {
         let full = b.mbarriers("full", 1, 1);
         let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
@@ -77,7 +77,7 @@ pub(super) const CASES: &[Case] = &[
         b.mbarrier_wait(full, 0);
     })
     .cluster(2),
-    // If the fence comes too late, it releases nothing.
+    // A fence after the publication releases nothing.
     case("initialisations are fenced before they are published", Rule::M6, 64, |b, broken| {
         let full = b.mbarriers("full", 1, 1);
         b.guarded(thread(b, 0), || b.mbarrier_init(full, 1));
@@ -91,7 +91,7 @@ pub(super) const CASES: &[Case] = &[
         b.guarded(thread(b, 32), || b.mbarrier_arrive(full));
         b.mbarrier_wait(full, 0);
     }),
-    // The first CTA arrives at the other's mbarrier, which is a release in its own CTA only.
+    // The first CTA's arrival at the other CTA's mbarrier is a release only within the first CTA.
     case("remote arrivals publish no data", Rule::Race, 32, |b, broken| {
         let full = b.mbarriers("full", 1, 1);
         b.init_mbarriers();
@@ -112,8 +112,8 @@ pub(super) const CASES: &[Case] = &[
         b.if_else_uniform(leads, arrives, reads);
     })
     .cluster(2),
-    // CTAs store numbers for each other, twice to the same place. A phase says that a number has arrived, and that the
-    // other CTA has read the previous number.
+    // CTAs store numbers for each other, twice to the same place. The end of a phase shows that a number has arrived,
+    // and that the other CTA has read the previous number.
     case("remote stores are waited for", Rule::Race, 32, |b, broken| {
         let (numbers, full) = (b.region("numbers", 8, 8), b.mbarriers("full", 2, 1));
         let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
@@ -137,7 +137,7 @@ pub(super) const CASES: &[Case] = &[
     })
     .or(Rule::I1)
     .cluster(2),
-    // An mbarrier ends when its copies are known to be complete.
+    // An mbarrier may be invalidated only when its copies are known to be complete.
     case("an mbarrier ends after its copies", Rule::M1, 32, |b, broken| {
         let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 16, 16));
         init(b, full, 1);

@@ -122,7 +122,7 @@ pub(super) const CASES: &[Case] = &[
         b.sync_cta();
         multiply(b, tiles);
     }),
-    // A fence by the reader, after the barrier, is also on the path.
+    // The reader may also fence the writes, after the barrier.
     case("fences of global memory do not order shared memory", Rule::W4, 128, |b, broken| {
         let (regions, tiles) = tiles(b);
         regions.iter().for_each(|&tile| fill(b, tile));
@@ -159,7 +159,7 @@ pub(super) const CASES: &[Case] = &[
         b.guarded(thread(b, 0), || b.store(regions[1], 1.0));
         end(b, &acc);
     }),
-    // All warps read B, so the wait of one warp is not enough. (Another warp may not even have begun.)
+    // All warps read B, so the wait of one warp is not enough: another warp may not even have begun.
     case("every warp waits before an operand is overwritten", Rule::W6, 128, |b, broken| {
         let (regions, tiles) = tiles(b);
         write(b, regions);
@@ -171,8 +171,8 @@ pub(super) const CASES: &[Case] = &[
     })
     .or(Rule::Race),
     // Rows 16w to 16w + 15 of A belong to warp w, which may write and multiply them without a barrier. Thread t writes
-    // half a row, either of its own warp's 16 rows or of the next warp's. The schedule decides which comes first, the
-    // write or the product.
+    // half of a row: of its own warp's rows, or if broken of the next warp's. The schedule decides whether the write or
+    // the product comes first.
     case("rows of A are a warp's own", Rule::Race, 128, |b, broken| {
         let (regions, tiles) = tiles(b);
         write(b, regions);

@@ -1,5 +1,5 @@
-//! Packed sequences: each has the same bits as in a problem of its own, and invalid lists cause no access out of
-//! bounds.
+//! Packed sequences: each sequence has the same bits as in a problem of its own, and invalid lists cause no access out
+//! of bounds.
 
 use std::ops::Range;
 
@@ -14,16 +14,16 @@ use rayon::prelude::*;
 
 use super::simulate;
 
-/// Rows of Q and of K of each sequence: full and partial tiles and blocks, no rows, no keys.
+/// Rows of Q and of K of each sequence: full and partial tiles and blocks, no rows, and no keys.
 const LENGTHS: [(usize, usize); 5] = [(100, 140), (0, 30), (33, 0), (130, 260), (1, 1)];
 /// heads_q and heads_kv.
 const HEADS: (usize, usize) = (2, 1);
-/// Head dimension and form: additions in blocks of 64 and of 128 rows, and a separate dQ kernel.
+/// Head dimension and form: additions in blocks of 64 rows and of 128 rows, and a separate dQ kernel.
 const FORMS: [(u32, Form); 4] =
     [(128, Form::OrderOfKeys), (64, Form::OrderOfKeys), (64, Form::DqKernel), (64, Form::AnyOrder)];
 const MASKS: [Mask; 3] = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];
 
-/// The tensors with rows of Q. The tensors with rows of K follow.
+/// The tensors with rows of Q (`OF_Q`), and the tensors with rows of K (`OF_K`).
 const OF_Q: [BufferId; 4] = [buffers::Q, buffers::O, buffers::DOUT, buffers::DQ];
 const OF_K: [BufferId; 4] = [buffers::K, buffers::V, buffers::DK, buffers::DV];
 
@@ -42,7 +42,8 @@ fn trial((head_dim, form): (u32, Form), problem: KnownProblem) -> Trial {
     BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device, &options)
 }
 
-/// Bytes of a sequence's rows in each tensor of the caller, given its first rows and the total number of rows.
+/// Bytes of a sequence's rows in each tensor of the caller, given the sequence's first rows and the total numbers of
+/// rows.
 fn rows(
     before: &[Vec<u8>],
     first: (usize, usize),
@@ -67,8 +68,8 @@ fn of_ranges(bytes: &[u8], ranges: &[Range<usize>]) -> Vec<u8> {
     ranges.iter().flat_map(|range| bytes[range.clone()].iter().copied()).collect()
 }
 
-/// Gradients of a packed sequence, with NaN in the sequences beside it, equal the gradients of a dense problem of that
-/// sequence alone. dQ with additions in any order is exempt.
+/// A packed sequence with NaN in the sequences beside it has the gradients of a dense problem of this sequence alone.
+/// dQ is exempt if its additions are in any order.
 #[test]
 fn packed_sequences_have_the_bits_that_they_have_alone() {
     let all: (usize, usize) = LENGTHS.iter().fold((0, 0), |sum, rows| (sum.0 + rows.0, sum.1 + rows.1));

@@ -16,7 +16,7 @@ const LENGTHS: (usize, usize) = (100, 140);
 const HEADS: (usize, usize) = (4, 2);
 const MASKS: [Mask; 2] = [Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];
 
-/// The head that holds the NaN: head 1 of Q, or head 0 of K and V.
+/// The head of Q that holds the NaN. In K and V it is head 0.
 const HEAD: usize = 1;
 const ROW: usize = 70;
 const KEY: usize = 90;
@@ -76,7 +76,7 @@ impl Run {
         simulate(&self.trial, &before)
     }
 
-    /// Numbers of rows and keys of the blocks in which a gradient is computed.
+    /// Numbers of rows and of keys in the blocks for which a gradient is computed.
     fn blocks(&self, gradient: BufferId) -> (usize, usize) {
         let of_dkv = (self.plan.dkv().tile.tile_m as usize, self.plan.dkv().tile.tile_n as usize);
         match self.plan.dq() {
@@ -107,8 +107,8 @@ enum Fate {
     Either,
 }
 
-/// Checks every row of dQ, dK and dV against its permitted effect, `fate`(gradient, row or key). dQ is checked in the
-/// poisoned head of Q, or in all heads of the group if K or V is poisoned.
+/// Checks every row of dQ, dK and dV. `fate` gives the permitted effect, for a gradient and a row or key of it. dQ is
+/// checked in the poisoned head of Q, or in all heads of the group if K or V is poisoned.
 fn assert_reach(run: &Run, input: BufferId, fate: impl Fn(BufferId, usize) -> Fate) {
     let after = run.with_nan(input);
     let of_keys = [buffers::K, buffers::V].contains(&input);
@@ -138,8 +138,8 @@ fn assert_reach(run: &Run, input: BufferId, fate: impl Fn(BufferId, usize) -> Fa
     }
 }
 
-/// A NaN in a row reaches its dQ, and the keys of tiles that visit its block. A NaN in a key reaches its gradients, and
-/// rows that meet its block.
+/// A NaN in a row of Q or dO reaches dQ of this row, and the keys of tiles that visit the row's block. A NaN in a key
+/// reaches the key's gradients, and the rows whose block meets the key's block.
 #[test]
 fn a_nan_reaches_the_gradients_that_depend_on_it() {
     pairs(FORMS, MASKS).into_par_iter().for_each(|(form, mask)| {

@@ -1,4 +1,4 @@
-//! Dequantized e4m3 K and V, or Q. If scales are 1, results have the same bits as for the equivalent 16-bit inputs.
+//! Kernels that dequantize e4m3 K and V, or Q. With scales of 1, results equal the results of the 16-bit inputs.
 
 use fa3_quant::E4m3;
 use fa3_sched::forward::{CtaTile, Precision, TileRow};
@@ -8,8 +8,8 @@ use fa3_tests::cache::{Case, Keys, Pages, paged};
 use fa3_tests::fwd::{dense, encode, trial, with_qv, with_tile};
 use fa3_types::Dtype;
 
-/// Whether a kernel that dequantizes K and V gives the bits of the 16-bit kernel on the dequantized keys. Q in e4m3 is
-/// dequantized, too, with a scale that is a power of 2.
+/// Whether a kernel that dequantizes K and V gives the bits of the 16-bit kernel on the dequantized keys. If Q is e4m3,
+/// it is dequantized, too, with a scale that is a power of 2.
 fn agree(mut converted: Trial, mut of_16_bits: Trial, dtype: Dtype) -> bool {
     const OF_Q: f32 = 4.0;
     let has = |trial: &Trial, name| trial.program.find(name).is_some();

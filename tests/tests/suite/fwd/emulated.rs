@@ -9,9 +9,9 @@ use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::launch;
 
-/// Cases with few distinct scores. P of equal scores is rounded in the same way, so that the order of summation and the
-/// reference maximum show in all digits. The last case once broke the law, because its baseline visited the blocks in
-/// the other direction.
+/// Cases with few distinct scores. P of equal scores is rounded in the same way, so that all digits show the order of
+/// summation and the reference maximum. The last case once broke the law, because the law's baseline visited the blocks
+/// in the other direction.
 fn cases() -> Vec<Case> {
     let shapes = [(31, 159, 16), (189, 129, 64)].map(|(seqlen_q, seqlen_k, head_dim)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads: 4, head_dim };

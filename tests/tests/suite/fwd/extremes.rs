@@ -45,16 +45,16 @@ fn scaled(scales: &[f64], caps: &[Option<f64>]) -> Vec<Case> {
     all.into_iter().map(case).collect()
 }
 
-/// Scales that give a uniform to a one-hot softmax; softcaps far above and far below all scores. Scores of 1e9 and more
-/// are excluded, because the rounding error of their maximum exceeds the range of exponents.
+/// Scales for which softmax is between uniform and one-hot, and softcaps far above and far below all scores. Scores of
+/// 1e9 and more are excluded, because the rounding error of their maximum exceeds the range of exponents.
 #[test]
 fn scales_and_caps() {
     let caps = [None, Some(1e-18), Some(1e-3), Some(50.0), Some(1e5), Some(1e7), Some(1e18)];
     check_all(scaled(&[1e-18, 1e-7, 1.0, 300.0, 1e7], &caps));
 }
 
-/// All scores are equal, so that the maximum of the first block stays. With thousands of blocks, an error in each block
-/// would add up to more than the law permits. The scales alternate.
+/// All scores are equal, so that the maximum of the first block stays. There are thousands of blocks: an error in each
+/// block would add up to more than the law permits. The scales alternate.
 #[test]
 fn long_rows_do_not_drift() {
     let scales = [0.1, 0.13, 0.17, 0.2];
@@ -86,7 +86,7 @@ fn numbers() {
     check_all(cases.collect());
 }
 
-/// Sinks of every size, with 20 rows that see no key and 50 rows that do.
+/// Sinks of every size, in problems with 20 rows that see no key and 50 rows that see keys.
 #[test]
 fn sinks() {
     let of = |tile: &CtaTile, sink: Option<f32>| {
@@ -110,16 +110,17 @@ fn sinks() {
             let far_below = sink < -1e20 && answer.o != without.o;
             assert!(!far_above && !far_below, "{tile}, a sink of {sink}");
         }
-        for sink in [f32::NAN, f32::INFINITY] {
-            let (_, answer) = of(&tile, Some(sink));
-            assert!(answer.lse.iter().all(|lse| lse.is_nan()), "{tile}, a sink of {sink}");
-            let expected = |row: usize, o: f32| if row < 20 { o == 0.0 } else { o.is_nan() };
-            assert!(answer.o.indexed_iter().all(|((_, row, ..), &o)| expected(row, o)), "{tile}, {sink}");
-        }
+        let (_, infinite) = of(&tile, Some(f32::INFINITY));
+        assert!(infinite.o.iter().all(|&o| o == 0.0), "{tile}");
+        assert!(infinite.lse.iter().all(|&lse| lse == f32::INFINITY), "{tile}");
+        let (_, nan) = of(&tile, Some(f32::NAN));
+        assert!(nan.lse.iter().all(|lse| lse.is_nan()), "{tile}");
+        let expected = |row: usize, o: f32| if row < 20 { o == 0.0 } else { o.is_nan() };
+        assert!(nan.o.indexed_iter().all(|((_, row, ..), &o)| expected(row, o)), "{tile}");
     });
 }
 
-/// An absent LSE output (address 0) leaves O unchanged.
+/// O does not change if the output of LSE is absent (address 0).
 #[test]
 fn without_lse() {
     for tile in tiles() {
@@ -144,7 +145,7 @@ fn without_lse() {
     }
 }
 
-/// Strides of 0: all sequences share one K and V, and all heads share one Q.
+/// With strides of 0, all sequences share one K and V, and all heads share one Q.
 #[test]
 fn broadcast_inputs() {
     let mut cases = Vec::new();
@@ -173,7 +174,7 @@ fn broadcast(problem: KnownProblem, tile: CtaTile) -> Result<(), String> {
     check(&case, &values, tile, Policy::Random(9), Mode::Exact)
 }
 
-/// Extents of 1, and extents that are larger by one than a multiple of the hardware's granularity.
+/// Extents are 1, or larger by one than a multiple of the hardware's granularity.
 #[test]
 fn least_dimensions() {
     let dims = [8, 16, 24, 56, 64].map(|dim| (dim, Dtype::Bf16)).into_iter();

@@ -1,4 +1,4 @@
-//! Tile tables of packed sequences that the caller provides: results equal the results of a call that makes its own
+//! Tile tables of packed sequences that the caller provides. Results equal the results of a call that makes its own
 //! table, and invalid tables cause no access out of bounds.
 
 use fa3_cuda::kernels::fwd::buffers;
@@ -11,7 +11,7 @@ use fa3_tests::{Case, Values, pairs, simulate};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows};
 use rayon::prelude::*;
 
-/// Rows of Q and of K of each sequence, and of the rows after all sequences.
+/// Rows of Q and of K of each sequence. `BEHIND` gives the rows after all sequences.
 const LENGTHS: [(usize, usize); 6] = [(100, 140), (0, 30), (33, 0), (130, 260), (1, 1), (70, 20)];
 const BEHIND: (usize, usize) = (70, 9);
 
@@ -29,7 +29,7 @@ fn problem(dtype: Dtype, mask: Mask) -> KnownProblem {
     spec.with_rows(of_q, of_k).unwrap()
 }
 
-/// A launch with a given table: the initial contents of its buffers, and the table's index among them.
+/// A launch with a given table, the initial contents of its buffers, and the index of the table's buffer.
 fn given(problem: &KnownProblem, values: &Values) -> (Launch, Vec<Vec<u8>>, usize) {
     let launch = Launch::new(problem, &device(3), &PlanOptions::default().given_table()).unwrap();
     let BufferId(table) = launch.program.find(buffers::TABLE).unwrap();
@@ -78,8 +78,8 @@ fn a_given_table_has_the_results_of_an_own_one() {
     });
 }
 
-/// Tables of other calls, random tables, and nearly valid tables. Rows may be computed twice or never, but there is no
-/// access outside of the tensors and no deadlock.
+/// The tables belong to other calls, are random, or are nearly valid. Rows may be computed twice or never, but there is
+/// no access outside of the tensors and no deadlock.
 #[test]
 fn invalid_tables_do_no_harm() {
     pairs([Dtype::Bf16, Dtype::E4m3], 0..40).into_par_iter().for_each(|(dtype, seed)| {

@@ -18,8 +18,8 @@ fn problem(dtype: Dtype, keys: usize, mask: Mask) -> KnownProblem {
     spec.known().unwrap()
 }
 
-/// Random values whose scores grow from key to key towards the start, by about `growth` · (first element of the query).
-/// Blocks are visited from the end.
+/// Random values whose scores grow from key to key towards the first key, by about `growth` times the query's first
+/// element. Kernels visit blocks from the last to the first.
 fn growing(values: Values, growth: f32) -> Values {
     let Values { mut q, mut k, .. } = values.clone();
     let keys = k.len_of(Axis(1));
@@ -31,8 +31,8 @@ fn growing(values: Values, growth: f32) -> Values {
     Values { q, k, ..values }
 }
 
-/// The first growths stay within the rescale threshold. Larger growths, powers of 2, exceed the range of f16 and then
-/// of binary32. In the last, only the last visited block matters.
+/// The small growths stay within the rescale threshold. Larger growths exceed the range of f16, and then of binary32.
+/// With the largest growth, only the block that is visited last matters.
 #[test]
 fn growing_scores_are_as_in_the_oracle() {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(60), right: Some(5) }];
@@ -48,8 +48,8 @@ fn growing_scores_are_as_in_the_oracle() {
     });
 }
 
-/// Keys of one score are followed by keys of a higher score. These outweigh all previous keys together, although no
-/// single one does. V is around 1, so that an error of a row sum shows in O.
+/// Keys of one score are followed by keys of a higher score. The keys of the higher score together outweigh all
+/// previous keys, although no single key does. V is around 1, so that an error of a row sum shows in O.
 #[test]
 fn plateaus_are_as_in_the_oracle() {
     let lazy = tiles().into_iter().filter(|tile| tile.rescales_lazily());
@@ -84,8 +84,8 @@ fn slow_growth_does_not_overflow() {
     });
 }
 
-/// The bits of a row do not depend on the rows beside it. Rows without growth, and in bf16 rows whose P is rescaled,
-/// lie beside rows whose P must be recomputed.
+/// The bits of a row do not depend on the rows beside it. Here rows without growth lie beside rows whose P must be
+/// recomputed. In bf16 so do rows whose P is rescaled.
 #[test]
 fn rows_do_not_depend_on_their_neighbours() {
     pairs(tiles(), [1.0 / 64.0, 2.0]).into_par_iter().for_each(|(tile, growth)| {

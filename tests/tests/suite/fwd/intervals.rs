@@ -1,5 +1,5 @@
-//! Interval masks: if they equal another mask, results have the same bits, and NaN reaches exactly the rows that see
-//! it.
+//! Interval masks. If the intervals equal another mask, results have the same bits as with this mask, and a NaN reaches
+//! exactly the rows that see it.
 
 use fa3_ref::Forward;
 use fa3_sched::forward::{CtaTile, Pipeline};
@@ -31,7 +31,7 @@ fn run(problem: &KnownProblem, tile: CtaTile, poison: Poison) -> Forward<f32> {
         .unwrap_or_else(|fault| panic!("{problem}: {fault}"))
 }
 
-/// Intervals that equal another mask. If a row has two intervals, they are two parts of its keys.
+/// Problem with intervals that equal `mask`. If each row has two intervals, they are two parts of the row's keys.
 fn said(mask: Mask, of_row: IntervalsOfRow) -> KnownProblem {
     let known = spec().mask(mask).known().expect("it is valid");
     let form = Intervals { of_row, per_sequence: false, per_head: false };

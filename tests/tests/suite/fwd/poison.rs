@@ -121,8 +121,8 @@ fn assert_nan_exactly(
     }
 }
 
-/// A NaN in Q reaches its row. A NaN in K reaches the rows that see it. A block of V is multiplied as a whole: a NaN in
-/// it reaches every row of the tiles that visit the block, but no other tile, and never LSE.
+/// A NaN in Q reaches its row. A NaN in K reaches the rows that see its key. A block of V is multiplied as a whole: a
+/// NaN in it reaches every row of the tiles that visit the block, but no other tile, and never LSE.
 #[test]
 fn a_nan_reaches_the_rows_that_see_it() {
     each(|launch| {
@@ -157,8 +157,8 @@ fn a_nan_reaches_the_rows_that_see_it() {
     });
 }
 
-/// If all of one sequence, or of one group of heads, is NaN, other rows do not change, even if tiles extend beyond
-/// ends.
+/// If one sequence, or one group of heads, is all NaN, other rows do not change, even where a tile extends beyond the
+/// end of its sequence or group.
 #[test]
 fn neighbours_are_not_read() {
     let layouts = [Layout::Contiguous, Layout::HeadsFirst];
@@ -185,7 +185,7 @@ fn neighbours_are_not_read() {
     });
 }
 
-/// Scores of +inf and -inf, from infinite elements, give the oracle's results: NaN, no effect, or a fully masked row.
+/// Infinite elements give scores of +inf and -inf. As in the oracle, these give NaN, no effect, or a fully masked row.
 #[test]
 fn infinite_scores_are_as_in_the_oracle() {
     each(|launch| {
@@ -199,7 +199,7 @@ fn infinite_scores_are_as_in_the_oracle() {
             [(f32::INFINITY, 1.0), (f32::NEG_INFINITY, 1.0), (1.0, f32::NEG_INFINITY), (1.0, f32::INFINITY)]
         {
             let mut values = case.values();
-            // If one of the first elements is infinite, the score has the sign of their product.
+            // If one of the two first elements is infinite, the score has the sign of their product.
             values.q.index_axis_mut(Axis(3), 0).fill(1.0);
             values.k.index_axis_mut(Axis(3), 0).fill(1.0);
             values.q.index_axis_mut(Axis(3), 0).index_axis_mut(Axis(1), 41).fill(q);
@@ -214,8 +214,8 @@ fn infinite_scores_are_as_in_the_oracle() {
     });
 }
 
-/// Cases without keys; and cases with more rows than keys under a causal mask, so that some tiles are fully masked, and
-/// in other tiles masked rows lie beside rows that see NaN in V.
+/// Some cases have no keys. Others have more rows than keys under a causal mask: some tiles are fully masked, and in
+/// other tiles masked rows lie beside rows that see NaN in V.
 #[test]
 fn rows_without_keys_are_empty() {
     for (tile, scheduler) in tiles().into_iter().zip(super::schedules::SCHEDULERS.into_iter().cycle()) {

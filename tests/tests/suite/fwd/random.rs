@@ -22,7 +22,7 @@ fn scheduler() -> impl Strategy<Value = Scheduler> {
     select(vec![Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent])
 }
 
-/// The planner's tile (`None`), or any tile that is large enough.
+/// The planner's tile (`None`), or any tile that is large enough for the problem.
 fn tile() -> impl Strategy<Value = Option<CtaTile>> {
     proptest::option::of(select(shapes::all()))
 }

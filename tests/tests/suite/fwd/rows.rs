@@ -1,4 +1,4 @@
-//! Chunks of rows: the rows of a chunk of a sequence have the same bits as in the whole sequence.
+//! Chunks of rows: a row has the same bits in a chunk of its sequence as in the whole sequence.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use super::{launch, tiles};
 
 const ROWS: usize = 150;
 
-/// Chunks of rows that neither begin nor end at a tile boundary. The mask aligns a chunk's last row to its last key.
+/// Chunks of rows that neither begin nor end at a tile boundary. Masks align the last row of a chunk to its last key.
 const CHUNKS: [(usize, usize); 3] = [(0, 50), (37, 150), (50, 111)];
 
 /// A range of an array along the axis of rows.

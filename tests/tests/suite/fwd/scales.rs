@@ -1,4 +1,4 @@
-//! Extreme scales. The scales of Q and K are so small that all scores are 0: O is the mean of the visible rows of V.
+//! Extreme scales. If the scales of Q and K are so small that all scores are 0, O is the mean of the visible rows of V.
 
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::BufferId;
@@ -39,7 +39,7 @@ fn run(tile: CtaTile, spec: ProblemSpec, scales: &[(usize, &[f32])]) -> (Case, V
     (case, values, answer)
 }
 
-/// Checks that O is the mean of `v(key, column)` over the visible keys, and LSE the logarithm of their number.
+/// Checks that O is the mean of `v(key, column)` over the visible keys, and that LSE is the logarithm of their number.
 fn check_means(problem: &KnownProblem, answer: &Forward<f32>, v: impl Fn(usize, usize) -> f32) {
     let len = problem.lengths(0);
     for row in 0..len.q {
@@ -54,7 +54,7 @@ fn check_means(problem: &KnownProblem, answer: &Forward<f32>, v: impl Fn(usize, 
     }
 }
 
-/// Per-head scales of 0: masked keys, whose scores are -inf, stay masked. A small softmax_scale is tested as well.
+/// Per-head scales are 0, but masked keys, whose scores are -inf, stay masked. A small softmax_scale is tested as well.
 #[test]
 fn zeros_of_heads() {
     let settings = [(None, None), (Some(5.0), None), (None, Some(1e-15))];
@@ -71,7 +71,7 @@ fn zeros_of_heads() {
     }
 }
 
-/// Per-channel scales of 0: O equals the channels' means, and is 0 in fully masked rows.
+/// Per-channel scales are 0, so O equals the channels' means. In fully masked rows O is 0.
 #[test]
 fn zeros_of_channels() {
     for inputs in [INPUTS[4], INPUTS[5]] {
@@ -89,7 +89,7 @@ fn zeros_of_channels() {
     }
 }
 
-/// Block scales of Q and K whose product underflows in binary32.
+/// The product of the block scales of Q and K underflows in binary32.
 #[test]
 fn small_scales_of_blocks() {
     let tile = CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]);
@@ -100,7 +100,7 @@ fn small_scales_of_blocks() {
     }
 }
 
-/// The scale of a block of V is far below the scale of the previous block, so that its values vanish beside the others.
+/// A block of V has a far smaller scale than the block before, so that its values vanish beside the others.
 #[test]
 fn scales_of_v_far_apart() {
     let tile = CtaTile { tile_n: 128, ..TINY_FP8 }.of_inputs(INPUTS[3]);

@@ -1,5 +1,5 @@
 //! Choices that must not change results: the tile scheduler, the tile order, the number of CTAs, other sequences in the
-//! batch, an earlier launch, the presence of a producer.
+//! batch, an earlier launch, and a producer.
 
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::BufferRole;
@@ -70,8 +70,8 @@ fn who_computes_a_tile_does_not_matter() {
     });
 }
 
-/// Consumers that load for themselves have the results of warp-specialized kernels, for any number of stages, under
-/// many schedules. `FA3_SEEDS` sets the number of schedules.
+/// Kernels whose consumers load for themselves have the results of warp-specialized kernels, for any number of stages,
+/// under many schedules. `FA3_SEEDS` sets the number of schedules.
 #[test]
 fn who_loads_does_not_matter() {
     let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(8);
@@ -98,7 +98,7 @@ fn who_loads_does_not_matter() {
     });
 }
 
-/// Without a producer there is no dynamic scheduler: the planner does not choose it, and refuses it as an option.
+/// A kernel without a producer has no dynamic scheduler: the planner does not choose it, and refuses it as an option.
 #[test]
 fn without_a_producer_tiles_are_dealt_out() {
     let problem = dense(Dtype::F16, 2, (150, 140), (3, 1), 64).causal().known().unwrap();

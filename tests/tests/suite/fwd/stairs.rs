@@ -1,4 +1,4 @@
-//! Scores in steps: for each row, one key outweighs all previously visited keys.
+//! Scores in steps: in each row, one key outweighs all keys that were visited before it.
 
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{dense, rounded, with_tile};
@@ -17,8 +17,8 @@ fn problem(dtype: Dtype, keys: usize, scale: f64) -> KnownProblem {
     spec.known().unwrap()
 }
 
-/// Values with which the first key, which is visited last, has all of the weight. Scores grow towards the first key by
-/// `step`, from key to key, or only in every other block of 16 keys. Each row has another factor.
+/// Values for which the first key, which is visited last, has all of the weight. Scores grow by `step` towards the
+/// first key, at each key, or only in every other block of 16 keys. Each row has its own factor.
 fn stairs(values: Values, dtype: Dtype, step: f32, alternates: bool) -> Values {
     let Values { mut q, mut k, .. } = values.clone();
     let keys = k.len_of(Axis(1));
@@ -35,8 +35,8 @@ fn stairs(values: Values, dtype: Dtype, step: f32, alternates: bool) -> Values {
     Values { q, k, ..values }
 }
 
-/// O equals V of the key with all of the weight, bit by bit, for steps of any height. The product of the key's score
-/// and softmax_scale is rounded, so that its P is not exactly 1.
+/// O equals V of the key with all of the weight, bit by bit, for steps of any height. P of this key is not exactly 1,
+/// because the product of its score and softmax_scale is rounded.
 #[test]
 fn a_key_that_has_a_row_to_itself_gives_its_v() {
     let lazy = tiles().into_iter().filter(|tile| tile.rescales_lazily());

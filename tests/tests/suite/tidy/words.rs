@@ -2,8 +2,8 @@
 
 use super::{PROSE, files};
 
-/// The number of such words in the repository. It only falls.
-const ALONE: usize = 40;
+/// The number of such words in the repository. It may fall, but not grow.
+const ALONE: usize = 35;
 
 /// Phrases that are counted wherever they stand.
 const PHRASES: [&str; 8] =
@@ -19,7 +19,7 @@ const NO_NOUNS: [&str; 30] = [
     "where",
 ];
 
-/// The lines, from 1, of such words in a text. A phrase may go on in the next line.
+/// The numbers of the lines with such words in a text, from 1. A phrase may continue in the next line.
 fn alone(text: &str) -> Vec<usize> {
     // Marks of comments become blanks, so that a phrase is found across two lines.
     let plain = text.to_lowercase().replace(['/', '#', '!', '*'], " ");

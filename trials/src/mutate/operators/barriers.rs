@@ -104,7 +104,7 @@ fn purpose(inst: &Inst) -> Option<Purpose> {
     }
 }
 
-/// The barriers of a purpose.
+/// The barriers that follow an instruction of the purpose `wanted`.
 fn syncs(kernel: &Anatomy<'_>, wanted: Purpose) -> Vec<usize> {
     let barriers = kernel.find(is_sync).into_iter();
     let of_purpose = barriers.filter(|&line| {
@@ -114,7 +114,7 @@ fn syncs(kernel: &Anatomy<'_>, wanted: Purpose) -> Vec<usize> {
     of_purpose.collect()
 }
 
-/// Barriers that follow stores to shared memory, and that no operation with a barrier of its own follows.
+/// Barriers whose nearest preceding store, barrier or operation with a [`Purpose`] is a store to shared memory.
 fn syncs_of_stores(kernel: &Anatomy<'_>) -> Vec<usize> {
     let barriers = kernel.find(is_sync).into_iter();
     let of_stores = barriers.filter(|&line| {
@@ -125,14 +125,14 @@ fn syncs_of_stores(kernel: &Anatomy<'_>) -> Vec<usize> {
     of_stores.collect()
 }
 
-/// If the elected lane of the first warp makes all uses of the mbarriers, no other thread needs their initialization.
+/// Reason why the barrier after mbarrier initialization is redundant: only one elected lane uses the mbarriers.
 fn one_thread(kernel: &Anatomy<'_>) -> Option<&'static str> {
     let alone = |&line: &usize| kernel.in_lanes(line);
     let all = kernel.find(|inst| matches!(inst, Inst::Mbarrier(_))).iter().all(alone);
     (all && kernel.has_one_role()).then_some("the thread that initialises is the only one that waits")
 }
 
-/// Outside of loops and before any copy, a tile of shared memory is written for the first time.
+/// Reason why a barrier before a write to a tile is redundant: outside of loops and before any copy, no write precedes.
 pub(super) fn first_use(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let copies = kernel.find(is_copy_out);
     let first = kernel.innermost_loop(line).is_none() && copies.iter().all(|&copy| copy > line);

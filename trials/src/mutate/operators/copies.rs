@@ -52,7 +52,7 @@ fn waiting(kernel: &Anatomy<'_>, change: fn(u32, bool) -> TmaInst) -> Vec<Site> 
     })
 }
 
-/// Moves a wait from warp 0 of a warpgroup to warp 1, if the copy is not in the same branch.
+/// Moves a wait for a copy from warp 0 of a warpgroup to warp 1, if the copy is not in the same branch.
 fn elsewhere(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let branch = kernel.outer_branch(line)?;
     let Node::If { condition, .. } = &kernel.stmt(branch).node else { return None };

@@ -16,7 +16,7 @@ pub(super) const OPERATORS: &[Operator] = &[
         earlier(kernel, kernel.find(is_proxy_fence), |line| kernel.before(line, writes_shared))
     }),
     Operator::new("fence.proxy.async: after the barrier", &[], |kernel| {
-        // A fence before the release of a stage serves the copy of another thread.
+        // If an arrival follows a fence before any barrier does, the fence serves the copy of another thread.
         let is_next = |inst: &Inst| is_sync(inst) || is_plain_arrival(inst);
         let barrier = |line| kernel.after(line, is_next).filter(|&next| kernel.has(next, is_sync));
         let moved = later(kernel, kernel.find(is_proxy_fence), barrier);

@@ -11,7 +11,7 @@ use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_bulk_wait, is_plain_arrival};
 use crate::mutate::{Anatomy, Operator, Site};
 
-/// Rules that notice that the copies or additions of another CTA may not have arrived.
+/// Rules that notice that a CTA does not wait for the copies or additions of another CTA.
 const UNORDERED: &[Rule] = &[T2, T4];
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -67,7 +67,7 @@ fn release(kernel: &Anatomy<'_>, line: usize) -> Option<(Operand, GlobalAddr)> {
     Some((*src, *addr))
 }
 
-/// Sets the flag by a relaxed atomic, which orders nothing.
+/// Sets the flag by a relaxed atomic. It orders nothing.
 fn exchanged(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let ((src, addr), dst) = (release(kernel, line)?, kernel.next_register());
     let set = MemInst::Atomic { op: AtomicOp::ExchangeB32, dst, addr: Address::Global(addr), src };
@@ -111,7 +111,7 @@ impl Poll {
         Some(Poll { around, load, flag, addr, end, ends: dst.clone(), number: *src.get(1)? })
     }
 
-    /// Polls the flag by a relaxed atomic that does not change it, which orders nothing.
+    /// Polls the flag by a relaxed atomic that leaves the flag unchanged. It orders nothing.
     fn relaxed(&self) -> Site {
         let Poll { load, flag, addr, .. } = *self;
         let (addr, src) = (Address::Global(addr), constant(0));

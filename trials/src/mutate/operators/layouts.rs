@@ -102,9 +102,8 @@ fn user(kernel: &Anatomy<'_>, param: Param) -> Option<usize> {
     kernel.find(uses).first().copied()
 }
 
-/// Mutates the constants of the descriptors that products share, in the halves without the start address. A step's
-/// descriptor combines the constant upper half with a lower half, which is the first step's lower half or a sum with
-/// it.
+/// Changes the constants of the descriptors that products share. Each step's descriptor has a constant upper half. Its
+/// lower half is the first step's lower half, or the sum of this half and an offset.
 fn descriptors(kernel: &Anatomy<'_>, change: fn(u32, u32) -> (u32, u32)) -> Vec<Site> {
     let pairs = kernel.find(|inst| matches!(lane(inst), Some((LaneOp::PackB64, _, [_, Operand::Imm(_)]))));
     let firsts = kernel.find(|inst| matches!(lane(inst), Some((LaneOp::OrB32, _, [_, Operand::Imm(_)]))));
@@ -126,7 +125,7 @@ fn descriptors(kernel: &Anatomy<'_>, change: fn(u32, u32) -> (u32, u32)) -> Vec<
     sites(firsts, site)
 }
 
-/// The lower half to which a step's offset is added.
+/// The first step's lower half, to which `half` adds an offset, or `half` itself.
 fn lower_half(kernel: &Anatomy<'_>, half: Operand) -> Option<Value> {
     let Operand::Value(half) = half else { return None };
     let inst = kernel.inst(kernel.definition(half)?)?;

@@ -10,7 +10,7 @@ use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_load, is_mma};
 use crate::mutate::{Anatomy, Operator, Site};
 
-/// Rules, besides wrong results, that notice that too much or too little is read or written.
+/// Rules that notice that a kernel reads or writes too much or too little. Wrong results show it, too.
 const CHOICES: &[Rule] = &[Bounds, I1, Race];
 
 /// Selections between two numbers or addresses, each with the operation that copies one of them.
@@ -31,7 +31,7 @@ const NUMBERS: &[(LaneOp, LaneOp)] = &[
 const OPPOSITES: &[(LaneOp, LaneOp)] =
     &[(LaneOp::EqB32, LaneOp::NeB32), (LaneOp::NeB32, LaneOp::EqB32), (LaneOp::GtU32, LaneOp::LeU32)];
 
-/// Rules, besides wrong results, that notice that warps disagree about a number or that an address is wrong.
+/// Rules that notice that warps disagree about a number or that an address is wrong. Wrong results show it, too.
 const LOST: &[Rule] = &[Bounds, I1, Race, Uniform, Deadlock];
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -127,7 +127,7 @@ fn of_matrices(kernel: &Anatomy<'_>) -> bool {
         .any(|param| param.kind == ParamKind::U32 && ["n", "k"].contains(&&*param.name))
 }
 
-/// If a < b only chooses between 0 and b - a, or between a and b, the choice does not matter for equal operands.
+/// Reason why a < b may become a <= b: it only chooses between 0 and b - a, or between a and b.
 fn chooses_among_equals(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'static str> {
     let pred = Operand::Value(*lane.dst.first()?);
     let uses = kernel.find(|inst| touches(inst, lane.dst[0]) && *inst != Inst::Lane(lane.clone()));
@@ -136,7 +136,7 @@ fn chooses_among_equals(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'stati
         .then_some("what it chooses between is equal where the two numbers are")
 }
 
-/// An additional iteration of a loop may find nothing to do.
+/// Reason why a loop may have an additional iteration: that iteration finds nothing to do.
 fn harmless_round(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let lane = comparison(kernel, line)?;
     if let Some(reason) = chooses_among_equals(kernel, lane) {
@@ -161,7 +161,7 @@ fn harmless_round(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     (serial && alone).then_some("the round's tiles lie outside the matrices: their products are zeros")
 }
 
-/// A bound that is smaller by one has no effect if the loop's steps are larger.
+/// Reason why a bound may be smaller by one: the loop's steps are larger than one.
 fn whole_steps(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let lane = comparison(kernel, line)?;
     if !of_matrices(kernel) {
@@ -178,7 +178,8 @@ fn whole_steps(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     steps.then_some("k is a multiple of 8, and a step 64 or 128")
 }
 
-/// The steps of a loop over KV blocks, in a kernel with products. In other loops with steps, warps take turns.
+/// Reason why a bound may be smaller by one in a loop over KV blocks. Only kernels with products have such loops; in
+/// the loops of other kernels, warps take turns.
 fn steps(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'static str> {
     kernel.find(is_mma).first()?;
     let Operand::Value(counter) = lane.src[0] else { return None };
@@ -220,7 +221,7 @@ fn more_registers(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::replaced(line, inst).equivalent(spare_registers(kernel, line, registers)))
 }
 
-/// More registers for one warpgroup have no effect if the pool has enough registers.
+/// Reason why a warpgroup may take more registers: the pool has enough of them.
 fn spare_registers(kernel: &Anatomy<'_>, line: usize, registers: u32) -> Option<&'static str> {
     // All threads start with the same number of registers, a multiple of 8.
     let launch = kernel.kernel.launch;

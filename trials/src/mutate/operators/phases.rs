@@ -106,15 +106,15 @@ fn expecting(kernel: &Anatomy<'_>, change: fn(SharedAddr, u32) -> MbarrierInst) 
     })
 }
 
-/// An arrival serves a later wait, or a wait in the next iteration of a loop around both.
+/// Reason why an arrival is redundant: it comes after all waits, and no loop contains it.
 pub(super) fn last_round(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
     let waits = kernel.waits_for(kernel.mbarrier(kernel.inst(arrival)?)?);
     let last = kernel.innermost_loop(arrival).is_none() && waits.iter().all(|&wait| wait < arrival);
     (last && kernel.has_one_role()).then_some("no thread waits for the stage any more")
 }
 
-/// If fewer stages are prefetched than exist, an iteration waits for a stage that the previous iteration released. A
-/// stage that was released before the loop is waited for in the first iteration.
+/// Reason why an arrival may come after the next wait. If fewer stages are prefetched than exist, this wait is for a
+/// stage that was released in the previous iteration, or before the loop.
 fn spare_stage(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
     let region = kernel.mbarrier(kernel.inst(arrival)?)?;
     let waits = kernel.waits_for(region);
@@ -125,7 +125,7 @@ fn spare_stage(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
         .then_some("the stage that is waited for there was given back a round before")
 }
 
-/// The mapped address (mapa) in the next CTA of the cluster.
+/// Maps an address (mapa) to the next CTA of the cluster instead.
 fn elsewhere(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let mut inst = kernel.inst(line)?.clone();
     let Inst::Cluster(ClusterInst::MapAddress { cta, .. }) = &mut inst else { return None };
@@ -135,12 +135,11 @@ fn elsewhere(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
 
 /// Lets every lane, not only the elected one, execute each of `lines`, if every lane computes its address.
 fn unguarded(kernel: &Anatomy<'_>, lines: Vec<usize>) -> Vec<Site> {
-    let site = |line| {
-        let guard = kernel.guard(line);
-        let together = (0..kernel.len()).filter(|&other| guard.is_some() && kernel.guard(other) == guard);
-        Site::new(line, together.map(|line| Edit::Guard(line, None)).collect())
-    };
-    lines.into_iter().map(site).collect()
+    sites(lines, |line| {
+        let guard = Some(kernel.guard(line)?);
+        let together = (0..kernel.len()).filter(|&other| kernel.guard(other) == guard);
+        Some(Site::new(line, together.map(|line| Edit::Guard(line, None)).collect()))
+    })
 }
 
 /// Changes the arrival count of the mbarriers of each region.
@@ -163,7 +162,7 @@ fn init(kernel: &Anatomy<'_>, line: usize) -> Option<(SharedAddr, u32)> {
     Some((*addr, *arrivals))
 }
 
-/// The address of the pipeline's other mbarriers (the full ones for empty ones, or the reverse).
+/// Replaces the address of a pipeline's full mbarriers by the address of its empty mbarriers, or the reverse.
 fn swapped(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let Some(Inst::RegionAddress { dst, region }) = kernel.inst(line) else { return None };
     let stages = kernel.stages(*region)?;

@@ -68,14 +68,14 @@ fn is_commit(inst: &Inst) -> bool {
     *inst == Inst::Wgmma(WgmmaInst::Commit)
 }
 
-/// Whether an instruction must follow a wait for products: it releases a stage, or synchronizes with a thread that then
-/// loads into a stage.
+/// Whether an instruction must follow a wait for products, because it releases a stage, or synchronizes with a thread
+/// that then loads into a stage.
 fn relies_on_wait(inst: &Inst) -> bool {
     is_plain_arrival(inst) || matches!(inst, Inst::Barrier(_))
 }
 
-/// A fence is needed for registers that an instruction other than a product has accessed. A loop that only accumulates
-/// into registers of an earlier product needs no fence.
+/// Reason why the fence in a loop is redundant: since the fence before the loop, only products that accumulate have
+/// accessed the accumulators.
 fn redundant_fence(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let product = kernel.after(line, is_mma).and_then(|line| mma(kernel.inst(line)?))?;
     let around = kernel.innermost_loop(line)?;
@@ -93,7 +93,7 @@ fn redundant_fence(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     )
 }
 
-/// Every lane, on every path, assigns the variable again before it is read.
+/// Reason why an assignment is redundant: every lane, on every path, assigns the variable again before it is read.
 fn set_again(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let Some(Inst::Set { var, .. }) = kernel.inst(line) else { return None };
     let next = kernel.after(line, |inst| touches(inst, *var))?;

@@ -30,8 +30,8 @@ fn wait(kernel: &Anatomy<'_>, line: usize) -> Option<(SharedAddr, Operand)> {
     Some((*addr, *parity))
 }
 
-/// Moves waits to after the first statement with an instruction that `to` accepts. They keep their parity. A wait is
-/// not moved behind a loop, where its stage has been in use and the phase of that parity may be any of several.
+/// Moves each wait to after the first statement with an instruction that `to` accepts. The wait keeps its parity. A
+/// wait is not moved behind a loop in which its stage is used: any of several phases may then have that parity.
 fn moved(kernel: &Anatomy<'_>, full: bool, to: fn(&Inst) -> bool) -> Vec<Site> {
     let site = |line| {
         let (addr, parity) = wait(kernel, line)?;
@@ -54,15 +54,15 @@ fn unrolled(kernel: &Anatomy<'_>, wait: usize) -> Option<Region> {
     (kernel.innermost_loop(wait).is_none() && earlier < kernel.stages(region)?).then_some(region)
 }
 
-/// The first waits for empty stages, outside of loops and at most one per stage, are for stages that are not in use
-/// yet.
+/// Reason why the first wait for an empty stage is redundant: outside of loops, the first wait for each stage passes,
+/// because the stage is not in use yet.
 pub(super) fn first_round(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
     let room = !kernel.is_full(unrolled(kernel, wait)?);
     room.then_some("the stage has not been in use: the wait passes at once")
 }
 
-/// If K and Q have one stage each, the wait for K's stage comes right before the wait for Q's stage, and Q's stage is
-/// released right after it.
+/// Reason why the wait for Q's stage is redundant. If K and Q have one stage each, the wait for K's stage comes right
+/// before it, and the stages are released one right after the other.
 fn behind_keys(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
     let of_q = kernel.mbarrier(kernel.inst(wait)?) == Some(kernel.region_called("q empty")?);
     let one = |empty| Some(kernel.stages(kernel.region_called(empty)?) == Some(1));
@@ -92,7 +92,7 @@ fn assignments(kernel: &Anatomy<'_>, full: bool, constant: bool) -> Vec<usize> {
     })
 }
 
-/// Waits that start with the opposite parity.
+/// Gives the waits the opposite parity at the start.
 fn flipped(kernel: &Anatomy<'_>, full: bool) -> Vec<Site> {
     let other = |parity: Operand| parity.constant().map(|parity| constant(1 - parity));
     let mut flipped = sites(assignments(kernel, full, true), |line| {
@@ -106,12 +106,12 @@ fn flipped(kernel: &Anatomy<'_>, full: bool) -> Vec<Site> {
     flipped
 }
 
-/// Waits whose parity is not toggled at one place.
+/// Deletes one place that toggles a wait's parity.
 fn stuck(kernel: &Anatomy<'_>, full: bool) -> Vec<Site> {
     deleted_unless(kernel, assignments(kernel, full, false), no_wrap)
 }
 
-/// Outside of loops, an iteration before the last stage does not toggle the parity.
+/// Reason why an assignment of a parity is redundant: outside of loops, the parity changes only after the last stage.
 fn no_wrap(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let wait = kernel.before(line, is_wait)?;
     let region = unrolled(kernel, wait)?;

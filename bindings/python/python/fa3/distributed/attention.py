@@ -326,7 +326,7 @@ def _attention(
     else:
         out, lse = _by_heads(q, k, v, s_aux, group, of, window, kernels)
     if compares_every_call():
-        # If one node makes both O and LSE, it is one call.
+        # If one autograd node makes both O and LSE, the dictionary has it once, so that ranks agree once.
         reference = Group(group)
         for node, name in {lse.grad_fn: "LSE", out.grad_fn: "O"}.items():
             if node is not None:
@@ -367,8 +367,7 @@ def _by_heads(
 
 
 def _method(method: str | None, heads_q: int, heads_kv: int, world: int) -> str:
-    """The given method, or the method that sends fewer bytes: K and V of all other ranks, or a share of Q, K, V and O.
-    """
+    """The given method, or the one that sends fewer bytes: K and V of all other ranks, or a share of Q, K, V and O."""
     if method not in (None, ALL_GATHER, ULYSSES):
         raise ValueError(f"method is {method!r}, expected {ALL_GATHER!r}, {ULYSSES!r} or None")
     divides = heads_kv % world == 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Room(NamedTuple):
-    """The offsets of some heads' rows in the memory of every rank."""
+    """The byte offsets of a group of heads in the memory of a rank, equal on all ranks."""
 
     keys: int
     """The first byte of K and of V, which lie beside each other."""
@@ -24,8 +24,8 @@ class Room(NamedTuple):
 
 
 class Copies:
-    """The exchange of a call by copies, one group of K and V heads after the other. When all ranks have written a
-    group, other ranks copy it, while the next group is written.
+    """Exchanges keys and gradients of a call by copies, one group of K and V heads after the other. When all ranks have
+    written a group, they copy it from each other while they write the next group.
     """
 
     def __init__(self, of: "Gather", memory: Memory, parts: list[slice], k: Tensor, v: Tensor, returns: bool) -> None:
@@ -48,7 +48,7 @@ class Copies:
         self._computed: list[dict[int, list[Tensor]]] = []
 
     def gather(self) -> list["Pulled"]:
-        """All keys that the rank needs, which are being copied."""
+        """Returns the keys that the rank needs, for each group of heads, while they are still being copied."""
         return self._pulled
 
     def _pull(self, room: Room, k: Tensor, v: Tensor) -> "Pulled":

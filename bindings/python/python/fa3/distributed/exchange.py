@@ -21,7 +21,7 @@ class Pending:
     def __init__(self, group: dist.ProcessGroup, sends: list[Message], receives: list[Message]) -> None:
         given = [(dist.isend, message) for message in sends] + [(dist.irecv, message) for message in receives]
         self._given = given
-        # Neither rank sends or receives an empty message.
+        # Both ranks skip an empty message.
         operations = [
             dist.P2POp(way, message.tensor, dist.get_global_rank(group, message.rank), group)
             for way, message in given

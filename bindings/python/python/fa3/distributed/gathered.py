@@ -20,7 +20,7 @@ from .plan import Launch, Schedule
 
 
 class Gather(NamedTuple):
-    """A call of a group of ranks."""
+    """A call of attention by a group of ranks."""
 
     group: Group
     schedule: Schedule
@@ -29,8 +29,8 @@ class Gather(NamedTuple):
     """Memory that the ranks share; without it they send messages."""
 
     def launches(self, local: bool) -> list[tuple[int, Launch]]:
-        """The launches, with their indices: if `local`, the launches whose keys are the rank's own, otherwise the
-        others.
+        """Launches with their indices: if `local`, launches that read the rank's own keys, otherwise all other
+        launches.
         """
         return [(n, launch) for n, launch in enumerate(self.schedule.plan.launches) if launch.is_local == local]
 
@@ -86,7 +86,7 @@ def backward(
     dlse: Tensor | None,
     s_aux: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of a rank's rows of Q, K and V from the rows of all ranks; and of the sinks from its own rows."""
+    """Computes gradients of a rank's rows of Q, K and V from all ranks' rows, and of the sinks from its own rows."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     dsinks = None if s_aux is None else torch.zeros_like(s_aux, dtype=torch.float32)
 
@@ -145,7 +145,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        # Other ranks may need the gradients that this rank computes, even if it needs none.
+        # Other ranks may need gradients from this rank, even if this rank needs none.
         q, k, v, out, lse, s_aux = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)

@@ -17,9 +17,9 @@ class Rates(NamedTuple):
     gradients: float
 
 
-# The assumed speeds of a GPU and of its links. Measured on two H100: 560 to 700 TFLOP/s, messages of 16 MB at 72 to
-# 142 GB/s, messages of 128 MB and more at 214 to 293, and at 91 beside a kernel of the backward pass. Copies beside
-# kernels on two H200: 326 to 329.
+# The assumed speeds of a GPU and of its links. Measured on two H100: 560 to 700 TFLOP/s; messages of 16 MB at 72 to 142
+# GB/s, and messages of 128 MB and more at 214 to 293 GB/s, or 91 GB/s beside a kernel of the backward pass. Measured on
+# two H200: copies beside kernels at 326 to 329 GB/s.
 FLOPS = 600e12
 SENT = Rates(180e9, 90e9)
 COPIED = Rates(300e9, 300e9)

@@ -63,7 +63,7 @@ def agree(group: dist.ProcessGroup, call: str) -> None:
         raise ValueError(f"ranks have different calls, expected the same of all. {each}")
     known.pop(call, None)
     known[call] = None
-    # All ranks have read the last descriptions before they write the next ones.
+    # Each rank wrote its description after it had read all previous ones, so the rank's previous one can be deleted.
     if number > 1:
         store.delete_key(f"fa3/{name}/{number - 1}/{rank}")
     if len(known) > MOST:

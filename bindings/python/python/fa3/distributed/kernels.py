@@ -29,11 +29,11 @@ class Kernels(NamedTuple):
     scores: Scores
 
     def rows_first(self, x: Tensor) -> Tensor:
-        """A tensor with its rows as dimension 0. It is its own inverse."""
+        """A view of a tensor with its rows as dimension 0; a second call undoes it."""
         return x if self.is_packed else x.transpose(0, 1)
 
     def forward(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, out: Tensor) -> Tensor:
-        """LSE of a launch's rows of Q, (..., heads_q, rows). O is written to `out`."""
+        """Computes a launch: writes O to `out`, and returns LSE (..., heads_q, rows)."""
         if self._are_several(launch):
             packed = self._replace(is_packed=True)
             return torch.stack([packed.forward(launch, q[i], k[i], v[i], s_aux, out[i]) for i in range(len(q))])
@@ -61,7 +61,7 @@ class Kernels(NamedTuple):
         s_aux: Tensor | None,
         outputs: tuple[Tensor, Tensor, Tensor],
     ) -> Tensor | None:
-        """The gradient of the sinks from a launch's rows. The gradients of Q, K and V are written to `outputs`."""
+        """Writes a launch's gradients of Q, K and V to `outputs`, and returns its gradient of the sinks."""
         if self._are_several(launch):
             packed, (dq, dk, dv) = self._replace(is_packed=True), outputs
             found = []
@@ -81,8 +81,8 @@ class Kernels(NamedTuple):
         return gradients[3] if s_aux is not None else None
 
     def _are_several(self, launch: Launch) -> bool:
-        """Whether a launch of a dense batch has several calls. They are computed as packed sequences for each batch
-        entry.
+        """Whether a launch of a dense batch has several calls. For each batch entry these are computed as packed
+        sequences.
         """
         return not self.is_packed and len(launch.calls) > 1
 

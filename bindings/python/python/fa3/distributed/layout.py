@@ -80,9 +80,9 @@ def dense(seqlen: int, world: int, layout: str) -> Layout:
 @functools.lru_cache(maxsize=64)
 def packed(cu_seqlens: tuple[int, ...], world: int, layout: str) -> Layout:
     """Documents that lie one after the other. The longest documents are split like a `dense` one, into pieces whose
-    lengths may differ by a row. About the smallest number of documents that makes the ranks even is split, because keys
-    of whole documents are not sent. The other documents are assigned whole, the longest first, each to the rank with
-    the least work.
+    lengths may differ by a row. The number of split documents is about the smallest that makes the ranks' work even,
+    because keys of whole documents are not sent. The other documents are assigned whole, the longest first, each to the
+    rank with the least work.
 
     A rank's rows are first the pieces of split documents, then whole documents, each in the order of documents.
 

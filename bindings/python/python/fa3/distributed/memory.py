@@ -21,8 +21,8 @@ PATIENCE_MS = 600_000
 
 
 class Memory:
-    """A group's memory. Each rank has two buffers from which other ranks read, since one may still be read when the
-    other is written; and one buffer to which other ranks write.
+    """A group's memory. Each rank has two buffers from which other ranks read: the rank writes one while other ranks
+    may still read the other. It has one buffer to which other ranks write.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -43,11 +43,11 @@ class Memory:
         self._round += 1
 
     def outgoing(self, rank: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor of a rank that other ranks read, at a byte offset."""
+        """A tensor in the buffer of a rank from which other ranks read, at a byte offset."""
         return self._tensor(rank, self._round % 2 * self._sizes[0] + offset, shape, dtype)
 
     def incoming(self, rank: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor of a rank that other ranks write, at a byte offset."""
+        """A tensor in the buffer of a rank to which other ranks write, at a byte offset."""
         return self._tensor(rank, 2 * self._sizes[0] + offset, shape, dtype)
 
     def meet(self) -> None:
@@ -60,11 +60,11 @@ class Memory:
         return torch.cuda.stream(self._stream)
 
     def copied(self) -> torch.cuda.Event:
-        """An event after the copies so far."""
+        """Records an event after all copies that have begun."""
         return self._stream.record_event()
 
     def wait(self) -> None:
-        """Makes the current stream wait for all copies so far."""
+        """Makes the current stream wait for all copies that have begun."""
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def end(self) -> None:

@@ -22,7 +22,7 @@ class Messages:
         self._returned: list[Returned] = []
 
     def gather(self) -> list["Gathered"]:
-        """All keys that the rank needs, which are being received."""
+        """Returns the keys that the rank needs, for each group of heads, while they are still being received."""
         return self._gathered
 
     def give_back(self, part: int, computed: dict[int, list[Tensor]]) -> None:
@@ -37,7 +37,7 @@ class Messages:
         self._returned[part].add(dk, dv)
 
     def end(self) -> None:
-        """Does nothing."""
+        """Does nothing: messages need no memory that calls share."""
 
 
 class Gathered:
@@ -71,7 +71,7 @@ class Returned:
     """Gradients of K and V of some heads, which are being sent to their owners."""
 
     def __init__(self, of: "Gather", computed: dict[int, list[Tensor]]) -> None:
-        """`computed` has the gradients of each launch, by its index."""
+        """Sends the gradients. `computed` has the gradients of each launch, by the launch's index."""
         schedule, rows_first = of.schedule, of.kernels.rows_first
         self._of = of
         computed = {number: [rows_first(x) for x in gradients] for number, gradients in computed.items()}
@@ -99,7 +99,7 @@ class Returned:
 
 
 def _contiguous(own: tuple[Copy, ...], copy: Copy, k: Tensor, v: Tensor, buffer: Tensor) -> Tensor:
-    """The rows of a copy: a slice of the rank's own buffer if they are there, otherwise a new tensor."""
+    """The rows of K and V that a copy sends: a slice of the rank's buffer if it has them, otherwise a new tensor."""
     for its in own:
         if its.row <= copy.row and copy.here.stop <= its.here.stop:
             first = its.offset + copy.row - its.row

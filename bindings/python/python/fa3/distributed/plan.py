@@ -2,9 +2,9 @@
 
 A rank computes its own rows of O. It gathers the keys that these rows see into one buffer, one piece of its rows after
 the other, in the order of the keys' positions. So a kernel reads them as it would read the keys of a whole sequence,
-and one launch computes all pieces. The rank copies its own rows into the buffer and receives each other row once, from
-its owner: rows that a second piece of the document also sees are copied within the buffer. Gradients of keys are sent
-back in the same way, and the owner of the keys adds them up.
+and one launch computes all pieces. The rank copies its own rows into the buffer, and receives each other row once, from
+its owner. If a second piece of the document sees the same rows, they are copied within the buffer. Gradients of keys
+are sent back to the owner of the keys, which adds them up.
 """
 
 import functools
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from .layout import Layout, Piece, owners
 
-# A multiple of the KV block of every kernel. Keys begin at multiples of it, so that KV blocks are the same as in the
-# whole sequence, and results have the same bits. Rows of the buffer before the first visible key stay unwritten.
+# A multiple of the KV block size of every kernel. Keys begin at multiples of GRID, so that KV blocks are the same as in
+# the whole sequence, and results have the same bits. Rows of the buffer before the first visible key stay unwritten.
 GRID = 26880
 
-# The largest KV block. In the block of the first visible key, the keys before it must not be NaN, so they are zeroed.
+# The largest KV block. In the block of the first visible key, the rows before it must not be NaN: they are zeroed.
 MOST_KEYS = 256
 
 
@@ -81,12 +81,12 @@ class Launch(NamedTuple):
 
     @property
     def keys(self) -> slice:
-        """The rows of the buffer, or of the rank's keys, from the launch's first key to its last."""
+        """The rows from its first key to its last: of the rank's own keys if `is_local`, otherwise of the buffer."""
         return slice(self.calls[0].key, self.calls[-1].key + self.calls[-1].keys)
 
 
 class Return(NamedTuple):
-    """Gradients of keys that a launch computed, and that return to the owner of the keys."""
+    """Gradients of adjacent keys that a launch computed, and that return to the owner of the keys."""
 
     rank: int
     """The rank that computed them."""
@@ -101,7 +101,7 @@ class Return(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A range of rows of the owner's gradients, and all terms that are added up there, in this order."""
+    """A range of rows of the owner's gradients, and the terms that are added up in this range, in this order."""
 
     row: int
     rows: int
@@ -132,7 +132,7 @@ class Plan(NamedTuple):
 
     @property
     def brought(self) -> list[Copy]:
-        """Copies from the rows of their owners, including the rank itself."""
+        """Copies from the rows of the keys' owners. The rank itself may be an owner."""
         return [copy for copy in self.copies if copy.again is None]
 
     @property
@@ -200,7 +200,7 @@ def plan(layout: Layout, rank: int, window: Window) -> Plan:
     """The calls of a rank, and the keys that it needs."""
     joined = _joined(layout, rank)
     needs = [_needed(piece, layout.documents[piece.document], window) for piece, _ in joined]
-    # A piece that needs only its own keys is computed together with another piece of its document that needs more.
+    # If a document has a piece that needs the keys of other pieces, all its pieces here are computed from the buffer.
     divided = {piece.document for need, (piece, _) in zip(needs, joined, strict=True) if not _is_own(need, piece)}
     launches: list[Launch] = []
     copies: list[Copy] = []
@@ -242,7 +242,7 @@ def returns(layout: Layout, owner: int, window: Window) -> tuple[Return, ...]:
 
 
 def _append_return(found: list[Return], part: Return) -> None:
-    """Appends a return. If it follows the last return in both memories, extends the last return."""
+    """Appends a return, or extends the last return if both the launch's keys and the owner's rows continue."""
     last = found[-1] if found else None
     if last and last[:2] == part[:2] and (last.key + last.rows, last.row + last.rows) == (part.key, part.row):
         found[-1] = last._replace(rows=last.rows + part.rows)
@@ -294,7 +294,7 @@ def _needed(piece: Piece, rows: int, window: Window) -> Piece:
 
 def _seen(call: Call, window: Window) -> int:
     """The approximate number of visible scores of a call."""
-    # Keys after the window of the first query, and keys before the window of the last query.
+    # The number of keys after the window of the first query, and of keys before the window of the last query.
     after = 0 if window.right < 0 else max(0, call.rows - window.right)
     before = 0 if window.left < 0 else max(0, call.keys - window.left)
     rows = min(call.rows, before)
@@ -320,7 +320,7 @@ def _shifted(window: Window, ahead: int) -> Window:
 
 def _copies(layout: Layout, need: Piece, offset: int, earlier: tuple[Piece, int] | None) -> list[Copy]:
     """Copies of the needed keys to the buffer, from row `offset` on, by the pieces of their owners. `earlier` are keys
-    of this document that the buffer already has, with their first row; none of them lies behind the last needed key.
+    of this document that the buffer already has, with their first row; none of them follows the last needed key.
     """
     if earlier is None or earlier[0].stop <= need.start:
         return _owned(layout, need, offset)
@@ -342,7 +342,7 @@ def _owned(layout: Layout, need: Piece, offset: int) -> list[Copy]:
 
 
 def _append_copy(copies: list[Copy], copy: Copy) -> None:
-    """Adds a copy. If its rows follow the last copy's rows in both memories, extends the last copy."""
+    """Appends a copy, or extends the last copy if both the owner's rows and the buffer's rows continue."""
     last = copies[-1] if copies else None
     if last and (last.owner, last.here.stop, last.there.stop) == (copy.owner, copy.row, copy.offset):
         copies[-1] = last._replace(rows=last.rows + copy.rows)
@@ -351,7 +351,7 @@ def _append_copy(copies: list[Copy], copy: Copy) -> None:
 
 
 def _append(launches: list[Launch], launch: Launch) -> None:
-    """Adds a launch. If the last launch can compute its call as well, adds the call to the last launch."""
+    """Appends a launch. If the last launch can also compute the new launch's calls, adds them to the last launch."""
     last = launches[-1] if launches else None
     if last and last[1:] == launch[1:] and last.keys.stop <= launch.keys.start and last.rows.stop == launch.rows.start:
         launches[-1] = last._replace(calls=last.calls + launch.calls)

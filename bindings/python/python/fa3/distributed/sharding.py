@@ -23,8 +23,8 @@ def shard(
         x: a tensor, equal on all ranks.
         dim: the dimension of its rows.
         group: the ranks; all if None.
-        layout: "zigzag", which gives all ranks the same number of scores under a causal mask, or "contiguous". The rows
-            of a sequence are a multiple of twice the number of ranks, or for "contiguous" of the number of ranks.
+        layout: "zigzag", which gives all ranks the same number of scores under a causal mask, or "contiguous". The
+            number of a sequence's rows is a multiple of the number of ranks, or for "zigzag" of twice that number.
         cu_seqlens: where packed documents begin and end, on the host: 0, then the end of each document. Long documents
             are split over all ranks, and short documents are assigned to one rank each.
 
@@ -43,7 +43,7 @@ def unshard(
     layout: str = ZIGZAG,
     cu_seqlens: Sequence[int] | Tensor | None = None,
 ) -> Tensor:
-    """The inverse of `shard`: all rows, on every rank. It has no gradient."""
+    """The inverse of `shard`: returns all rows, on every rank. The result has no gradient."""
     group = group or dist.group.WORLD
     world = dist.get_world_size(group)
     rows = x.shape[dim] * world if cu_seqlens is None else int(cu_seqlens[-1])

@@ -7,8 +7,8 @@ from .plan import Sum
 
 
 def write_sums(sums: tuple[Sum, ...], parts: list[list[Tensor]], to: list[Tensor]) -> None:
-    """Writes each sum to its rows of each tensor of `to`. `parts` are gradients, by the index of a return: one tensor
-    for each tensor of `to`.
+    """Writes each sum to its rows, in every tensor of `to`. `parts[i]` has the gradients of return i: one tensor for
+    each tensor of `to`.
     """
     for which, x in enumerate(to):
         for total in sums:

@@ -1,4 +1,4 @@
-"""DeepSpeed-Ulysses: rows of all heads are exchanged for all rows of some heads, and back."""
+"""DeepSpeed-Ulysses: each rank exchanges its rows of all heads for all rows of some heads, and back."""
 
 import itertools
 from typing import Any
@@ -70,7 +70,7 @@ def _to_rows(x: Tensor, group: Group, layout: Layout, rows: int, heads: int) -> 
 
 
 def _pieces(layout: Layout) -> list[tuple[int, slice, slice]]:
-    """The pieces of all ranks: the rank, the piece's rows among the rank's rows, and its rows among all documents'."""
+    """For each rank's pieces: the rank, the piece's rows among the rank's rows, and its rows among all rows."""
     return [
         (rank, number, slice(at.start, at.stop))
         for rank in range(layout.world)
@@ -79,6 +79,6 @@ def _pieces(layout: Layout) -> list[tuple[int, slice, slice]]:
 
 
 def _numbers(layout: Layout, rank: int) -> list[slice]:
-    """A rank's rows of each of its pieces."""
+    """For each of a rank's pieces, its rows among the rank's rows."""
     ends = [0, *itertools.accumulate(piece.rows for piece in layout.pieces[rank])]
     return [slice(*end) for end in itertools.pairwise(ends)]

@@ -3,7 +3,7 @@
     from fa3.flash_attn import flash_attn_func, flash_attn_varlen_func
     from fa3.flash_attn.bert_padding import pad_input, unpad_input
 
-It has no dropout and no ALiBi: a `dropout_p` other than 0 and `alibi_slopes` other than None raise.
+There is no dropout and no ALiBi: a `dropout_p` other than 0, or `alibi_slopes` other than None, raises.
 """
 
 from .flash_attn_interface import (

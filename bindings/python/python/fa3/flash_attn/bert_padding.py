@@ -48,7 +48,7 @@ def unpad_input_for_concatenated_sequences(
     """Removes the padding of rows that hold several sequences each.
 
     Arguments:
-            attention_mask_in_length: the lengths of a row's sequences, then zeros, (batch, seqlen).
+            attention_mask_in_length: (batch, seqlen), which has in each row the lengths of its sequences, then zeros.
 
     Returns: the first four results of `unpad_input`, with cu_seqlens of all sequences.
     """
@@ -59,7 +59,7 @@ def unpad_input_for_concatenated_sequences(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """The inverse of `unpad_input`, (batch, seqlen, ...). Padding is 0."""
+    """The inverse of `unpad_input`: returns (batch, seqlen, ...), where padding is 0."""
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
 
 

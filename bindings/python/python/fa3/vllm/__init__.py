@@ -4,13 +4,12 @@
     LLM(MODEL, attention_backend="CUSTOM")
 
 vLLM finds it by itself if both packages are installed: each of its processes calls the plugins of the group
-"vllm.general_plugins", and one of them calls `register`. The classes are in `fa3.vllm.backend`, which vLLM imports when
-the backend is chosen.
+"vllm.general_plugins", and the plugin of this package calls `register`. The classes are in `fa3.vllm.backend`, which
+vLLM imports when the backend is chosen.
 
 With FA3_VLLM_MLA=1 models with multi-head latent attention (DeepSeek's, Kimi's, GLM's) are computed by this package,
-too. vLLM asks a backend class, not its name, whether it is one for latent attention, so these classes, in `mla` and
-`mla_sparse`, take the place of vLLM's backends FLASH_ATTN_MLA and FLASH_ATTN_MLA_SPARSE, its first choices on Hopper,
-and of FLASH_ATTN for prompts.
+too. vLLM tells a backend for latent attention by its class, not by its name. So the classes in `mla` and `mla_sparse`
+take the place of vLLM's first choices on Hopper: FLASH_ATTN_MLA and FLASH_ATTN_MLA_SPARSE, and FLASH_ATTN for prompts.
 """
 
 import logging

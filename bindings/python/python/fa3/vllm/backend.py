@@ -52,7 +52,7 @@ class Fa3Backend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        """Pages may have any number of rows; multiples of 8 are fast."""
+        """Kernels take any number of rows, and are fast with multiples of 8. vLLM's pages have multiples of 16."""
         return [MultipleOf(16)]
 
     @classmethod
@@ -106,7 +106,7 @@ class Fa3Metadata(AttentionMetadata):
     query_start_loc: Tensor
     # int32 (sequences,): the number of keys in the cache, including the keys of this step.
     seq_lens: Tensor
-    # int32 (sequences, pages).
+    # int32 (sequences, pages): the pages of each sequence.
     block_table: Tensor
     # int64 (rows,): the row of the cache to which each new key goes; negative if it goes nowhere.
     slot_mapping: Tensor
@@ -239,7 +239,7 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
             attn_metadata.max_seq_len,
             seqused_k=attn_metadata.seq_lens,
             page_table=attn_metadata.block_table,
-            # The function's default does not split the keys of a sequence over CTAs.
+            # 0 lets kernels split the keys of a sequence over CTAs; the function's default does not.
             num_splits=0,
             **scores,
         )

@@ -16,7 +16,7 @@ from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, MultipleOf
 from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
 
-from .mla import Fa3MLABackend, latent, refuse
+from .mla import Fa3MLABackend, Fa3MLADecodeMetadata, Fa3MLALayer
 
 __all__ = ["Fa3MLASparseBackend", "Fa3MLASparseImpl", "Fa3MLASparseMetadata", "Fa3MLASparseMetadataBuilder"]
 
@@ -29,7 +29,7 @@ class Fa3MLASparseBackend(AttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        # vLLM looks its backends up by this name. This class takes the place of vLLM's own one.
+        # vLLM looks its backends up by this name. This class takes the place of vLLM's own class.
         return "FLASH_ATTN_MLA_SPARSE"
 
     @staticmethod
@@ -46,7 +46,7 @@ class Fa3MLASparseBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """Blocks that are whole rows apart, as one list of row numbers addresses all of them."""
+        """Makes blocks lie whole rows apart, so that one list of row numbers can address all of them."""
         return align_blocks_to_rows(spec)
 
     @classmethod
@@ -79,47 +79,20 @@ class Fa3MLASparseMetadataBuilder(SparseMLACommonMetadataBuilder[Fa3MLASparseMet
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        # Up to this number of new rows, a sequence is computed over the latent cache.
+        # A sequence with up to this number of new rows is computed over the latent cache.
         self._init_reorder_batch_threshold(256, supports_spec_as_decode=True)
 
 
-class Fa3MLASparseImpl(SparseMLACommonImpl[Fa3MLASparseMetadata]):
+class Fa3MLASparseImpl(Fa3MLALayer, SparseMLACommonImpl[Fa3MLASparseMetadata]):
     """The sparse latent attention of a layer. vLLM's base class turns the indexer's choice into row numbers."""
 
     group_conversion_decode_only: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int,
-        alibi_slopes: list[float] | None,
-        sliding_window: int | None,
-        kv_cache_dtype: str,
-        logits_soft_cap: float | None,
-        attn_type: str,
-        kv_sharing_target_layer_name: str | None,
-        **mla_args: Any,
-    ) -> None:
-        refuse(alibi_slopes, sliding_window, logits_soft_cap, attn_type)
-        super().__init__(
-            num_heads,
-            head_size,
-            scale,
-            num_kv_heads,
-            alibi_slopes,
-            sliding_window,
-            kv_cache_dtype,
-            logits_soft_cap,
-            attn_type,
-            kv_sharing_target_layer_name,
-            **mla_args,
-        )
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         indices = self.topk_indices_buffer
         assert indices is not None
         self.ends = torch.arange(indices.shape[0] + 1, dtype=torch.int32, device=indices.device)
-        self.supports_quant_query_input = False
 
     def _forward_mqa_kernel(
         self,
@@ -132,10 +105,10 @@ class Fa3MLASparseImpl(SparseMLACommonImpl[Fa3MLASparseMetadata]):
         block_size: int,
         is_decode: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """O (tokens, heads, kv_lora_rank). Each token is a sequence of its own, and its keys are pages of one row: the
-        first valid_counts of topk_indices, int32 (tokens, topk), the numbers of rows in the cache.
+        """Computes O (tokens, heads, kv_lora_rank). Each token is a sequence of its own, whose keys are pages of one
+        row. topk_indices, int32 (tokens, topk), has their row numbers in the cache; the first valid_counts are used.
         """
         rows, _ = flat_kv_row_view(kv_cache, block_size)
         tokens, topk = topk_indices.shape
-        lists = self.ends[: tokens + 1], 1, valid_counts, topk, topk_indices
-        return latent(q, rows.unsqueeze(1), self.kv_lora_rank, self.scale, *lists, with_lse=False)
+        batch = Fa3MLADecodeMetadata(topk_indices, valid_counts, None, self.ends[: tokens + 1], 1, topk)
+        return self.attend(q, rows.unsqueeze(1), batch, with_lse=False)

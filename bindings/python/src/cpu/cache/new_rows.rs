@@ -59,7 +59,7 @@ impl<'a, T: Scalar> NewTensors<'a, T> {
     }
 }
 
-/// The tables of a rotation, in f32.
+/// The tables of a rotation, converted to f32.
 ///
 /// # Safety
 /// `memory` must have the tables. They stay alive and are not written to during this call.

@@ -12,13 +12,13 @@ use crate::error::Error;
 
 /// The rows of sequences in K and V.
 pub(crate) struct CacheRows<'a> {
-    /// Number of rows of each sequence's memory that are in use.
+    /// Number of rows in use of each sequence, left padding included.
     pub(super) seqused: Vec<i32>,
-    /// Number of these rows that are padding before the sequence's first row.
+    /// Number of padding rows before each sequence's first row, which `seqused` counts as well.
     leftpad: Option<Cow<'a, [i32]>>,
     /// The pages of sequences.
     table: Option<CowArray<'a, i32, Ix2>>,
-    /// The row of the table for each sequence.
+    /// Each sequence's row of the page table.
     index: Option<&'a [i32]>,
 }
 
@@ -39,7 +39,7 @@ impl<'a> CacheRows<'a> {
     ) -> Result<CacheRows<'a>, Error> {
         let (sequences, count) = (spec.seqs_k, spec.seqs_k.count());
         if sequences.is_packed() {
-            // All sequences are in one page, the tensor.
+            // The whole tensor is one page, which all sequences share.
             let rows = lists.rows_k(spec)?;
             let first: Vec<i32> = (0..count).map(|i| rows.start(i).1 as i32).collect();
             let seqused = first.iter().enumerate().map(|(i, first)| first + rows.len(i) as i32).collect();
@@ -63,8 +63,8 @@ impl<'a> CacheRows<'a> {
         Ok(CacheRows { seqused, leftpad, table: table.transpose()?, index })
     }
 
-    /// The entries (pages or batch entries) of K and V that sequences use after the append, without entries that the
-    /// cache does not have.
+    /// The entries (pages or batch entries) of K and V that sequences use after the append. Entries that the cache does
+    /// not have are left out.
     pub(super) fn entries(&self, spec: &ProblemSpec, new: &SequenceRows) -> Vec<usize> {
         let (page_rows, mut entries) = (spec.k.shape.seqlen.max(1), vec![]);
         for (sequence, &used) in self.seqused.iter().enumerate() {
@@ -82,7 +82,7 @@ impl<'a> CacheRows<'a> {
         entries
     }
 
-    /// A cache of K and V.
+    /// A cache with these tensors as K and V.
     pub(crate) fn of_tensors<'b, C>(&'b self, [k, v]: [ArrayView4<'b, C>; 2]) -> CacheView<'b, C> {
         CacheView {
             k,
@@ -94,7 +94,7 @@ impl<'a> CacheRows<'a> {
         }
     }
 
-    /// A cache of K and V to which rows are written.
+    /// A cache with these tensors as K and V, to which rows are written.
     pub(super) fn of_written<'b, C>(&'b mut self, [k, v]: [ArrayViewMut4<'b, C>; 2]) -> CacheViewMut<'b, C> {
         CacheViewMut {
             k,

@@ -1,4 +1,5 @@
-//! The blocks of dQ rows to which a tile of keys adds, as one of the writers sees them.
+//! The blocks of rows to which a tile of keys adds dQ. Each writer, a warp that adds dQ to memory for one consumer, has
+//! its own list of blocks.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
@@ -6,12 +7,12 @@ use fa3_sched::backward::ADDED_ROWS;
 use super::state::{Adding, Dkv};
 use crate::kernels::parts::geometry::WorkTile;
 
-/// The blocks of [`ADDED_ROWS`] rows to which a tile adds, as one of the writers sees them.
+/// The blocks of [`ADDED_ROWS`] rows to which a writer adds dQ of a tile.
 pub(super) struct AddedBlocks<'a, 'k> {
     dkv: &'a Dkv<'k>,
     adding: &'a Adding<'k>,
     me: U32<'k>,
-    /// Index of the writer that adds the next block, if the writers alternate.
+    /// Index of the writer that adds to the next block, if the writers alternate.
     next: Var<'k, B32>,
     begun: Var<'k, Pred>,
 }
@@ -19,7 +20,7 @@ pub(super) struct AddedBlocks<'a, 'k> {
 /// A block of [`ADDED_ROWS`] rows of one query head.
 #[derive(Clone, Copy)]
 pub(super) struct AddedBlock<'k> {
-    /// Whether this writer adds to the block; `None` if every writer has a half of each block of the loop.
+    /// Whether this writer adds to the block; `None` if each writer has its own half of every block.
     is_mine: Option<V<'k, Pred>>,
     /// Index of the block's accumulator.
     pub(super) number: U32<'k>,
@@ -37,8 +38,8 @@ impl<'a, 'k> AddedBlocks<'a, 'k> {
         AddedBlocks { dkv, adding, me, next: b.var("next", 0), begun: b.var("begun", false) }
     }
 
-    /// Runs `skip` before the first block, and before the first block after an idle tile, if consumers own halves of
-    /// blocks. Consumers then begin with a block of zeros, whose dQ is not added.
+    /// If consumers own halves of blocks, runs `skip` before the first block, and before the first block after an idle
+    /// tile: consumers then begin with a block of zeros, whose dQ is not added.
     #[track_caller]
     pub(super) fn skip_zeros(&self, skip: impl FnOnce()) {
         if self.dkv.spec.tile.adds_halves() {
@@ -55,7 +56,7 @@ impl<'a, 'k> AddedBlocks<'a, 'k> {
         }
     }
 
-    /// Runs `body` for each block of a tile. If writers have halves of blocks, `body` gets this writer's half.
+    /// Runs `body` for each block of a tile. If writers own halves of blocks, `body` gets this writer's half.
     #[track_caller]
     pub(super) fn for_each(&self, work: &WorkTile<'k>, body: impl FnOnce(AddedBlock<'k>)) {
         let AddedBlocks { dkv, adding, me, next, .. } = self;

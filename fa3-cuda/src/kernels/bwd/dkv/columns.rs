@@ -1,10 +1,10 @@
-//! Row statistics of a block, in a thread's registers. The rows are columns of Sᵀ.
+//! Row statistics of a block, in a thread's registers. The query rows are columns of Sᵀ.
 
 use std::cell::RefCell;
 
 use fa3_ir::lang::*;
 
-/// One of the two statistics of a row.
+/// One of the two statistics of a row. Its value is its first index in the four numbers of a pair of rows.
 #[derive(Clone, Copy)]
 pub(super) enum Stat {
     /// -LSE in base 2.
@@ -13,7 +13,8 @@ pub(super) enum Stat {
     MinusDelta = 2,
 }
 
-/// A statistic of the thread's columns, two of each eight: loaded at once, or each pair when it is first used.
+/// A statistic of the thread's columns, which are two of each eight. The thread loads them all at once, or each pair
+/// when it is first used.
 pub(super) struct StatColumns<'k> {
     builder: &'k Builder,
     first: U32<'k>,
@@ -21,7 +22,7 @@ pub(super) struct StatColumns<'k> {
 }
 
 impl<'k> StatColumns<'k> {
-    /// Loads a statistic of all columns from a block's tile of statistics.
+    /// Loads the statistic `which` of all columns from a block's tile of statistics.
     #[track_caller]
     pub(super) fn load(b: &'k Builder, stats: Tile<'_, 'k>, which: Stat) -> StatColumns<'k> {
         let columns = StatColumns::on_demand(b, stats, which);
@@ -30,16 +31,16 @@ impl<'k> StatColumns<'k> {
         columns
     }
 
-    /// Makes a statistic whose pairs are loaded when they are first used.
+    /// Makes a [`StatColumns`] that loads each pair of columns when it is first used.
     #[track_caller]
     pub(super) fn on_demand(b: &'k Builder, stats: Tile<'_, 'k>, which: Stat) -> StatColumns<'k> {
         let first = stats.element(b.tid() & 3, which as u32);
-        // Four pairs of rows, 64 bytes, are eight columns.
+        // Eight columns are four pairs of query rows, whose statistics take 64 bytes.
         let groups = stats.shape().rows as usize / 4;
         StatColumns { builder: b, first, loaded: RefCell::new(vec![None; groups]) }
     }
 
-    /// A fragment with the statistic in every row, as the accumulator that a product is added to.
+    /// A fragment with the statistic in every row, as the accumulator to which a GEMM adds.
     #[track_caller]
     pub(super) fn frag(&self, b: &'k Builder) -> Frag<'k> {
         let mut frag = Frag::zeros(b, 8 * self.loaded.borrow().len() as u32);

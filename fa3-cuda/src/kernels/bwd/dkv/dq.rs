@@ -1,6 +1,6 @@
-//! A consumer's share of dQ. It stores dSᵀ of its keys for every block, and reads dSᵀ of all keys one block later, when
-//! the other consumer has stored its part, too. dQ goes to a stage in shared memory that the consumer's writer hands
-//! out.
+//! A consumer's share of dQ. The consumer stores dSᵀ of its keys for every block. It reads dSᵀ of all keys one block
+//! later, when the other consumer has stored its part, too. It leaves dQ in a shared-memory stage that its writer warp
+//! hands it.
 
 use fa3_ir::lang::*;
 
@@ -23,16 +23,16 @@ pub(super) struct DqPart<'a, 'k> {
     in_order: Option<&'a InOrder<'k>>,
 }
 
-/// A stage for dQ of a block.
+/// A shared-memory stage for dQ of a block.
 pub(super) struct DqStage<'a, 'k> {
     dq_part: &'a DqPart<'a, 'k>,
     stage: FullStage<'k, 1>,
-    /// The [`DqAction`] of dQ, if tiles add in order.
+    /// The [`DqAction`], which says how this tile adds to dQ, if tiles add in order.
     action: Option<U32<'k>>,
 }
 
 impl<'a, 'k> DqPart<'a, 'k> {
-    /// The share of consumer `me`, which computes dQ of one block in `every`.
+    /// The share of consumer `me`, which computes dQ of one of every `every` blocks.
     #[track_caller]
     pub(super) fn of(
         dkv: &'a Dkv<'k>,
@@ -53,7 +53,7 @@ impl<'a, 'k> DqPart<'a, 'k> {
         ds.store(tile.row_block(self.me, 64));
     }
 
-    /// Waits for an empty dQ stage, until the writer has finished with the dQ before.
+    /// Waits until the writer has finished with the last dQ of this consumer and hands over an empty dQ stage.
     #[track_caller]
     pub(super) fn stage(&mut self) -> DqStage<'_, 'k> {
         let stage = self.dq_stages.wait();
@@ -64,8 +64,8 @@ impl<'a, 'k> DqPart<'a, 'k> {
 }
 
 impl<'k> DqStage<'_, 'k> {
-    /// Leaves dQ in the stage for the writer, or writes it to memory, if no other tile will add to it. The fence of the
-    /// release covers all accesses of this thread to shared memory.
+    /// Leaves dQ in the stage for the writer. If no other tile will add to dQ, writes it to memory instead. The release
+    /// of the stage has a fence, which covers all accesses of this thread to shared memory.
     #[track_caller]
     pub(super) fn give(self, dq: &Frag<'k>) {
         let (b, tile) = (dq.builder(), self.stage.tile());
@@ -80,7 +80,7 @@ impl<'k> DqStage<'_, 'k> {
         self.stage.release_loaded();
     }
 
-    /// Adds the accumulator, unless this is the only part, and writes rows of dQ to memory.
+    /// Adds the accumulator, unless dQ has a single part, and writes the rows of dQ to memory.
     #[track_caller]
     fn write(&self, dq: &Frag<'k>, order: &InOrder<'k>, action: U32<'k>) {
         let (b, DqPart { dkv, me, .. }) = (dq.builder(), self.dq_part);

@@ -12,7 +12,7 @@ use crate::kernels::parts::kv_blocks::KvBlock;
 use crate::kernels::parts::visible::Visible;
 
 impl<'k> Dkv<'k> {
-    /// The element-wise functions of a block. The thread has the elements of `key` and of the key 8 below.
+    /// The element-wise functions of a block. The thread has the elements of the keys `key` and `key` + 8.
     #[track_caller]
     pub(super) fn elements(
         &self,
@@ -25,8 +25,8 @@ impl<'k> Dkv<'k> {
         Elements::new(&self.params.inputs, hidden)
     }
 
-    /// The elements of a block that the mask hides. In a kernel that adds to dQ, no row sees a key beyond the end: dS
-    /// of such a key would be multiplied by a row of zeros of K, and would have to be finite.
+    /// The elements of a block that the mask hides. In a kernel that adds to dQ, keys beyond the end are hidden, too:
+    /// dS of such a key is multiplied by a row of zeros of K, so it must be finite.
     #[track_caller]
     fn hidden(&self, work: &WorkTile<'k>, head: U32<'k>, key: U32<'k>, block: &KvBlock<'k>) -> Hidden<'k> {
         let (b, inputs, at) = (self.builder, &self.params.inputs, [key, block.key]);
@@ -44,7 +44,7 @@ impl<'k> Dkv<'k> {
         }))
     }
 
-    /// Pᵀ of a block's products, rounded, as an operand in registers. The weights stay in `s`.
+    /// Pᵀ of a block, rounded, as an operand in registers, given the products `s`. The weights of dS stay in `s`.
     #[track_caller]
     pub(super) fn p(&self, s: &mut Frag<'k>, shifts: &StatColumns<'k>, elements: &Elements<'k>) -> AFrag<'k> {
         s.split_to_a(self.spec.product_type(), |product, at| {
@@ -53,7 +53,7 @@ impl<'k> Dkv<'k> {
         })
     }
 
-    /// dSᵀ of a block's dPᵀ - D and weights, rounded, as an operand in registers.
+    /// dSᵀ of a block, rounded, as an operand in registers: `dp` (dPᵀ - D) times the weights.
     #[track_caller]
     pub(super) fn ds(&self, dp: &Frag<'k>, weights: &[V<'k, F32>]) -> AFrag<'k> {
         dp.map_to_a(self.spec.product_type(), |dp, at| ds(dp, weights[at.index()]))

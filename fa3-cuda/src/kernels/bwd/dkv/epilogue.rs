@@ -1,4 +1,4 @@
-//! The epilogue of a tile of keys: dK and dV to global memory.
+//! The epilogue of a tile of keys: it writes dK and dV to global memory.
 
 use fa3_ir::lang::*;
 

@@ -1,8 +1,8 @@
-//! Deterministic additions to dQ, in the order of keys, from the last to the first.
+//! Deterministic additions to dQ: the tile with the last keys adds first, and the tile with the first keys adds last.
 //!
-//! A writer adds to a block after the tile with the next keys has added to it, and then sets the block's semaphore. The
-//! first tile stores its part. The last tile does not add in memory: its writer loads the accumulator, and the consumer
-//! adds, rounds and writes dQ ([`super::dq`]).
+//! A writer adds to a block after the tile of the keys that follow has added, and then sets the block's semaphore. The
+//! first tile to add stores its part. The last one does not add in memory: its writer loads the accumulator, and the
+//! consumer adds, rounds and writes dQ ([`super::dq`]).
 //!
 //! One more warp, the semaphore warp, polls the semaphores of block after block. It runs ahead of the writers, so that
 //! polling adds no time to an addition.
@@ -16,7 +16,7 @@ use super::order::{DqAction, END, Ends, InOrder};
 use super::state::{Adding, Dkv};
 use crate::kernels::parts::geometry::WorkTile;
 
-/// The value of `unsignaled` when there is no block.
+/// The value of `unsignaled` when every semaphore is set.
 const NONE: u32 = u32::MAX;
 
 /// Runs the writer of consumer `me`.
@@ -27,7 +27,8 @@ pub(super) fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>, m
     let (ready, unsignaled) = (order.ready.consumer(), b.var("unsignaled", NONE));
     let mut writer = DqWriter { dkv, adding, order, me, stage, ready, unsignaled };
     dkv.scheduler.consume_kept(|ref work| {
-        // Computed before the branch; after it, ptxas has too few registers for both.
+        // `begin` and `end` are computed before the branch, because ptxas has too few registers to compute them after
+        // it.
         let (begin, end) = (rows_before(dkv, work), rows_after(dkv, work));
         let visits = dkv.visits(work);
         blocks.begin_tile(visits);
@@ -80,7 +81,7 @@ impl<'k> DqWriter<'_, 'k> {
         self.unsignaled.set(block.number);
     }
 
-    /// Lets the consumer add the accumulator, and write dQ.
+    /// Lets the consumer add the accumulator to its dQ, and write dQ.
     #[track_caller]
     fn finish(&mut self, work: &WorkTile<'k>, block: AddedBlock<'k>, is_first: V<'k, Pred>) {
         let b = self.dkv.builder;
@@ -116,8 +117,7 @@ impl<'k> DqWriter<'_, 'k> {
         });
     }
 
-    /// Waits until the writer's addition is complete, and sets the block's semaphore. By then the consumer has its
-    /// stage again.
+    /// Waits until the writer's addition is complete, and sets the semaphore. The consumer has its stage again by then.
     #[track_caller]
     fn signal(&mut self, work: &WorkTile<'k>) {
         let b = self.dkv.builder;
@@ -140,7 +140,7 @@ impl<'k> DqWriter<'_, 'k> {
     }
 }
 
-/// Runs the semaphore warp, which waits for the semaphores.
+/// Runs the semaphore warp, which waits for the semaphores of blocks, and signals the writers.
 pub(super) fn wait_for_semaphores<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>) {
     let (b, tile) = (dkv.builder, &dkv.spec.tile);
     let mut ready = order.ready.producer();
@@ -163,8 +163,8 @@ pub(super) fn wait_for_semaphores<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order:
     });
 }
 
-/// The first row that the next tile of keys visits; that tile adds before this one. This tile is the first to add to
-/// earlier rows. `u32::MAX`, if there is no next tile.
+/// The first row that the next tile of keys visits, or `u32::MAX` if there is no next tile. The next tile adds before
+/// this one, so this tile is the first to add to earlier rows.
 #[track_caller]
 fn rows_before<'k>(dkv: &Dkv<'k>, work: &WorkTile<'k>) -> U32<'k> {
     let blocks = blocks_of(dkv, work, 1);
@@ -172,8 +172,8 @@ fn rows_before<'k>(dkv: &Dkv<'k>, work: &WorkTile<'k>) -> U32<'k> {
     visits.select(blocks.first * dkv.spec.tile.tile_m, u32::MAX)
 }
 
-/// The end of the rows that the previous tile of keys visits; that tile adds after this one. This tile is the last to
-/// add from that row on. 0, if there is no previous tile.
+/// The end of the rows that the previous tile of keys visits, or 0 if there is no previous tile. The previous tile adds
+/// after this one, so this tile is the last to add from that end on.
 #[track_caller]
 fn rows_after<'k>(dkv: &Dkv<'k>, work: &WorkTile<'k>) -> U32<'k> {
     let blocks = blocks_of(dkv, work, -1);

@@ -8,26 +8,26 @@ use crate::kernels::params::InKernel;
 use crate::kernels::parts::lookup::Lookup;
 use crate::kernels::parts::strided::Strided;
 
-/// Blocks by which the semaphore warp runs ahead of the writers.
+/// Number of blocks by which the semaphore warp runs ahead of the writers.
 const AHEAD: u32 = 4;
 
-/// Bytes of a [`DqAction`].
+/// Bytes of a consumer's action in shared memory: four words.
 const ACTION: u32 = 16;
 
-/// Bytes of an end of rows.
+/// Bytes of a word of [`Ends::Sent`].
 pub(super) const END: u32 = 4;
 
-/// The state that warps dq_part, beside [`Adding`](super::state::Adding), if tiles add in order.
+/// The state that warps share, beside [`Adding`](super::state::Adding), if tiles add in order.
 pub(super) struct InOrder<'k> {
     /// The pipeline by which the semaphore warp says that a block's accumulator is ready for this tile.
     pub(super) ready: Pipeline<'k, 0>,
-    /// The fate of each consumer's next dQ: a [`DqAction`], then sequence, head and first row of the block in memory.
+    /// Four words for each consumer: the [`DqAction`] of its next dQ, and that dQ's sequence, head and first row.
     actions: Region,
     pub(super) ends: Ends<'k>,
     pub(super) params: InOrderParams<InKernel<'k>>,
 }
 
-/// End row (exclusive), in memory, of the sequence of each consumer's next dQ.
+/// End row (exclusive), in memory, of the sequence to which each consumer's next dQ belongs.
 pub(super) enum Ends<'k> {
     /// One end for all sequences.
     Dense(U32<'k>),
@@ -35,14 +35,14 @@ pub(super) enum Ends<'k> {
     Sent(Region),
 }
 
-/// The fate of a consumer's dQ.
+/// The action of a consumer on its dQ.
 #[derive(Clone, Copy)]
 pub(super) enum DqAction {
     /// Leaves dQ in its stage: the writer adds it in memory.
     Leave = 0,
     /// Writes dQ, because it is the only part.
     Write = 1,
-    /// Adds dQ, the last part, to the accumulator, which is in its stage, and writes the result.
+    /// Adds dQ, the last part, to the accumulator, which the writer has loaded into the stage, and writes the sum.
     AddAndWrite = 2,
 }
 
@@ -72,7 +72,7 @@ impl<'k> InOrder<'k> {
         &self.params.dq
     }
 
-    /// The end row of the sequence of the next dQ of consumer `me`.
+    /// The end row of the sequence to which the next dQ of consumer `me` belongs.
     #[track_caller]
     pub(super) fn end(&self, b: &'k Builder, me: U32<'k>) -> U32<'k> {
         match self.ends {

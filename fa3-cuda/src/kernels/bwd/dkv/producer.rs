@@ -1,4 +1,4 @@
-//! The producer of the dK/dV kernel: loads K and V of a tile of keys, then blocks of Q, row statistics and dO.
+//! The producer of the dK/dV kernel. It loads K and V of a tile of keys, then blocks of Q, of row statistics and of dO.
 
 use super::state::Dkv;
 use crate::kernels::packed::TilesOf;
@@ -20,7 +20,7 @@ impl<'k> Dkv<'k> {
                     k.load(kv_head, key, of_k); // A3:7-8
                     v.load(kv_head, key, of_v); // A3:7-8
                     self.for_each_row(&work, |head, row| {
-                        // A3:9
+                        // A3:9, for each block of rows
                         let mut stage = stages.acquire(); // A3:10
                         let work = again();
                         let [of_q, of_dout] = params.inputs.rows(&work, TilesOf::Keys);
@@ -36,8 +36,7 @@ impl<'k> Dkv<'k> {
         });
     }
 
-    /// Runs the producer under a mask of intervals, in a warp. Another warp finds the blocks of rows that see a tile's
-    /// keys.
+    /// Runs the producer under a mask of intervals, in a warp. Another warp finds the blocks that see a tile's keys.
     pub(super) fn load_in_warp(&self) {
         let (b, params) = (self.builder, &self.params);
         let (mut k, mut v) = (self.k.producer(), self.v.producer());
@@ -49,7 +48,7 @@ impl<'k> Dkv<'k> {
                 k.load_in_warp(kv_head, key, &of); // A3:7-8
                 v.load_in_warp(kv_head, key, &of); // A3:7-8
                 self.for_each_row(&work, |head, row| {
-                    // A3:9
+                    // A3:9, for each block of rows
                     stages.fill_by_warp(|mut stage| {
                         stage.load(0, &params.inputs.q, (0, head, row, batch)); // A3:11
                         stage.load(1, &params.stats, (0, row >> 1, head, batch)); // A3:20

@@ -1,6 +1,6 @@
-//! Two consumers that share the gradients of the same 64 keys, where one cannot hold both: the first computes Pᵀ and
-//! dV, the second dSᵀ and dK. The weights by which dPᵀ - D is multiplied pass from the first to the second through
-//! shared memory, each register to the thread of equal index.
+//! Two consumers that share the gradients of the same 64 keys, where one warpgroup cannot hold both dK and dV. The
+//! first computes Pᵀ and dV, and the second computes dSᵀ and dK. The weights by which dPᵀ - D is multiplied pass from
+//! the first to the second through shared memory, from each thread to the thread of equal index.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
@@ -43,8 +43,7 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, weights: &WeightsPipeline<'k>) {
                 store_registers(&s, to);
                 stage.commit_unfenced();
                 more.wait();
-                // The second consumer fences after it has got the weights, and that fence covers these loads of
-                // statistics, too.
+                // The second consumer fences once it has the weights. That fence covers these loads of statistics, too.
                 rows.release_unfenced();
             });
             k.release();

@@ -1,8 +1,8 @@
-//! A consumer that owns 64 keys for dK and dV, and 64 of the 128 rows of every block for dQ. dQ of block i is computed
-//! in the iteration of block i + 1, when both consumers have stored their half of dSᵀ(i), so the consumers need no
-//! barrier between them.
+//! A consumer that owns 64 keys for dK and dV, and 64 of the 128 rows of every block for dQ. It computes dQ of block i
+//! in the iteration of block i + 1. By then both consumers have stored their half of dSᵀ(i), so they need no barrier
+//! between them.
 //!
-//! The time of block i in both consumers, W0 and W1. An arrow marks what is stored in shared memory:
+//! The diagram shows block i in the two consumers, W0 and W1, over time. An arrow marks a store to shared memory:
 //!
 //! ```text
 //!             turn of W0                  turn of W1                  turn of W0
@@ -12,7 +12,7 @@
 //!    the rest | dS(i-1)↓      dQ(i-2)↓    |        P(i)               | dS(i)↓        dQ(i-1)↓
 //! ```
 //!
-//! A ping-pong turn lasts from S until dP is complete: exponentials of one consumer overlap dV, dQ and dK of the other.
+//! A consumer's ping-pong turn lasts from S to the end of dP, so its exponentials overlap dV, dQ and dK of the other.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
@@ -27,8 +27,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let me = b.warpgroup();
     let blocks = Rounds::begin(b);
-    // Counts blocks of rows without blocks of zeros, which precede the first block and the first block after an idle
-    // tile.
+    // Counts the blocks of rows, but not the blocks of zeros (those before the first block, or after an idle tile).
     let read = dkv.has_idle_tiles().then(|| Rounds::begin(b));
     let (mut k, mut v) = (dkv.k.consumer(), dkv.v.consumer());
     let mut rows = dkv.rows.consumer_by(read.unwrap_or(blocks.late(1)));
@@ -45,7 +44,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             let [k, v] = [&k_stage, &v_stage].map(|stage| stage.tile().row_block(me, 64));
             late.begin(&k_stage);
             dkv.for_each_block(&work, |head, block| {
-                // A3:18
+                // A3:18, for each block of rows
                 let stage = rows.wait(); // A3:19
                 let [q, stats, dout] = stage.tiles();
                 turn.take();
@@ -77,8 +76,8 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             v_stage.release();
         });
         if dkv.has_idle_tiles() {
-            // dQ of the last block is finished now. The next block may come late: the next tile's index arrives only
-            // after the writer has ds_out this tile's index, and until then the writer waits for dQ.
+            // No block follows soon, so dQ of the last block is computed now: the next tile's index arrives only after
+            // the writer has read this tile's, and until then the writer waits for dQ.
             b.if_uniform(!visits, || b.if_uniform(late.is_due, || late.end_for_now()));
         }
         let work = again();
@@ -90,7 +89,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
 }
 
 impl<'k> Dkv<'k> {
-    /// Turns the products of a block into Pᵀ, in their registers, if scores are not capped.
+    /// Turns the products `s` of a block into Pᵀ, in place, if scores are not capped.
     #[track_caller]
     fn begin_p(&self, s: &mut Frag<'k>, shifts: &StatColumns<'k>, elements: &Elements<'k>) {
         if !self.spec.softcap {
@@ -98,7 +97,7 @@ impl<'k> Dkv<'k> {
         }
     }
 
-    /// Pᵀ of the result of [`Dkv::begin_p`], and dSᵀ of Pᵀ and dPᵀ, both rounded, as operands in registers.
+    /// Pᵀ, from the result of [`Dkv::begin_p`], and dSᵀ, from Pᵀ and dPᵀ. Both are rounded, as operands in registers.
     #[track_caller]
     fn end_p(
         &self,
@@ -109,7 +108,7 @@ impl<'k> Dkv<'k> {
     ) -> [AFrag<'k>; 2] {
         let ty = self.spec.product_type();
         if self.spec.softcap {
-            // Element by element, or ptxas spills: capped scores, their P and dP do not all fit into the registers.
+            // This works element by element, or ptxas spills: capped scores, P and dP do not all fit into registers.
             let dp = registers(dp);
             return s.map_to_two_a(ty, |product, at| {
                 let element = elements.of(product, shifts.of(at), at);
@@ -117,23 +116,23 @@ impl<'k> Dkv<'k> {
             });
         }
         dp.map_in_place(|dp, at| dp + minus_delta.of(at)); // A3:25
-        // In this order dSᵀ takes the registers of dPᵀ, and Pᵀ takes the registers of Sᵀ.
+        // In this order, dSᵀ takes the registers of dPᵀ, and then Pᵀ takes the registers of Sᵀ.
         let ds = self.ds(dp, &registers(s));
         [s.to_a(ty), ds]
     }
 }
 
-/// dQ of the block before, which may belong to another tile, and is computed an iteration late.
+/// dQ of the previous block, which is computed an iteration late. That block may belong to the previous tile.
 struct Late<'a, 'k> {
     dq_part: DqPart<'a, 'k>,
-    /// K of the tile of that block.
+    /// K of the previous block's tile.
     k: HeldStage<'k, 1>,
-    /// Whether dQ of a block is still to be computed.
+    /// Whether dQ of the previous block is still to be computed.
     is_due: Var<'k, Pred>,
 }
 
 impl<'k> Late<'_, 'k> {
-    /// Begins a tile. If no block precedes its first one, stores a block of zeros, whose dQ the writer does not add.
+    /// Begins a tile. If no dQ is due, stores dSᵀ of a block of zeros, whose dQ the writer does not add.
     #[track_caller]
     fn begin(&mut self, k: &FullStage<'k, 1>) {
         let Dkv { builder: b, spec, .. } = self.dq_part.dkv;
@@ -148,8 +147,8 @@ impl<'k> Late<'_, 'k> {
         });
     }
 
-    /// Computes dQ of the block before, together with the product that `beside` issues. K of this block, `k`, is then
-    /// kept.
+    /// Computes dQ of the previous block, while the product that `beside` issues runs, too. Then keeps `k`, which is K
+    /// of the current block.
     #[track_caller]
     fn multiply<T>(&mut self, k: &FullStage<'k, 1>, beside: impl FnOnce() -> T) -> T {
         let ds = self.dq_part.ds_out.wait(); // A3:32
@@ -164,7 +163,7 @@ impl<'k> Late<'_, 'k> {
         begun
     }
 
-    /// Computes dQ of the last block of all.
+    /// Computes dQ of the last block of the CTA's last tile.
     #[track_caller]
     fn end(&mut self) {
         let ds = self.dq_part.ds_out.wait(); // A3:32

@@ -23,15 +23,16 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
             let (k_stage, v_stage) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_stage, &v_stage].map(|stage| stage.tile().row_block(me, 64));
             dkv.for_each_block(&work, |head, block| {
-                // A3:18
+                // A3:18, for each block of rows
                 let stage = rows.wait(); // A3:19
                 let [q, stats, dout] = stage.tiles();
-                // Set before products begin: while one is in flight, no accumulator of another can be written.
+                // The accumulator is set before any product is issued: while a product is in flight, no other
+                // accumulator can be written.
                 let minus_delta = StatColumns::load(b, stats, Stat::MinusDelta).frag(b);
                 let s = gemm(k, q.t(), Fresh); // A3:21
                 let shifts = StatColumns::load(b, stats, Stat::Shift);
                 let dp = gemm(v, dout.t(), minus_delta); // A3:22-23
-                // With additions, the fence of the stored dS covers these loads, too.
+                // If the kernel adds to dQ, the fence of the stored dS covers these loads, too.
                 if additions.is_none() {
                     stage.fence_loads();
                 }
@@ -68,10 +69,10 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
     turn.end(b);
 }
 
-/// The additions to dQ. Consumers alternate: one computes dQ of a block, over all keys of the tile.
+/// The additions to dQ. The consumers take turns: one of them computes dQ of a block, over all keys of the tile.
 struct Additions<'a, 'k> {
     dq_part: DqPart<'a, 'k>,
-    /// Whether this consumer computes dQ of the block before.
+    /// Whether this consumer computes dQ of the previous block.
     is_mine: Var<'k, Pred>,
 }
 
@@ -82,7 +83,7 @@ impl<'a, 'k> Additions<'a, 'k> {
         Additions { dq_part, is_mine: dkv.builder.var("is_mine", false) }
     }
 
-    /// Stores dSᵀ of a block for both consumers.
+    /// Stores dSᵀ of this consumer's keys for a block, so that each consumer can read it.
     #[track_caller]
     fn give(&mut self, ds: &AFrag<'k>) {
         let stage = self.dq_part.ds_in.acquire();
@@ -90,7 +91,7 @@ impl<'a, 'k> Additions<'a, 'k> {
         stage.commit_stored();
     }
 
-    /// Goes on to the next block.
+    /// Moves to the next block.
     #[track_caller]
     fn go_on(&mut self) {
         let DqPart { blocks, me, .. } = &self.dq_part;
@@ -98,7 +99,7 @@ impl<'a, 'k> Additions<'a, 'k> {
         blocks.next();
     }
 
-    /// Computes dQ of the block before, if this consumer has to.
+    /// Computes dQ of the previous block, if that is this consumer's turn.
     #[track_caller]
     fn add(&mut self, k: Tile<'_, 'k>) {
         self.dq_part.dkv.builder.if_uniform(self.is_mine, || {

@@ -1,4 +1,4 @@
-//! The state that the roles of the dK/dV kernel dq_part.
+//! The state that the roles of the dK/dV kernel share.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
@@ -15,7 +15,7 @@ use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::tile_scheduler::TileScheduler;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
 
-/// State that the roles dq_part.
+/// The state that the roles (producer, consumers, writers) share.
 pub(super) struct Dkv<'k> {
     pub(super) builder: &'k Builder,
     pub(super) spec: PartSpec<DkvTile>,
@@ -29,9 +29,9 @@ pub(super) struct Dkv<'k> {
 
 /// State of the additions to dQ.
 pub(super) struct Adding<'k> {
-    /// The pipeline of dSᵀ: the current block and the block before.
+    /// The pipeline of dSᵀ, with a stage for the current block and one for the previous block.
     pub(super) ds: Pipeline<'k, 1>,
-    /// Stages for dQ of a block, or of half a block. Each consumer has one, which its writer hands out.
+    /// Stages for dQ of a block, or of half a block. Each consumer has one stage, which its writer hands over.
     pub(super) dq: Pipeline<'k, 1>,
     /// The state of additions in order (deterministic).
     pub(super) in_order: Option<InOrder<'k>>,
@@ -63,7 +63,7 @@ impl<'k> Adding<'k> {
 }
 
 impl<'k> Dkv<'k> {
-    /// The indices of a row of Q in padded arrays: sequence, head and row. With a table, the arrays have one sequence.
+    /// The sequence, head and row in padded arrays of a row of Q. With a table, these arrays hold all sequences as one.
     #[track_caller]
     pub(super) fn padded_row(&self, work: &WorkTile<'k>, head: U32<'k>, row: U32<'k>) -> [U32<'k>; 3] {
         match work.varlen.and_then(|varlen| varlen.padded_row) {
@@ -72,14 +72,14 @@ impl<'k> Dkv<'k> {
         }
     }
 
-    /// Row index of Q in its tensor: absolute in a packed tensor, within the batch entry of a dense one.
+    /// Index of a row of Q in its tensor: absolute in a packed tensor, within the batch entry in a dense tensor.
     #[track_caller]
     pub(super) fn row_in_memory(&self, work: &WorkTile<'k>, row: U32<'k>) -> U32<'k> {
         work.varlen.map_or(row, |varlen| varlen.k_row + row)
     }
 
-    /// Runs `body` for every query head that shares the tile's keys, and every block of its rows that sees some of
-    /// them.
+    /// Runs `body` for every query head that shares the tile's head of K and V, with every block of the head's rows
+    /// that sees some key of the tile.
     #[track_caller]
     pub(super) fn for_each_block(&self, work: &WorkTile<'k>, mut body: impl FnMut(U32<'k>, KvBlock<'k>)) {
         let b = self.builder;
@@ -95,7 +95,7 @@ impl<'k> Dkv<'k> {
         self.for_each_head(work, |head| blocks.for_each_upwards(|block| body(head, block)));
     }
 
-    /// Like `for_each_block`, with the block's first row in padded_row of the block.
+    /// Runs `body` for the heads and blocks of `for_each_block`, with each block's first row instead of the block.
     #[track_caller]
     pub(super) fn for_each_row(&self, work: &WorkTile<'k>, body: impl FnOnce(U32<'k>, U32<'k>)) {
         let (b, rows) = (self.builder, self.spec.tile.tile_m);
@@ -103,15 +103,15 @@ impl<'k> Dkv<'k> {
         self.for_each_head(work, |head| b.for_each((first, end), rows, |row| body(head, row)));
     }
 
-    /// Runs `body` for every query head that shares the tile's keys.
+    /// Runs `body` for every query head that shares the tile's head of K and V.
     #[track_caller]
     pub(super) fn for_each_head(&self, work: &WorkTile<'k>, body: impl FnOnce(U32<'k>)) {
         let head = work.head * self.params.group;
         self.builder.for_each((head, head + self.params.group), 1, body);
     }
 
-    /// Whether an idle tile, which no row sees, may come after other tiles: tiles before the first row's keys, or tiles
-    /// of a sequence without rows.
+    /// Whether an idle tile, which no row sees, may come after other tiles: a tile of keys before all keys that
+    /// the first row sees, or a tile of a sequence without rows.
     pub(super) fn has_idle_tiles(&self) -> bool {
         let (_, last) = self.spec.mask.reach();
         let has_intervals = self.spec.mask.intervals().is_some();

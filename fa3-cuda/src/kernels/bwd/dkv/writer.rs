@@ -1,5 +1,5 @@
-//! The writers of dQ, one for each consumer: warps of the producer's warpgroup. A writer hands its consumer an empty dQ
-//! stage, takes it back filled, and adds it to the accumulators.
+//! The writers of dQ: one warp for each consumer, in the producer's warpgroup. A writer hands its consumer an empty dQ
+//! stage, takes the filled stage back, and adds it to the accumulators.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
@@ -8,7 +8,7 @@ use super::blocks::AddedBlocks;
 use super::in_order;
 use super::state::{Adding, Dkv};
 
-/// Warps of the producer's warpgroup that do not load.
+/// Number of warps in the producer's warpgroup that do not load: writers, and the semaphore warp.
 pub(super) fn warps(tile: &DkvTile) -> u32 {
     let writers = if tile.adds_dq.is_some() { tile.consumers() } else { 0 };
     writers + u32::from(tile.adds_in_order())

@@ -1,5 +1,6 @@
-//! The means and scales of channels, by a reduction over a head's rows in two steps. A CTA for each part of the rows
-//! writes the [`ChannelStats`] of each of its columns; then a CTA for each head adds up the statistics of its parts.
+//! The means and scales of channels. The reduction over a head's rows takes two steps. First, a CTA for each part of
+//! the rows writes the [`ChannelStats`] (sum, smallest and largest) of each of its columns. Then a CTA for each head
+//! adds up the statistics of all parts.
 //!
 //! All sums have the order that [`CHANNEL_ROWS`](fa3_types::CHANNEL_ROWS) defines, so means equal the means of
 //! `fa3_quant::Channels`, bit for bit.
@@ -15,13 +16,13 @@ use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::unpack::unpacked;
 use crate::kernels::quantize::encode::scale_of;
 
-/// A word of two numbers that are not finite, both in f16 and in bf16.
+/// A word that holds two numbers that are not finite, both as f16 and as bf16.
 const NEITHER_IS_FINITE: u32 = 0x7FFF_7FFF;
 
-/// Numbers of a [`ChannelStats`].
+/// Number of statistics in [`ChannelStats`].
 pub(super) const KINDS: u32 = 3;
 
-/// The statistics of no numbers.
+/// The statistics of an empty set of numbers.
 const NONE: [f32; KINDS as usize] = [0.0, f32::INFINITY, f32::NEG_INFINITY];
 
 params! {
@@ -31,7 +32,7 @@ params! {
         spans: pointer,
         seqlen: u32,
         heads: u32,
-        /// Parts of a head.
+        /// Number of parts of a head.
         parts: u32,
         decoder: numbers Decoder,
     }
@@ -44,14 +45,14 @@ params! {
         scales: pointer,
         mean: pointer,
         inverse: pointer,
-        /// Parts of a head.
+        /// Number of parts of a head.
         parts: u32,
-        /// Rows of a head.
+        /// Number of rows of a head.
         rows: f32,
     }
 }
 
-/// Builds the kernel that reduces rows to parts: a CTA for each part of a head's rows.
+/// Builds the kernel that reduces rows to parts, with a CTA for each part of a head's rows.
 pub(super) fn parts(elem: Elem, head_dim: u32) -> Kernel {
     const COLUMNS: u32 = CHUNK;
     let launch = Launch::threads(ChannelPlan::threads(head_dim, COLUMNS));
@@ -92,8 +93,8 @@ pub(super) fn parts(elem: Elem, head_dim: u32) -> Kernel {
     })
 }
 
-/// The statistics of eight columns of some rows. Numbers that are not finite are left out, by a second pass where the
-/// sums show that there are some.
+/// The statistics of eight columns of some rows. Numbers that are not finite do not count: if the sums show that there
+/// are any, a second pass leaves them out.
 #[track_caller]
 fn of_rows<'k>(b: &'k Builder, elem: Elem, rows: &[[U32<'k>; 4]]) -> [ChannelStats<'k>; 8] {
     let sum_up = |number: fn(V<'k, F32>) -> ChannelStats<'k>| {
@@ -116,7 +117,7 @@ fn of_rows<'k>(b: &'k Builder, elem: Elem, rows: &[[U32<'k>; 4]]) -> [ChannelSta
     spans.map(|span| ChannelStats(span.map(Var::get)))
 }
 
-/// Builds the kernel that reduces parts to heads: a CTA for each head.
+/// Builds the kernel that reduces parts to heads, with a CTA for each head.
 pub(super) fn heads(head_dim: u32) -> Kernel {
     const COLUMNS: u32 = 4;
     let launch = Launch::threads(ChannelPlan::threads(head_dim, COLUMNS));
@@ -173,24 +174,24 @@ impl<'k> ChannelStats<'k> {
         ChannelStats([x; KINDS as usize])
     }
 
-    /// The statistics of a single number; of no number, if it is not finite.
+    /// The statistics of a single number, or of no number if it is not finite.
     #[track_caller]
     fn of_finite(x: V<'k, F32>) -> ChannelStats<'k> {
         let is_finite = x.abs().lt(f32::INFINITY);
-        // min and max of a number and NaN give the number.
+        // The minimum, or the maximum, of a number and NaN is the number.
         let (number, summand) = (is_finite.select::<F32>(x, f32::NAN), is_finite.select::<F32>(x, 0.0));
         ChannelStats([summand, number, number])
     }
 
-    /// The statistics of the numbers of both.
+    /// The statistics of the numbers of both operands.
     #[track_caller]
     fn and(self, ChannelStats([sum, min, max]): ChannelStats<'k>) -> ChannelStats<'k> {
         let ChannelStats([own_sum, own_min, own_max]) = self;
         ChannelStats([own_sum + sum, own_min.min(min), own_max.max(max)])
     }
 
-    /// The mean over `rows` rows, and the largest magnitude of a number minus the mean. The mean is 0 if it or that
-    /// magnitude would not be finite.
+    /// The mean over `rows` rows, and the largest magnitude of a number minus the mean. If either would not be finite,
+    /// the mean is 0.
     #[track_caller]
     fn mean_and_amax(self, rows: V<'k, F32>) -> (V<'k, F32>, V<'k, F32>) {
         let ChannelStats([sum, min, max]) = self;
@@ -230,7 +231,7 @@ impl<'k> Groups<'k> {
         }
     }
 
-    /// The address of a number of a column, in a group.
+    /// The address of statistic `kind` of a column, in a group.
     #[track_caller]
     fn at(&self, kind: u32, group: U32<'k>, col: U32<'k>) -> U32<'k> {
         let base = self.builder.address(self.slots) + 4 * kind * GROUPS * self.head_dim;
@@ -238,7 +239,7 @@ impl<'k> Groups<'k> {
     }
 
     /// Adds up the statistics of all groups, in the order of groups, and calls `then` with the statistics of column t
-    /// in thread t. Each thread passes the statistics of its columns, a multiple of four.
+    /// in thread t. Each thread passes the statistics of its columns, whose number is a multiple of four.
     #[track_caller]
     fn put_together(&self, spans: &[ChannelStats<'k>], then: impl FnOnce(U32<'k>, ChannelStats<'k>)) {
         let b = self.builder;

@@ -1,4 +1,4 @@
-//! The scales of heads or of the tensor: a reduction of the largest magnitudes of tiles.
+//! Reduces the largest magnitudes of tiles to the scales of heads, or to the scale of the tensor.
 
 use fa3_ir::lang::*;
 
@@ -13,14 +13,14 @@ params! {
         maxima: pointer,
         scales: pointer,
         inverse: pointer,
-        /// Maxima that share a scale.
+        /// Number of maxima that share a scale.
         count: u32,
-        /// Heads that share a scale.
+        /// Number of heads that share a scale.
         heads: u32,
     }
 }
 
-/// Builds the kernel: a CTA for each scale.
+/// Builds the kernel, with a CTA for each scale.
 pub(super) fn kernel() -> Kernel {
     Kernel::build("head_scales", Launch::threads(THREADS), |b| {
         let [maxima, scales, inverse] = [Elem::F32; 3];

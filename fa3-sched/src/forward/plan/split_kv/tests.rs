@@ -1,6 +1,6 @@
 //! Tests of plans with split-KV.
 
-use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape};
+use fa3_types::{Dtype, ExtraCache, Mask, ProblemSpec, Sequences, Shape, TensorDesc};
 
 use super::*;
 use crate::DeviceLimits;
@@ -60,6 +60,8 @@ fn few_rows_share_keys() {
     assert_eq!((two.pack(), two.positions(), two.heads(), two.reduction_entries()), (64, 1, 2, Some(64)));
     assert!(split_kv(4, 9, 64, (128, 1)).is_none());
     assert!(split_kv(0, 1, 64, (32, 8)).is_none() && split_kv(1, 0, 64, (32, 8)).is_none());
+    // 5 million keys, in 16 sequences, are no more than that.
+    assert_eq!(split_kv(16, 1, 5_000_000 / 16, (64, 8)).unwrap().ctas(), 132);
     // A sequence with more blocks than exact division supports.
     assert!(split_kv(1, 1, 1 << 26, (32, 32)).is_none());
 }
@@ -88,7 +90,8 @@ fn fixed_size_splits_do_not_depend_on_the_batch() {
         let expected = format!("a split of {keys} keys is not one or several blocks of 64 keys");
         assert_eq!(refused(keys, 1), expected);
     }
-    let most = "a sequence may have 67633152 KV blocks in all of its tiles, more than 16777216, for splits of a fixed size";
+    let most = "a sequence may have 67633152 KV blocks in all of its tiles, more than 16777216, for splits of a fixed \
+                size and for lists of keys";
     assert_eq!(refused(1024, 1 << 20), most);
 }
 
@@ -141,4 +144,96 @@ fn heads_of_a_group_are_rows_of_a_tile() {
     let of_more = [(10, 4), (12, 4), (1, 64), (5, 8), (16, 4), (32, 2), (64, 1), (1, 64), (64, 1)];
     assert_eq!(packs[..], [of_groups, of_more].concat());
     assert!(packs.iter().all(|(pack, positions)| (pack * positions).is_multiple_of(PERIOD)));
+}
+
+/// The plan of tokens of latent attention, each of which lists 2048 rows of a cache of 100 pages.
+fn plan_of_lists(
+    tokens: usize,
+    heads: usize,
+    options: &PlanOptions,
+    change: impl Fn(ProblemSpec) -> ProblemSpec,
+) -> Result<(Tiling<u32>, SplitKvPlan), PlanError> {
+    let q = Shape { batch: tokens, seqlen: 1, heads, head_dim: 576 };
+    let kv = Shape { batch: 100, seqlen: 64, heads: 1, ..q };
+    let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(512);
+    let problem = change(spec.seqs_k(Sequences::listed(tokens, 2048))).validate().unwrap();
+    let limits = DeviceLimits::h100_sxm();
+    let plan = SplitKvPlan::new(&problem, limits.sms, options)?;
+    Ok(plan.map(|(_, tiling, split_kv)| (tiling, split_kv)).unwrap())
+}
+
+#[test]
+fn lists_of_keys_take_tiles_of_one_position() {
+    let even = PlanOptions::default().split_keys(SplitKeys::Even);
+    let plan = |tokens, heads| plan_of_lists(tokens, heads, &even, |spec| spec).unwrap().1;
+    // Heads are packed without padding: up to 64 of them, also where their number is no multiple of 8.
+    for (heads, pack) in
+        [(1, 1), (8, 8), (9, 9), (12, 12), (40, 40), (64, 64), (96, 48), (120, 60), (128, 64)]
+    {
+        let plan = plan(3, heads);
+        assert_eq!((plan.pack(), plan.positions(), plan.heads()), (pack, 1, heads as u32 / pack));
+    }
+    let prefill = plan(4096, 128);
+    assert!(prefill.co_schedules_tiles() && prefill.lists().is_some());
+    // Two tiles of 32 blocks and a start each, co-scheduled by 66 pairs of CTAs.
+    let space = prefill.decomposition().equal().unwrap().space;
+    assert_eq!((space.total, space.share), (4096 * 33, (4096 * 33_u32).div_ceil(66)));
+    assert_eq!(prefill.decomposition().equal().unwrap().sequence(70), [2, 66]);
+    // Without any choice, one CTA computes all keys of a tile.
+    let (_, whole) = plan_of_lists(3, 1, &PlanOptions::default(), |spec| spec).unwrap();
+    assert!(!whole.needs_reduction());
+}
+
+#[test]
+fn lists_of_two_caches() {
+    let even = PlanOptions::default().split_keys(SplitKeys::Even);
+    let second = |spec: ProblemSpec, used: bool| {
+        let page = |head_dim| Shape { batch: 7, seqlen: 2, heads: 1, head_dim };
+        let [k, v] = [576, 512].map(|head_dim| TensorDesc::contiguous(Dtype::Bf16, page(head_dim)));
+        let lists = Sequences::listed(3, 65);
+        spec.extra(ExtraCache { k, v, sequences: if used { lists.used() } else { lists } })
+    };
+    let (tiling, plan) = plan_of_lists(3, 16, &even, |spec| second(spec, false)).unwrap();
+    // 32 blocks of the first list, and 2 of the second one.
+    assert_eq!(plan.sequences().k().rows, 34 * 64);
+    assert_eq!(tiling.kv_range(0, SeqLens { q: 1, k: 34 * 64 }).blocks(), 34);
+    assert_eq!(plan.decomposition().equal().unwrap().space.total, 3 * 34);
+    // Where lengths are data, only the device knows the iterations.
+    let (_, plan) = plan_of_lists(3, 16, &even, |spec| second(spec, true)).unwrap();
+    assert_eq!(plan.decomposition().equal(), None);
+    let (_, plan) =
+        plan_of_lists(3, 16, &even, |spec| spec.seqs_k(Sequences::listed(3, 2048).used())).unwrap();
+    assert_eq!(plan.decomposition().equal(), None);
+}
+
+#[test]
+fn lists_that_no_plan_takes() {
+    let refused = |options: &PlanOptions, change: fn(ProblemSpec) -> ProblemSpec| {
+        plan_of_lists(2, 16, options, change).unwrap_err()
+    };
+    let default = PlanOptions::default();
+    let rows = |spec: ProblemSpec| {
+        let q = Shape { seqlen: 3, ..spec.q.shape };
+        let kv = spec.k.shape;
+        ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(512).seqs_k(Sequences::listed(2, 64))
+    };
+    assert_eq!(refused(&default, rows), PlanError::ListRows { rows: 3 });
+    let one = Shape { batch: 1, seqlen: 1, heads: 1, head_dim: 64 };
+    let (tile, _) = tile(&ProblemSpec::dense(Dtype::Bf16, one, one).validate().unwrap()).unwrap();
+    assert_eq!(refused(&default.tile(tile), |spec| spec), PlanError::SplitTile);
+    let long = |spec: ProblemSpec| spec.seqs_k(Sequences::listed(2, i32::MAX as usize));
+    assert!(matches!(refused(&default, long), PlanError::Table(packed::PlanError::Rows { .. })));
+    let far = |mut spec: ProblemSpec| {
+        spec.v.strides.batch = 1 << 30;
+        spec
+    };
+    let (tensor, given) = (TensorName::V, 2 * (99 * (1 << 30) + 64 * 512));
+    assert_eq!(refused(&default, far), PlanError::ListedBytes { tensor, given, limit: 16 * 0xffff_ffff });
+    let e4m3 = refused(&default, ProblemSpec::e4m3_keys).to_string();
+    assert_eq!(
+        e4m3,
+        "the forward kernels of listed keys cannot compute attention with k and v of e4m3 beside q of 16 bits"
+    );
+    let many = |spec: ProblemSpec| spec.seqs_k(Sequences::listed(2, (1 << 30) + 64));
+    assert!(matches!(refused(&default, many), PlanError::SplitBlocks { .. }));
 }
