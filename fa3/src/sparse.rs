@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 
 use fa3_types::{
-    ExtraCache, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
-    TensorName,
+    ExtraCache, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape,
+    TensorDesc, TensorName,
 };
 use ndarray::{Array3, Array4, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 

@@ -336,15 +336,13 @@ def _check_dims(name: str, x: Any, dims: int, what: str) -> None:
         raise ValueError(f"{name} has {x.dim()} dimensions, expected {dims}: {what}")
 
 
-def get_mla_metadata(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. FlashMLA's
-    function assigns the work of a step to CTAs, and its arguments differ between versions. Our kernels assign the work
-    themselves at each launch, from the lengths.
+class FlashMLASchedMeta:
+    """FlashMLA's metadata of a step, which it fills at the step's first call. Here it stays empty."""
 
 
 def get_mla_metadata(*given: Any, **named: Any) -> tuple[FlashMLASchedMeta, None] | tuple[Tensor, Tensor]:
-    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. FlashMLA computes
-    there how CTAs share the work of a step. Our kernels find that out themselves at each launch, from the lengths.
+    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. In FlashMLA
+    they say how CTAs share the work of a step. Our kernels find that out themselves at each launch, from the lengths.
 
     Returns: without arguments, as newer versions of FlashMLA are called, an object and None. With the arguments of
         older versions, int32 tensors that servers slice, and copy to their own buffers: the metadata (0, 8) has a row
