@@ -305,7 +305,7 @@ def test_what_the_backend_says_it_computes(backend):
     assert not any(ours.supports_compute_capability(capability(*x)) for x in ((8, 0), (8, 9), (10, 0)))
     assert [n for n in (8, 12, 64, 256, 512, 520) if ours.supports_head_size(n)] == [8, 64, 256, 512]
     rest = (16, False, False, False, False, capability(9, 0))
-    for size, dtype, works in ((128, "fp8", True), (72, "fp8", False), (512, "fp8", False), (512, "auto", True)):
+    for size, dtype, works in ((128, "fp8", True), (72, "fp8", False), (512, "fp8", True), (512, "auto", True)):
         assert (ours.supports_combination(size, BF16, dtype, *rest) is None) == works
     assert all(ours.supports_attn_type(x) for x in ("decoder", "encoder", "encoder_only", "encoder_decoder"))
 

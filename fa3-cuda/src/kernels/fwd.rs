@@ -32,6 +32,7 @@ mod chains;
 mod channels;
 mod constants;
 mod consumer;
+mod converted_rows;
 mod epilogue;
 mod merged;
 mod producer;

@@ -257,7 +257,9 @@ pub fn random_wide(seed: u64, kernels: u64) -> Trial {
         _ => Queries::Packed(positions),
     };
     let lengths = case.lengths.iter().take(4).map(|&length| length % 2000).collect();
-    Case { lengths, queries, heads, columns, qv, e4m3_keys: false, ..case }.trial()
+    let of_e4m3 = columns.0 <= 512 && [columns.0, columns.1].iter().all(|cols| cols.is_multiple_of(16));
+    let e4m3_keys = of_kernel.below(2) == 1 && of_e4m3;
+    Case { lengths, queries, heads, columns, qv, e4m3_keys, ..case }.trial()
 }
 
 fn any(seed: u64, kernels: u64) -> Case {

@@ -200,7 +200,8 @@ def flash_attn_with_kvcache(
             the CPU. For a float8_e4m3fn cache they are divided by k_descale and v_descale, rounded, and saturated at
             448; new rows that are float8_e4m3fn themselves are copied and not rotated.
         qv: the part of q that is multiplied by v_cache, of q's shape but with head_dim_v, as in `flash_attn_func`. It
-            is not rotated. With q and k_cache None, scores are the product of qv and v_cache alone (SGLang's only_qv).
+            is not rotated. With float8_e4m3fn caches, k_descale is the factor of its product, too. With q and k_cache
+            None, scores are the product of qv and v_cache alone (SGLang's only_qv).
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype. They need k, and rotate the first
             rotary_dim elements of new keys and of q. The position of a new key is its row in the cache. The first query
             of a sequence has the position cache_seqlens; the other queries follow if the mask is causal or has a window

@@ -56,7 +56,7 @@ params! {
         strides: maybe all BatchStrides,
         /// The page table, if K and V are paged.
         pages: maybe all Pages,
-        /// K and V, if a warp copies their rows one by one.
+        /// K and V, if their rows are copied or converted one by one.
         gathered: maybe all Gathered,
         /// The lists and their caches, if keys are listed.
         lists: maybe all Lists,
@@ -239,7 +239,7 @@ impl Params<Host> {
             let (buffer, tensor) = something(problem, buffer, tensor);
             ragged_view(buffer, tensor, if is_empty { of_q } else { rows })
         };
-        let gathers = plan.pages().is_some_and(|pages| pages.is_gathered());
+        let gathers = plan.tile().converts_rows() || plan.pages().is_some_and(|pages| pages.is_gathered());
         let keys = [(buffers::K, problem.k(), of_k), (buffers::V, problem.v(), of_v)];
         let has_views = !gathers && problem.seqs_k().list().is_none();
         let views = keys.map(|(buffer, x, rows)| has_views.then(|| view_of(buffer, x, rows)));

@@ -275,18 +275,21 @@ impl<'k> Shares<InKernel<'k>> {
 
     /// Runs `each`, in one thread, for every work tile of the CTA's share, and once more at the end. `each` gets a
     /// function that writes the message about the work tile, and a predicate that is false at the end. The last message
-    /// has a tile without rows.
+    /// has a tile without rows. With `in_role`, all warps of the producer run `each`, which writes in one thread. Only
+    /// that thread knows where the walk is.
     #[track_caller]
     pub(super) fn walk(
         &self,
         b: &'k Builder,
         start: Start<'k>,
+        in_role: bool,
         each: impl FnOnce(&dyn Fn(&dyn Fn(Word, U32<'k>)), V<'k, Pred>),
     ) {
         let Start { line, sequence, first } = start;
         let cta = b.cta_x();
         if let (ReductionSource::Ctas, Some(begun)) = (self.said_by, self.begun) {
-            Reduction::store_none(b, Reduction::at(begun, cta));
+            let store = || Reduction::store_none(b, Reduction::at(begun, cta));
+            if in_role { b.once_per_role(store) } else { store() }
         }
         let place = b.var("place", self.shares.number(cta) * line.share);
         let end = (place.now() + line.share).min(line.total);

@@ -66,9 +66,9 @@ class Fa3Backend(AttentionBackend):
     ) -> str | None:
         if kv_cache_dtype is None or not is_quantized_kv_cache(kv_cache_dtype):
             return None
-        if head_size % 16 == 0 and head_size <= 256:
+        if head_size % 16 == 0:
             return None
-        return f"a cache of {kv_cache_dtype} has a head size that is a multiple of 16 up to 256, not {head_size}"
+        return f"a cache of {kv_cache_dtype} has a head size that is a multiple of 16, not {head_size}"
 
     @classmethod
     def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
