@@ -56,7 +56,10 @@ pub(crate) fn sequences_alone(device: &Device) -> Fallible<String> {
         .filter_map(|seed| {
             let run =
                 |program: &_, before: &[_]| kernels.run(program, before).map_err(|error| error.to_string());
-            cache::in_pieces(seed, KERNELS).check_alone(1 + (seed % 131) as u32, run).err()
+            let case = cache::in_pieces(seed, KERNELS);
+            // Rows that see no key behind their own have the same bits in chunks of a prompt.
+            let chunk = if case.mask.reach().1 == Some(0) { 1 + seed as usize % 7 } else { usize::MAX };
+            case.check_chunks(chunk, 1 + (seed % 131) as u32, run).err()
         })
         .collect();
     no_faults(BATCHES, &faults)
