@@ -319,8 +319,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         let [_, k, v] = self.qkv;
         match (device, self.scaled) {
             (Device::Cpu, None) => {
-                let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
-                let mut lse = Array3::zeros(problem.lse_shape());
+                let (mut o, mut lse) = outputs(&problem);
                 self.on_cpu(&problem, o.view_mut(), lse.view_mut())?;
                 Ok(Output::of(&problem, o, lse))
             }
@@ -349,8 +348,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         lse: ArrayViewMut3<'_, f32>,
     ) -> Result<(), Error> {
         let problem = self.problem()?;
-        check_output(TensorName::O, o.shape(), &problem.o().shape.dims())?;
-        check_output(TensorName::Lse, lse.shape(), &problem.lse_shape())?;
+        check_outputs(&problem, &o, &lse)?;
         if let (Device::Cpu, None) = (device, self.scaled) {
             return Ok(self.on_cpu(&problem, o, lse)?);
         }
@@ -361,11 +359,26 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 }
 
-pub(crate) fn check_output(tensor: TensorName, given: &[usize], expected: &[usize]) -> Result<(), Error> {
-    if given == expected {
-        return Ok(());
-    }
-    Err(Error::OutputShape { tensor, given: given.to_vec(), expected: expected.to_vec() })
+/// New arrays for O and LSE of a problem.
+pub(crate) fn outputs<O: Scalar>(problem: &Problem) -> (Array4<O>, Array3<f32>) {
+    let o = Array4::from_elem(problem.o().shape.dims(), O::default());
+    (o, Array3::zeros(problem.lse_shape()))
+}
+
+/// Checks the shapes of arrays for O and LSE of a problem.
+pub(crate) fn check_outputs<O>(
+    problem: &Problem,
+    o: &ArrayViewMut4<'_, O>,
+    lse: &ArrayViewMut3<'_, f32>,
+) -> Result<(), Error> {
+    let check = |tensor, given: &[usize], expected: &[usize]| {
+        if given == expected {
+            return Ok(());
+        }
+        Err(Error::OutputShape { tensor, given: given.to_vec(), expected: expected.to_vec() })
+    };
+    check(TensorName::O, o.shape(), &problem.o().shape.dims())?;
+    check(TensorName::Lse, lse.shape(), &problem.lse_shape())
 }
 
 pub(crate) fn check_input(tensor: TensorName, given: &[usize], expected: &[usize]) -> Result<(), Error> {

@@ -61,8 +61,8 @@
 //! ```
 //!
 //! Nothing is padded here. Head dimensions are multiples of 8, or of 16 for e4m3, up to 256; in 16 bits without
-//! gradients they may be up to 576 for Q and K and up to 512 for V. Rows begin at multiples of 16 bytes, and the last
-//! stride is 1.
+//! gradients they may be up to 576 for Q and K and up to 512 for V, and up to 512 for e4m3 K and V beside 16-bit Q.
+//! Rows begin at multiples of 16 bytes, and the last stride is 1.
 //!
 //! If tensors do not begin at the starts of their buffers, use [`Tensors::input_from`] and [`Tensors::output_from`], or
 //! [`Forward::launch`], which takes addresses. With the feature `cudarc`, `Forward::run_slices` takes slices of that
@@ -116,6 +116,7 @@ use fa3_quant::RopeTable;
 use fa3_types::{BackwardProblem, CombineProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem};
 use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
 
+use crate::cache::Outputs;
 use crate::cpu::queries::Queries;
 use crate::scales::Descales;
 use crate::{Combined, Gradients, Output, OutputGradients, Quantized, Scalar};
@@ -192,6 +193,25 @@ fn attend<P, O: Scalar>(
     let mut outputs = OutputBuffers::new(device, problem)?;
     inputs.run(forward, inputs.tensors().output("o", &mut outputs.o).output("lse", &mut outputs.lse))?;
     Ok(outputs.download(inputs, problem)?)
+}
+
+/// Computes attention over a cache into arrays, on the device. `add` adds the inputs, with padded rows. Keys are split
+/// where Q has few rows.
+fn over_cache<T: Scalar>(
+    device: &Device,
+    problem: &Problem,
+    add: impl FnOnce(&mut DeviceInputs<'_>) -> Result<(), HostError>,
+    (o_to, lse_to): Outputs<'_, T>,
+) -> Result<(), OperationError> {
+    let padded = problem.padded();
+    let options = ForwardOptions::default().split_keys(SplitKeys::Even);
+    let forward = Forward::with(device, &padded, &options)?;
+    let mut inputs = DeviceInputs::new(device)?;
+    add(&mut inputs)?;
+    let (o, lse) = attend(device, &forward, &inputs, &padded)?;
+    unpad(o, problem.head_dim_v()).assign_to(o_to);
+    lse.assign_to(lse_to);
+    Ok(())
 }
 
 /// The lengths of a problem's sequences in device memory: `cu_seqlens` of Q and K that are packed, and `seqused` of Q

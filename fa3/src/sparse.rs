@@ -3,12 +3,11 @@
 use std::num::NonZeroU32;
 
 use fa3_types::{
-    ExtraCache, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape,
-    TensorDesc, TensorName,
+    ExtraCache, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
 };
-use ndarray::{Array3, Array4, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
+use ndarray::{ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 
-use crate::attention::{check_output, contiguous};
+use crate::attention::{check_outputs, contiguous, outputs};
 use crate::cpu::keys::{Keys, ListedRows, Pages};
 use crate::cpu::queries::Queries;
 #[cfg(feature = "cuda")]
@@ -106,8 +105,7 @@ impl<'a, T: Scalar> SparseAttention<'a, T> {
     /// [`Error`] with the first violation.
     pub fn forward(&self, device: &Device) -> Result<Output<T::Output>, Error> {
         let problem = self.problem()?;
-        let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
-        let mut lse = Array3::zeros(problem.lse_shape());
+        let (mut o, mut lse) = outputs(&problem);
         self.compute(device, &problem, o.view_mut(), lse.view_mut())?;
         Ok(Output::new(o, lse))
     }
@@ -124,8 +122,7 @@ impl<'a, T: Scalar> SparseAttention<'a, T> {
         lse: ArrayViewMut3<'_, f32>,
     ) -> Result<(), Error> {
         let problem = self.problem()?;
-        check_output(TensorName::O, o.shape(), &problem.o().shape.dims())?;
-        check_output(TensorName::Lse, lse.shape(), &problem.lse_shape())?;
+        check_outputs(&problem, &o, &lse)?;
         self.compute(device, &problem, o, lse)
     }
 

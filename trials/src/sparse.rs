@@ -6,7 +6,8 @@ use fa3_ir::Buffer;
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_sim::Rule;
 use fa3_types::{
-    Dtype, ExtraCache, KnownProblem, Problem, ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
+    Dtype, ExtraCache, KnownProblem, LseForm, Problem, ProblemSpec, SequenceRows, Sequences, Shape,
+    TensorDesc,
 };
 use ndarray::{Array4, Axis};
 
@@ -52,6 +53,8 @@ pub struct Case {
     pub softcap: Option<f64>,
     /// Whether heads have sinks.
     pub sink: bool,
+    /// The form of LSE.
+    pub lse: LseForm,
     /// Distribution of the inputs.
     pub dist: Dist,
     /// Split-KV mode, if any.
@@ -84,11 +87,15 @@ const LATENT: Case = Case {
     holes: 5,
     softcap: None,
     sink: false,
+    lse: LseForm { base_two: false, without_sink: false, empty_is_infinite: false },
     dist: Dist::Normal,
     split_keys: Some(SplitKeys::Even),
     sms: 2,
     seed: 7,
 };
+
+/// FlashMLA's form of LSE.
+const FLASH_MLA: LseForm = LseForm { base_two: false, without_sink: true, empty_is_infinite: true };
 
 impl Case {
     /// Builds the trial of this case.
@@ -197,7 +204,7 @@ impl Case {
         let q = Shape { batch: self.sequences, seqlen: 1, heads: self.heads.0, head_dim: self.columns.0 };
         let spec = ProblemSpec::dense(self.dtype, q, kv).head_dim_v(self.columns.1);
         let mut spec = if self.qv { with_qv(spec) } else { spec };
-        (spec.softcap, spec.sink) = (self.softcap, self.sink);
+        (spec.softcap, spec.sink, spec.lse) = (self.softcap, self.sink, self.lse);
         spec
     }
 
@@ -272,7 +279,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let cases = [
         Case { caches: (used, None), ..LATENT },
         // Two tiles of 60 heads read the same keys.
-        Case { heads: (120, 1), sms: 4, sink: true, ..LATENT },
+        Case { heads: (120, 1), sms: 4, sink: true, lse: FLASH_MLA, ..LATENT },
         Case { heads: (12, 1), caches: (used, Some(Listed { pages: (130, 1), ..paged })), ..LATENT },
         Case {
             sequences: 2,
@@ -293,6 +300,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
         // Every entry is a row.
         Case { holes: u64::MAX, columns: (40, 328), dist: Dist::Decreasing, ..LATENT },
         Case { caches: (Listed { pages: (0, 16), keys: 70, ..LISTED }, None), ..LATENT },
+        Case { sequences: 0, caches: (used, Some(paged)), ..LATENT },
         Case { heads: (8, 2), columns: (128, 128), qv: false, caches: (used, Some(paged)), ..LATENT },
         Case {
             heads: (3, 1),
@@ -354,6 +362,7 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
         holes: [1 << 40, 2, 9, 1][rng.below(4)],
         softcap: None,
         sink: of_kernel.below(2) == 0,
+        lse: [LseForm::default(), FLASH_MLA][of_kernel.below(2)],
         dist: [Dist::Normal, Dist::Increasing, Dist::Decreasing][rng.below(3)],
         split_keys: splits[of_kernel.below(3)],
         sms: 132,

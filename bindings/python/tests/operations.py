@@ -287,6 +287,7 @@ EDGES = {
     "cache, padded": over_cache(lambda device, n=3: cached(device, n, layout="padded")),
     "cache, all": over_cache(lambda device, n=3: cached(device, n, layout="16 padded indexed", rows=[])),
     "cache sparse, latent columns": over_lists(lambda device, n=3: sparse(device, n, columns=64)),
+    "cache sparse, no rows": over_lists(lambda device, n=3: sparse(device, n, rows=0, columns=64)),
     "cache sparse, no entries": over_lists(lambda device, n=3: sparse(device, n, topk=0)),
     "append, entries": appending(lambda device, n=3: appended(device, n, layout="seqused", rotates=False)),
     "combine, packed": combining(lambda device, n=3: parts(device, n, rows=(7, 3), dtype=BF16)),

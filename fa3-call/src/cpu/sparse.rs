@@ -12,7 +12,15 @@ use crate::error::Error;
 /// The features that the CPU computes over lists of keys.
 const KNOWN: Known = Known::new(
     "the CPU engine of lists of keys",
-    &[Feature::SoftCap, Feature::Sinks, Feature::Qv, Feature::Used, Feature::Lists, Feature::Extra],
+    &[
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::Qv,
+        Feature::Used,
+        Feature::Lists,
+        Feature::Extra,
+        Feature::LseForm,
+    ],
 );
 
 /// Computes O and LSE.

@@ -101,8 +101,9 @@ fn lists(program: &mut Program<Spec>, problem: &Problem, shared: &SplitKvPlan) {
         let (elem, role) = (Elem::U32, BufferRole::Input);
         program.add(Buffer { name, elem, shape: vec![entries], role, align: 4, tensor: None });
     };
-    let entries = |list: ListedRows| {
-        u64::from(count.saturating_sub(1)) * u64::from(list.list_stride) + u64::from(list.keys)
+    let entries = |list: ListedRows| match count.checked_sub(1) {
+        Some(others) => u64::from(others) * u64::from(list.list_stride) + u64::from(list.keys),
+        None => 0,
     };
     array(program, buffers::INDICES, entries(first));
     if let Some((list, extra)) = second.zip(problem.extra()) {
