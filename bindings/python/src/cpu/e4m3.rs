@@ -11,7 +11,7 @@ use fa3_types::{
 use super::cache::{self, CacheRows};
 use super::lists::Lists;
 use super::memory::Memory;
-use super::{contiguous, lse, sink};
+use super::{contiguous, of_rows, sink};
 use crate::error::Error;
 
 /// The scales of Q, K and V and the means of V's channels, if given.
@@ -196,7 +196,7 @@ fn write<T: Scalar>(problem: &KnownProblem, output: &Output, memory: &Memory<'_>
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
     // they hold until the call is over: they are new tensors, or outputs that the caller gave.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (mut o, lse) = unsafe { (memory.view_mut::<T>("o", problem.o())?, lse(problem, memory)?) };
+    let (mut o, lse) = unsafe { (memory.view_mut::<T>("o", problem.o())?, of_rows("lse", problem, memory)?) };
     o.zip_mut_with(&output.o, |to, &from| *to = T::from_f32(from));
     if let Some(mut lse) = lse {
         lse.assign(&output.lse);

@@ -34,6 +34,7 @@ const KNOWN: Known = Known::new(
         Feature::Lists,
         Feature::Extra,
         Feature::LseForm,
+        Feature::MaxLogits,
     ],
 );
 
