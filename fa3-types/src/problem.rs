@@ -85,7 +85,7 @@ impl Problem {
         }
         check_dtypes(q.dtype, k.dtype, v.dtype, o.dtype)?;
         check_shapes(q.shape, k.shape, v.shape, o.shape)?;
-        qv.as_ref().map_or(Ok(()), |qv| check_qv(qv, &q, k.dtype, o.shape))?;
+        qv.as_ref().map_or(Ok(()), |qv| check_qv(qv, &q, o.shape))?;
         let heads = Heads::new(q.shape.heads, k.shape.heads)?;
         check_sequences(TensorName::Q, &q, seqs_q)?;
         check_sequences(TensorName::K, &k, seqs_k)?;
@@ -322,6 +322,9 @@ impl Problem {
     /// ```text
     /// S = softmax_scale · (Q Kᵀ + Qv Vᵀ)        softmax_scale = 1/√(head_dim + head_dim_v) unless given
     /// ```
+    ///
+    /// K and V of e4m3 are parts of one row and have one scale: the scale of K is a factor of both products, the scale
+    /// of V a factor of O.
     pub fn qv(&self) -> Option<&TensorDesc> {
         self.qv.as_ref()
     }

@@ -61,8 +61,8 @@
 //! ```
 //!
 //! Nothing is padded here. Head dimensions are multiples of 8, or of 16 for e4m3, up to 256; in 16 bits without
-//! gradients they may be up to 576 for Q and K and up to 512 for V. Rows begin at multiples of 16 bytes, and the last
-//! stride is 1.
+//! gradients they may be up to 576 for Q and K and up to 512 for V, and up to 512 for e4m3 K and V beside 16-bit Q.
+//! Rows begin at multiples of 16 bytes, and the last stride is 1.
 //!
 //! If tensors do not begin at the starts of their buffers, use [`Tensors::input_from`] and [`Tensors::output_from`], or
 //! [`Forward::launch`], which takes addresses. With the feature `cudarc`, `Forward::run_slices` takes slices of that

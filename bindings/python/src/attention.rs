@@ -49,7 +49,8 @@ pub(crate) struct Numbers {
     pub(crate) window: Bounds,
     /// The soft cap; `None` for no cap.
     pub(crate) softcap: Option<Bits>,
-    /// Split-KV: 0 for no splits, -1 for equal shares of the CTAs, or the number of keys of a fixed-size split.
+    /// Split-KV: 0 for no splits, -1 for equal shares of the CTAs, -2 for fixed-size splits whose size the planner
+    /// chooses, or the number of keys of a fixed-size split.
     pub(crate) split_keys: Option<i64>,
     /// The number of SMs that are left to other kernels.
     pub(crate) sm_margin: i64,
@@ -217,6 +218,7 @@ impl Call for Attention {
             None => options,
             Some(0) => options.split_keys(SplitKeys::Whole),
             Some(-1) => options.split_keys(SplitKeys::Even),
+            Some(-2) => options.split_keys(SplitKeys::Fixed),
             // A negative number wraps to more keys than any split has, which the plan refuses.
             Some(keys) => options.split_keys(SplitKeys::FixedSize { keys: keys as u64 }),
         };

@@ -23,9 +23,10 @@ use crate::table::Table;
 /// Options that the operation does not know are refused.
 ///
 /// - forward: attention, over listed keys if there are indices. Options: softmax_scale, window (left, right, chunk),
-///   softcap, sm_margin, the hints max_seqlen_q and max_seqlen_k, split_keys (0: no splits, -1: equal shares, or the
-///   keys of a split), v_transposed, for block scales block_rows, the number of rows of q that share a scale, and the
-///   form of LSE: lse_base_two, lse_without_sink and lse_empty_is_infinite.
+///   softcap, sm_margin, the hints max_seqlen_q and max_seqlen_k, split_keys (0: no splits, -1: equal shares, -2:
+///   pieces whose size follows from the head dimensions, or the keys of a piece), v_transposed, for block scales
+///   block_rows, the number of rows of q that share a scale, and the form of LSE: lse_base_two, lse_without_sink and
+///   lse_empty_is_infinite.
 /// - append: appends new rows to a cache, then computes forward over it. It also has the option interleaved.
 /// - forward_table: writes the table that forward takes for the same lists and options. Returns the number of its
 ///   32-bit words. Without a tensor table, nothing is written.

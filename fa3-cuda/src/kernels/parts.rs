@@ -8,6 +8,7 @@ pub(crate) mod combine;
 pub(crate) mod gather;
 pub(crate) mod geometry;
 pub(crate) mod intervals;
+pub(crate) mod key_rows;
 pub(crate) mod key_tiles;
 pub(crate) mod kv_blocks;
 pub(crate) mod lists;

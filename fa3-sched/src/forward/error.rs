@@ -82,6 +82,8 @@ pub enum PlanError {
          for lists of keys"
     )]
     SplitBlocks { blocks: u64, limit: u32 },
+    #[error("splits of a fixed size would leave {bytes} bytes of partial results, more than {limit}")]
+    SplitMemory { bytes: u128, limit: u64 },
     #[error(
         "intervals are computed with head_dim and head_dim_v up to {most}, not {head_dim} and {head_dim_v}"
     )]
@@ -140,6 +142,7 @@ impl PlanError {
             | PlanError::SplitTile
             | PlanError::SplitRows { .. }
             | PlanError::SplitBlocks { .. }
+            | PlanError::SplitMemory { .. }
             | PlanError::IntervalsScheduler { .. }
             | PlanError::FixedSizeSplits(_)
             | PlanError::Table(_)

@@ -89,7 +89,7 @@ impl Plan {
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
         if let Some((tile, tiling, split_kv)) = SplitKvPlan::new(problem, sms, options)? {
             tile.check(limits)?;
-            let pages = PageLayout::of(problem, tile.tile_n)?;
+            let pages = PageLayout::of(problem, tile.tile_n, tile.converts_rows())?;
             let why = split_kv.why();
             return Ok(Plan {
                 problem: problem.clone(),
@@ -111,10 +111,12 @@ impl Plan {
             Some(2..) => tile.of_pages(problem.k().shape.seqlen),
             _ => tile,
         };
+        // A warpgroup that converts rows receives its work tiles, which then come from a table.
+        let dense_lens = dense_lens(problem).filter(|_| !tile.converts_rows());
         let tiling =
             Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
         let asked = Asked { problem, tile, tiling, sms, options };
-        let (tile, kind) = match dense_lens(problem) {
+        let (tile, kind) = match dense_lens {
             None => {
                 tile.check(limits)?;
                 (tile, PlanKind::Varlen(VarlenPlan::new(&asked)?))
@@ -124,7 +126,7 @@ impl Plan {
                 (tile, PlanKind::Dense(dense))
             }
         };
-        let pages = PageLayout::of(problem, tile.tile_n)?;
+        let pages = PageLayout::of(problem, tile.tile_n, tile.converts_rows())?;
         Ok(Plan { problem: problem.clone(), tile, why, tiling, kind, pages })
     }
 

@@ -141,7 +141,7 @@ impl<T: Scalar> Strip<'_, T> {
             block.k.pack_transposed([block.keys.len(), columns], |key, row| {
                 let (of_v, of_k) = row.split_at_mut(latent);
                 if latent > 0 {
-                    v.read(start + key, of_v);
+                    v.read_with_scale_of(&k, start + key, of_v);
                 }
                 k.read(start + key, of_k);
             });

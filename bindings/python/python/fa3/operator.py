@@ -34,6 +34,7 @@ class Options(NamedTuple):
     s_aux: Tensor | None = None
     qv: Tensor | None = None
     intervals: Tensor | None = None
+    split_keys: int | None = None
 
     def of_backward(self) -> tuple[float | None, int, int, int, float, int, bool]:
         """The arguments of `fa3::backward` besides tensors, in its order."""
@@ -76,6 +77,8 @@ def compute(
             block_rows = check_descales(q, k, head_dim_v, *given_scales)
             tensors |= zip(("q_descale", "k_descale", "v_descale", "v_mean"), given_scales)
             fields, values = f"{_SCORES} v_transposed block_rows", (*values, v_transposed, block_rows)
+        if options.split_keys is not None:
+            fields, values = f"{fields} split_keys", (*values, options.split_keys)
         if options.intervals is not None:
             tensors["intervals"] = bounds(options.intervals, q)
         return attend("forward", fields, values, tensors, options, head_dim_v, with_lse, out)
@@ -530,6 +533,6 @@ _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, "
     "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
     "Tensor? v_descale=None, bool v_transposed=False, ScalarType? out_dtype=None, bool deterministic=False, "
-    "Tensor? v_mean=None, Tensor? s_aux=None, Tensor? qv=None, Tensor? intervals=None"
+    "Tensor? v_mean=None, Tensor? s_aux=None, Tensor? qv=None, Tensor? intervals=None, SymInt? split_keys=None"
 )
 define_attention("forward", _ARGUMENTS, launch, "flash_attn_func")

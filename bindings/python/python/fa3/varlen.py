@@ -43,6 +43,7 @@ def flash_attn_varlen_func(
     page_table: Tensor | None = None,
     block_table: Tensor | None = None,
     scheduler_metadata: Tensor | None = None,
+    split_keys: int | Literal["fixed"] | None = None,
 ) -> Tensor: ...
 
 
@@ -78,6 +79,7 @@ def flash_attn_varlen_func(
     page_table: Tensor | None = None,
     block_table: Tensor | None = None,
     scheduler_metadata: Tensor | None = None,
+    split_keys: int | Literal["fixed"] | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -113,6 +115,7 @@ def flash_attn_varlen_func(
     page_table: Tensor | None = None,
     block_table: Tensor | None = None,
     scheduler_metadata: Tensor | None = None,
+    split_keys: int | Literal["fixed"] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
@@ -147,6 +150,7 @@ def flash_attn_varlen_func(
     page_table: Tensor | None = None,
     block_table: Tensor | None = None,
     scheduler_metadata: Tensor | None = None,
+    split_keys: int | Literal["fixed"] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`flash_attn_func` for sequences of different lengths, packed one after the other into one tensor.
 
@@ -193,7 +197,8 @@ def flash_attn_varlen_func(
             the table; with it the layers of a model share one. Results have the same bits. Lengths, hints, shapes,
             dtype, mask and softcap must be the ones the table was made for: otherwise results are unspecified, or the
             call raises ValueError. A call makes its own table if the given one has no elements, if O is differentiable,
-            in a trace, and with qv. The CPU needs no table.
+            in a trace, and with qv or split_keys. The CPU needs no table.
+        split_keys: as in `flash_attn_func`. num_splits is ignored beside it.
 
     Returns: O (total_q, heads_q, head_dim_v), which is out or a new contiguous tensor. Its dtype is q's, or where q is
         float8_e4m3fn out_dtype or bfloat16. With return_attn_probs (O, LSE), LSE float32 (heads_q, total_q): the
@@ -226,7 +231,7 @@ def flash_attn_varlen_func(
             cached_operator.Options(
                 *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),
                 arguments.integer("sm_margin", sm_margin),
-                arguments.split_keys(None, num_splits),
+                arguments.split_keys(split_keys, num_splits if split_keys is None else 0),
                 q_descale,
                 k_descale,
                 v_descale,
@@ -239,8 +244,8 @@ def flash_attn_varlen_func(
             "flash_attn_varlen_func",
         )
         return (out, lse) if with_lse else out  # type: ignore[return-value]
-    # Tables are made only for calls without qv.
-    table = arguments.metadata(scheduler_metadata) if qv is None else None
+    # Tables are made only for calls without qv and split_keys.
+    table = arguments.metadata(scheduler_metadata) if qv is None and split_keys is None else None
     batch = Batch.of(q, "q") if cu_seqlens_q is None else None
     if cu_seqlens_k is None:
         if batch is None:
@@ -265,6 +270,7 @@ def flash_attn_varlen_func(
         arguments.flag("deterministic", deterministic),
         s_aux,
         qv,
+        arguments.pieces(split_keys),
     )
     with_lse = arguments.flag("return_attn_probs", return_attn_probs)
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)

@@ -14,7 +14,7 @@ use fa3_ir::lang::*;
 use fa3_sched::combine::Team;
 use fa3_sched::forward::{Plan, ReductionSource, SplitKvPlan};
 use fa3_sched::{FastDiv, Int};
-use fa3_types::{Dtype, Mask};
+use fa3_types::Mask;
 
 use super::buffers;
 use super::params::{out_strides, part_rows};
@@ -28,9 +28,6 @@ use crate::kernels::parts::shares::{ShareForm, Shares};
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::elem;
 use crate::kernels::{self, KernelSpec};
-
-/// The smallest number of splits for which warps are chosen. Long sequences have more splits than the average.
-const LEAST_PARTS: u32 = 4;
 
 /// Everything that the reduction kernel's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,7 +87,7 @@ impl FwdCombineSpec {
             lse_without_sink: plan.problem().lse_form().without_sink,
             stored_lse: StoredLse::of(plan.problem().lse_form()).is_some(),
             max_logits: plan.problem().has_max_logits(),
-            team: Team::new(shared.planned_splits().max(LEAST_PARTS), head_dim_v, Dtype::F32),
+            team: shared.team(head_dim_v),
             pieces: FwdSpec::of(plan)
                 .shares
                 .filter(|shares| shares.said_by == ReductionSource::Lengths)
@@ -142,7 +139,9 @@ pub(super) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, shared: &S
             .map(|(form, _)| Shares::of((shared, form), plan.tiling(), None, |name| program.find(name))),
     };
     let teams = shared.unit_rows(plan.problem()).div_ceil(spec.team.rows());
-    let of_heads = shared.sequences().count() * shared.heads();
+    // Rows behind the last sequence have a single split without keys.
+    let behind = u32::from(shared.reduces_whole_units() && shared.sequences().q().arrays.cu_seqlens);
+    let of_heads = (shared.sequences().count() + behind) * shared.heads();
     let grid = [shared.reduction_entries().unwrap_or(of_heads), teams, 1];
     program.step(spec.into(), grid, Fill::args(|by| _ = params.pass(by)));
 }
@@ -175,13 +174,14 @@ fn said<'k>(b: &'k Builder, begun: U64<'k>) -> Reduction<'k> {
     Reduction::load(b, Reduction::at(begun, b.cta_x()))
 }
 
-/// All units of a sequence and of a tile's heads, whose numbers of splits are equal. A single split is not reduced.
+/// All units of a sequence and of a tile's heads, whose numbers of partial results are equal. No rows if there are
+/// none: the units wrote their results.
 #[track_caller]
 fn of_lengths<'k>(b: &'k Builder, shares: &Shares<InKernel<'k>>) -> Reduction<'k> {
     let batch = b.cta_x().div(shares.heads());
     let heads = b.cta_x() - batch * shares.heads();
     let (q, parts) = shares.pieces_of(b, batch).expect("splits have a fixed size");
-    let rows = parts.gt(1).select::<B32>(q.rows * shares.pack, 0);
+    let rows = parts.gt(0).select::<B32>(q.rows * shares.pack, 0);
     let zero = b.value(0);
     Reduction { rows, splits: parts, batch, heads, q_row: q.row, first: zero, used: q.len, cta: zero }
 }

@@ -6,6 +6,7 @@ use fa3_sched::forward::{Pipeline, Precision};
 use super::attend::{Attend, Sum};
 use super::epilogue;
 use super::first::First;
+use super::merged::Merged;
 use super::query::Query;
 use super::row_softmax::{Finished, RowSoftmax};
 use super::scales::{TileScales, VScale};
@@ -34,6 +35,8 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let first = fwd.hand_over.as_ref().map(|hand_over| First::new(fwd, hand_over));
     let mut attend = Attend { fwd, q, qv, k, v, p: fwd.p, turn, first };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
+    let merges = fwd.spec.shares.is_some_and(|shares| shares.merges);
+    let merged = merges.then(|| Merged::new(b, fwd.spec.max_logits));
     fwd.scheduler.consume(|work, again| {
         // The row is computed again for each tile, because keeping it would occupy a register all along.
         let row = fwd.first_row(&work, me);
@@ -70,7 +73,8 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
             first.hand_over_end(inverse);
         }
         let columns = fwd.columns(0);
-        let results = epilogue::Results { o, v_scale, inverse, lse: Some(lse), max_logits, of_keys, columns };
+        let lse = Some(lse);
+        let results = epilogue::Results { o, v_scale, inverse, lse, max_logits, of_keys, columns, merged };
         epilogue::write(fwd, results, &work, row); // A1:24-25
     });
     attend.turn.end(b);

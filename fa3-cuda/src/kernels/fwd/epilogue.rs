@@ -3,6 +3,7 @@
 use fa3_ir::lang::*;
 
 use super::channels;
+use super::merged::Merged;
 use super::params::{BatchStrides, Partials};
 use super::row_softmax::{Finished, RowSoftmax};
 use super::scales::{self, VScale};
@@ -65,18 +66,20 @@ pub(super) struct Results<'k> {
     pub(super) of_keys: Option<Rows<'k>>,
     /// The columns of O that `o` holds.
     pub(super) columns: Columns,
+    /// The rows of the unit so far, if the CTA merges splits.
+    pub(super) merged: Option<Merged<'k>>,
 }
 
 /// Writes the tile's valid rows. The thread has the rows `row` and `row` + 8.
 #[track_caller]
 pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>, row: ThreadRow<'k>) {
     let (b, params) = (fwd.builder, &fwd.params);
-    let Results { mut o, v_scale, inverse, lse, max_logits, of_keys, columns } = results;
+    let Results { mut o, v_scale, inverse, lse, max_logits, of_keys, columns, merged } = results;
     let destination = match row {
         ThreadRow::OfHead(row) => of_head(fwd, work, row),
         ThreadRow::OfHeads(row) => of_heads(fwd, work, row),
     };
-    let store_lse = || {
+    let store_lse = |lse: Option<Rows<'k>>, max_logits: Option<Rows<'k>>| {
         if let Some((largest, to)) = max_logits.zip(destination.max_logits) {
             let is_first = (b.tid() & 3).eq(0);
             for half in Half::BOTH {
@@ -97,7 +100,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
     };
     let split = work.out.zip(params.partials.as_ref());
     if split.is_none() {
-        store_lse();
+        store_lse(lse, max_logits);
     }
 
     let scale =
@@ -116,6 +119,19 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
         OfO::At(rows) => store.store_at(o, rows, destination.inside),
     };
     let Some(((out, partials), row)) = split.zip(row.packed()) else { return store_o(o) };
+    if let Some((merged, lse)) = merged.zip(lse) {
+        let OfPart { columns: places, .. } = rows_of_split(fwd, partials, b.cta_x());
+        merged.add(b, out, (&o, lse), (places, columns.count));
+        let max_logits = merged.largest(out, max_logits);
+        b.if_uniform(out.ends(), || {
+            let sinks = params.sink.map(|sinks| natural_sinks(fwd, sinks, work, row));
+            let (scale, lse) = merged.end(sinks, fwd.spec.lse_without_sink);
+            o.scale_rows(scale);
+            store_lse(Some(lse), max_logits);
+            store_o(o);
+        });
+        return;
+    }
     b.if_uniform(out.is_not_tensor(), || match partials.rows {
         None => {
             let rows = rows_of_split(fwd, partials, out.split());
@@ -134,7 +150,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
         }
     });
     b.if_uniform(out.is_tensor(), || {
-        store_lse();
+        store_lse(lse, max_logits);
         store_o(o);
     });
 }
@@ -282,6 +298,16 @@ fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: U64<'k>, work: &WorkTile<'k>, row: ThreadR
     let rows = fwd.rows_of_heads(work, row);
     let sinks = rows.map(|row| load(row.head.min(fwd.params.heads - 1)));
     Rows(sinks).map(|sink| out.is_tensor().select(sink, f32::NEG_INFINITY))
+}
+
+/// Sinks of both rows, in natural units; -inf in padding rows.
+#[track_caller]
+fn natural_sinks<'k>(fwd: &Fwd<'k>, sinks: U64<'k>, work: &WorkTile<'k>, row: PackedRow<'k>) -> Rows<'k> {
+    Rows(fwd.rows_of_heads(work, row).map(|row| {
+        let head = row.head.min(fwd.params.heads - 1);
+        let sink = fwd.builder.load::<F32>(head.mad_wide(4, sinks));
+        row.position.0.lt(work.lens.q).select(sink, f32::NEG_INFINITY)
+    }))
 }
 
 /// Replaces the results of padding rows by those of a row without keys: the factor of O by 0, and LSE and the largest

@@ -58,7 +58,7 @@ params! {
         strides: maybe all BatchStrides,
         /// The page table, if K and V are paged.
         pages: maybe all Pages,
-        /// K and V, if a warp copies their rows one by one.
+        /// K and V, if their rows are copied or converted one by one.
         gathered: maybe all Gathered,
         /// The lists and their caches, if keys are listed.
         lists: maybe all Lists,
@@ -161,7 +161,7 @@ impl Params<Form> {
                 o: Elem::F32,
                 lse: Elem::F32,
                 max_logits: spec.max_logits.then_some(Elem::F32),
-                rows: (shares.said_by == ReductionSource::Lengths).then_some(()),
+                rows: (shares.said_by == ReductionSource::Lengths && !shares.merges).then_some(()),
             }),
         }
     }
@@ -251,7 +251,7 @@ impl Params<Host> {
             let (buffer, tensor) = something(problem, buffer, tensor);
             ragged_view(buffer, tensor, if is_empty { of_q } else { rows })
         };
-        let gathers = plan.pages().is_some_and(|pages| pages.is_gathered());
+        let gathers = plan.tile().converts_rows() || plan.pages().is_some_and(|pages| pages.is_gathered());
         let keys = [(buffers::K, problem.k(), of_k), (buffers::V, problem.v(), of_v)];
         let has_views = !gathers && problem.seqs_k().list().is_none();
         let views = keys.map(|(buffer, x, rows)| has_views.then(|| view_of(buffer, x, rows)));
@@ -322,7 +322,7 @@ fn latent<'a, K>(problem: &'a Problem, program: &Program<K>) -> Option<(BufferId
 /// Number of rows of a split of fixed size, which is the number of elements of LSE. `None` for other splits.
 pub(super) fn part_rows(problem: &Problem, shared: &SplitKvPlan) -> Option<u64> {
     let rows = problem.lse_shape().into_iter().map(|extent| extent as u64).product();
-    (shared.reduction_source() == ReductionSource::Lengths).then_some(rows)
+    (shared.reduction_source() == ReductionSource::Lengths && !shared.merges_splits()).then_some(rows)
 }
 
 /// Strides of O, and strides of LSE from sequence to sequence and from head to head, if lengths are data.

@@ -14,6 +14,7 @@ use fa3_types::{
     Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
 };
 
+use super::fixed_size::fixed_size;
 use super::lists::listed;
 use super::packed::rows_word;
 use super::wide_cache::wide_cache;
@@ -307,30 +308,12 @@ fn chunks() -> impl Iterator<Item = ProblemSpec> {
     specs.into_iter().map(move |spec| spec.causal().mask(chunks))
 }
 
-/// Plans for problems over caches. Most are split-KV plans with equal shares; a few have splits of fixed size, with
-/// which decoding gives the same bits in any batch.
+/// Plans for problems over caches. Most are split-KV plans with equal shares; a few have splits of fixed size.
 fn shared_plans() -> impl Iterator<Item = Plan> {
     let equally = PlanOptions::default().split_keys(SplitKeys::Even);
-    let in_pieces = PlanOptions::default().split_keys(SplitKeys::FixedSize { keys: 1024 });
-    let q = |heads, head_dim| Shape { batch: 2, seqlen: 1, heads, head_dim };
-    let over_pages = |dtype, heads, head_dim| {
-        let kv = Shape { batch: 1000, seqlen: 16, heads: 8, head_dim };
-        ProblemSpec::dense(dtype, q(heads, head_dim), kv).seqs_k(Sequences::paged(2, 512).used())
-    };
-    let mut packed = over_pages(Dtype::Bf16, 32, 128).causal().seqs_q(Sequences::packed(2));
-    for x in [&mut packed.q, &mut packed.o] {
-        *x = TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen: 2, ..x.shape });
-    }
-    let wide = Mask::window(Some(2000), Some(0));
-    let pieces = [
-        over_pages(Dtype::Bf16, 32, 128),
-        packed,
-        over_pages(Dtype::F16, 64, 64).mask(wide).sink(),
-        over_pages(Dtype::Bf16, 16, 512),
-    ];
     let shared = cache().chain(gathered()).chain(chunks()).chain(wide_cache()).chain(listed());
-    let equally = shared.map(move |spec| plan(spec, equally));
-    equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces)))
+    let shared = shared.map(move |spec| (spec, equally));
+    shared.chain(fixed_size()).map(|(spec, options)| plan(spec, options))
 }
 
 /// Problems over caches of e4m3: decoding with every head dimension, with 16-bit Q and e4m3 Q, and chunked prefill.
@@ -384,8 +367,8 @@ fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
 fn combines() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = shared_plans().filter_map(|plan| match plan.kind() {
-        PlanKind::SplitKv(shared) => Some(FwdCombineSpec::of(&plan, shared)),
-        PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
+        PlanKind::SplitKv(shared) if shared.needs_reduction() => Some(FwdCombineSpec::of(&plan, shared)),
+        PlanKind::SplitKv(_) | PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
     });
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| {
         let words = [
@@ -398,7 +381,7 @@ fn combines() -> impl Iterator<Item = Shipped> {
         let pieces = spec.pieces.map_or(String::new(), |(ShareForm { q, k, .. }, mask)| {
             format!("/pieces/{}/{}/{}", rows_word(q), rows_word(k), sides_word(mask))
         });
-        let Team { warps, at_once } = spec.team;
+        let Team { warps, at_once, .. } = spec.team;
         let name = format!("merge/{}/d{}/{warps}x{at_once}{words}{pieces}", spec.output, spec.head_dim_v);
         Shipped::new(name, spec)
     })
@@ -469,10 +452,11 @@ fn name(spec: &FwdSpec) -> String {
         (max_logits, "max-logits"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
-    if let Some(ShareForm { q, k, said_by, twins, lists }) = shares {
+    if let Some(ShareForm { q, k, said_by, twins, reduces_whole: _, merges, lists }) = shares {
         let by = match said_by {
             ReductionSource::Units => "units",
             ReductionSource::Ctas => "ctas",
+            ReductionSource::Lengths if merges => "merged-pieces",
             ReductionSource::Lengths => "pieces",
         };
         let twins = if twins { "/twins" } else { "" };
