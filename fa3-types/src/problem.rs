@@ -42,6 +42,7 @@ pub struct Problem {
     sink: bool,
     extra: Option<ExtraCache>,
     lse: LseForm,
+    max_logits: bool,
 }
 
 impl Problem {
@@ -66,6 +67,7 @@ impl Problem {
             sink,
             extra,
             lse,
+            max_logits,
         } = spec;
         let tensors = [
             (TensorName::Q, &q, HEAD_DIM_LIMIT),
@@ -130,6 +132,7 @@ impl Problem {
             sink,
             extra: extra.map(ExtraCache::canonical),
             lse: LseForm { without_sink: lse.without_sink && sink, ..lse },
+            max_logits,
         })
     }
 
@@ -154,6 +157,7 @@ impl Problem {
             sink,
             extra,
             lse,
+            max_logits,
         } = *self;
         ProblemSpec {
             q,
@@ -171,6 +175,7 @@ impl Problem {
             sink,
             extra,
             lse,
+            max_logits,
         }
     }
 
@@ -257,6 +262,7 @@ impl Problem {
             sink,
             extra: _,
             lse,
+            max_logits,
         } = self;
         let some = |x: &TensorDesc, seqlen| {
             TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen, heads: 1, ..x.shape })
@@ -278,6 +284,7 @@ impl Problem {
             sink: *sink,
             extra: None,
             lse: *lse,
+            max_logits: *max_logits,
         }
     }
 
@@ -394,6 +401,12 @@ impl Problem {
     /// The form of LSE. It leaves out the sink only if there are sinks.
     pub fn lse_form(&self) -> LseForm {
         self.lse
+    }
+
+    /// Whether the largest score of each row is a result, beside LSE and of its shape: scaled and capped, without the
+    /// sink, and -inf for a row that sees no key. QK-clip takes the largest one of each head.
+    pub fn has_max_logits(&self) -> bool {
+        self.max_logits
     }
 
     /// The sequences of Q and O.

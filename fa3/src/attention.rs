@@ -6,7 +6,7 @@ use fa3_types::{
     Intervals, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Shape, TensorDesc,
     TensorName, UnknownFeature,
 };
-use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
+use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 
 use crate::cpu::keys::Keys;
 use crate::cpu::queries::Queries;
@@ -289,7 +289,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         lse: ArrayViewMut3<'_, f32>,
     ) -> Result<(), UnknownFeature> {
         let [_, k, v] = &self.qkv;
-        T::forward_on_cpu(problem, self.queries(), Keys::new(k, v), o, lse)
+        T::forward_on_cpu(problem, self.queries(), Keys::new(k, v), o, lse.insert_axis(Axis(3)))
     }
 
     /// `cu_seqlens` of Q and of K, if the tensors are packed.

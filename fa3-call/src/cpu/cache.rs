@@ -13,7 +13,7 @@ use fa3_types::{CachedProblem, Dtype, Problem, ProblemSpec, SequenceRows, Tensor
 
 use super::lists::Lists;
 use super::memory::Memory;
-use super::{contiguous, e4m3, lse, sink};
+use super::{contiguous, e4m3, of_rows, sink};
 use crate::cached::Cached;
 use crate::error::Error;
 use new_rows::NewTensors;
@@ -170,7 +170,7 @@ unsafe fn call<'a, T: Scalar<Output = T>>(
     // SAFETY: the caller guarantees the tensors.
     let (q, qv, sink, o, lse) = unsafe {
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
-        let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
+        let (o, lse) = (memory.view_mut("o", problem.o())?, of_rows("lse", problem, memory)?);
         (memory.view::<T>("q", &spec.q)?, qv, sink(problem, memory)?, o, lse)
     };
     let mut attention = lists.of_q(CachedAttention::new(q)).for_problem(problem);

@@ -8,7 +8,7 @@ mod varlen;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Dtype, Problem};
+use fa3_types::{Dtype, Feature, Problem, UnknownFeature};
 
 use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, TileRow};
 use crate::dense::dense_lens;
@@ -227,6 +227,10 @@ fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
     };
     if !writes {
         return Err(PlanError::Output { dtype, output });
+    }
+    if problem.has_max_logits() && dtype == Dtype::E4m3 {
+        let feature = Feature::MaxLogits;
+        return Err(UnknownFeature { who: "the forward kernels of e4m3", feature }.into());
     }
     Ok(())
 }

@@ -232,7 +232,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     ) -> Result<(), UnknownFeature> {
         let mut keys = Keys::new(&cache.k, &cache.v);
         (keys.scales, keys.pages) = (self.scales(), Some(&call.held.pages));
-        T::forward_on_cpu(&call.known, Queries { q, qv: self.qv, sink: self.scores.sink }, keys, o, lse)
+        let queries = Queries { q, qv: self.qv, sink: self.scores.sink };
+        T::forward_on_cpu(&call.known, queries, keys, o, lse.insert_axis(Axis(3)))
     }
 
     /// Computes O and LSE of a validated call.

@@ -20,7 +20,7 @@ pub(crate) fn forward<T: Scalar, C: Scalar>(
         inputs.add_padded([("k", cache.k), ("v", cache.v)])?;
         add_data_of(inputs, call, cache)
     };
-    over_cache::<T>(device, problem, add, outputs)
+    over_cache::<T>(device, problem, add, outputs, None)
 }
 
 /// Computes attention over a cache with an append first. The cache is written only if there is no error.

@@ -84,6 +84,7 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
         }
         Feature::SoftCap => spec.softcap(30.0),
         Feature::Sinks => spec.sink(),
+        Feature::MaxLogits => spec.max_logits(),
         Feature::LseForm => spec.lse_form(LseForm { base_two: true, ..LseForm::default() }),
         Feature::Qv => {
             let qv = spec.o;

@@ -108,9 +108,11 @@ def attend(
     head_dim_v: int,
     with_lse: bool,
     out: Tensor | None,
+    with_max_logits: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Computes O and, if wanted, LSE by an operation of the extension module. `options` are an attention operator's
-    options, of which only the sinks, qv and the dtype of O are read. The other arguments are as in `run`.
+    """Computes O and, if wanted, LSE by an operation of the extension module. If the largest scores are wanted, too,
+    LSE and they are one tensor, (2, ...). `options` are an attention operator's options, of which only the sinks, qv
+    and the dtype of O are read. The other arguments are as in `run`.
     """
     q, out_dtype = tensors["q"], options.out_dtype
     assert q is not None
@@ -122,7 +124,12 @@ def attend(
     if options.s_aux is not None:
         tensors["sink"] = sinks(options.s_aux, q, q.shape[-2])
     # LSE is allocated only if it is wanted: allocation takes as long as the launch.
-    tensors["lse"] = lse = lse_like(q) if with_lse else None
+    lse: Tensor | None
+    if with_max_logits:
+        lse = lse_like(q, 2)
+        tensors["lse"], tensors["max_logits"] = lse
+    else:
+        tensors["lse"] = lse = lse_like(q) if with_lse else None
     o = o_like(q, head_dim_v, out_dtype) if out is None else out
     # For a new tensor of the default dtype, the extension module needs only the address.
     tensors["o"] = o.data_ptr() if out is None and out_dtype is None and not is_fake(o) else o
@@ -325,10 +332,12 @@ def o_like(q: Tensor, head_dim_v: int, dtype: torch.dtype | None) -> Tensor:
     return q.new_empty(*q.shape[:-1], head_dim_v, dtype=dtype)
 
 
-def lse_like(q: Tensor) -> Tensor:
-    """A new, contiguous tensor for LSE: (batch, heads_q, seqlen_q), or (heads_q, total_q) of packed sequences."""
+def lse_like(q: Tensor, *first: int) -> Tensor:
+    """A new, contiguous tensor for LSE: (batch, heads_q, seqlen_q), or (heads_q, total_q) of packed sequences. `first`
+    are dimensions before these.
+    """
     *batch, rows, heads, _ = q.shape
-    return q.new_empty(*batch, heads, rows, dtype=torch.float32)
+    return q.new_empty(*first, *batch, heads, rows, dtype=torch.float32)
 
 
 def check_out_is(out: Tensor, q: Tensor, expected: tuple[int, ...], what: str, dtype: torch.dtype | None) -> None:

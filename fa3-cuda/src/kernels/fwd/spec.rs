@@ -37,6 +37,8 @@ pub struct FwdSpec {
     /// Whether LSE is stored in another form than the default one. Its numbers are arguments, which not all kernels
     /// have registers for.
     pub stored_lse: bool,
+    /// Whether the largest score of each row is a result.
+    pub max_logits: bool,
     /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
     /// The tile scheduler.
@@ -102,6 +104,7 @@ impl FwdSpec {
             sink: problem.has_sink(),
             lse_without_sink: problem.lse_form().without_sink,
             stored_lse: StoredLse::of(problem.lse_form()).is_some(),
+            max_logits: problem.has_max_logits(),
             order: form(plan.order()),
             scheduler: plan.scheduler(),
             cluster: plan.cluster(),

@@ -43,7 +43,13 @@ const MASKS: [Mask; 5] = [
 /// The kernels of plans for problems of every head dimension that has a tile, and the kernels of the ablation.
 pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
-    let specs = half().chain(fp8()).chain(packed()).chain(sinks()).chain(wide()).chain(intervals());
+    let specs = half()
+        .chain(fp8())
+        .chain(packed())
+        .chain(sinks())
+        .chain(wide())
+        .chain(intervals())
+        .chain(max_logits());
     let specs = specs.map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
     let specs = specs.chain(given().map(|spec| planned(spec, PlanOptions::default().given_table())));
     let specs = specs.chain(shared_plans().map(|plan| FwdSpec::of(&plan)));
@@ -170,6 +176,13 @@ fn sinks() -> impl Iterator<Item = ProblemSpec> {
         [spec.clone(), spec.transposed_v().v_channels().block_scales(64)]
     });
     bf16.chain(e4m3).map(ProblemSpec::sink)
+}
+
+/// Problems whose largest scores are a result, dense and packed.
+fn max_logits() -> impl Iterator<Item = ProblemSpec> {
+    let sequences = Sequences::packed(2).longest(4096);
+    let causal = |head_dim| problem(Dtype::Bf16, (4096, 4096), MANY_HEADS, head_dim).causal().max_logits();
+    [causal(128), causal(128).seqs_q(sequences).seqs_k(sequences), causal(256)].into_iter()
 }
 
 /// Problems under masks of intervals: every head dimension with two intervals, and a few with one interval or short
@@ -358,8 +371,12 @@ fn combines() -> impl Iterator<Item = Shipped> {
         PlanKind::SplitKv(_) | PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
     });
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| {
-        let words =
-            [(spec.sink, "/sink"), (spec.lse_without_sink, "/lse-without"), (spec.stored_lse, "/lse-form")];
+        let words = [
+            (spec.sink, "/sink"),
+            (spec.lse_without_sink, "/lse-without"),
+            (spec.stored_lse, "/lse-form"),
+            (spec.max_logits, "/max-logits"),
+        ];
         let words: String = words.iter().filter(|(is_so, _)| *is_so).map(|(_, word)| *word).collect();
         let pieces = spec.pieces.map_or(String::new(), |(ShareForm { q, k, .. }, mask)| {
             format!("/pieces/{}/{}/{}", rows_word(q), rows_word(k), sides_word(mask))
@@ -389,7 +406,7 @@ fn plan(spec: ProblemSpec, options: PlanOptions) -> Plan {
 fn name(spec: &FwdSpec) -> String {
     let FwdSpec { elem, output, tile, mask, softcap, sink, order, scheduler, cluster, sequences, .. } = *spec;
     let FwdSpec { shares, pack, page_block, gathered_cols, indexed, given_table, .. } = *spec;
-    let FwdSpec { lse_without_sink, stored_lse, .. } = *spec;
+    let FwdSpec { lse_without_sink, stored_lse, max_logits, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -432,6 +449,7 @@ fn name(spec: &FwdSpec) -> String {
         (sink, "sink"),
         (lse_without_sink, "lse-without"),
         (stored_lse, "lse-form"),
+        (max_logits, "max-logits"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     if let Some(ShareForm { q, k, said_by, twins, reduces_whole: _, merges, lists }) = shares {

@@ -37,6 +37,7 @@ const KNOWN: Known = Known::new(
         Feature::Lists,
         Feature::Extra,
         Feature::LseForm,
+        Feature::MaxLogits,
     ],
 );
 

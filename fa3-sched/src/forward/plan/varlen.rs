@@ -27,6 +27,7 @@ const KNOWN: Known = Known::new(
         Feature::Index,
         Feature::Leftpad,
         Feature::LseForm,
+        Feature::MaxLogits,
     ],
 );
 
