@@ -7,8 +7,9 @@ use fa3_sched::{
 };
 use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
-use super::geometry::{Geometry, WorkTile};
+use super::geometry::{Varlen, WorkTile};
 use super::key_tiles::{KeyTile, KeyTiles};
+use super::lookup::Lookup;
 use super::out::Out;
 use super::visible::{Position, Visible};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
@@ -85,6 +86,13 @@ impl<'k> IntervalRows<InKernel<'k>> {
         at_head(self.address, [self.batch, self.head], [batch, head], row_bytes(self.of_row))
     }
 
+    /// The address of the bounds of the first row of a tile's sequence.
+    #[track_caller]
+    pub(crate) fn of_tile(&self, work: &WorkTile<'k>) -> U64<'k> {
+        let of_head = self.of_head(work.batch, work.head);
+        work.varlen.map_or(of_head, |varlen| varlen.q_row.mad_wide(row_bytes(self.of_row), of_head))
+    }
+
     /// The keys of the intervals of row `row`, in a head whose bounds begin at `of_head`. A row beyond the end has the
     /// keys of the last row.
     #[track_caller]
@@ -128,11 +136,16 @@ impl<'k> IntervalRows<InKernel<'k>> {
         work: &WorkTile<'k>,
         [tile_m, tile_n]: [u32; 2],
     ) -> BlockRanges<U32<'k>> {
-        let of_head = self.of_head(work.batch, work.head);
+        // Rows of a table's sequence that are not in use have bounds in memory, too, but see no key.
+        let lens = work.varlen.map_or(work.lens, |_| SeqLens {
+            q: work.lens.q.max(1),
+            k: work.row.lt(work.lens.q).select(work.lens.k, 0),
+        });
+        let of_head = self.of_tile(work);
         let first = work.row + b.lane_id();
-        let of_lane = |row: u32| self.keys(b, of_head, first + row, work.lens);
+        let of_lane = |row: u32| self.keys(b, of_head, first + row, lens);
         let rows = (0..tile_m).step_by(32).map(of_lane);
-        let bounds = rows.map(|keys| keys.into_iter().map(|keys| Bounds::of(keys, work.lens.k)).collect());
+        let bounds = rows.map(|keys| keys.into_iter().map(|keys| Bounds::of(keys, lens.k)).collect());
         let both = |one: Vec<Bounds<_>>, other: Vec<_>| {
             one.into_iter().zip(other).map(|(one, other)| one.and(other)).collect()
         };
@@ -165,7 +178,7 @@ pub(crate) const FINDER: u32 = 3;
 /// the other warps.
 #[derive(Clone, Copy)]
 pub(crate) struct IntervalTiles<'k> {
-    pub(crate) geometry: Geometry<U32<'k>>,
+    pub(crate) lookup: Lookup<InKernel<'k>>,
     /// The address of the counter from which tiles are fetched.
     pub(crate) tile_counter: U64<'k>,
     /// For tiles of rows: rows of a tile, keys of a block. For tiles of keys: keys of a tile, rows of a block.
@@ -182,57 +195,89 @@ pub(crate) enum TilesUnderIntervals<'k> {
     Keys(KeyTiles<InKernel<'k>>),
 }
 
-/// Four words of a message about a tile. The first four are sequence, head, row, and whether there is a tile. For a
-/// tile of rows, four words follow for each range, the last of which is the count of all blocks. For a tile of keys,
-/// four words for the range of blocks follow, and four for the destination of gradients.
+/// Four words of a message about a tile. Under dense sequences, the first four are sequence, head, row and 1. Under
+/// sequences of a table, the first eight are the sequence, its first row of Q and of K, its rows of Q in use, its keys,
+/// its rows of O, the head, and the row. For a tile of rows, four words follow for each range, the last of which is the
+/// count of all blocks. For a tile of keys, four words for the range of blocks follow, and four for the destination of
+/// gradients. Behind the last tile, words are 0.
 pub(crate) type Words<'k> = [U32<'k>; 4];
 
 impl<'k> IntervalTiles<'k> {
     /// Number of work tiles, including the parts of split tiles of keys.
     #[track_caller]
     pub(crate) fn count(&self, b: &'k Builder) -> U32<'k> {
+        let tiles = match &self.lookup {
+            Lookup::Dense(geometry) => geometry.tiles,
+            Lookup::Varlen { table, .. } => table.tiles(b),
+        };
         match self.of {
-            TilesUnderIntervals::Rows(_) => self.geometry.tiles,
-            TilesUnderIntervals::Keys(keys) => self.geometry.tiles + keys.header(b).parts,
+            TilesUnderIntervals::Rows(_) => tiles,
+            TilesUnderIntervals::Keys(keys) => tiles + keys.header(b).parts,
         }
     }
 
-    /// The words about tile `number` of `count`. All lanes of a warp must call this. Behind the last tile, the words
-    /// say that there is none.
+    /// The words about tile `number`, which must exist. All lanes of a warp must call this.
     #[track_caller]
-    pub(crate) fn words(&self, b: &'k Builder, number: U32<'k>, count: U32<'k>) -> Vec<Words<'k>> {
-        let last = self.geometry.tiles - 1;
-        let (work, blocks): (_, Vec<Words<'k>>) = match self.of {
-            TilesUnderIntervals::Rows(rows) => {
-                let work = self.geometry.work(number.min(last));
-                let BlockRanges { count, ranges: stretches } = rows.block_ranges(b, &work, self.tile);
-                let words = |BlockRange { masked_end, plain_end, top }| [masked_end, plain_end, top, count];
-                (work, stretches.into_iter().map(words).collect())
+    pub(crate) fn words(&self, b: &'k Builder, number: U32<'k>) -> Vec<Words<'k>> {
+        let tile_of_keys = match self.of {
+            TilesUnderIntervals::Rows(_) => None,
+            TilesUnderIntervals::Keys(keys) => Some(keys.find(b, number)),
+        };
+        let tile = tile_of_keys.map_or(number, |of_keys| of_keys.tile);
+        let (work, mut words) = match &self.lookup {
+            Lookup::Dense(geometry) => {
+                let work = geometry.work(tile);
+                (work, vec![[work.batch, work.head, work.row, b.value(1)]])
             }
-            TilesUnderIntervals::Keys(keys) => {
-                let KeyTile { tile, blocks, out } = keys.find(b, number, last);
-                let KvRange { first, unmasked_first, unmasked_end, end } = blocks;
-                let words = vec![[first, unmasked_first, unmasked_end, end], [out.0; 4]];
-                (self.geometry.work(tile), words)
+            Lookup::Varlen { table, .. } => {
+                let (work, Varlen { q_row, q_rows, k_row, .. }) = table.tile(b, tile);
+                let of_sequence = [work.batch, q_row, k_row, work.lens.q];
+                (work, vec![of_sequence, [work.lens.k, q_rows, work.head, work.row]])
             }
         };
-        let is_tile = number.lt(count).select::<B32>(1, 0);
-        [[work.batch, work.head, work.row, is_tile]].into_iter().chain(blocks).collect()
+        if let Some(KeyTile { blocks, out, .. }) = tile_of_keys {
+            let KvRange { first, unmasked_first, unmasked_end, end } = blocks;
+            words.extend([[first, unmasked_first, unmasked_end, end], [out.0; 4]]);
+        }
+        if let TilesUnderIntervals::Rows(rows) = self.of {
+            let BlockRanges { count, ranges } = rows.block_ranges(b, &work, self.tile);
+            let words_of = |BlockRange { masked_end, plain_end, top }| [masked_end, plain_end, top, count];
+            words.extend(ranges.into_iter().map(words_of));
+        }
+        words
+    }
+
+    /// The words behind the last tile.
+    #[track_caller]
+    pub(crate) fn end_words(b: &'k Builder) -> Vec<Words<'k>> {
+        let zero = b.value(0);
+        vec![[zero; 4]; 3]
     }
 
     /// The work tile whose words lie at `at` in shared memory, and whether there is one.
     #[track_caller]
     pub(crate) fn work(&self, b: &'k Builder, at: U32<'k>) -> (WorkTile<'k>, V<'k, Pred>) {
-        let [batch, head, row, is_tile] = load_words(b, at);
-        let [first, unmasked_first, unmasked_end, end] = load_words(b, at + RANGES);
-        let work = self.geometry.work_of(batch, head, row);
+        let (work, is_tile, blocks) = match &self.lookup {
+            Lookup::Dense(geometry) => {
+                let [batch, head, row, is_tile] = load_words(b, at);
+                (geometry.work_of(batch, head, row), is_tile, at + 16)
+            }
+            Lookup::Varlen { table, .. } => {
+                let [batch, q_row, k_row, q_len] = load_words(b, at);
+                let [k_len, q_rows, head, row] = load_words(b, at + 16);
+                let lens = SeqLens { q: q_len, k: k_len };
+                let varlen = Varlen { q_row, q_rows, k_row, padded_row: None };
+                (table.work_of([batch, head, row], lens, varlen), q_rows, at + 32)
+            }
+        };
+        let [first, unmasked_first, unmasked_end, end] = load_words(b, blocks);
         let work = match self.of {
             TilesUnderIntervals::Rows(_) => {
                 let kv = KvRange { first: end.lit(0), unmasked_first: end, unmasked_end: end, end };
-                WorkTile { kv, ranges: Some(at + RANGES), ..work }
+                WorkTile { kv, ranges: Some(blocks), ..work }
             }
             TilesUnderIntervals::Keys(_) => {
-                let [out, ..] = load_words(b, at + RANGES + 16);
+                let [out, ..] = load_words(b, blocks + 16);
                 WorkTile {
                     kv: KvRange { first, unmasked_first, unmasked_end, end },
                     out: Some(Out(out)),
@@ -243,9 +288,6 @@ impl<'k> IntervalTiles<'k> {
         (work, is_tile.ne(0))
     }
 }
-
-/// Bytes of a message before the words about ranges.
-const RANGES: u32 = 16;
 
 /// Loads four words from shared memory. All lanes read them, but take them from one lane, so that the compiler knows
 /// that all lanes have the same words.
