@@ -11,6 +11,7 @@ use super::geometry::{Varlen, WorkTile};
 use super::key_tiles::{KeyTile, KeyTiles};
 use super::lookup::Lookup;
 use super::out::Out;
+use super::summaries::Summaries;
 use super::visible::{Position, Visible};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
@@ -86,11 +87,18 @@ impl<'k> IntervalRows<InKernel<'k>> {
         at_head(self.address, [self.batch, self.head], [batch, head], row_bytes(self.of_row))
     }
 
-    /// The address of the bounds of the first row of a tile's sequence.
+    /// The address of the bounds of the first row of a tile's sequence. Tiles divide rows.
     #[track_caller]
     pub(crate) fn of_tile(&self, work: &WorkTile<'k>) -> U64<'k> {
-        let of_head = self.of_head(work.batch, work.head);
-        work.varlen.map_or(of_head, |varlen| varlen.q_row.mad_wide(row_bytes(self.of_row), of_head))
+        self.of_sequence([work.batch, work.head], work.varlen.map(|varlen| varlen.q_row))
+    }
+
+    /// The address of the bounds of the first row of a head in a sequence, which begins with row `first` of Q if it is
+    /// in a table.
+    #[track_caller]
+    pub(crate) fn of_sequence(&self, [batch, head]: [U32<'k>; 2], first: Option<U32<'k>>) -> U64<'k> {
+        let of_head = self.of_head(batch, head);
+        first.map_or(of_head, |first| first.mad_wide(row_bytes(self.of_row), of_head))
     }
 
     /// The keys of the intervals of row `row`, in a head whose bounds begin at `of_head`. A row beyond the end has the
@@ -193,11 +201,14 @@ pub(crate) enum TilesUnderIntervals<'k> {
     Rows(IntervalRows<InKernel<'k>>),
     /// Keys. Earlier kernels have found which blocks of rows see them.
     Keys(KeyTiles<InKernel<'k>>),
+    /// Keys of sequences of a table. Which blocks of rows see them follows from these summaries of blocks of rows, with
+    /// this number of query heads that share a head of K and V.
+    KeysOfTable(Summaries<InKernel<'k>>, U32<'k>),
 }
 
 /// Four words of a message about a tile. Under dense sequences, the first four are sequence, head, row and 1. Under
 /// sequences of a table, the first eight are the sequence, its first row of Q and of K, its rows of Q in use, its keys,
-/// its rows of O, the head, and the row. For a tile of rows, four words follow for each range, the last of which is the
+/// its rows of O, the head, and the row; then comes the padded position, if there are padded arrays. For a tile of rows, four words follow for each range, the last of which is the
 /// count of all blocks. For a tile of keys, four words for the range of blocks follow, and four for the destination of
 /// gradients. Behind the last tile, words are 0.
 pub(crate) type Words<'k> = [U32<'k>; 4];
@@ -211,7 +222,7 @@ impl<'k> IntervalTiles<'k> {
             Lookup::Varlen { table, .. } => table.tiles(b),
         };
         match self.of {
-            TilesUnderIntervals::Rows(_) => tiles,
+            TilesUnderIntervals::Rows(_) | TilesUnderIntervals::KeysOfTable(..) => tiles,
             TilesUnderIntervals::Keys(keys) => tiles + keys.header(b).parts,
         }
     }
@@ -220,7 +231,7 @@ impl<'k> IntervalTiles<'k> {
     #[track_caller]
     pub(crate) fn words(&self, b: &'k Builder, number: U32<'k>) -> Vec<Words<'k>> {
         let tile_of_keys = match self.of {
-            TilesUnderIntervals::Rows(_) => None,
+            TilesUnderIntervals::Rows(_) | TilesUnderIntervals::KeysOfTable(..) => None,
             TilesUnderIntervals::Keys(keys) => Some(keys.find(b, number)),
         };
         let tile = tile_of_keys.map_or(number, |of_keys| of_keys.tile);
@@ -230,19 +241,26 @@ impl<'k> IntervalTiles<'k> {
                 (work, vec![[work.batch, work.head, work.row, b.value(1)]])
             }
             Lookup::Varlen { table, .. } => {
-                let (work, Varlen { q_row, q_rows, k_row, .. }) = table.tile(b, tile);
+                let (work, Varlen { q_row, q_rows, k_row, padded_row }) = table.tile(b, tile);
                 let of_sequence = [work.batch, q_row, k_row, work.lens.q];
-                (work, vec![of_sequence, [work.lens.k, q_rows, work.head, work.row]])
+                let of_tile = [work.lens.k, q_rows, work.head, work.row];
+                let padded = padded_row.map(|padded_row| [padded_row; 4]);
+                (work, [of_sequence, of_tile].into_iter().chain(padded).collect())
             }
         };
         if let Some(KeyTile { blocks, out, .. }) = tile_of_keys {
-            let KvRange { first, unmasked_first, unmasked_end, end } = blocks;
-            words.extend([[first, unmasked_first, unmasked_end, end], [out.0; 4]]);
+            words.extend([words_of(blocks), [out.0; 4]]);
         }
-        if let TilesUnderIntervals::Rows(rows) = self.of {
-            let BlockRanges { count, ranges } = rows.block_ranges(b, &work, self.tile);
-            let words_of = |BlockRange { masked_end, plain_end, top }| [masked_end, plain_end, top, count];
-            words.extend(ranges.into_iter().map(words_of));
+        match self.of {
+            TilesUnderIntervals::Rows(rows) => {
+                let BlockRanges { count, ranges } = rows.block_ranges(b, &work, self.tile);
+                let range = |BlockRange { masked_end, plain_end, top }| [masked_end, plain_end, top, count];
+                words.extend(ranges.into_iter().map(range));
+            }
+            TilesUnderIntervals::Keys(_) => {}
+            TilesUnderIntervals::KeysOfTable(summaries, group) => {
+                words.push(words_of(summaries.q_blocks(b, group, &work, self.tile, 1)));
+            }
         }
         words
     }
@@ -251,7 +269,7 @@ impl<'k> IntervalTiles<'k> {
     #[track_caller]
     pub(crate) fn end_words(b: &'k Builder) -> Vec<Words<'k>> {
         let zero = b.value(0);
-        vec![[zero; 4]; 3]
+        vec![[zero; 4]; 4]
     }
 
     /// The work tile whose words lie at `at` in shared memory, and whether there is one.
@@ -266,11 +284,14 @@ impl<'k> IntervalTiles<'k> {
                 let [batch, q_row, k_row, q_len] = load_words(b, at);
                 let [k_len, q_rows, head, row] = load_words(b, at + 16);
                 let lens = SeqLens { q: q_len, k: k_len };
-                let varlen = Varlen { q_row, q_rows, k_row, padded_row: None };
-                (table.work_of([batch, head, row], lens, varlen), q_rows, at + 32)
+                let padded_row = table.padded.map(|_| load_words(b, at + 32)[0]);
+                let varlen = Varlen { q_row, q_rows, k_row, padded_row };
+                let blocks = at + if padded_row.is_some() { 48 } else { 32 };
+                (table.work_of([batch, head, row], lens, varlen), q_rows, blocks)
             }
         };
         let [first, unmasked_first, unmasked_end, end] = load_words(b, blocks);
+        let kv = KvRange { first, unmasked_first, unmasked_end, end };
         let work = match self.of {
             TilesUnderIntervals::Rows(_) => {
                 let kv = KvRange { first: end.lit(0), unmasked_first: end, unmasked_end: end, end };
@@ -278,15 +299,17 @@ impl<'k> IntervalTiles<'k> {
             }
             TilesUnderIntervals::Keys(_) => {
                 let [out, ..] = load_words(b, blocks + 16);
-                WorkTile {
-                    kv: KvRange { first, unmasked_first, unmasked_end, end },
-                    out: Some(Out(out)),
-                    ..work
-                }
+                WorkTile { kv, out: Some(Out(out)), ..work }
             }
+            TilesUnderIntervals::KeysOfTable(..) => WorkTile { kv, ..work },
         };
         (work, is_tile.ne(0))
     }
+}
+
+/// The words about a range of blocks.
+fn words_of(KvRange { first, unmasked_first, unmasked_end, end }: KvRange<U32<'_>>) -> Words<'_> {
+    [first, unmasked_first, unmasked_end, end]
 }
 
 /// Loads four words from shared memory. All lanes read them, but take them from one lane, so that the compiler knows
