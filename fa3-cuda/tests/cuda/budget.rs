@@ -46,6 +46,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                     sink: false,
                     lse_without_sink: false,
                     stored_lse: false,
+                    max_logits: false,
                     order,
                     scheduler,
                     cluster: 1,
