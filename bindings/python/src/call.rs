@@ -4,6 +4,7 @@ use std::hash::Hash;
 use std::num::NonZeroU32;
 
 use fa3_cuda::host::{Compiled, Operation, OperationError, PlanCache, Stream};
+use fa3_cuda::kernels::Spec;
 use fa3_sched::DeviceLimits;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -96,8 +97,17 @@ pub(crate) struct Planned<C: Call> {
 /// The plans of recent calls, by the numbers of their devices.
 pub(crate) type Plans<C> = PlanCache<(u32, C), Compiled<<C as Call>::Plan>>;
 
+/// Plans a call for a device with these limits, and returns the kernels that it launches.
+pub(crate) type Planning = Box<dyn FnOnce(&DeviceLimits) -> Result<Vec<Spec>, Error> + Send>;
+
 /// A computation over tensors.
 pub(crate) trait Compute: Send + Sync {
+    /// Plans a call with these tensors, which are tuples, for a device that is opened later.
+    ///
+    /// # Errors
+    /// A tensor is missing or invalid, or the operation does not know it.
+    fn planning(&self, tensors: &Bound<'_, PyDict>) -> PyResult<Planning>;
+
     /// Computes a call with these tensors in its place, or checks it. Meanwhile other Python threads run, because
     /// making a plan may take a second, and the driver may wait for room in the stream. Returns [`Call::words`].
     ///
@@ -112,6 +122,18 @@ pub(crate) trait Compute: Send + Sync {
 }
 
 impl<C: Call> Compute for Planned<C> {
+    fn planning(&self, tensors: &Bound<'_, PyDict>) -> PyResult<Planning> {
+        let call = {
+            let given = named(tensors)?;
+            C::given(&mut Tensors::new(Place::CheckedForGpu, with_names(&given)?), &self.numbers)?
+        };
+        Ok(Box::new(move |limits| {
+            let plan = C::Plan::plan(&call.problem()?, limits, &call.options(limits.sms)?)?;
+            call.check_plan(&plan)?;
+            Ok(plan.kernels())
+        }))
+    }
+
     fn compute(
         &self,
         place: Place,
@@ -119,11 +141,8 @@ impl<C: Call> Compute for Planned<C> {
         allocate: &Allocate,
     ) -> PyResult<Option<u32>> {
         let py = tensors.py();
-        let given = tensors.iter().filter(|(_, tensor)| !tensor.is_none());
-        let given: Vec<_> =
-            given.map(|(name, x)| Ok((name.cast_into::<PyString>()?, x))).collect::<PyResult<_>>()?;
-        let by_names = given.iter().map(|(name, x)| Ok((name.to_str()?, x))).collect::<PyResult<_>>()?;
-        let mut tensors = Tensors::new(place, by_names);
+        let given = named(tensors)?;
+        let mut tensors = Tensors::new(place, with_names(&given)?);
         let call = C::given(&mut tensors, &self.numbers)?;
         let mut at = tensors.at()?;
         let words = if matches!(place, Place::Cpu) { None } else { call.words()? };
@@ -134,6 +153,19 @@ impl<C: Call> Compute for Planned<C> {
         }
         Ok(words)
     }
+}
+
+/// The tensors of a dict that are not None, with their names.
+fn named<'py>(tensors: &Bound<'py, PyDict>) -> PyResult<Vec<(Bound<'py, PyString>, Bound<'py, PyAny>)>> {
+    let given = tensors.iter().filter(|(_, tensor)| !tensor.is_none());
+    given.map(|(name, x)| Ok((name.cast_into::<PyString>()?, x))).collect()
+}
+
+/// The same tensors, with their names as text.
+fn with_names<'a, 'py>(
+    given: &'a [(Bound<'py, PyString>, Bound<'py, PyAny>)],
+) -> PyResult<Vec<(&'a str, &'a Bound<'py, PyAny>)>> {
+    given.iter().map(|(name, x)| Ok((name.to_str()?, x))).collect()
 }
 
 /// Computes a call on its device, or checks it if the place is no device. Uses the stream's cached workspace, or one

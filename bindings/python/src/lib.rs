@@ -40,6 +40,7 @@ mod cpu;
 
 // State that is kept between calls.
 mod devices;
+mod kernels;
 mod workspaces;
 
 /// Attention, and quantization for it, over raw device addresses. The package `fa3` is built on this module, which is
@@ -49,6 +50,7 @@ mod _fa3 {
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
 
+    use crate::kernels;
     #[pymodule_export]
     use crate::operation::Operation;
     use crate::place::Place;
@@ -102,5 +104,24 @@ mod _fa3 {
         allocate: Allocate,
     ) -> PyResult<Option<u32>> {
         operation.computes.compute(Place::new(device, stream), tensors, &allocate)
+    }
+
+    /// warm_up(device, calls)
+    ///
+    /// Compiles the kernels that calls launch on a GPU, side by side. A call is (operation, tensors), with tuples for
+    /// tensors, as in run. Later calls find the kernels. Returns the kernels, each once: the entry of each, and the
+    /// place where its machine code comes from. This is "archive", the file kernels.sm_90a in the package's folder;
+    /// "driver's cache", which is on disk; or "compiler", the driver's.
+    #[pyfunction]
+    fn warm_up(
+        py: Python<'_>,
+        device: u32,
+        calls: Vec<(Bound<'_, Operation>, Bound<'_, PyDict>)>,
+    ) -> PyResult<Vec<(String, &'static str)>> {
+        let plannings: Vec<_> = calls
+            .iter()
+            .map(|(operation, tensors)| operation.get().computes.planning(tensors))
+            .collect::<PyResult<_>>()?;
+        py.detach(|| kernels::compile(device, plannings)).map_err(PyErr::from)
     }
 }

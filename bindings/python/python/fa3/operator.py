@@ -1,7 +1,9 @@
 """The torch operators `fa3::forward` and `fa3::forward_out`, and functions that all operators use."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -159,7 +161,32 @@ def _check(operation: str, fields: str, values: tuple[Any, ...], tensors: Tensor
         values = known(values)
     except Unknown:
         return None
-    return _fa3.run(made(operation, fields, *values), 0 if first.is_cuda else -1, None, given, None)
+    call = made(operation, fields, *values)
+    if _recording.calls is not None:
+        _recording.calls.append((call, given))
+    by_rules_of = 0 if first.is_cuda or _recording.calls is not None else -1
+    return _fa3.run(call, by_rules_of, None, given, None)
+
+
+class _Recording(threading.local):
+    """The list to which this thread's calls with fake tensors are added, if any."""
+
+    calls: list[tuple[_fa3.Operation, Tensors]] | None = None
+
+
+_recording = _Recording()
+
+
+@contextlib.contextmanager
+def recorded(calls: list[tuple[_fa3.Operation, Tensors]]) -> Iterator[None]:
+    """Adds this thread's calls with fake tensors to a list, and checks them by the rules of an H100, while the context
+    lasts.
+    """
+    before, _recording.calls = _recording.calls, calls
+    try:
+        yield
+    finally:
+        _recording.calls = before
 
 
 def is_fake(x: Tensor) -> bool:
