@@ -15,6 +15,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyInt, PyString, PyTuple};
 
 use crate::attention::Bounds;
+use crate::dlpack::DlTensor;
 use crate::error::{Error, in_torchs_words};
 use crate::place::Place;
 
@@ -69,6 +70,22 @@ impl<'py> Given<'py> {
         let extents = x.getattr(intern!(py, "shape"))?.cast_into()?;
         let steps = x.call_method0(intern!(py, "stride"))?.cast_into()?;
         Given::new(name, x.getattr(intern!(py, "dtype"))?, address, &extents, &steps)
+    }
+
+    /// A tensor of torch as DLPack describes it. `None` if its elements are of a type that no operation takes.
+    fn described(name: &'static str, py: Python<'py>, x: &DlTensor) -> PyResult<Option<Given<'py>>> {
+        let of = |element: Element| Some(element.of_dlpack()) == x.element();
+        let Some((dtype, _)) = dtypes(py)?.iter().find(|(_, element)| of(*element)) else { return Ok(None) };
+        let [extents, steps] = x.dims();
+        let rank = extents.len();
+        if rank > DIMS || steps.len() != rank {
+            return Ok(None);
+        }
+        let (mut shape, mut strides) = ([0; DIMS], [0; DIMS]);
+        shape.iter_mut().zip(extents).for_each(|(to, extent)| *to = *extent as usize);
+        strides[..rank].copy_from_slice(steps);
+        let dtype = dtype.bind(py).clone();
+        Ok(Some(Given { name, dtype, address: x.address(), rank, shape, strides }))
     }
 
     fn of_numbers(name: &'static str, numbers: &Bound<'py, PyTuple>) -> PyResult<Given<'py>> {
@@ -182,7 +199,10 @@ impl<'py> Given<'py> {
         place: Place,
     ) -> PyResult<Option<&'static str>> {
         let bytes = match place {
-            Place::Cpu | Place::CheckedForCpu => Some(x.getattr(intern!(x.py(), "itemsize"))?.extract()?),
+            Place::Cpu | Place::CheckedForCpu => Some(match known(&self.dtype)? {
+                Some(element) => element.bytes(),
+                None => x.getattr(intern!(x.py(), "itemsize"))?.extract()?,
+            }),
             Place::Stream { .. } | Place::CheckedForGpu => None,
         };
         let (is_readable, multiple) = match (access, bytes) {
@@ -255,8 +275,17 @@ impl<'a, 'py> Tensors<'a, 'py> {
             }
             given
         } else {
-            self.check_place(name, x)?;
-            let given = Given::of_torch(name, x)?;
+            let given = match DlTensor::of(x) {
+                Some(found) if self.is_at(found.device()) => Given::described(name, x.py(), &found)?,
+                _ => None,
+            };
+            let given = match given {
+                Some(given) => given,
+                None => {
+                    self.check_place(name, x)?;
+                    Given::of_torch(name, x)?
+                }
+            };
             match given.copied_by(x, access, self.place)? {
                 None => given,
                 Some(method) => {
@@ -275,17 +304,27 @@ impl<'a, 'py> Tensors<'a, 'py> {
         Ok(self.take(name, access)?.ok_or(Error::NoTensor { tensor: name })?)
     }
 
+    /// Whether a device, with -1 for the CPU, is where the call is computed.
+    fn is_at(&self, device: Option<i32>) -> bool {
+        match self.place {
+            Place::Stream { device: wanted, .. } => {
+                device.is_some_and(|device| u32::try_from(device) == Ok(wanted))
+            }
+            Place::Cpu | Place::CheckedForGpu | Place::CheckedForCpu => device == Some(-1),
+        }
+    }
+
     /// Checks that a tensor is where the call is computed.
     fn check_place(&self, name: &str, x: &Bound<'py, PyAny>) -> PyResult<()> {
         let py = x.py();
-        let device: i32 = x.call_method0(intern!(py, "get_device"))?.extract()?;
-        let is_there = match self.place {
-            Place::Stream { device: wanted, .. } => u32::try_from(device) == Ok(wanted),
+        let device = match self.place {
+            Place::Stream { .. } => Some(x.call_method0(intern!(py, "get_device"))?.extract()?),
+            // Tensors without memory have the number of the CPU as well.
             Place::Cpu | Place::CheckedForGpu | Place::CheckedForCpu => {
-                device < 0 && x.getattr(intern!(py, "is_cpu"))?.is_truthy()?
+                x.getattr(intern!(py, "is_cpu"))?.is_truthy()?.then_some(-1)
             }
         };
-        if is_there {
+        if self.is_at(device) {
             return Ok(());
         }
         let (first_name, first) = self.given[0];
@@ -679,6 +718,27 @@ enum Element {
     Integer,
 }
 
+impl Element {
+    /// The size in bytes.
+    fn bytes(self) -> u64 {
+        match self {
+            Element::Number(dtype) => dtype.bytes() as u64,
+            Element::Integer => 4,
+        }
+    }
+
+    /// DLPack's kind of numbers and their bits.
+    fn of_dlpack(self) -> (u8, u8) {
+        match self {
+            Element::Integer => (0, 32),
+            Element::Number(Dtype::F16) => (2, 16),
+            Element::Number(Dtype::F32) => (2, 32),
+            Element::Number(Dtype::Bf16) => (4, 16),
+            Element::Number(Dtype::E4m3) => (10, 8),
+        }
+    }
+}
+
 /// Torch's dtypes.
 static DTYPES: PyOnceLock<Vec<(Py<PyAny>, Element)>> = PyOnceLock::new();
 
@@ -696,7 +756,15 @@ fn known(dtype: &Bound<'_, PyAny>) -> PyResult<Option<Element>> {
             name.parse().ok().map(Element::Number)
         });
     }
-    let all = DTYPES.get_or_try_init(py, || {
+    Ok(dtypes(py)?.iter().find(|(other, _)| dtype.is(other)).map(|(_, element)| *element))
+}
+
+/// Torch's dtypes that operations support.
+///
+/// # Errors
+/// Torch cannot be imported.
+fn dtypes(py: Python<'_>) -> PyResult<&Vec<(Py<PyAny>, Element)>> {
+    DTYPES.get_or_try_init(py, || {
         let torch = py.import("torch")?;
         let names = [
             ("bfloat16", Element::Number(Dtype::Bf16)),
@@ -709,8 +777,7 @@ fn known(dtype: &Bound<'_, PyAny>) -> PyResult<Option<Element>> {
             .into_iter()
             .map(|(name, element)| Ok((torch.getattr(name)?.unbind(), element)))
             .collect::<PyResult<_>>()
-    })?;
-    Ok(all.iter().find(|(other, _)| dtype.is(other)).map(|(_, element)| *element))
+    })
 }
 
 /// The dtype of numbers that torch's dtype or a name stands for.

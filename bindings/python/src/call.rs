@@ -1,7 +1,10 @@
 //! A call of an operation: planned once, and launched over torch's addresses.
 
+use std::cell::RefCell;
 use std::hash::Hash;
 use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::thread::LocalKey;
 
 use fa3_cuda::host::{Compiled, Operation, OperationError, PlanCache, Stream};
 use fa3_cuda::kernels::Spec;
@@ -90,12 +93,24 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
 pub(crate) struct Planned<C: Call> {
     /// The options.
     pub(crate) numbers: C::Numbers,
-    /// The plans of recent calls, by the numbers of their devices.
+    /// The plans of recent calls.
     pub(crate) plans: &'static Plans<C>,
+    /// The last call of each thread.
+    pub(crate) last: &'static LocalKey<Last<C>>,
 }
 
+/// A call with the number of its device.
+type Key<C> = (u32, C);
+
+/// A plan, compiled.
+type Plan<C> = Arc<Compiled<<C as Call>::Plan>>;
+
 /// The plans of recent calls, by the numbers of their devices.
-pub(crate) type Plans<C> = PlanCache<(u32, C), Compiled<<C as Call>::Plan>>;
+pub(crate) type Plans<C> = PlanCache<Key<C>, Compiled<<C as Call>::Plan>>;
+
+/// The last call of a thread, with its plan. A model's layers make the same call again, which is compared with the last
+/// one faster than it is looked up among all.
+pub(crate) type Last<C> = RefCell<Option<(Key<C>, Plan<C>)>>;
 
 /// Plans a call for a device with these limits, and returns the kernels that it launches.
 pub(crate) type Planning = Box<dyn FnOnce(&DeviceLimits) -> Result<Vec<Spec>, Error> + Send>;
@@ -112,7 +127,7 @@ pub(crate) trait Compute: Send + Sync {
     /// making a plan may take a second, and the driver may wait for room in the stream. Returns [`Call::words`].
     ///
     /// # Errors
-    /// As in [`run`], or the operation does not know a tensor.
+    /// The call is invalid, the driver reports an error, `allocate` raises, or the operation does not know a tensor.
     fn compute(
         &self,
         place: Place,
@@ -149,7 +164,7 @@ impl<C: Call> Compute for Planned<C> {
         if words.is_none() || tensors.are_with("table") {
             at.retain(|(tensor, _)| call.takes(tensor));
             // The copies of tensors live until `run` returns.
-            py.detach(|| run(place, call, &at, self.plans, allocate))?;
+            py.detach(|| self.run(place, call, &at, allocate))?;
         }
         Ok(words)
     }
@@ -168,63 +183,64 @@ fn with_names<'a, 'py>(
     given.iter().map(|(name, x)| Ok((name.to_str()?, x))).collect()
 }
 
-/// Computes a call on its device, or checks it if the place is no device. Uses the stream's cached workspace, or one
-/// from `allocate` if the cached workspace is too small or missing.
-///
-/// # Errors
-/// The call is invalid, the driver reports an error, `allocate` raises, or a bug panicked: no panic gets through.
-fn run<C: Call>(place: Place, call: C, at: &At, plans: &Plans<C>, allocate: &Allocate) -> Result<(), Error> {
-    let result = caught(|| run_in(place, call, at, plans, allocate));
-    result.unwrap_or_else(|message| Err(Error::Panic { message }))
-}
-
-fn run_in<C: Call>(
-    place: Place,
-    call: C,
-    at: &At,
-    plans: &Plans<C>,
-    allocate: &Allocate,
-) -> Result<(), Error> {
-    match place {
-        Place::Stream { device, stream } => launch(&(device, call), stream, at, plans, allocate),
-        Place::Cpu => cpu::run(|| call.compute(at)),
-        Place::CheckedForGpu => {
-            // The check uses the limits of an H100.
-            let limits = DeviceLimits::h100_sxm();
-            call.check_plan(&C::Plan::plan(&call.problem()?, &limits, &call.options(limits.sms)?)?)
-        }
-        Place::CheckedForCpu => call.check_for_cpu(),
+impl<C: Call> Planned<C> {
+    /// Computes a call on its device, or checks it if the place is no device. Uses the stream's cached workspace, or one
+    /// from `allocate` if the cached workspace is too small or missing.
+    ///
+    /// # Errors
+    /// The call is invalid, the driver reports an error, `allocate` raises, or a bug panicked: no panic gets through.
+    fn run(&self, place: Place, call: C, at: &At, allocate: &Allocate) -> Result<(), Error> {
+        let result = caught(|| match place {
+            Place::Stream { device, stream } => self.launch((device, call), stream, at, allocate),
+            Place::Cpu => cpu::run(|| call.compute(at)),
+            Place::CheckedForGpu => {
+                // The check uses the limits of an H100.
+                let limits = DeviceLimits::h100_sxm();
+                call.check_plan(&C::Plan::plan(&call.problem()?, &limits, &call.options(limits.sms)?)?)
+            }
+            Place::CheckedForCpu => call.check_for_cpu(),
+        });
+        result.unwrap_or_else(|message| Err(Error::Panic { message }))
     }
-}
 
-fn launch<C: Call>(
-    key: &(u32, C),
-    stream: usize,
-    at: &At,
-    plans: &Plans<C>,
-    allocate: &Allocate,
-) -> Result<(), Error> {
-    let compiled = plans.find(key, |(ordinal, call)| {
-        let problem = call.problem()?;
-        let device = devices::open(*ordinal).map_err(OperationError::from)?;
-        let options = call.options(device.limits().sms)?;
-        let compiled = Compiled::with(&device, &problem, &options)?;
-        call.check_plan(compiled.plan())?;
-        Ok::<_, Error>(compiled)
-    })?;
-    // SAFETY: the Python sources take the stream from torch. It is the current stream of the device, in the primary
-    // context like all streams of torch, and alive as long as it is current.
-    #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
-    let stream = unsafe { Stream::from_raw(compiled.device(), stream) };
-    let workspace = Lent::of(&compiled, key.0, &stream, allocate)?;
-    // SAFETY: the Python sources take the addresses from torch tensors on this device, with the problem's shapes,
-    // strides and dtypes. Outputs are new tensors, or the tensors that the caller passed as outputs. A given workspace
-    // is a new tensor, and its counters have been zeroed on this stream. Tensors may be freed before the work is done,
-    // as with torch's own operators: torch gives their memory to later work of the same stream, or waits for the
-    // streams that a caller recorded. Torch keeps the memory of a capture as long as the graph. A cached workspace
-    // belongs to this stream alone, is held until the last kernel of the call is on the stream, and lives as long as
-    // the process. If a plan is dropped, its device stays open.
-    #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
-    workspace.with(|parts| unsafe { compiled.launch(&stream, at, parts) })?;
-    Ok(())
+    /// The plan of a call.
+    ///
+    /// # Errors
+    /// The call is invalid, or the driver reports an error.
+    fn plan(&self, key: Key<C>) -> Result<Plan<C>, Error> {
+        let is_last = |(last, plan): &(Key<C>, Plan<C>)| (*last == key).then(|| Arc::clone(plan));
+        if let Some(plan) = self.last.with_borrow(|last| last.as_ref().and_then(is_last)) {
+            return Ok(plan);
+        }
+        let plan = self.plans.find(&key, |(ordinal, call)| {
+            let problem = call.problem()?;
+            let device = devices::open(*ordinal).map_err(OperationError::from)?;
+            let options = call.options(device.limits().sms)?;
+            let compiled = Compiled::with(&device, &problem, &options)?;
+            call.check_plan(compiled.plan())?;
+            Ok::<_, Error>(compiled)
+        })?;
+        self.last.set(Some((key, Arc::clone(&plan))));
+        Ok(plan)
+    }
+
+    fn launch(&self, key: Key<C>, stream: usize, at: &At, allocate: &Allocate) -> Result<(), Error> {
+        let ordinal = key.0;
+        let compiled = self.plan(key)?;
+        // SAFETY: the Python sources take the stream from torch. It is the current stream of the device, in the primary
+        // context like all streams of torch, and alive as long as it is current.
+        #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
+        let stream = unsafe { Stream::from_raw(compiled.device(), stream) };
+        let workspace = Lent::of(&compiled, ordinal, &stream, allocate)?;
+        // SAFETY: the Python sources take the addresses from torch tensors on this device, with the problem's shapes,
+        // strides and dtypes. Outputs are new tensors, or the tensors that the caller passed as outputs. A given workspace
+        // is a new tensor, and its counters have been zeroed on this stream. Tensors may be freed before the work is done,
+        // as with torch's own operators: torch gives their memory to later work of the same stream, or waits for the
+        // streams that a caller recorded. Torch keeps the memory of a capture as long as the graph. A cached workspace
+        // belongs to this stream alone, is held until the last kernel of the call is on the stream, and lives as long as
+        // the process. If a plan is dropped, its device stays open.
+        #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
+        workspace.with(|parts| unsafe { compiled.launch(&stream, at, parts) })?;
+        Ok(())
+    }
 }

@@ -1,5 +1,6 @@
 //! Operations with their options.
 
+use std::cell::RefCell;
 use std::sync::LazyLock;
 
 use fa3_cuda::host::PlanCache;
@@ -10,7 +11,7 @@ use pyo3::types::PyDict;
 use crate::arguments::Options;
 use crate::attention::Attention;
 use crate::cached::Cached;
-use crate::call::{Call, Compute, Planned, Plans};
+use crate::call::{Call, Compute, Last, Planned, Plans};
 use crate::combine::Combination;
 use crate::fp8::Fp8Attention;
 use crate::gradients::Gradients;
@@ -60,7 +61,8 @@ impl Operation {
         macro_rules! planned {
             ($call:ty) => {{
                 static PLANS: LazyLock<Plans<$call>> = LazyLock::new(PlanCache::default);
-                Box::new(Planned::<$call> { numbers: <$call>::numbers(&options)?, plans: &PLANS })
+                thread_local!(static LAST: Last<$call> = const { RefCell::new(None) });
+                Box::new(Planned::<$call> { numbers: <$call>::numbers(&options)?, plans: &PLANS, last: &LAST })
             }};
         }
         let computes: Box<dyn Compute> = match &*name {
