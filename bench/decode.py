@@ -6,17 +6,17 @@
     python3 bench/decode.py --table decode --e4m3
     python3 bench/decode.py --table decode --e4m3-q
 
-Ours is the installed Python package fa3; FlashAttention-3's C++ is measured where --fa3 gives its compiled extension.
-A CUDA graph has a call for each of several caches. Together these are so large that a cache has left L2 when its turn
+Ours is the installed Python package fa3; FlashAttention-3's C++ is measured where --fa3 gives its compiled extension. A
+CUDA graph has a call for each of several caches. Together these are so large that a cache has left L2 when its turn
 comes again. The time of a call is the time of a replay divided by the number of calls. A layout is `contiguous`;
 `seqused`, which has lengths as data; or the number of rows of a page. Pages lie in random order in one pool. With
 --append a call also appends the new rows to the cache, and rotates these rows and Q. With --split-keys a sequence has
-the same bits in any batch. With --e4m3 the caches are e4m3 and Q is not, and ours is also measured over 16-bit caches
-of the same numbers. With --e4m3-q Q is e4m3, too.
+the same bits in any batch, and ours is also measured without it. With --e4m3 the caches are e4m3 and Q is not, and ours
+is also measured over 16-bit caches of the same numbers. With --e4m3-q Q is e4m3, too.
 
-TB/s count the keys and values in use, read once. TFLOP/s count the visible scores. The ratio is FlashAttention-3's time
-divided by ours, or our time over 16-bit caches divided by our time over e4m3 caches. O is compared with float64 on two
-heads of the first and of the last sequence, and the exit code is 1 if one is wrong.
+TB/s count the keys and values in use, read once. TFLOP/s count the visible scores. The ratio is the other
+implementation's time divided by ours, for example our time over 16-bit caches divided by our time over e4m3 caches. O
+is compared with float64 on two heads of the first and of the last sequence, and the exit code is 1 if one is wrong.
 """
 
 import argparse
@@ -190,7 +190,7 @@ def parse(words=None):
     parser.add_argument("--only", metavar="TEXT", help="only settings whose names contain it")
     parser.add_argument("--head-dim", type=settings.count, default=128, metavar="N", help="default: 128")
     parser.add_argument("--num-splits", type=int, default=0, metavar="N", help="of ours; 1: keys are not shared")
-    parser.add_argument("--split-keys", type=settings.count, metavar="N", help="of ours: pieces of N keys")
+    parser.add_argument("--split-keys", type=split_keys, metavar="N", help="of ours: splits of N keys, or fixed")
     parser.add_argument("--append", action="store_true", help="append new rows, and rotate them and Q")
     parser.add_argument("--e4m3", action="store_true", help="caches of e4m3, beside ours of 16 bits")
     parser.add_argument("--e4m3-q", action="store_true", help="the same with Q of e4m3")
@@ -201,6 +201,11 @@ def parse(words=None):
     if options.e4m3_q and options.append:
         parser.error("--append with --e4m3-q: rows of e4m3 are not rotated")
     return options
+
+
+def split_keys(text):
+    """The value of --split-keys."""
+    return text if text == "fixed" else settings.count(text)
 
 
 def _layout(text):
@@ -230,7 +235,7 @@ def implementations(options, q, caches, new):
     def table(number):
         return None if caches.tables is None else caches.tables[number]
 
-    def ours(number, caches=caches, q=q.to(E4M3) if options.e4m3_q else q):
+    def ours(number, caches=caches, q=q.to(E4M3) if options.e4m3_q else q, split_keys=options.split_keys):
         more = {}
         if new is not None:
             more = dict(k=new.k, v=new.v, rotary_cos=new.cos, rotary_sin=new.sin, rotary_interleaved=False)
@@ -242,11 +247,13 @@ def implementations(options, q, caches, new):
             page_table=table(number),
             causal=True,
             num_splits=options.num_splits,
-            split_keys=options.split_keys,
+            split_keys=split_keys,
             **more,
         )
 
     bound = {"ours": ours}
+    if options.split_keys:
+        bound["free"] = lambda number: ours(number, split_keys=None)
     if options.e4m3:
         wide = caches.of_16_bits()
         bound["16 bits"] = lambda number: ours(number, wide, q)
@@ -359,7 +366,7 @@ def main():
         # Memory is freed before other caches are drawn.
         del caches, bound, graphs
     if ratios:
-        print(f"to {'16 bits' if options.e4m3 else 'fa3'}: {settings.mean_and_worst(ratios)}, {len(ratios)} cells")
+        print(f"to {other}: {settings.mean_and_worst(ratios)}, {len(ratios)} cells")
     settings.write_json(options.json, results)
     return 0 if right else 1
 

@@ -1,19 +1,23 @@
-"""Latent attention, and attention with head_dim 512, compared with FlashAttention-3: one GPU, one process, in turns.
+"""Latent attention and head_dim 512 beside FlashAttention-3 and FlashMLA: one GPU, one process, in turns.
 
     python3 bench/latent.py --fa3 path/to/fa3_C.so
     python3 bench/latent.py --fa3 path/to/fa3_C.so --page 1 --only "128 heads"
+    python3 bench/latent.py --flashmla path/to/flashmla_C.so --only heads
 
 Decoding is as in DeepSeek's models, with one new token. For each key, all heads share a latent vector of 512 columns
 and 64 rotated columns, which are a row of one paged cache. Ours is `fa3.flash_mla.flash_mla_with_kvcache`;
-FlashAttention-3's C++ gets views of the same cache, as `qv`, where --fa3 gives its compiled extension. A CUDA graph has
-a call for each of several caches, which together are larger than L2. TFLOP/s count 2 · (576 + 512) operations for each
-query head and key, and TB/s count the cache's rows in use, read once. Prefill is causal, with head_dim 512, and its
-TFLOP/s count visible scores. FlashAttention-3 lacks this head_dim, so torch's own attention is measured.
+FlashAttention-3's C++ gets views of the same cache, as `qv`, where --fa3 gives its compiled extension. FlashMLA's gets
+the cache itself and its scheduler metadata made before, where --flashmla gives its extension and pages have 64 rows. A
+CUDA graph has a call for each of several caches, which together are larger than L2. TFLOP/s count 2 · (576 + 512)
+operations for each query head and key, and TB/s count the cache's rows in use, read once. Prefill is causal, with
+head_dim 512, and its TFLOP/s count visible scores. FlashAttention-3 lacks this head_dim, so torch's own attention is
+measured.
 
 The ratio is the other implementation's time divided by ours. O is compared with float64 on two heads of the first and
 of the last sequence, and the exit code is 1 if one is wrong.
 """
 
+import functools
 import math
 import sys
 
@@ -46,6 +50,7 @@ PREFILL = {
 def parse(words=None):
     """The options of the command line."""
     parser = settings.parser_of(__doc__, rounds=7, slice_ms=25.0)
+    parser.add_argument("--flashmla", metavar="FLASHMLA_C.SO", help="FlashMLA's compiled extension")
     parser.add_argument("--page", type=settings.count, nargs="+", default=[64], metavar="ROWS", help="default: 64")
     parser.add_argument("--only", metavar="TEXT", help="only settings whose names contain it")
     return parser.parse_args(words)
@@ -80,6 +85,21 @@ class Decoding:
         (qv, q), (v, k) = (x.tensor_split((LATENT,), dim=3) for x in (self.q, self.cache))
         lists = dict(seqused_k=self.seqused, page_table=self.tables[number])
         return torch.ops.flash_attn_3.fwd(q, k, v, q_v=qv, **lists, softmax_scale=self.scale, is_causal=True)[0]
+
+    @functools.cached_property
+    def flashmla_metadata(self):
+        """FlashMLA's tiles and splits, which depend on lengths alone."""
+        return self._flashmla(0, None, None)[2:4]
+
+    def flashmla(self, number):
+        """O of a batch by FlashMLA."""
+        return self._flashmla(number, *self.flashmla_metadata)[0]
+
+    def _flashmla(self, number, *metadata):
+        lists = self.seqused, self.tables[number]
+        return torch.ops._flashmla_C.dense_decode_fwd(
+            self.q, self.cache, LATENT, *lists, self.scale, True, *metadata, None
+        )
 
     def error(self, o):
         """The largest relative error of O of the first batch, over two heads of the first and of the last sequence."""
@@ -154,6 +174,8 @@ def main():
     settings.print_machine()
     if options.fa3:
         torch.ops.load_library(options.fa3)
+    if options.flashmla:
+        torch.ops.load_library(options.flashmla)
     results, right = [], True
     for name, draw in cells(options):
         if (options.only or "") not in name:
@@ -163,8 +185,11 @@ def main():
         bound = {"ours": drawn.ours}
         if isinstance(drawn, Prefill):
             bound["torch"] = drawn.torch
-        elif options.fa3:
-            bound["fa3"] = drawn.fa3
+        else:
+            if options.fa3:
+                bound["fa3"] = drawn.fa3
+            if options.flashmla and drawn.cache.shape[1] == 64:
+                bound["flashmla"] = drawn.flashmla
         errors = {by: drawn.error(function(0)) for by, function in bound.items()}
         graphs = {by: decode.replayed(function, drawn.count) for by, function in bound.items()}
         taken = timing.in_turns(graphs, options.rounds, options.slice_ms)

@@ -167,6 +167,11 @@ impl<'k, T: Class> Var<'k, T> {
         Var { builder, register, class: PhantomData }
     }
 
+    /// Its register.
+    pub(crate) fn register(self) -> Value {
+        self.register
+    }
+
     /// The variable's present content, as a value that does not change any more.
     #[track_caller]
     pub fn get(self) -> V<'k, T> {

@@ -29,6 +29,9 @@ pub struct Team {
     pub warps: u32,
     /// Splits whose rows a warp loads at once: 2, 4 or 8.
     pub at_once: u32,
+    /// Whether a single warp merges one split after the other, so that a split without keys changes no bit of the
+    /// result.
+    pub in_order: bool,
 }
 
 impl Team {
@@ -39,7 +42,12 @@ impl Team {
         let most = (ROW_REGISTERS / row.max(1)).clamp(2, MOST_AT_ONCE);
         let at_once = splits.clamp(2, most).next_power_of_two();
         let warps = splits.div_ceil(at_once).clamp(1, MOST_WARPS).next_power_of_two();
-        Team { warps, at_once }
+        Team { warps, at_once, in_order: false }
+    }
+
+    /// The team for rows of `head_dim` elements whose splits are merged one after the other.
+    pub fn in_order(head_dim: u32, dtype: Dtype) -> Team {
+        Team { in_order: true, ..Team::new(Team::new(u32::MAX, head_dim, dtype).at_once, head_dim, dtype) }
     }
 
     /// Warps per CTA.
@@ -120,7 +128,7 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Team { warps, at_once } = self.team;
+        let Team { warps, at_once, .. } = self.team;
         writeln!(f, "problem    {}", self.problem)?;
         writeln!(f, "team       {warps} x 32 threads, {at_once} parts at once in each warp")?;
         write!(f, "rows       {} in {} CTAs of {} warps", self.rows, self.grid(), self.team.cta_warps())
@@ -134,7 +142,7 @@ mod tests {
     use super::*;
 
     fn team(splits: u32, head_dim: u32, dtype: Dtype) -> [u32; 2] {
-        let Team { warps, at_once } = Team::new(splits, head_dim, dtype);
+        let Team { warps, at_once, .. } = Team::new(splits, head_dim, dtype);
         [warps, at_once]
     }
 
@@ -151,7 +159,7 @@ mod tests {
     fn a_team_loads_all_parts_at_once_if_it_may() {
         for (splits, head_dim) in (1..=300).flat_map(|splits| [8, 64, 96, 512].map(|dim| (splits, dim))) {
             for dtype in [Dtype::F32, Dtype::F16] {
-                let Team { warps, at_once } = Team::new(splits, head_dim, dtype);
+                let Team { warps, at_once, .. } = Team::new(splits, head_dim, dtype);
                 assert!(warps * at_once >= splits || warps == MOST_WARPS, "{splits} of {head_dim}");
                 // Every warp has a split.
                 assert!(warps == 1 || warps / 2 * at_once < splits, "{splits} of {head_dim}");

@@ -200,6 +200,16 @@ impl<T: Int> Tiling<T> {
         Some(self.all_blocks(len).at_most(self.tile_n.div_ceil(keys) + left.lit(1)))
     }
 
+    /// Number of blocks of all of a sequence's keys.
+    pub(crate) fn blocks_of_keys(&self, len: SeqLens<T>) -> T {
+        self.tile_n.div_ceil(len.k)
+    }
+
+    /// Whether the first key that a row sees may be another than the sequence's first one.
+    pub(crate) fn has_left_side(&self) -> bool {
+        self.left.is_some() || self.chunks.is_some()
+    }
+
     /// Whether the mask is bounded on both sides.
     pub(crate) fn has_two_sides(&self) -> bool {
         self.left.is_some() && self.right.is_some()

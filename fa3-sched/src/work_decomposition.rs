@@ -26,8 +26,11 @@
 //! ([`WorkDecomposition::or_whole_units`]), each unit counts as long as the longest one, and all CTAs take equally many
 //! units ([`WorkDecomposition::iteration_space`]).
 //!
-//! Splits may have a fixed size instead, from a unit's first block on ([`WorkDecomposition::fixed_size`]). A CTA takes
-//! the splits that begin in its share. Splits then follow from a sequence's lengths alone.
+//! Splits may have a fixed size instead ([`WorkDecomposition::fixed_size`]). Then they are pieces of the sequence:
+//! piece i has the blocks from i · size to (i + 1) · size, counted from the sequence's first key, whatever the mask and
+//! the tile. A unit's first split is the piece in which its first block lies, so that a row has the same pieces in any
+//! tile of any call. A CTA takes the splits that begin in its share, or all splits of the units that begin there
+//! ([`WorkDecomposition::merging`]), so that it can merge them itself.
 //!
 //! Where all sequences have equally many iterations, the host computes the iteration space
 //! ([`WorkDecomposition::equal_sequences`]), and a CTA finds its first sequence by a division.
@@ -41,7 +44,7 @@
 mod equal_sequences;
 
 use crate::packed::Cut;
-use crate::{FastDiv, Int, SeqLens};
+use crate::{FastDiv, Int, KvRange, SeqLens};
 
 pub use equal_sequences::EqualSequences;
 
@@ -60,6 +63,10 @@ pub struct WorkDecomposition<T> {
     cut: Cut<T>,
     /// Blocks per split, if splits have a fixed size.
     split_blocks: Option<FastDiv<T>>,
+    /// Whether a unit of one split leaves a partial result, too.
+    reduces_whole: bool,
+    /// Whether the CTA in whose share a unit begins computes all of its splits, and merges them.
+    merges: bool,
     /// The iteration space, if all sequences have equally many iterations.
     equal: Option<EqualSequences<T>>,
 }
@@ -95,7 +102,8 @@ pub struct Split<T> {
     pub m_block: T,
     /// The head, or the number of its co-scheduled heads' unit ([`WorkDecomposition::head`]).
     pub head: T,
-    /// The first block, counted from the unit's first block.
+    /// The first block, counted from the unit's first block, or with a fixed size from the first block of the piece in
+    /// which the unit's first block lies. See [`WorkDecomposition::blocks`].
     pub first: T,
     /// One past the last block of the part.
     pub end: T,
@@ -121,6 +129,8 @@ impl WorkDecomposition<u32> {
             reduction_cost: None,
             cut,
             split_blocks: None,
+            reduces_whole: false,
+            merges: false,
             equal: None,
         }
     }
@@ -146,6 +156,21 @@ impl WorkDecomposition<u32> {
         WorkDecomposition { extra: 0, reduction_cost: None, split_blocks: Some(FastDiv::new(blocks)), ..self }
     }
 
+    /// These shares, where a unit of one split of a fixed size leaves a partial result, too. So the reduction adds all
+    /// sinks, and a row's bits do not depend on the number of its tile's splits.
+    #[must_use]
+    pub fn reducing_whole_units(self) -> WorkDecomposition<u32> {
+        WorkDecomposition { reduces_whole: true, ..self }
+    }
+
+    /// These shares with splits of a fixed size, where the CTA in whose share a unit begins computes all of its splits,
+    /// one after the other, and merges them. There are no partial results. Tiles with few blocks and with many take
+    /// turns, since under a causal mask the last tiles of a sequence are its longest ones.
+    #[must_use]
+    pub fn merging(self) -> WorkDecomposition<u32> {
+        WorkDecomposition { merges: true, ..self }
+    }
+
     /// These shares of `count` sequences that all have these rows and lengths. The iterations of all sequences must be
     /// fewer than 2³¹.
     #[must_use]
@@ -168,6 +193,8 @@ impl<T> WorkDecomposition<T> {
             reduction_cost: self.reduction_cost.map(|cost| f("share_slack", cost)),
             cut: self.cut.map_named(&mut |name, number| f(&format!("cut_{name}"), number)),
             split_blocks: self.split_blocks.map(|blocks| blocks.map_named("share_piece", f)),
+            reduces_whole: self.reduces_whole,
+            merges: self.merges,
             equal: self.equal.map(|equal| equal.map_named(f)),
         }
     }
@@ -177,6 +204,11 @@ impl<T: Int> WorkDecomposition<T> {
     /// Number of heads, with each co-scheduled head counted.
     pub fn heads(&self) -> T {
         self.co_scheduled.map_or(self.heads, |count| self.heads * count)
+    }
+
+    /// Whether a CTA merges the splits of its units.
+    pub fn merges_splits(&self) -> bool {
+        self.merges
     }
 
     /// The number of the share of CTA `cta`.
@@ -191,7 +223,9 @@ impl<T: Int> WorkDecomposition<T> {
 
     /// The units of a sequence with `rows` rows of O and the lengths `len`.
     pub fn units(&self, rows: T, len: SeqLens<T>) -> WorkUnits<T> {
-        let (tiles, blocks) = (self.cut.blocks(rows), self.cut.most(len));
+        let tiles = self.cut.blocks(rows);
+        let blocks =
+            self.split_blocks.map_or_else(|| self.cut.most(len), |size| self.cut.most_from_pieces(len, size));
         let iterations = (blocks + self.extra).at_least(rows.lit(1));
         WorkUnits { tiles, blocks, iterations, count: tiles * self.heads }
     }
@@ -220,17 +254,36 @@ impl<T: Int> WorkDecomposition<T> {
         }
     }
 
-    /// Number of splits of each unit, at least one; `None` unless splits have a fixed size.
-    pub fn num_splits(&self, units: &WorkUnits<T>) -> Option<T> {
-        self.split_blocks.map(|size| size.div_ceil(units.blocks).at_least(units.blocks.lit(1)))
+    /// Number of partial results of each unit, 0 if it has one split that writes its results; `None` unless splits have
+    /// a fixed size.
+    pub fn partial_results(&self, units: &WorkUnits<T>) -> Option<T> {
+        let [zero, one] = [0, 1].map(|number| units.blocks.lit(number));
+        let splits = self.split_blocks?.div_ceil(units.blocks).at_least(one);
+        Some(if self.reduces_whole { splits } else { T::select(splits.le(one), zero, splits) })
     }
 
-    /// The first iteration where a split may begin, `from` or later: with splits of a fixed size, the beginning of the
-    /// next split. `from` lies in the sequence with these units, and the result may be one past the sequence.
+    /// The blocks of a split of a tile that visits `kv`.
+    pub fn blocks(&self, kv: KvRange<T>, split: &Split<T>) -> KvRange<T> {
+        let Some(size) = self.split_blocks else {
+            return kv.part(split.first, split.end);
+        };
+        let from = size.quotient(kv.first) * size.divisor() + split.first;
+        let [from, to] = [from, from + size.divisor()].map(|block| block.sub_sat(kv.first));
+        kv.part(from, to)
+    }
+
+    /// The first iteration where a CTA may begin, `from` or later: with splits of a fixed size, the beginning of the
+    /// next split, or of the next unit if CTAs merge splits. `from` lies in the sequence with these units, and the
+    /// result may be one past the sequence.
     pub fn begin(&self, units: &WorkUnits<T>, from: T) -> T {
         let Some(size) = self.split_blocks else { return from };
         let first = from.div(units.iterations) * units.iterations;
-        let within = size.div_ceil(from.sub_sat(first)) * size.divisor();
+        let passed = from.sub_sat(first);
+        if self.merges {
+            let one = passed.lit(1);
+            return first + passed.at_most(one) * units.iterations;
+        }
+        let within = size.div_ceil(passed) * size.divisor();
         first + within.at_most(units.iterations)
     }
 
@@ -243,8 +296,17 @@ impl<T: Int> WorkDecomposition<T> {
         let head = unit.div(units.tiles.at_least(from.lit(1)));
         let iterations = units.iterations.sub_sat(within).at_most(most);
         let end = (within + iterations).sub_sat(self.extra).at_most(units.blocks);
+        let tile = unit.sub_sat(head * units.tiles);
+        let m_block = if self.merges {
+            let [zero, one] = [0, 1].map(|number| tile.lit(number));
+            let half = tile.shr(one);
+            let from_end = units.tiles.sub_sat(half + one);
+            T::select(tile.sub_sat(half + half).eq(zero), half, from_end)
+        } else {
+            tile
+        };
         Split {
-            m_block: unit.sub_sat(head * units.tiles),
+            m_block,
             head,
             first: within.sub_sat(self.extra).at_most(end),
             end,
@@ -253,14 +315,25 @@ impl<T: Int> WorkDecomposition<T> {
         }
     }
 
+    /// The step of a CTA that merges a split: 4, and 1 more if the unit begins with the split, and 2 more if it ends
+    /// there.
+    fn step_of_merge(&self, split: &Split<T>) -> T {
+        let [zero, one, two, four] = [0, 1, 2, 4].map(|number| split.first.lit(number));
+        let begins = T::select(split.first.eq(zero), one, zero);
+        four + begins + T::select(split.left.eq(zero), two, zero)
+    }
+
     /// The index of the partial result of a split that CTA `cta` computes, plus 1; 0 if the split is the whole unit.
     /// With a fixed size, it is the split's number within its unit.
     pub fn partial_index(&self, split: &Split<T>, cta: T) -> T {
+        if self.merges {
+            return self.step_of_merge(split);
+        }
         let number = self.split_blocks.map(|size| size.quotient(split.first));
         let (zero, one) = (cta.lit(0), cta.lit(1));
         if let Some(number) = number {
             let is_whole = (split.first + split.left).eq(zero);
-            return T::select(is_whole, zero, number + one);
+            return if self.reduces_whole { number + one } else { T::select(is_whole, zero, number + one) };
         }
         let two = cta + cta;
         let of_first = T::select(split.left.eq(zero), zero, two + one + one);
@@ -296,204 +369,4 @@ impl<T: Int> Split<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use fa3_types::Mask;
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::Tiling;
-    use crate::checked::Checked;
-
-    /// A work tile: sequence, head, tile.
-    type Unit = (usize, u64, u64);
-
-    type OfKernel = WorkDecomposition<Checked>;
-
-    /// A decomposition as a kernel computes it.
-    fn checked(shares: WorkDecomposition<u32>) -> OfKernel {
-        shares.map_named(&mut |_, number| Checked::from(number))
-    }
-
-    /// The units of sequences of these lengths.
-    fn units_of(shares: &OfKernel, lengths: &[(u32, u32)]) -> Vec<WorkUnits<Checked>> {
-        let of = |&(q, k): &(u32, u32)| shares.units(q.into(), SeqLens { q: q.into(), k: k.into() });
-        lengths.iter().map(of).collect()
-    }
-
-    /// Each unit, with the units of its sequence.
-    fn each<'u>(shares: &OfKernel, units: &'u [WorkUnits<Checked>]) -> Vec<(Unit, &'u WorkUnits<Checked>)> {
-        let heads = shares.heads().0;
-        let of = |(sequence, of): (usize, &'u WorkUnits<Checked>)| {
-            let tiles = (0..heads).flat_map(|head| (0..of.tiles.0).map(move |tile| (head, tile)));
-            tiles.map(move |(head, tile)| ((sequence, head, tile), of))
-        };
-        units.iter().enumerate().flat_map(of).collect()
-    }
-
-    fn space(shares: &OfKernel, units: &[WorkUnits<Checked>]) -> IterationSpace<Checked> {
-        let sum = |of: &dyn Fn(&WorkUnits<Checked>) -> u64| Checked(units.iter().map(of).sum::<u64>());
-        let longest = units.iter().map(|units| units.iterations.0).max().unwrap_or(0);
-        let units = || [sum(&|units| units.count.0), Checked(longest)];
-        shares.iteration_space(sum(&|units| units.all().0), units)
-    }
-
-    fn mask() -> impl Strategy<Value = Mask> {
-        prop_oneof![Just(Mask::None), Just(Mask::Causal), Just(Mask::window(Some(90), Some(7)))]
-    }
-
-    /// The splits of a CTA, with the indices of their partial results and the number of splits that they announce.
-    fn walk(
-        shares: &OfKernel,
-        units: &[WorkUnits<Checked>],
-        cta: u32,
-    ) -> Vec<(Unit, Split<Checked>, u64, u64)> {
-        let space = space(shares, units);
-        let units: Vec<_> = units.iter().map(|units| units.on(&space)).collect();
-        let (share, total, number) = (space.share, space.total.0, shares.number(cta.into()).0);
-        let (mut place, end) = (number * share.0, ((number + 1) * share.0).min(total));
-        let (mut sequence, mut first, mut splits) = (0, 0, Vec::new());
-        let mut begins = false;
-        while place < end {
-            while first + units[sequence].all().0 <= place {
-                first += units[sequence].all().0;
-                sequence += 1;
-            }
-            if !begins {
-                begins = true;
-                place = first + shares.begin(&units[sequence], Checked(place - first)).0;
-                continue;
-            }
-            let split = shares.split(&units[sequence], Checked(place - first), Checked(end - place));
-            let unit = (sequence, shares.head(split.head, cta.into()).0, split.m_block.0);
-            let (index, count) = (shares.partial_index(&split, cta.into()).0, split.splits(share).0);
-            splits.push((unit, split, index, count));
-            place += split.iterations.0;
-        }
-        splits
-    }
-
-    proptest! {
-        /// Each block of each work tile is in one split. The indices of a tile's partial results follow from its first
-        /// CTA, and no two results share an index.
-        #[test]
-        fn shares_are_all_blocks_of_all_units(
-            lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
-            ctas in 1_u32..40, extra in 0_u32..2, reduction_cost in prop_oneof![Just(None), (0_u32..9).prop_map(Some)],
-            together in prop_oneof![Just(None), (2_u32..4).prop_map(Some)], mask in mask(),
-        ) {
-            let (cut, tiling) = (Cut::new(16, 32, mask), Tiling::new(16, 32, 1, mask));
-            let shares = WorkDecomposition::new(heads, ctas, extra, cut);
-            let shares = together.map_or(shares, |count| shares.co_scheduled(count));
-            let shares = checked(reduction_cost.map_or(shares, |cost| shares.or_whole_units(cost)));
-            prop_assert_eq!(shares.heads().0, u64::from(heads * together.unwrap_or(1)));
-            let units = units_of(&shares, &lengths);
-            let (mut blocks, mut whole, mut results) = (BTreeMap::<Unit, u64>::new(), Vec::new(), BTreeMap::new());
-            let mut announced = BTreeMap::new();
-            let mut most = 0;
-            for cta in 0..ctas * together.unwrap_or(1) {
-                let splits = walk(&shares, &units, cta);
-                most = most.max(splits.iter().map(|(_, split, ..)| split.iterations.0).sum::<u64>());
-                for (unit, split, index, count) in splits {
-                    // Blocks come in order.
-                    let done = blocks.entry(unit).or_default();
-                    prop_assert_eq!(*done, split.first.0);
-                    *done = split.end.0;
-                    if index == 0 {
-                        whole.push(unit);
-                    } else if split.end.0 > split.first.0 {
-                        prop_assert!(index == 1 + 2 * u64::from(cta) || index == 2 + 2 * u64::from(cta));
-                        prop_assert!(results.insert(index - 1, (unit, split.first.0)).is_none());
-                    }
-                    if count > 0 {
-                        prop_assert!(announced.insert(unit, (u64::from(cta), count)).is_none());
-                    }
-                }
-            }
-            let total: u64 = units.iter().map(|units| units.all().0).sum();
-            prop_assert!(most <= total.div_ceil(ctas.into()).max(1) + u64::from(reduction_cost.unwrap_or(0)));
-            prop_assert!(space(&shares, &units).least.0 == 0 || announced.is_empty());
-            for (unit, of) in each(&shares, &units) {
-                let (q, k) = lengths[unit.0];
-                let visits = tiling.kv_range(unit.2 as u32, SeqLens { q, k }).blocks();
-                prop_assert!(u64::from(visits) <= of.blocks.0, "a tile of {visits} blocks, {of:?}");
-                prop_assert_eq!(blocks.remove(&unit), Some(of.blocks.0), "{:?}", unit);
-                if whole.contains(&unit) {
-                    prop_assert!(!announced.contains_key(&unit));
-                    continue;
-                }
-                let (cta, count) = announced[&unit];
-                let indices = std::iter::once(2 * cta + 1).chain((1..count).map(|split| 2 * (cta + split)));
-                let splits: Vec<_> = indices.map(|index| results.remove(&index)).collect();
-                prop_assert!(splits.iter().all(|split| split.is_some_and(|(of, _)| of == unit)), "{splits:?}");
-                prop_assert!(splits.is_sorted_by_key(|split| split.map(|(_, first)| first)));
-            }
-            prop_assert!(blocks.is_empty() && results.is_empty(), "{:?} {:?}", blocks, results);
-        }
-
-        /// Units of equal length stay whole if that costs at most the reduction, and not otherwise.
-        #[test]
-        fn units_are_whole_where_they_balance(units in 1_u32..400, iterations in 1_u32..90, ctas in 1_u32..140, cost in 0_u32..9) {
-            let shares = checked(WorkDecomposition::new(1, ctas, 0, Cut::new(16, 32, Mask::None)).or_whole_units(cost));
-            let space = shares.iteration_space((units * iterations).into(), || [units.into(), iterations.into()]);
-            let (whole, equal) = (units.div_ceil(ctas) * iterations, (units * iterations).div_ceil(ctas));
-            let is_whole = whole <= equal + cost;
-            prop_assert_eq!(space.share.0, u64::from(if is_whole { whole } else { equal }));
-            prop_assert_eq!((space.least.0 > 0, space.total.0), (is_whole, u64::from(units * iterations)));
-        }
-
-        /// Equal sequences have the iteration space of any sequences of these lengths, and divisions find them.
-        #[test]
-        fn equal_sequences_are_found_by_division(
-            count in 1_u32..9, (rows, k) in (0_u32..40, 0_u32..900), heads in 1_u32..4, ctas in 1_u32..40,
-            extra in 0_u32..2, cost in prop_oneof![Just(None), (0_u32..9).prop_map(Some)],
-            size in prop_oneof![Just(None), (1_u32..12).prop_map(Some)],
-        ) {
-            let shares = WorkDecomposition::new(heads, ctas, extra, Cut::new(16, 32, Mask::None));
-            let shares = cost.map_or(shares, |cost| shares.or_whole_units(cost));
-            let shares = size.map_or(shares, |size| shares.fixed_size(size));
-            let equal = checked(shares.equal_sequences(count, rows, SeqLens { q: rows, k })).equal().unwrap();
-            let shares = checked(shares);
-            let units = units_of(&shares, &vec![(rows, k); count as usize]);
-            let of_any = space(&shares, &units);
-            prop_assert_eq!(equal.space, of_any);
-            let all = units.first().map_or(0, |units| units.all().0);
-            for place in (0..ctas).map(|cta| u64::from(cta) * of_any.share.0).chain([of_any.total.0]) {
-                let sequence = place.min(of_any.total.0).checked_div(all).unwrap_or(0);
-                prop_assert_eq!(equal.sequence(Checked(place)), [sequence, sequence * all].map(Checked));
-            }
-        }
-
-        /// One CTA computes each fixed-size split of each work tile: the CTA in whose share the split begins. The
-        /// splits depend neither on other sequences nor on the number of CTAs.
-        #[test]
-        fn fixed_size_splits_are_a_sequences_own(
-            lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
-            ctas in 1_u32..40, blocks in 1_u32..12, mask in mask(),
-        ) {
-            let shares = checked(WorkDecomposition::new(heads, ctas, 1, Cut::new(16, 32, mask)).fixed_size(blocks));
-            let units = units_of(&shares, &lengths);
-            let total = units.iter().map(|units| units.all().0).sum::<u64>();
-            let mut computed = BTreeMap::<Unit, Vec<[u64; 3]>>::new();
-            for cta in 0..ctas {
-                let splits = walk(&shares, &units, cta);
-                let iterations = splits.iter().map(|(_, split, ..)| split.iterations.0).sum::<u64>();
-                prop_assert!(iterations < total.div_ceil(ctas.into()).max(1) + u64::from(blocks));
-                for (unit, Split { first, end, .. }, index, _) in splits {
-                    computed.entry(unit).or_default().push([first.0, end.0, index]);
-                }
-            }
-            for (unit, of) in each(&shares, &units) {
-                let (count, size) = (shares.num_splits(of).map_or(0, |count| count.0), u64::from(blocks));
-                let split = |number: u64| {
-                    let index = if count == 1 { 0 } else { number + 1 };
-                    [number * size, ((number + 1) * size).min(of.blocks.0), index]
-                };
-                let expected: Vec<_> = (0..count).map(split).collect();
-                prop_assert_eq!(computed.remove(&unit), Some(expected));
-            }
-            prop_assert!(computed.is_empty());
-        }
-    }
-}
+mod tests;

@@ -61,8 +61,8 @@
 //! ```
 //!
 //! Nothing is padded here. Head dimensions are multiples of 8, or of 16 for e4m3, up to 256; in 16 bits without
-//! gradients they may be up to 576 for Q and K and up to 512 for V. Rows begin at multiples of 16 bytes, and the last
-//! stride is 1.
+//! gradients they may be up to 576 for Q and K and up to 512 for V, and up to 512 for e4m3 K and V beside 16-bit Q.
+//! Rows begin at multiples of 16 bytes, and the last stride is 1.
 //!
 //! If tensors do not begin at the starts of their buffers, use [`Tensors::input_from`] and [`Tensors::output_from`], or
 //! [`Forward::launch`], which takes addresses. With the feature `cudarc`, `Forward::run_slices` takes slices of that
@@ -114,8 +114,9 @@ pub(crate) mod sparse;
 
 use fa3_quant::RopeTable;
 use fa3_types::{BackwardProblem, CombineProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem};
-use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
+use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4, ArrayViewMut3};
 
+use crate::cache::Outputs;
 use crate::cpu::queries::Queries;
 use crate::scales::Descales;
 use crate::{Combined, Gradients, Output, OutputGradients, Quantized, Scalar};
@@ -194,6 +195,33 @@ fn attend<P, O: Scalar>(
     Ok(outputs.download(inputs, problem)?)
 }
 
+/// Computes attention over a cache into arrays, on the device. `add` adds the inputs, with padded rows. Keys are split
+/// where Q has few rows. There are `max_logits` if the problem has them.
+fn over_cache<T: Scalar>(
+    device: &Device,
+    problem: &Problem,
+    add: impl FnOnce(&mut DeviceInputs<'_>) -> Result<(), HostError>,
+    (o_to, lse_to): Outputs<'_, T>,
+    max_logits: Option<ArrayViewMut3<'_, f32>>,
+) -> Result<(), OperationError> {
+    let padded = problem.padded();
+    let options = ForwardOptions::default().split_keys(SplitKeys::Even);
+    let forward = Forward::with(device, &padded, &options)?;
+    let mut inputs = DeviceInputs::new(device)?;
+    add(&mut inputs)?;
+    let (mut outputs, of_lse) = (OutputBuffers::new(device, &padded)?, padded.lse_shape());
+    let mut largest = max_logits.as_ref().map(|_| OutputBuffers::of_rows(device, &padded)).transpose()?;
+    let tensors = inputs.tensors().output("o", &mut outputs.o).output("lse", &mut outputs.lse);
+    inputs.run(&forward, tensors.output("max_logits", largest.as_mut()))?;
+    let (o, lse) = outputs.download(&inputs, &padded)?;
+    unpad::<T::Output>(o, problem.head_dim_v()).assign_to(o_to);
+    lse.assign_to(lse_to);
+    if let Some((to, from)) = max_logits.zip(largest) {
+        inputs.download::<f32, _>(&from, of_lse)?.assign_to(to);
+    }
+    Ok(())
+}
+
 /// The lengths of a problem's sequences in device memory: `cu_seqlens` of Q and K that are packed, and `seqused` of Q
 /// and K that are used in part.
 #[derive(Debug)]
@@ -237,8 +265,13 @@ impl OutputBuffers {
     fn new(device: &Device, problem: &Problem) -> Result<OutputBuffers, HostError> {
         Ok(OutputBuffers {
             o: device.alloc(problem.o().extent_bytes().0 as usize)?,
-            lse: device.alloc(problem.lse_shape().iter().product::<usize>() * size_of::<f32>())?,
+            lse: OutputBuffers::of_rows(device, problem)?,
         })
+    }
+
+    /// Allocates an array of the shape of LSE.
+    fn of_rows(device: &Device, problem: &Problem) -> Result<DeviceBuffer, HostError> {
+        device.alloc(problem.lse_shape().iter().product::<usize>() * size_of::<f32>())
     }
 
     /// Downloads the written results.

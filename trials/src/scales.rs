@@ -32,6 +32,11 @@ impl Scaled {
         }
     }
 
+    /// The place of its scales among the scales of one head: with `qv`, K and V have one scale.
+    fn place(self, problem: &Problem) -> usize {
+        if problem.qv().is_some() && self == Scaled::V { Scaled::K as usize } else { self as usize }
+    }
+
     /// Whether per-head scales differ from 1. In a packed tensor a row alone does not determine its sequence.
     fn heads_differ(self, problem: &Problem) -> bool {
         self != Scaled::Q && problem.converts_keys() && !problem.seqs_k().is_packed()
@@ -43,7 +48,7 @@ impl Scaled {
         match problem.scales()[self as usize] {
             Granularity::Head | Granularity::Tensor if !self.heads_differ(problem) => vec![1.0; count],
             Granularity::Head | Granularity::Tensor | Granularity::Block { .. } | Granularity::Channel => {
-                (0..count).map(|index| scale(3 * index + self as usize)).collect()
+                (0..count).map(|index| scale(3 * index + self.place(problem))).collect()
             }
         }
     }
@@ -72,7 +77,7 @@ impl Scaled {
             Granularity::Block { rows } => self.blocks(problem, rows),
             Granularity::Head | Granularity::Tensor | Granularity::Channel => Vec::new(),
         };
-        let heads_differ = self.heads_differ(problem);
+        let (heads_differ, place) = (self.heads_differ(problem), self.place(problem));
         move |(batch, row, head, column)| {
             let number = |[heads, count]: [usize; 2], index| (batch * heads + head) * count + index;
             match (granularity, &shape[..]) {
@@ -84,7 +89,7 @@ impl Scaled {
                     (mean(channel), scale(3 * channel + self as usize))
                 }
                 (Granularity::Head, &[_, heads]) if heads_differ => {
-                    (0.0, scale(3 * (batch * heads + head) + self as usize))
+                    (0.0, scale(3 * (batch * heads + head) + place))
                 }
                 _ => (0.0, 1.0),
             }

@@ -1,93 +1,19 @@
 //! A call of an operation: planned once, and launched over torch's addresses.
 
 use std::cell::RefCell;
-use std::hash::Hash;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::thread::LocalKey;
 
-use fa3_cuda::host::{Compiled, Operation, OperationError, PlanCache, Stream};
+use fa3_call::{At, Call, Error, Memory, Place, Tensors, caught};
+use fa3_cuda::host::{Compiled, Device, Operation, PlanCache, Stream};
 use fa3_cuda::kernels::Spec;
-use fa3_sched::DeviceLimits;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use crate::arguments::{Options, Tensors};
-use crate::caught::caught;
-use crate::cpu;
-use crate::devices;
-use crate::error::Error;
-use crate::place::Place;
+use crate::arguments::Arguments;
+use crate::error::exception;
+use crate::threads;
 use crate::workspaces::{Allocate, Lent};
-
-/// The addresses of a call's tensors, by their names. Tensors that are left out have no entry.
-pub(crate) type At = [(&'static str, Option<u64>)];
-
-/// A call: everything that its plan depends on, except for the device. Equal calls share a plan.
-pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
-    /// The operation's plan.
-    type Plan: Operation + Send + Sync + 'static;
-
-    /// Options of the operation.
-    type Numbers: Send + Sync + 'static;
-
-    /// The operation's options, by their names.
-    ///
-    /// # Errors
-    /// An option is of another type.
-    fn numbers(options: &Options<'_>) -> PyResult<Self::Numbers>;
-
-    /// Makes the call from these tensors and options.
-    ///
-    /// # Errors
-    /// A tensor is missing or invalid.
-    fn given(tensors: &mut Tensors<'_, '_>, numbers: &Self::Numbers) -> PyResult<Self>;
-
-    /// Whether the call reads or writes a given tensor.
-    fn takes(&self, _tensor: &str) -> bool {
-        true
-    }
-
-    /// The number of words of the table that the call writes, or would write if the tensor were given.
-    ///
-    /// # Errors
-    /// The call is invalid.
-    fn words(&self) -> Result<Option<u32>, Error> {
-        Ok(None)
-    }
-
-    /// The problem, as kernels take it.
-    ///
-    /// # Errors
-    /// The call is invalid.
-    fn problem(&self) -> Result<<Self::Plan as Operation>::Problem, Error>;
-
-    /// The options of the call's plan, on a device of `sms` SMs.
-    ///
-    /// # Errors
-    /// [`Error::SmMargin`].
-    fn options(&self, sms: NonZeroU32) -> Result<<Self::Plan as Operation>::Options, Error>;
-
-    /// Checks sizes that only the plan knows.
-    ///
-    /// # Errors
-    /// [`Error::TableWords`].
-    fn check_plan(&self, _plan: &Self::Plan) -> Result<(), Error> {
-        Ok(())
-    }
-
-    /// Checks the call by the rules of the CPU, which takes any strides.
-    ///
-    /// # Errors
-    /// The call is invalid.
-    fn check_for_cpu(&self) -> Result<(), Error>;
-
-    /// Computes the call on the CPU, over the tensors at the addresses `at`.
-    ///
-    /// # Errors
-    /// The call or an address is invalid.
-    fn compute(&self, at: &At) -> Result<(), Error>;
-}
 
 /// An operation with its options, which calls share.
 pub(crate) struct Planned<C: Call> {
@@ -112,8 +38,8 @@ pub(crate) type Plans<C> = PlanCache<Key<C>, Compiled<<C as Call>::Plan>>;
 /// one faster than it is looked up among all.
 pub(crate) type Last<C> = RefCell<Option<(Key<C>, Plan<C>)>>;
 
-/// Plans a call for a device with these limits, and returns the kernels that it launches.
-pub(crate) type Planning = Box<dyn FnOnce(&DeviceLimits) -> Result<Vec<Spec>, Error> + Send>;
+/// Plans a call for a device, and returns the kernels that it launches.
+pub(crate) type Planning = Box<dyn FnOnce(&Device) -> Result<Vec<Spec>, Error> + Send>;
 
 /// A computation over tensors.
 pub(crate) trait Compute: Send + Sync {
@@ -138,15 +64,10 @@ pub(crate) trait Compute: Send + Sync {
 
 impl<C: Call> Compute for Planned<C> {
     fn planning(&self, tensors: &Bound<'_, PyDict>) -> PyResult<Planning> {
-        let call = {
-            let given = named(tensors)?;
-            C::given(&mut Tensors::new(Place::CheckedForGpu, with_names(&given)?), &self.numbers)?
-        };
-        Ok(Box::new(move |limits| {
-            let plan = C::Plan::plan(&call.problem()?, limits, &call.options(limits.sms)?)?;
-            call.check_plan(&plan)?;
-            Ok(plan.kernels())
-        }))
+        let given = named(tensors)?;
+        let mut arguments = Arguments::new(Place::CheckedForGpu, &given);
+        let call = C::given(&mut Tensors::new(&mut arguments), &self.numbers).map_err(exception)?;
+        Ok(Box::new(move |device| Ok(call.plan(&device.limits())?.kernels())))
     }
 
     fn compute(
@@ -157,14 +78,19 @@ impl<C: Call> Compute for Planned<C> {
     ) -> PyResult<Option<u32>> {
         let py = tensors.py();
         let given = named(tensors)?;
-        let mut tensors = Tensors::new(place, with_names(&given)?);
-        let call = C::given(&mut tensors, &self.numbers)?;
-        let mut at = tensors.at()?;
-        let words = if matches!(place, Place::Cpu) { None } else { call.words()? };
-        if words.is_none() || tensors.are_with("table") {
+        let mut arguments = Arguments::new(place, &given);
+        let mut read = || {
+            let mut tensors = Tensors::new(&mut arguments);
+            let call = C::given(&mut tensors, &self.numbers)?;
+            let at = tensors.at()?;
+            let words = if matches!(place, Place::Cpu) { None } else { call.words()? };
+            Ok((call, at, words))
+        };
+        let (call, mut at, words) = read().map_err(exception)?;
+        if words.is_none() || arguments.find("table").is_some() {
             at.retain(|(tensor, _)| call.takes(tensor));
             // The copies of tensors live until `run` returns.
-            py.detach(|| self.run(place, call, &at, allocate))?;
+            py.detach(|| self.run(place, call, &at, allocate)).map_err(exception)?;
         }
         Ok(words)
     }
@@ -176,13 +102,6 @@ fn named<'py>(tensors: &Bound<'py, PyDict>) -> PyResult<Vec<(Bound<'py, PyString
     given.map(|(name, x)| Ok((name.cast_into::<PyString>()?, x))).collect()
 }
 
-/// The same tensors, with their names as text.
-fn with_names<'a, 'py>(
-    given: &'a [(Bound<'py, PyString>, Bound<'py, PyAny>)],
-) -> PyResult<Vec<(&'a str, &'a Bound<'py, PyAny>)>> {
-    given.iter().map(|(name, x)| Ok((name.to_str()?, x))).collect()
-}
-
 impl<C: Call> Planned<C> {
     /// Computes a call on its device, or checks it if the place is no device. Uses the stream's cached workspace, or one
     /// from `allocate` if the cached workspace is too small or missing.
@@ -192,12 +111,12 @@ impl<C: Call> Planned<C> {
     fn run(&self, place: Place, call: C, at: &At, allocate: &Allocate) -> Result<(), Error> {
         let result = caught(|| match place {
             Place::Stream { device, stream } => self.launch((device, call), stream, at, allocate),
-            Place::Cpu => cpu::run(|| call.compute(at)),
-            Place::CheckedForGpu => {
-                // The check uses the limits of an H100.
-                let limits = DeviceLimits::h100_sxm();
-                call.check_plan(&C::Plan::plan(&call.problem()?, &limits, &call.options(limits.sms)?)?)
-            }
+            // SAFETY: the Python sources take the addresses from tensors of the call's shapes, strides and dtypes, which
+            // they hold until the call is over. Outputs are new tensors, or tensors that the caller passed as outputs. As
+            // with torch's own operators, the caller must not use the outputs or write to the inputs meanwhile.
+            #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+            Place::Cpu => threads::run(|| call.compute(&unsafe { Memory::new(at, &[]) })),
+            Place::CheckedForGpu => call.check_for_gpu(),
             Place::CheckedForCpu => call.check_for_cpu(),
         });
         result.unwrap_or_else(|message| Err(Error::Panic { message }))
@@ -212,14 +131,7 @@ impl<C: Call> Planned<C> {
         if let Some(plan) = self.last.with_borrow(|last| last.as_ref().and_then(is_last)) {
             return Ok(plan);
         }
-        let plan = self.plans.find(&key, |(ordinal, call)| {
-            let problem = call.problem()?;
-            let device = devices::open(*ordinal).map_err(OperationError::from)?;
-            let options = call.options(device.limits().sms)?;
-            let compiled = Compiled::with(&device, &problem, &options)?;
-            call.check_plan(compiled.plan())?;
-            Ok::<_, Error>(compiled)
-        })?;
+        let plan = self.plans.find(&key, |(ordinal, call)| call.compile(*ordinal))?;
         self.last.set(Some((key, Arc::clone(&plan))));
         Ok(plan)
     }

@@ -5,6 +5,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::slice;
 
+use fa3_call::Element;
+use fa3_types::Dtype;
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -95,9 +97,17 @@ impl DlTensor {
         (self.data.addr() as u64).wrapping_add(self.byte_offset)
     }
 
-    /// DLPack's kind of numbers and their bits, if elements are single numbers.
-    pub(crate) fn element(&self) -> Option<(u8, u8)> {
-        (self.lanes == 1).then_some((self.code, self.bits))
+    /// The type of elements, if operations take it.
+    pub(crate) fn element(&self) -> Option<Element> {
+        // DLPack's kinds of numbers, with their bits.
+        match (self.lanes, self.code, self.bits) {
+            (1, 0, 32) => Some(Element::Integer),
+            (1, 2, 16) => Some(Element::Number(Dtype::F16)),
+            (1, 2, 32) => Some(Element::Number(Dtype::F32)),
+            (1, 4, 16) => Some(Element::Number(Dtype::Bf16)),
+            (1, 10, 8) => Some(Element::Number(Dtype::E4m3)),
+            _ => None,
+        }
     }
 
     /// The extents and strides of the tensor, which must not have changed since.

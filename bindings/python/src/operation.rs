@@ -3,20 +3,17 @@
 use std::cell::RefCell;
 use std::sync::LazyLock;
 
+use fa3_call::{
+    Attention, Cached, Call, Combination, Error, Fp8Attention, Gradients, Options, Quantization, Table,
+};
 use fa3_cuda::host::PlanCache;
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::Options;
-use crate::attention::Attention;
-use crate::cached::Cached;
-use crate::call::{Call, Compute, Last, Planned, Plans};
-use crate::combine::Combination;
-use crate::fp8::Fp8Attention;
-use crate::gradients::Gradients;
-use crate::quantize::Quantization;
-use crate::table::Table;
+use crate::arguments::Choices;
+use crate::call::{Compute, Last, Planned, Plans};
+use crate::error::exception;
+use crate::kernels;
 
 /// Operation(name, **options)
 ///
@@ -24,9 +21,10 @@ use crate::table::Table;
 /// Options that the operation does not know are refused.
 ///
 /// - forward: attention, over listed keys if there are indices. Options: softmax_scale, window (left, right, chunk),
-///   softcap, sm_margin, the hints max_seqlen_q and max_seqlen_k, split_keys (0: no splits, -1: equal shares, or the
-///   keys of a split), v_transposed, for block scales block_rows, the number of rows of q that share a scale, and the
-///   form of LSE: lse_base_two, lse_without_sink and lse_empty_is_infinite.
+///   softcap, sm_margin, the hints max_seqlen_q and max_seqlen_k, split_keys (0: no splits, -1: equal shares, -2:
+///   pieces whose size follows from the head dimensions, or the keys of a piece), v_transposed, for block scales
+///   block_rows, the number of rows of q that share a scale, and the form of LSE: lse_base_two, lse_without_sink and
+///   lse_empty_is_infinite.
 /// - append: appends new rows to a cache, then computes forward over it. It also has the option interleaved.
 /// - forward_table: writes the table that forward takes for the same lists and options. Returns the number of its
 ///   32-bit words. Without a tensor table, nothing is written.
@@ -55,14 +53,17 @@ impl Operation {
     #[new]
     #[pyo3(signature = (name, **options))]
     fn new(py: Python<'_>, name: String, options: Option<Bound<'_, PyDict>>) -> PyResult<Operation> {
+        kernels::find_archive(py);
         let given = options.unwrap_or_else(|| PyDict::new(py));
-        let options = Options::new(&given)?;
+        let choices = Choices(&given);
+        let options = Options::new(&choices);
         /// The operation of a call type, and its plans.
         macro_rules! planned {
             ($call:ty) => {{
                 static PLANS: LazyLock<Plans<$call>> = LazyLock::new(PlanCache::default);
                 thread_local!(static LAST: Last<$call> = const { RefCell::new(None) });
-                Box::new(Planned::<$call> { numbers: <$call>::numbers(&options)?, plans: &PLANS, last: &LAST })
+                let numbers = <$call>::numbers(&options).map_err(exception)?;
+                Box::new(Planned::<$call> { numbers, plans: &PLANS, last: &LAST })
             }};
         }
         let computes: Box<dyn Compute> = match &*name {
@@ -73,9 +74,9 @@ impl Operation {
             "quantize" => planned!(Quantization),
             "combine" => planned!(Combination),
             "forward_table" => planned!(Table),
-            other => return Err(PyTypeError::new_err(format!("there is no operation {other}"))),
+            _ => return Err(exception(Error::NoOperation { name })),
         };
-        options.refuse_others()?;
+        options.refuse_others().map_err(exception)?;
         Ok(Operation { name, options: given.unbind(), computes })
     }
 }

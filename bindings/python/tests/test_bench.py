@@ -28,6 +28,7 @@ import measure
 import packed
 import ratios
 import settings
+import sparse
 import sustained
 import timing
 import train_gpt
@@ -724,3 +725,13 @@ def test_a_context_is_entered_for_each_slice(monkeypatch):
     assert seen[:4] == [("b", False)] * 2 + [("a", True)] * 2
     assert [x for x, _ in seen[4:]] == ["b", "a", "a", "b", "b", "a"] and all(on == (x == "a") for x, on in seen)
     assert not running
+
+
+@pytest.mark.parametrize("row_bytes", [1152, sparse.ROW_BYTES])
+def test_lists_are_judged_beside_float64(row_bytes, monkeypatch):
+    monkeypatch.setattr(decode, "DEVICE", "cpu")
+    inputs = sparse.Inputs(sparse.Setting("small", 1, 2, 2, 4096), 1, row_bytes)
+    for bind in (sparse.decoding, sparse.prefill):
+        ours, rows = bind(inputs, None)["ours"]
+        o = ours(0)
+        assert inputs.error(o, rows) < decode.WRONG < inputs.error(o.flip(-1), rows)

@@ -214,7 +214,7 @@ def e4m3_of(cached):
 @pytest.mark.parametrize("layout", ["seqused", "indexed padded", 1, 16, 64, "16 padded"])
 def test_a_cache_of_e4m3_beside_queries_of_16_bits(nan_in_new_tensors, device, layout, rows, mask, splits):
     """All other rows of the cache are NaN."""
-    for dtype, head_dims in ((BF16, (64, 64)), (F16, (128, 128))):
+    for dtype, head_dims in ((BF16, (64, 64)), (F16, (128, 128)), (BF16, (512, 272))):
         cached = Cached(device, dtype, layout=layout, rows=rows, head_dims=head_dims)
         k, v, scales = e4m3_of(cached)
         results = cached.call((cached.q, k, v), return_softmax_lse=True, num_splits=splits, **scales, **mask)
@@ -225,9 +225,10 @@ def test_a_cache_of_e4m3_beside_queries_of_16_bits(nan_in_new_tensors, device, l
             torch.testing.assert_close(results[1][of_lse].double(), right_lse, rtol=1e-4, atol=1e-3)
 
 
-def test_scales_of_1_have_the_results_of_16_bits(device):
+@pytest.mark.parametrize("head_dims", [(128, 128), (512, 512)], ids=str)
+def test_scales_of_1_have_the_results_of_16_bits(device, head_dims):
     """On a GPU the bits are equal if keys are split, since tiles have one size for both dtypes."""
-    cached = Cached(device, layout=16, rows=2, head_dims=(128, 128))
+    cached = Cached(device, layout=16, rows=2, head_dims=head_dims)
     codes = [x.to(E4M3) for x in (cached.k, cached.v)]
     of_codes = cached.call((cached.q, *codes), causal=True, return_softmax_lse=True)
     of_numbers = cached.call((cached.q, *(x.to(BF16) for x in codes)), causal=True, return_softmax_lse=True)

@@ -235,7 +235,7 @@ REFUSED = dict(
         ("page_table is torch.int32 (5,), expected torch.int32 (rows, pages), as there is cache_batch_idx", dict(page_table=ints(5), cache_batch_idx=ints(2))),
         ("cache_batch_idx is torch.int32 (3,), expected torch.int32 (2,): (sequences,)", dict(page_table=ints(5, 3), cache_batch_idx=ints(3))),
         ("attention_chunk -1 is outside 0 to 2^32 - 1", dict(attention_chunk=-1)),
-        *((f"split_keys is {keys}, expected a multiple of 128, or None", dict(split_keys=keys)) for keys in (-128, 0, 1, 64, 100)),
+        *((f"split_keys is {keys!r}, expected 'fixed', a multiple of 128, or None", dict(split_keys=keys)) for keys in (-128, 0, 1, 64, 100, "equal")),
         ("TypeError: split_keys is 1.5, expected an integer", dict(split_keys=1.5)),
         ("there are split_keys and num_splits 1, expected one of them", dict(split_keys=128, num_splits=1)),
         ("there are page_table and block_table, expected one of them", dict(page_table=ints(2, 3), block_table=ints(2, 3))),

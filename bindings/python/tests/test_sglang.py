@@ -114,6 +114,15 @@ def test_keys_without_a_rotated_part(device):
     assert torch.equal(found, flash_attn_varlen_func(None, None, values, **lists, qv=qv))
 
 
+def test_the_deterministic_mode_fixes_the_splits(monkeypatch):
+    """SGLang asks for one split there."""
+    passed = []
+    monkeypatch.setattr(fa3.sglang, "_with_kvcache", lambda *_, **options: passed.append(options))
+    for given in (0, 1, 4):
+        decode(fa3.sglang.flash_attn_with_kvcache, Step("cpu"), num_splits=given)
+    assert [(x["num_splits"], x.get("split_keys")) for x in passed] == [(0, None), (0, "fixed"), (4, None)]
+
+
 # Functions of sgl_kernel.flash_mla. They return their names.
 
 

@@ -131,10 +131,9 @@ def test_tokens_attend_to_the_rows_that_they_list(device, dtype, given):
     Sparse(device, dtype, **given).check()
 
 
-# A GPU has no second list yet.
 @pytest.mark.parametrize("given", TWO.values(), ids=TWO)
-def test_two_caches(given):
-    Sparse("cpu", **given).check(sink=normal(16, dtype=F32))
+def test_two_caches(device, given):
+    Sparse(device, **given).check(sink=normal(16, dtype=F32, device=device))
 
 
 @pytest.mark.parametrize("heads", [1, 8, 12, 64, 128])
@@ -152,14 +151,16 @@ def test_an_infinite_sink_takes_all(device):
 
 
 def test_lse_has_other_forms(device):
-    """Base 2, and -inf where a token has no key."""
+    """Base 2, and -inf where a token has no key, with sinks and without."""
     sparse = Sparse(device)
     sparse.lists[0][1] = -1
-    out, lse = sparse.call()
-    assert (lse[1] == math.inf).all() and lse[0].isfinite().all()
-    expected = torch.where(lse == math.inf, -lse, lse) / math.log(2)
-    found = sparse.call(lse_base=2, neutral_lse=True)
-    assert_equal(found, (out, expected))
+    for sink in (None, normal(16, dtype=F32, device=device)):
+        out, lse = sparse.call(attn_sink=sink)
+        assert (lse[1] == math.inf).all() and lse[0].isfinite().all()
+        expected = torch.where(lse == math.inf, -lse, lse) / math.log(2)
+        found = sparse.call(attn_sink=sink, lse_base=2, neutral_lse=True)
+        assert_equal(found[:1], [out])
+        torch.testing.assert_close(found[1], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_scale_is_that_of_all_columns(device):

@@ -234,9 +234,12 @@ def test_a_run_for_profiling_has_zeros(backend):
     assert not make(backend).forward(None, output, None, None, torch.empty(0), None, output).any()
 
 
-def test_batch_invariance_is_not_promised(backend):
-    """The longest sequence determines the tile, and the tile affects the last bits of each sequence."""
-    assert not backend.Fa3Backend.supports_batch_invariance()
+def test_a_batch_invariant_server_has_the_same_bits_in_any_batch(backend, calls, monkeypatch):
+    assert backend.Fa3Backend.supports_batch_invariance()
+    monkeypatch.setattr(backend.envs, "VLLM_BATCH_INVARIANT", True, raising=False)
+    batch = Batch("cpu")
+    check(batch, make(backend), build(backend, batch.lists(backend)), lambda q, k, v: standard(q, k, v, causal=True)[0])
+    assert calls[-1][1]["split_keys"] == -2
 
 
 @pytest.mark.hopper
@@ -302,7 +305,7 @@ def test_what_the_backend_says_it_computes(backend):
     assert not any(ours.supports_compute_capability(capability(*x)) for x in ((8, 0), (8, 9), (10, 0)))
     assert [n for n in (8, 12, 64, 256, 512, 520) if ours.supports_head_size(n)] == [8, 64, 256, 512]
     rest = (16, False, False, False, False, capability(9, 0))
-    for size, dtype, works in ((128, "fp8", True), (72, "fp8", False), (512, "fp8", False), (512, "auto", True)):
+    for size, dtype, works in ((128, "fp8", True), (72, "fp8", False), (512, "fp8", True), (512, "auto", True)):
         assert (ours.supports_combination(size, BF16, dtype, *rest) is None) == works
     assert all(ours.supports_attn_type(x) for x in ("decoder", "encoder", "encoder_only", "encoder_decoder"))
 
@@ -370,7 +373,7 @@ def test_vllm_takes_the_backend(registry, backend):
 
     for kind in ("decoder", "encoder", "encoder_only", "encoder_decoder"):
         assert not reasons(kind=kind, kv="fp8", has_sliding_window=True, use_non_causal=True)
-        assert reasons(kind=kind, use_batch_invariant=True)
+        assert not reasons(kind=kind, use_batch_invariant=True)
     assert reasons(capability=(8, 0)) == ["compute capability not supported"]
     assert reasons(520) == ["head_size not supported"]
     assert reasons(kv="fp8_e5m2") == ["kv_cache_dtype not supported"]

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fa3.vllm
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
-BF16, F16, I32 = torch.bfloat16, torch.float16, torch.int32
+BF16, F16, E4M3, I32 = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int32
 PAGE = 16
 # New rows and keys of sequences: decoding, a draft of two tokens, a short prompt, and padding of a captured batch.
 ROWS, KEYS = [1, 2, 7, 1], [37, 20, 7, 0]
@@ -130,6 +130,16 @@ def test_decoding(classes, device, dims, dtype):
     batch.check(whole, lse)
 
 
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_a_cache_of_e4m3(classes, device, dims):
+    batch = Latent(device, dims)
+    impl, scale = layer(classes.Fa3MLAImpl, dims, kv_cache_dtype="fp8"), torch.tensor(0.5, device=device)
+    codes = (batch.cache.float() / scale).to(E4M3).view(torch.uint8)
+    batch.k = [((k.float() / scale).to(E4M3).float() * scale).to(BF16) for k in batch.k]
+    o, _ = impl.forward_mqa(batch.split(), codes, batch.metadata(classes), SimpleNamespace(_k_scale=scale))
+    batch.check(o)
+
+
 def test_ranks_of_decode_context_parallelism_share_the_keys(classes, device):
     """Each rank has every second key, or none, of sequences with one new row. LSE of both ranks combines their O."""
     whole = Latent(device, rows=[1] * 4, keys=KEYS)
@@ -154,10 +164,12 @@ def test_graphs_with_decode_context_parallelism_are_of_single_rows(classes, rank
     assert classes.Fa3MLAMetadataBuilder.get_cudagraph_support(config, None).name == graphs
 
 
-def test_ctas_share_the_keys_of_a_sequence(classes, calls):
+@pytest.mark.parametrize("invariant", [False, True])
+def test_how_the_keys_of_a_sequence_are_split(classes, calls, monkeypatch, invariant):
+    monkeypatch.setattr(classes.envs, "VLLM_BATCH_INVARIANT", invariant, raising=False)
     batch = Latent("cpu")
     layer(classes.Fa3MLAImpl).forward_mqa(batch.split(), batch.cache, batch.metadata(classes), None)
-    assert calls[-1][1]["split_keys"] == -1
+    assert calls[-1][1]["split_keys"] == (-2 if invariant else -1)
 
 
 def test_the_list_of_a_batch_is_vllms(classes):
@@ -286,16 +298,16 @@ def test_lists_of_rows(classes, device, dims):
         judge_o(o[None, i : i + 1], None, batch.q[None, i : i + 1], k, k[..., : dims[0]], softmax_scale=192**-0.5)
 
 
-@pytest.mark.parametrize("kind", ["Fa3MLAImpl", "Fa3MLASparseImpl"])
-def test_what_is_not_supported_is_refused(classes, kind):
+@pytest.mark.parametrize("kind, cache", [("Fa3MLAImpl", "fp8_e5m2"), ("Fa3MLASparseImpl", "fp8")])
+def test_what_is_not_supported_is_refused(classes, kind, cache):
     kind = getattr(classes, kind)
     for option in (dict(alibi_slopes=[0.5]), dict(sliding_window=7), dict(logits_soft_cap=2.0)):
         with pytest.raises(NotImplementedError, match=f"^{next(iter(option))} is not supported in latent attention$"):
             layer(kind, **option)
     with pytest.raises(NotImplementedError, match="^latent attention of type encoder is not supported"):
         layer(kind, attn_type="encoder")
-    with pytest.raises(NotImplementedError, match="^a cache of fp8 is not supported in latent attention$"):
-        layer(kind, kv_cache_dtype="fp8")
+    with pytest.raises(NotImplementedError, match=f"^a cache of {cache} is not supported in latent attention$"):
+        layer(kind, kv_cache_dtype=cache)
     prefill = classes.Fa3MLAPrefill(2, 0.1, 512, 128, 64, 128, None)
     x = torch.zeros(1, 2, 192)
     with pytest.raises(NotImplementedError, match="^quantization of O in the kernel is not supported$"):
@@ -396,7 +408,7 @@ def test_vllm_takes_the_backends(classes, sparse):
         )
 
     assert not reasons() and not reasons(320) and not reasons(kv="bfloat16")
+    assert reasons(kv="fp8") == (["kv_cache_dtype not supported"] if sparse else [])
     assert reasons(major=10) == ["compute capability not supported"]
-    assert reasons(kv="fp8") == ["kv_cache_dtype not supported"]
     assert reasons(use_dcp=True) == (["DCP not supported"] if sparse else [])
     assert reasons(use_batch_invariant=True) == ["batch invariance not supported"]

@@ -97,6 +97,10 @@ class AttentionBackend(ABC):
         return None
 
 
+# A variable of vLLM's environment.
+VLLM_BATCH_INVARIANT = False
+
+
 class AttentionMetadata:
     pass
 
@@ -234,7 +238,7 @@ def install(monkeypatch):
     """Makes `import vllm` find this module's names."""
     names = "vllm vllm._custom_ops vllm.platforms vllm.platforms.interface vllm.v1 vllm.v1.attention"
     names += " vllm.v1.attention.backend vllm.v1.attention.backends vllm.v1.attention.backends.registry"
-    names += " vllm.v1.kv_cache_interface"
+    names += " vllm.v1.kv_cache_interface vllm.envs"
     for name in names.split():
         module = ModuleType(name)
         module.__dict__.update({x: y for x, y in globals().items() if not x.startswith("__")})

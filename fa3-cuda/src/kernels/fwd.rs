@@ -32,7 +32,9 @@ mod chains;
 mod channels;
 mod constants;
 mod consumer;
+mod converted_rows;
 mod epilogue;
+mod merged;
 mod producer;
 mod row_softmax;
 

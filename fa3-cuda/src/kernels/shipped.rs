@@ -6,6 +6,7 @@
 mod append;
 mod backward;
 mod combine;
+mod fixed_size;
 mod forward;
 mod lists;
 mod packed;

@@ -21,6 +21,11 @@ fn shared_memory_is_what_the_kernels_declare() {
                 {
                     continue;
                 }
+                // Rows are converted by kernels with a table.
+                let converts_rows = tile.converts_rows();
+                if converts_rows && scheduler != Scheduler::DynamicPersistent {
+                    continue;
+                }
                 let mut tile = *tile;
                 tile.loads = loads;
                 let elem = match tile.precision {
@@ -41,16 +46,17 @@ fn shared_memory_is_what_the_kernels_declare() {
                     sink: false,
                     lse_without_sink: false,
                     stored_lse: false,
+                    max_logits: false,
                     order,
                     scheduler,
                     cluster: 1,
-                    sequences: SequenceForm::Dense,
+                    sequences: if converts_rows { SequenceForm::Varlen } else { SequenceForm::Dense },
                     given_table: false,
                     shares: None,
                     per_sm: 1,
                     pack: 1,
                     page_block: None,
-                    gathered_cols: None,
+                    gathered_cols: converts_rows.then_some(tile.head_dim),
                     indexed: false,
                 };
                 let takes_listed = loads == Loads::Producer && scheduler == Scheduler::DynamicPersistent;

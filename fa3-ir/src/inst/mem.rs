@@ -1,7 +1,7 @@
 //! Loads, stores, atomics, and copies of 16 bytes that bypass registers (cp.async).
 
 use crate::inst::Access;
-use crate::lang::{Arg, B32, Builder, Class, F32, Stored, V};
+use crate::lang::{Arg, B32, Builder, Class, F32, Stored, V, Var};
 use crate::names::Names;
 use crate::{Address, GlobalAddr, Inst, Operand, Param, SharedAddr, Ty, Value};
 
@@ -189,6 +189,13 @@ impl Builder {
     #[track_caller]
     pub fn load_vector<T: Stored, const N: usize>(&self, addr: impl Into<Address>) -> [V<'_, T>; N] {
         self.load_from(addr.into(), Cache::Coherent)
+    }
+
+    /// Loads like [`Builder::load_vector`], to variables, so that a guard decides whether they keep their contents.
+    #[track_caller]
+    pub fn load_vector_to<T: Stored, const N: usize>(&self, to: [Var<'_, T>; N], addr: impl Into<Address>) {
+        let dst = to.map(Var::register).to_vec();
+        self.push(Inst::Mem(MemInst::Load { dst, ty: T::TY, addr: addr.into(), cache: Cache::Coherent }));
     }
 
     /// Loads `N` elements of global memory that is not written while the kernel runs.

@@ -135,6 +135,7 @@ impl CtaTile {
     /// columns does not compile for the registers at entry.
     pub fn converters(&self) -> u32 {
         match (self.precision, self.consumers) {
+            _ if self.converts_rows() => 0,
             (Precision::Converted { .. }, 1) if self.head_dim_v <= 192 => 2,
             (Precision::Converted { .. }, _) => 1,
             (Precision::Half | Precision::Fp8(_), _) => 0,
@@ -167,7 +168,7 @@ impl CtaTile {
     /// Registers per thread if an SM holds `ctas` such CTAs (one or two), and if the producer may load keys row by row.
     pub fn registers_of(&self, ctas: u32, gathers: bool) -> Registers {
         let entry = (REGISTER_POOL / ctas.max(1) / self.threads().max(1) / 8 * 8).min(256);
-        let converts = self.precision.is_converted();
+        let converts = self.converters() > 0;
         // The warps that transpose V, or that find rows of `qv` tiles, need more registers.
         let busy = self.qv || self.precision.transposes_v();
         let hands_over = self.column_groups() > 1;
@@ -176,6 +177,8 @@ impl CtaTile {
             (Loads::Producer, 1) if ctas > 1 => (Some(56), 200),
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
+            (Loads::Producer, 2) if self.converts_rows() && self.qv => (Some(128), 208),
+            (Loads::Producer, 2) if self.converts_rows() => (Some(120), 216),
             (Loads::Producer, 2) if converts => (Some(56), 200),
             (Loads::Producer, 2) if hands_over => (Some(56), 240),
             // Warps that load row by row need this number of registers to have several copies in flight.
@@ -187,7 +190,8 @@ impl CtaTile {
         };
         // Beside one consumer there are at most two converter warpgroups, and beside two consumers at most one.
         let converter = converts.then_some(if self.consumers == 1 { 96 } else { 56 });
-        Registers { entry, producer, converter, consumer, second: hands_over.then_some(208) }
+        let second = if self.converts_rows() { 168 } else { 208 };
+        Registers { entry, producer, converter, consumer, second: hands_over.then_some(second) }
     }
 
     /// Bytes of shared memory. O needs none: it goes from registers to global memory.
@@ -197,7 +201,9 @@ impl CtaTile {
         let keys = self.stages.saturating_mul(self.tile_n);
         let (loaded, transposed) =
             (tile(keys, self.head_dim_v), tile(keys, self.head_dim_v.saturating_add(ROW_SUM_COLS)));
-        if let Precision::Converted { q: is_loaded } = self.precision {
+        if let Precision::Converted { q: is_loaded } = self.precision
+            && !self.converts_rows()
+        {
             // e4m3 blocks as loaded have half the bytes.
             let slots = CONVERTED_SLOTS.saturating_mul(self.tile_n);
             let both = |columns| (tile(keys, columns) / 2).saturating_add(tile(slots, columns));
@@ -305,10 +311,14 @@ impl CtaTile {
             Pipeline::TwoStage | Pipeline::ThreeStage => false,
         };
         let has_producer = self.loads == Loads::Producer;
+        let (most, multiple) = match self.converts_rows() {
+            true => (2, PANEL),
+            false => (if self.head_dim_v <= 192 { 2 } else { 1 }, 32),
+        };
         let is_converted = has_producer
-            && self.consumers <= if self.head_dim_v <= 192 { 2 } else { 1 }
+            && self.consumers <= most
             && self.tile_n.is_multiple_of(self.precision.key_multiple())
-            && [self.head_dim, self.head_dim_v].iter().all(|columns| columns.is_multiple_of(32));
+            && [self.head_dim, self.head_dim_v].iter().all(|columns| columns.is_multiple_of(multiple));
         if self.precision.is_converted() && !is_converted {
             let CtaTile { tile_n, consumers, head_dim, head_dim_v, .. } = *self;
             return Err(TileError::Converted { tile_n, consumers, head_dim, head_dim_v });
@@ -328,7 +338,7 @@ impl CtaTile {
     fn can_multiply_v_twice(&self) -> bool {
         self.pipeline == Pipeline::Paired
             && self.stages > 1
-            && self.precision == Precision::Half
+            && (self.precision == Precision::Half || self.converts_rows())
             && self.loads == Loads::Producer
             && self.head_dim_v.is_multiple_of(DEPTH)
     }
@@ -336,7 +346,7 @@ impl CtaTile {
     /// Whether warpgroups can share rows in this tile: they need whole panels of V's columns, and they synchronise
     /// instead of taking turns (ping-pong).
     fn can_share_rows(&self) -> bool {
-        self.precision == Precision::Half
+        matches!(self.precision, Precision::Half | Precision::Converted { q: false })
             && self.loads == Loads::Producer
             && self.pipeline == Pipeline::Paired
             && !self.ping_pong

@@ -160,8 +160,8 @@ pub struct CtaTile {
     pub tile_m: u32,
     /// Keys per block, N.
     pub tile_n: u32,
-    /// Pipeline stages of K and V. Where K and V are dequantized, each has [`CONVERTED_SLOTS`](super::CONVERTED_SLOTS)
-    /// dequantized blocks as well.
+    /// Pipeline stages of K and V. Where other warps than the producer's dequantize K and V, each has
+    /// [`CONVERTED_SLOTS`](super::CONVERTED_SLOTS) dequantized blocks as well.
     pub stages: u32,
     /// Number of consumer warpgroups: one for each 64 rows, or two that share 64 rows and have half of O's columns
     /// each.
@@ -188,6 +188,13 @@ impl CtaTile {
     /// registers. If there are two, the first computes all scores and hands P to the second.
     pub fn column_groups(&self) -> u32 {
         self.consumers.saturating_mul(64).checked_div(self.tile_m).unwrap_or(1).max(1)
+    }
+
+    /// Whether the producer's warps load e4m3 rows of K and V to registers and store them converted. Where two
+    /// warpgroups share rows, shared memory has no room for blocks as they are loaded, and registers have none for more
+    /// warps.
+    pub fn converts_rows(&self) -> bool {
+        self.precision.is_converted() && self.column_groups() > 1
     }
 
     /// Columns of O per warpgroup.

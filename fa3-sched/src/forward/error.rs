@@ -49,7 +49,8 @@ pub enum PlanError {
     )]
     VarlenOrder { order: Order, heads: u32 },
     #[error(
-        "a table is given for sequences of Q and of K that are packed, and whose keys are not shared by CTAs"
+        "a table is given for sequences of Q and of K that are packed, without intervals, and whose keys are not \
+         shared by CTAs"
     )]
     GivenTable,
     #[error("{rows} rows of e4m3 belong to no sequence, and there is none")]
@@ -82,6 +83,8 @@ pub enum PlanError {
          for lists of keys"
     )]
     SplitBlocks { blocks: u64, limit: u32 },
+    #[error("splits of a fixed size would leave {bytes} bytes of partial results, more than {limit}")]
+    SplitMemory { bytes: u128, limit: u64 },
     #[error(
         "intervals are computed with head_dim and head_dim_v up to {most}, not {head_dim} and {head_dim_v}"
     )]
@@ -140,6 +143,7 @@ impl PlanError {
             | PlanError::SplitTile
             | PlanError::SplitRows { .. }
             | PlanError::SplitBlocks { .. }
+            | PlanError::SplitMemory { .. }
             | PlanError::IntervalsScheduler { .. }
             | PlanError::FixedSizeSplits(_)
             | PlanError::Table(_)

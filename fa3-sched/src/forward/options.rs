@@ -36,6 +36,9 @@ pub struct PlanOptions {
     pub clusters: Option<bool>,
     /// How CTAs split the keys of a sequence ([`PlanKind::SplitKv`](super::PlanKind::SplitKv)); `None` for no split.
     pub split_keys: Option<SplitKeys>,
+    /// Limit of the bytes of partial results of splits of a fixed size. Above it each CTA computes whole work tiles,
+    /// and merges their splits itself, where head_dim_v is at most 256. The bits of results do not change.
+    pub split_bytes: Option<u64>,
     /// Whether the caller gives the varlen table, which [`Plan::table`](super::Plan::table) describes, instead of a
     /// kernel that writes it first. The calls of a model's layers can share one table. Whatever a given table holds,
     /// the kernel accesses no memory outside of the tensors.
@@ -48,8 +51,12 @@ pub enum SplitKeys {
     /// All CTAs get even shares of the KV blocks, where Q has few rows, as in decoding. The last bits of a row's result
     /// then depend on the other sequences and on the number of SMs.
     Even,
-    /// Splits have a fixed number of keys, whatever the rows of Q. A row's result has the same bits in any batch and on
-    /// any number of SMs.
+    /// Splits are pieces of the sequence, of a size that follows from the head dimensions alone. Piece i has the keys
+    /// from i · size to (i + 1) · size, counted from the sequence's first key, whatever the mask and the rows of Q. A
+    /// row's result has the same bits in any batch, beside any other rows of its sequence, in any call, and on any
+    /// number of SMs.
+    Fixed,
+    /// Like `Fixed`, with pieces of this size. Bits are equal among calls with one size.
     FixedSize {
         /// Keys per split, a multiple of the keys of a block.
         keys: u64,
@@ -81,5 +88,8 @@ impl PlanOptions {
 
         /// Sets how CTAs split the keys (split-KV).
         split_keys(split_keys: SplitKeys) { split_keys: Some(split_keys) }
+
+        /// Sets the limit of the bytes of partial results of splits of a fixed size.
+        split_bytes(split_bytes: u64) { split_bytes: Some(split_bytes) }
     }
 }

@@ -8,7 +8,7 @@ mod varlen;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Dtype, Problem};
+use fa3_types::{Dtype, Feature, Problem, UnknownFeature};
 
 use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, TileRow};
 use crate::dense::dense_lens;
@@ -83,13 +83,14 @@ impl Plan {
             return Err(PlanError::CachePrecision { precision: Precision::of(problem) });
         }
         let is_packed = problem.seqs_q().is_packed() && problem.seqs_k().is_packed();
-        if options.given_table && (!is_packed || options.split_keys.is_some()) {
+        let has_intervals = problem.mask().intervals().is_some();
+        if options.given_table && (!is_packed || has_intervals || options.split_keys.is_some()) {
             return Err(PlanError::GivenTable);
         }
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
         if let Some((tile, tiling, split_kv)) = SplitKvPlan::new(problem, sms, options)? {
             tile.check(limits)?;
-            let pages = PageLayout::of(problem, tile.tile_n)?;
+            let pages = PageLayout::of(problem, tile.tile_n, tile.converts_rows())?;
             let why = split_kv.why();
             return Ok(Plan {
                 problem: problem.clone(),
@@ -101,7 +102,7 @@ impl Plan {
             });
         }
         let (tile, why) = choose_tile(problem, options)?;
-        if problem.mask().intervals().is_some() && tile.column_groups() > 1 {
+        if has_intervals && tile.column_groups() > 1 {
             let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
             return Err(PlanError::IntervalsHeadDim { head_dim, head_dim_v, most: MOST_COLUMNS });
         }
@@ -111,10 +112,12 @@ impl Plan {
             Some(2..) => tile.of_pages(problem.k().shape.seqlen),
             _ => tile,
         };
+        // A warpgroup that converts rows receives its work tiles, which then come from a table.
+        let dense_lens = dense_lens(problem).filter(|_| !tile.converts_rows());
         let tiling =
             Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
         let asked = Asked { problem, tile, tiling, sms, options };
-        let (tile, kind) = match dense_lens(problem) {
+        let (tile, kind) = match dense_lens {
             None => {
                 tile.check(limits)?;
                 (tile, PlanKind::Varlen(VarlenPlan::new(&asked)?))
@@ -124,7 +127,7 @@ impl Plan {
                 (tile, PlanKind::Dense(dense))
             }
         };
-        let pages = PageLayout::of(problem, tile.tile_n)?;
+        let pages = PageLayout::of(problem, tile.tile_n, tile.converts_rows())?;
         Ok(Plan { problem: problem.clone(), tile, why, tiling, kind, pages })
     }
 
@@ -225,6 +228,10 @@ fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
     };
     if !writes {
         return Err(PlanError::Output { dtype, output });
+    }
+    if problem.has_max_logits() && dtype == Dtype::E4m3 {
+        let feature = Feature::MaxLogits;
+        return Err(UnknownFeature { who: "the forward kernels of e4m3", feature }.into());
     }
     Ok(())
 }

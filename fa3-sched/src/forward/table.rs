@@ -66,12 +66,19 @@ const HALVES: TileRow = TileRow {
     ..BASE
 };
 
+/// [`HALVES`] for e4m3 K and V, which the producer converts as it loads them.
+const CONVERTED_HALVES: CtaTile = CtaTile { precision: Precision::Converted { q: false }, ..HALVES.tile };
+
 /// Latent attention: a block of V is multiplied twice, for the scores and by P.
 const LATENT: TileRow = TileRow {
     tile: CtaTile { head_dim: 64, head_dim_v: 256, qv: true, tile_n: 64, stages: 3, ..BASE.tile },
     why: "as much as fits beside qv (unmeasured)",
     ..BASE
 };
+
+/// [`LATENT`] with more columns.
+const LATENT_HALVES: CtaTile =
+    CtaTile { head_dim_v: 512, tile_m: 64, stages: 2, ping_pong: false, ..LATENT.tile };
 
 /// e4m3 K and V that are dequantized for 16-bit Q: two consumers leave registers for the converter warps.
 const CONVERTED: TileRow = TileRow {
@@ -146,7 +153,7 @@ pub(super) const TABLE: &[TileRow] = &[
     HALVES,
     TileRow { tile: CtaTile { head_dim: 576, ..HALVES.tile }, ..HALVES },
     LATENT,
-    row(CtaTile { head_dim_v: 512, tile_m: 64, stages: 2, ping_pong: false, ..LATENT.tile }, ANY_MASK, 0,
+    row(LATENT_HALVES, ANY_MASK, 0,
         "two warpgroups have the same rows, a half of the columns each (unmeasured)"),
     TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..CONVERTED.tile }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 64, ..CONVERTED_DEEP }, ..CONVERTED },
@@ -155,6 +162,9 @@ pub(super) const TABLE: &[TileRow] = &[
     TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 128, ..CONVERTED_64 }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 192, ..CONVERTED_64 }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 256, stages: 2, ..CONVERTED_DEEP }, ..CONVERTED },
+    row(CONVERTED_HALVES, ANY_MASK, 0, "as in 16 bits: the producer converts rows (unmeasured)"),
+    row(CtaTile { precision: Precision::Converted { q: false }, ..LATENT_HALVES }, ANY_MASK, 0,
+        "as in 16 bits: the producer converts rows (unmeasured)"),
     row(CtaTile { head_dim: 64, head_dim_v: 64, ..FP8_WIDE }, &[Dense, Window], 0,
         "three warpgroups hide each other's waits: from 4096 keys on 4 to 10 % ahead of two with overlap"),
     row(CtaTile { head_dim: 64, head_dim_v: 64, ..FP8_WIDE }, &[Causal], 6144,

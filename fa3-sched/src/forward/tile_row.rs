@@ -87,7 +87,7 @@ impl TileRow {
             (Precision::Fp8(_), Precision::Fp8(inputs)) => {
                 TileRow { tile: self.tile.of_inputs(inputs), ..*self }
             }
-            (Precision::Converted { .. }, Precision::Converted { q: true }) => {
+            (Precision::Converted { .. }, Precision::Converted { q: true }) if !self.tile.converts_rows() => {
                 TileRow { tile: self.tile.of_converted_queries(), ..*self }
             }
             _ => *self,

@@ -68,6 +68,18 @@ impl<T: Int> Cut<T> {
     pub fn most(&self, len: SeqLens<T>) -> T {
         if self.tiling.has_two_sides() { self.tiling.all_blocks(len) } else { self.cost(len) }
     }
+
+    /// An upper bound of the KV blocks of a sequence's tiles, where a tile's blocks are counted from the beginning of
+    /// the piece of `size` blocks in which the tile's first one lies. Pieces are counted from the sequence's first key.
+    pub fn most_from_pieces(&self, len: SeqLens<T>, size: FastDiv<T>) -> T {
+        let most = self.most(len);
+        if !self.tiling.has_left_side() {
+            return most;
+        }
+        let (all, size) = (self.tiling.blocks_of_keys(len), size.divisor());
+        let from_piece = (most + size).sub_sat(all.lit(1)).at_most(all);
+        T::select(all.le(size), most, from_piece)
+    }
 }
 
 /// The sort key, below 2³¹, of the sequence at `place` in its chunk. No two keys are equal. The sequence with the
@@ -112,7 +124,7 @@ mod tests {
         #[test]
         fn no_tile_visits_more_than_the_most(
             (q, k) in (0_u32..200, 0_u32..200), (tile_m, tile_n) in (1_u32..40, 1_u32..40),
-            mask in prop_oneof![mask(), two_sides()],
+            mask in prop_oneof![mask(), two_sides()], size in 1_u32..9,
         ) {
             let (cut, tiling) = (Cut::new(tile_m, tile_n, mask), Tiling::new(tile_m, tile_n, 1, mask));
             let len = SeqLens { q, k };
@@ -120,6 +132,13 @@ mod tests {
             prop_assert!(cut.most(len) >= longest.unwrap_or(0));
             prop_assert!(q > tile_m || cut.most(len) == longest.unwrap_or(0));
             prop_assert!(mask.chunks().is_none() || cut.cost(len) >= longest.unwrap_or(0));
+            let reaches = |m_block| {
+                let kv = tiling.kv_range(m_block, len);
+                kv.end.saturating_sub(kv.first / size * size)
+            };
+            let farthest = (0..cut.blocks(q)).map(reaches).max().unwrap_or(0);
+            let (most, pieces) = (cut.most_from_pieces(len, FastDiv::new(size)), k.div_ceil(tile_n).div_ceil(size));
+            prop_assert!(farthest.div_ceil(size) <= most.div_ceil(size) && most.div_ceil(size) <= pieces);
         }
 
         #[test]

@@ -47,11 +47,16 @@ impl PageLayout {
         sequences.pages().is_some_and(|pages| pages > 1) && is_uneven
     }
 
-    /// The pages of a paged problem, and the copies of tiles of `tile_n` keys.
+    /// The pages of a paged problem, and the copies of tiles of `tile_n` keys; `in_rows` says that a kernel loads rows
+    /// one by one whatever the pages are.
     ///
     /// # Errors
     /// [`PagesError`].
-    pub fn of(problem: &Problem, tile_n: u32) -> Result<Option<PageLayout>, PagesError> {
+    pub fn of(problem: &Problem, tile_n: u32, in_rows: bool) -> Result<Option<PageLayout>, PagesError> {
+        let in_rows = in_rows || PageLayout::are_gathered(problem);
+        if in_rows {
+            check_apart(problem)?;
+        }
         let (sequences, shape) = (problem.seqs_k(), problem.k().shape);
         let Some((per_sequence, (table_stride, _))) = sequences.pages().zip(sequences.table_entries()) else {
             return Ok(None);
@@ -62,11 +67,8 @@ impl PageLayout {
         let given = shape.batch;
         let entries = i32::try_from(given).map_err(|_| PagesError::Many { given })?.cast_unsigned();
         let indexed = sequences.table_rows().filter(|_| sequences.has_index()).map(|rows| rows as u32);
-        let block_rows = match (PageLayout::are_gathered(problem), per_sequence) {
-            (true, _) => {
-                check_apart(problem)?;
-                1
-            }
+        let block_rows = match (in_rows, per_sequence) {
+            (true, _) => 1,
             (false, 0 | 1) => tile_n,
             (false, _) => gcd(rows, tile_n),
         };
@@ -108,7 +110,7 @@ mod tests {
     }
 
     fn pages(spec: ProblemSpec, tile_n: u32) -> Result<Option<PageLayout>, PagesError> {
-        PageLayout::of(&spec.validate().unwrap(), tile_n)
+        PageLayout::of(&spec.validate().unwrap(), tile_n, false)
     }
 
     fn block(sequences: Sequences, rows: usize, tile_n: u32) -> u32 {

@@ -30,10 +30,10 @@ pub(super) fn check_shapes(q: Shape, k: Shape, v: Shape, o: Shape) -> Result<(),
 }
 
 /// Checks that `qv` has the type of Q, which is not e4m3, and the shape of O.
-pub(super) fn check_qv(qv: &TensorDesc, q: &TensorDesc, keys: Dtype, o: Shape) -> Result<(), ProblemError> {
+pub(super) fn check_qv(qv: &TensorDesc, q: &TensorDesc, o: Shape) -> Result<(), ProblemError> {
     let tensor = TensorName::Qv;
-    if keys == Dtype::E4m3 {
-        return Err(ProblemError::LatentDtype { given: keys });
+    if q.dtype == Dtype::E4m3 {
+        return Err(ProblemError::LatentDtype { given: q.dtype });
     }
     if qv.dtype != q.dtype {
         return Err(ProblemError::DtypeMismatch { tensor, given: qv.dtype, expected: q.dtype });

@@ -4,13 +4,13 @@ use std::num::NonZeroU32;
 
 use fa3_types::{
     CachedProblem, CachedSpec, Dtype, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Shape,
-    TensorDesc, TensorName, UnknownFeature,
+    TensorDesc, UnknownFeature,
 };
-use ndarray::{Array3, Array4, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
+use ndarray::{ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 
 use super::append::Appending;
 use super::{CacheError, CacheView, CacheViewMut, Held, NewRows};
-use crate::attention::{check_output, contiguous};
+use crate::attention::{check_outputs, contiguous, outputs};
 use crate::cpu::keys::Keys;
 use crate::cpu::queries::Queries;
 #[cfg(feature = "cuda")]
@@ -135,7 +135,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     ) -> Result<Output<T::Output>, Error> {
         let cache = cache.into();
         let call = self.checked(&cache)?;
-        let (mut o, mut lse) = call.outputs();
+        let (mut o, mut lse) = outputs(&call.known);
         self.compute(device, &cache, &call, (o.view_mut(), lse.view_mut()))?;
         Ok(Output::new(o, lse))
     }
@@ -154,7 +154,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     ) -> Result<(), Error> {
         let cache = cache.into();
         let call = self.checked(&cache)?;
-        call.check_outputs(&o, &lse)?;
+        check_outputs(&call.known, &o, &lse)?;
         self.compute(device, &cache, &call, (o, lse))
     }
 
@@ -171,7 +171,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     ) -> Result<Output<T::Output>, Error> {
         let mut cache = cache.into();
         let append = self.checked_append(&cache.view(), new)?;
-        let (mut o, mut lse) = append.call.outputs();
+        let (mut o, mut lse) = outputs(&append.call.known);
         self.append_and_compute(device, &append, (&mut cache, new), (o.view_mut(), lse.view_mut()))?;
         Ok(Output::new(o, lse))
     }
@@ -190,7 +190,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     ) -> Result<(), Error> {
         let mut cache = cache.into();
         let append = self.checked_append(&cache.view(), new)?;
-        append.call.check_outputs(&o, &lse)?;
+        check_outputs(&append.call.known, &o, &lse)?;
         self.append_and_compute(device, &append, (&mut cache, new), (o, lse))
     }
 
@@ -232,7 +232,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     ) -> Result<(), UnknownFeature> {
         let mut keys = Keys::new(&cache.k, &cache.v);
         (keys.scales, keys.pages) = (self.scales(), Some(&call.held.pages));
-        T::forward_on_cpu(&call.known, Queries { q, qv: self.qv, sink: self.scores.sink }, keys, o, lse)
+        let queries = Queries { q, qv: self.qv, sink: self.scores.sink };
+        T::forward_on_cpu(&call.known, queries, keys, o, lse.insert_axis(Axis(3)))
     }
 
     /// Computes O and LSE of a validated call.
@@ -391,17 +392,4 @@ struct CheckedAppend<'n> {
     problem: CachedProblem,
     appending: Appending<'n>,
     call: Checked,
-}
-
-impl Checked {
-    /// New arrays for O and LSE.
-    fn outputs<O: Scalar>(&self) -> (Array4<O>, Array3<f32>) {
-        let o = Array4::from_elem(self.known.o().shape.dims(), O::default());
-        (o, Array3::zeros(self.known.lse_shape()))
-    }
-
-    fn check_outputs<O>(&self, o: &ArrayViewMut4<'_, O>, lse: &ArrayViewMut3<'_, f32>) -> Result<(), Error> {
-        check_output(TensorName::O, o.shape(), &self.known.o().shape.dims())?;
-        check_output(TensorName::Lse, lse.shape(), &self.known.lse_shape())
-    }
 }

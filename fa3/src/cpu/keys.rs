@@ -141,8 +141,13 @@ impl KeyRows<'_> {
 
     /// Writes row `row` to `to`.
     pub(super) fn read(&self, row: usize, to: &mut [f32]) {
+        self.read_with_scale_of(self, row, to);
+    }
+
+    /// Writes row `row` to `to`, times the scale of another tensor.
+    pub(super) fn read_with_scale_of(&self, other: &KeyRows<'_>, row: usize, to: &mut [f32]) {
         (self.read)(row, to);
-        if let Some(scale) = self.scale {
+        if let Some(scale) = other.scale {
             to.iter_mut().for_each(|x| *x *= scale);
         }
     }

@@ -3,11 +3,7 @@
 use fa3_types::{CachedProblem, Problem};
 
 use super::inputs::DeviceInputs;
-use super::rows::unpad;
-use super::{
-    CachedForward, Device, Forward, ForwardOptions, HostError, OperationError, OutputBuffers, SplitKeys,
-    attend,
-};
+use super::{CachedForward, Device, HostError, OperationError, OutputBuffers, over_cache};
 use crate::cache::Outputs;
 use crate::{CacheView, CacheViewMut, CachedAttention, NewRows, Scalar};
 
@@ -17,20 +13,14 @@ pub(crate) fn forward<T: Scalar, C: Scalar>(
     problem: &Problem,
     call: &CachedAttention<'_, T>,
     cache: &CacheView<'_, C>,
-    (o_to, lse_to): Outputs<'_, T>,
+    outputs: Outputs<'_, T>,
 ) -> Result<(), OperationError> {
-    let padded = problem.padded();
-    // The forward pass uses split-KV if Q has few rows.
-    let options = ForwardOptions::default().split_keys(SplitKeys::Even);
-    let forward = Forward::with(device, &padded, &options)?;
-    let mut inputs = DeviceInputs::new(device)?;
-    inputs.add_padded([("q", call.q())].into_iter().chain(call.qv_view().map(|qv| ("qv", qv))))?;
-    inputs.add_padded([("k", cache.k), ("v", cache.v)])?;
-    add_data_of(&mut inputs, call, cache)?;
-    let (o, lse) = attend(device, &forward, &inputs, &padded)?;
-    unpad(o, problem.head_dim_v()).assign_to(o_to);
-    lse.assign_to(lse_to);
-    Ok(())
+    let add = |inputs: &mut DeviceInputs<'_>| {
+        inputs.add_padded([("q", call.q())].into_iter().chain(call.qv_view().map(|qv| ("qv", qv))))?;
+        inputs.add_padded([("k", cache.k), ("v", cache.v)])?;
+        add_data_of(inputs, call, cache)
+    };
+    over_cache::<T>(device, problem, add, outputs, None)
 }
 
 /// Computes attention over a cache with an append first. The cache is written only if there is no error.

@@ -1,8 +1,9 @@
 //! Fixed-size splits: a sequence has the same bits in any batch and on any number of SMs.
 
+use fa3_ir::{Kernel, Program};
 use fa3_sched::forward::SplitKeys;
 use fa3_sim::{Mode, Policy, ProgramSimulation};
-use fa3_tests::cache::{Case, Keys, Queries, paged};
+use fa3_tests::cache::{Case, Keys, Pages, Queries, paged};
 use fa3_tests::{Dist, chunks};
 use fa3_types::{Dtype, Mask};
 use rayon::prelude::*;
@@ -37,16 +38,71 @@ fn cases() -> [Case; 6] {
     ]
 }
 
+/// Runs a program under a random schedule.
+fn simulated(program: &Program<Kernel>, before: &[Vec<u8>], seed: u64) -> Result<Vec<Vec<u8>>, String> {
+    let simulation = ProgramSimulation::new(program).policy(Policy::Random(seed));
+    let outcome = simulation.mode(Mode::Fast).run(before).map_err(|error| error.to_string())?;
+    let finding = outcome.findings().next().map(ToString::to_string);
+    finding.map_or(Ok(outcome.buffers), Err)
+}
+
 #[test]
 fn sequences_have_the_bits_that_they_have_alone() {
     cases().into_par_iter().enumerate().for_each(|(index, case)| {
-        let checked = case.check_alone(1 + index as u32, |program, before| {
-            let simulation = ProgramSimulation::new(program).policy(Policy::Random(index as u64));
-            let outcome = simulation.mode(Mode::Fast).run(before).map_err(|error| error.to_string())?;
-            let finding = outcome.findings().next().map(ToString::to_string);
-            finding.map_or(Ok(outcome.buffers), Err)
-        });
-        assert_eq!(checked, Ok(()));
+        let run = |program: &_, before: &_| simulated(program, before, index as u64);
+        assert_eq!(case.check_alone(1 + index as u32, run), Ok(()));
+    });
+}
+
+/// Prompts whose rows are computed together, and in chunks: 33 rows at a time, and one by one. Tiles of other rows
+/// begin with other keys under a window, and reach other pieces; with a sink a row may have one piece in one tile and
+/// several in another one.
+fn prompts() -> [Case; 4] {
+    let window = |left| Mask::Window { left: Some(left), right: Some(0) };
+    let case = Case { split_keys: Some(SplitKeys::Fixed), sms: 3, ..case() };
+    [
+        Case { lengths: vec![700, 60], queries: Queries::Packed(90), mask: window(100), ..case.clone() },
+        Case {
+            lengths: vec![600],
+            queries: Queries::Dense(80),
+            keys: Keys::Padded,
+            sink: false,
+            ..case.clone()
+        },
+        Case {
+            lengths: vec![690, 20],
+            queries: Queries::Packed(100),
+            heads: (2, 2),
+            columns: (128, 128),
+            mask: chunks(300, Some(0)),
+            keys: Keys::Pages(Pages::of(12)),
+            split_keys: Some(SplitKeys::FixedSize { keys: 128 }),
+            dtype: Dtype::F16,
+            ..case.clone()
+        },
+        Case { lengths: vec![560], queries: Queries::Dense(66), mask: window(112), sink: false, ..case },
+    ]
+}
+
+#[test]
+fn rows_have_the_same_bits_in_any_chunk_of_their_sequence() {
+    let cases = prompts()
+        .into_iter()
+        .enumerate()
+        .flat_map(|(index, case)| [33, 1].map(|rows| (index, case.clone(), rows)));
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(index, case, rows)| {
+        let run = |program: &_, before: &_| simulated(program, before, index as u64);
+        assert_eq!(case.check_chunks(rows, 2, run), Ok(()));
+    });
+}
+
+/// CTAs that merge the splits of whole units give the bits of the reduction.
+#[test]
+fn merged_splits_have_the_bits_of_reduced_ones() {
+    cases().into_iter().chain(prompts()).collect::<Vec<_>>().into_par_iter().for_each(|case| {
+        let merging = Case { split_bytes: Some(0), ..case.clone() };
+        let run = |program: &_, before: &_| simulated(program, before, 5);
+        assert_eq!(case.check_against(&merging, run), Ok(()));
     });
 }
 
@@ -59,5 +115,5 @@ fn other_bits_are_found() {
         let outcome = ProgramSimulation::new(program).mode(Mode::Fast).run(before);
         Ok(outcome.map_err(|error| error.to_string())?.buffers)
     });
-    assert!(checked.is_err_and(|fault| fault.contains("has other bits alone")));
+    assert!(checked.is_err_and(|fault| fault.contains("have other bits alone")));
 }

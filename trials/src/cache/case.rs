@@ -1,5 +1,7 @@
 //! A problem over a KV cache, and the equivalent problem of contiguous sequences.
 
+use std::ops::Range;
+
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::fwd;
 use fa3_ir::{Buffer, Kernel, Program};
@@ -14,6 +16,9 @@ use crate::fwd::{Layout, device, input, judged, outputs, with_qv};
 use crate::memory::{Memory, before, tensor_bytes, words};
 use crate::values::Rng;
 use crate::{Bits, Dist, Poison, Scaled, Trial, Values};
+
+/// The buffers after a run, or its error.
+type Ran = Result<Vec<Vec<u8>>, String>;
 
 /// Location of the rows of K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +117,8 @@ pub struct Case {
     pub dist: Dist,
     /// Split-KV mode, if any.
     pub split_keys: Option<SplitKeys>,
+    /// Limit of the bytes of partial results of fixed-size splits.
+    pub split_bytes: Option<u64>,
     /// Number of SMs of the device.
     pub sms: u32,
     /// Seed of all inputs.
@@ -172,7 +179,7 @@ impl Case {
 
     fn trial_of(&self, laid: Laid) -> Trial {
         let mut options = PlanOptions::default();
-        options.split_keys = self.split_keys;
+        (options.split_keys, options.split_bytes) = (self.split_keys, self.split_bytes);
         let plan = Plan::with(&laid.problem, &device(self.sms), &options);
         let plan = plan.unwrap_or_else(|error| panic!("{self:?}: {error}"));
         let program = fwd::program(&plan).map(Spec::kernel);
@@ -195,25 +202,83 @@ impl Case {
     pub fn check_alone(
         &self,
         sms: u32,
-        run: impl Fn(&Program<Kernel>, &[Vec<u8>]) -> Result<Vec<Vec<u8>>, String>,
+        run: impl Fn(&Program<Kernel>, &[Vec<u8>]) -> Ran,
     ) -> Result<(), String> {
-        let answer = |case: &Case, laid: Laid| {
-            let problem = laid.sequences.problem.clone();
-            let Trial { program, before, .. } = case.trial_of(laid);
-            let after = run(&program, &before)?;
-            let memory = Memory::new(&program, &after);
-            memory.check_rest(&before).map(|()| outputs(&problem, memory))
-        };
+        self.check_chunks(usize::MAX, sms, run)
+    }
+
+    /// Like [`Case::check_alone`], but each sequence's rows are computed in chunks of at most `most` rows, with the
+    /// keys that precede a chunk's end.
+    ///
+    /// # Errors
+    /// The error of `run`, or the rows that differ.
+    ///
+    /// # Panics
+    /// If the planner refuses the case, or rows see keys behind their own and a chunk is not the whole sequence.
+    pub fn check_chunks(
+        &self,
+        most: usize,
+        sms: u32,
+        run: impl Fn(&Program<Kernel>, &[Vec<u8>]) -> Ran,
+    ) -> Result<(), String> {
+        let answer = |case: &Case, laid: Laid| case.answer(laid, &run);
         let together = answer(self, self.laid())?;
         let all = self.laid();
         for index in 0..self.lengths.len() {
-            let (case, laid) = self.alone(&all, index, sms);
-            let (rows_q, alone) = (laid.rows_q.clone(), answer(&case, laid)?);
-            if bits(&all.rows_q, index, &together) != bits(&rows_q, 0, &alone) {
-                return Err(format!("sequence {index} of {self:?} has other bits alone, on {sms} SMs"));
+            let used = all.rows_q.len(index);
+            let rows = if used <= most { all.rows_q.capacity(index) } else { used };
+            assert!(used <= most || self.mask.reach().1 == Some(0), "keys behind a chunk's last row");
+            let most = if used <= most { rows.max(1) } else { most };
+            let chunks = (0..rows.max(1)).step_by(most);
+            let chunks = chunks.map(|first| first..rows.min(first + most));
+            for rows in chunks {
+                let (case, laid) = self.alone(&all, (index, rows.clone()), sms);
+                let (rows_q, alone) = (laid.rows_q.clone(), answer(&case, laid)?);
+                if bits(&all.rows_q, (index, rows.clone()), &together)
+                    != bits(&rows_q, (0, 0..rows.len()), &alone)
+                {
+                    return Err(format!(
+                        "rows {rows:?} of sequence {index} of {self:?} have other bits alone, on {sms} SMs"
+                    ));
+                }
             }
         }
         Ok(())
+    }
+
+    /// Computes this case and another case with its problem. The bits of O and LSE must match.
+    ///
+    /// # Errors
+    /// The error of `run`, or that bits differ.
+    ///
+    /// # Panics
+    /// If the planner refuses a case.
+    pub fn check_against(
+        &self,
+        other: &Case,
+        run: impl Fn(&Program<Kernel>, &[Vec<u8>]) -> Ran,
+    ) -> Result<(), String> {
+        let rows = self.laid().rows_q;
+        let [one, other] = [self, other].map(|case| case.answer(case.laid(), &run));
+        let (one, other) = (one?, other?);
+        let of = |answer, index| bits(&rows, (index, 0..rows.capacity(index)), answer);
+        match (0..rows.count()).find(|&index| of(&one, index) != of(&other, index)) {
+            Some(index) => Err(format!("sequence {index} of {self:?} has other bits")),
+            None => Ok(()),
+        }
+    }
+
+    /// O and LSE of this case, laid out.
+    fn answer(
+        &self,
+        laid: Laid,
+        run: &impl Fn(&Program<Kernel>, &[Vec<u8>]) -> Ran,
+    ) -> Result<Forward<f32>, String> {
+        let problem = laid.sequences.problem.clone();
+        let Trial { program, before, .. } = self.trial_of(laid);
+        let after = run(&program, &before)?;
+        let memory = Memory::new(&program, &after);
+        memory.check_rest(&before).map(|()| outputs(&problem, memory))
     }
 
     fn laid(&self) -> Laid {
@@ -226,9 +291,11 @@ impl Case {
         Laid { cache, rows_q, problem, sequences, values }
     }
 
-    /// Makes a case of sequence `index` alone.
-    fn alone(&self, all: &Laid, index: usize, sms: u32) -> (Case, Laid) {
-        let case = Case { lengths: vec![self.lengths[index]], sms, ..self.clone() };
+    /// Makes a case of some rows of a sequence alone.
+    fn alone(&self, all: &Laid, (index, of_sequence): (usize, Range<usize>), sms: u32) -> (Case, Laid) {
+        let rows = of_sequence.len();
+        let keys = self.lengths[index].saturating_sub(all.rows_q.len(index).saturating_sub(of_sequence.end));
+        let case = Case { lengths: vec![keys], sms, ..self.clone() };
         let cache = Cache {
             entries: if self.is_paged() { all.cache.entries } else { 1 },
             rows: all.cache.rows,
@@ -238,11 +305,12 @@ impl Case {
             gap: all.cache.gap,
         };
         let Values { q, k, v, dout, qv, sink } = &all.values;
-        let ((batch, first), rows) = (all.rows_q.start(index), all.rows_q.capacity(index));
+        let (batch, first) = all.rows_q.start(index);
+        let first = first + of_sequence.start;
         let rows_q = match self.queries {
             Queries::Dense(_) => SequenceRows::dense(1, rows),
             Queries::InPart(_) => {
-                let used = all.rows_q.len(index) as i32;
+                let used = rows.min(all.rows_q.len(index)) as i32;
                 SequenceRows::dense(1, rows).with_used(&[used]).expect("it is no more than before")
             }
             Queries::Packed(_) => SequenceRows::packed_lengths(&[rows]),
@@ -253,7 +321,9 @@ impl Case {
             let x = x.slice_axis(Axis(0), (batch..=batch).into());
             x.slice_axis_move(Axis(1), (first..first + rows + behind).into()).to_owned()
         };
-        let of_k = |x: &Array4<f32>| x.slice_axis(Axis(0), (index..=index).into()).to_owned();
+        let of_k = |x: &Array4<f32>| {
+            x.slice_axis(Axis(0), (index..=index).into()).slice_axis(Axis(1), (..keys).into()).to_owned()
+        };
         let qv = qv.as_ref().map(of_q);
         let values = Values { q: of_q(q), k: of_k(k), v: of_k(v), dout: of_q(dout), qv, sink: sink.clone() };
         let problem = case.problem(&cache, &rows_q);
@@ -420,10 +490,10 @@ impl Case {
     }
 }
 
-/// Bits of O and LSE of a sequence.
-fn bits(rows: &SequenceRows, index: usize, answer: &Forward<f32>) -> Vec<u32> {
+/// Bits of O and LSE of some rows of a sequence.
+fn bits(rows: &SequenceRows, (index, of_sequence): (usize, Range<usize>), answer: &Forward<f32>) -> Vec<u32> {
     let (batch, first) = rows.start(index);
-    let of_index = first..first + rows.capacity(index);
+    let of_index = first + of_sequence.start..first + of_sequence.end;
     let o = answer.o.index_axis(Axis(0), batch).slice_axis_move(Axis(0), of_index.clone().into());
     let lse = answer.lse.index_axis(Axis(0), batch).slice_axis_move(Axis(1), of_index.into());
     o.iter().chain(&lse).map(|x| x.to_bits()).collect()

@@ -14,7 +14,8 @@ const BOXES: &[&str] = &["parts/pages.rs", "fwd/producer.rs"];
 const ROWS: &[&str] = &["parts/pages.rs", "parts/gather.rs"];
 
 /// Files that choose a CTA's splits, the place of each split's results, and the results that the reduction reads.
-const PARTS: &[&str] = &["sched/src/shares.rs", "parts/shares.rs", "fwd/epilogue.rs", "fwd/combine.rs"];
+const PARTS: &[&str] =
+    &["sched/src/work_decomposition.rs", "parts/shares.rs", "fwd/epilogue.rs", "fwd/combine.rs"];
 
 /// Equivalent mutants of attention kernels, with the reasons.
 const ATTENTION: &[Equivalent] = &[("wgmma.fence", 1, QK_FENCE), ("comparison: the opposite", 2, SAME_LSE)];

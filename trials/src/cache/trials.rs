@@ -184,6 +184,7 @@ pub const fn paged(columns: (usize, usize)) -> Case {
         layout: Layout::Contiguous,
         dist: Dist::Normal,
         split_keys: Some(SplitKeys::Even),
+        split_bytes: None,
         sms: 5,
         seed: 3,
     }
@@ -221,9 +222,12 @@ pub(crate) fn small() -> Vec<Trial> {
 /// ([`Case::check_alone`]). Seeds that are equal modulo `kernels` share their kernels, unless sizes of pages or groups
 /// differ.
 pub fn in_pieces(seed: u64, kernels: u64) -> Case {
-    let keys = 128 * (1 + Rng::new(seed ^ 0x51ece).below(8)) as u64;
+    let split = match Rng::new(seed ^ 0x51ece).below(9) {
+        0 => SplitKeys::Fixed,
+        pieces => SplitKeys::FixedSize { keys: 128 * pieces as u64 },
+    };
     // e4m3 scales are indexed by batch entry, and the index changes if the sequence is a batch of its own.
-    Case { split_keys: Some(SplitKeys::FixedSize { keys }), e4m3_keys: false, ..any(seed, kernels) }
+    Case { split_keys: Some(split), e4m3_keys: false, ..any(seed, kernels) }
 }
 
 /// A random problem. Seeds that are equal modulo `kernels` share their kernels, unless sizes of pages or groups differ.
@@ -253,7 +257,9 @@ pub fn random_wide(seed: u64, kernels: u64) -> Trial {
         _ => Queries::Packed(positions),
     };
     let lengths = case.lengths.iter().take(4).map(|&length| length % 2000).collect();
-    Case { lengths, queries, heads, columns, qv, e4m3_keys: false, ..case }.trial()
+    let of_e4m3 = columns.0 <= 512 && [columns.0, columns.1].iter().all(|cols| cols.is_multiple_of(16));
+    let e4m3_keys = of_kernel.below(2) == 1 && of_e4m3;
+    Case { lengths, queries, heads, columns, qv, e4m3_keys, ..case }.trial()
 }
 
 fn any(seed: u64, kernels: u64) -> Case {
@@ -290,6 +296,7 @@ fn any(seed: u64, kernels: u64) -> Case {
         layout: LAYOUTS[rng.below(2)],
         dist: DISTS[rng.below(3)],
         split_keys: SPLITS[of_kernel.below(3)],
+        split_bytes: None,
         sms: 132,
         seed,
     };

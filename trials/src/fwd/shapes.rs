@@ -120,6 +120,7 @@ pub fn laid_out(shape: &CtaTile, mut spec: ProblemSpec) -> ProblemSpec {
     let Fp8Inputs { v_layout, block_scales, v_channels } = match shape.precision {
         Precision::Half if shape.qv => return with_qv(spec),
         Precision::Half => return spec,
+        Precision::Converted { q: false } if shape.qv => return with_qv(spec.e4m3_keys()),
         Precision::Converted { q: false } => return spec.e4m3_keys(),
         Precision::Converted { q: true } => return spec,
         Precision::Fp8(inputs) => inputs,

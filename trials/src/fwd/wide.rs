@@ -1,10 +1,11 @@
 //! Kernels for latent attention, and for wide heads, where two warpgroups share the rows and each computes half of O's
 //! columns. This small family also tests the code that these kernels share with the other forward kernels.
 
-use fa3_sched::forward::{CtaTile, SplitKeys};
+use fa3_sched::Scheduler;
+use fa3_sched::forward::{CtaTile, Precision, SplitKeys};
 use fa3_types::{Dtype, Mask, ProblemSpec};
 
-use super::listed::{GIVEN, LAYOUTS, LENGTHS, problem};
+use super::listed::{GIVEN, Given, LAYOUTS, LENGTHS, problem};
 use super::shapes::{TINY, laid_out};
 use super::trials::{MASKS, SCHEDULERS, SINKS, SOFTCAPS, of_two_heads, trial};
 use super::{LSE_FORMS, Layout, dense, with_tile};
@@ -15,21 +16,27 @@ use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 pub(crate) const HALVES: CtaTile = CtaTile { head_dim_v: 128, consumers: 2, stages: 1, ..TINY };
 
 /// Tiles with one and several stages of K and of halves of V, and with more than one panel of V per warpgroup.
-const TILES: [CtaTile; 4] = [
+const TILES: [CtaTile; 6] = [
     HALVES,
     CtaTile { head_dim_v: 256, tile_n: 32, stages: 2, ..HALVES },
     CtaTile { head_dim: 96, stages: 3, ..HALVES },
     CtaTile { head_dim: 192, tile_n: 48, ..HALVES },
+    CONVERTED,
+    CtaTile { head_dim: 192, head_dim_v: 256, ..CONVERTED },
 ];
+
+/// [`HALVES`] whose producer converts rows of e4m3.
+const CONVERTED: CtaTile = CtaTile { precision: Precision::Converted { q: false }, tile_n: 64, ..HALVES };
 
 /// Tiles for latent attention: one warpgroup; two warpgroups with separate rows; two warpgroups that share the rows;
 /// and two and three blocks of V.
-const LATENT: [CtaTile; 5] = [
+const LATENT: [CtaTile; 6] = [
     CtaTile { qv: true, stages: 2, ..HALVES },
     CtaTile { qv: true, stages: 3, head_dim_v: 256, tile_n: 32, ..HALVES },
     CtaTile { qv: true, head_dim_v: 96, ..TINY },
     CtaTile { qv: true, head_dim_v: 64, tile_m: 128, consumers: 2, tile_n: 32, ping_pong: true, ..TINY },
     CtaTile { qv: true, head_dim_v: 96, stages: 3, ..TINY },
+    CtaTile { qv: true, head_dim_v: 256, stages: 2, ..CONVERTED },
 ];
 
 /// The covering arrays (pairs) of small tiles without and with `qv`, and the planner's tiles over KV caches.
@@ -45,20 +52,31 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     // the second warpgroup; for V, all columns of the second warpgroup and some of the first.
     let (less, less_v) = levels.pick(&[(0, 0), (8, 8), (24, 56), (0, 72)]);
     let less_v = less_v.min(tile.head_dim_v - 24);
-    let [head_dim, head_dim_v] =
-        [tile.head_dim - less, tile.head_dim_v - less_v].map(|columns| columns as usize);
+    // Rows of e4m3 have a multiple of 16 columns.
+    let multiple = if tile.converts_rows() { 16 } else { 8 };
+    let [head_dim, head_dim_v] = [tile.head_dim - less, tile.head_dim_v - less_v]
+        .map(|columns| columns.next_multiple_of(multiple) as usize);
     let mask = levels.pick(&MASKS);
     let given = levels.pick(&[&[None][..], &GIVEN.map(Some)].concat());
     let lengths = levels.pick(&LENGTHS)(tile.tile_m as usize, tile.tile_n as usize);
+    // Rows of O have the scales of a sequence.
+    let has_none = tile.converts_rows() && lengths.is_empty();
+    let lengths = if has_none { vec![(1, 3)] } else { lengths };
     let (heads, layout) = (levels.pick(&[(1, 1), (4, 2), (3, 1)]), levels.pick(&LAYOUTS));
     let (scheduler, softcap, sink) = (levels.pick(&SCHEDULERS), levels.pick(&SOFTCAPS), levels.pick(&SINKS));
-    let lse = levels.pick(&LSE_FORMS);
+    // Work tiles come from a table.
+    let (scheduler, layout) = match tile.converts_rows() {
+        true => (Scheduler::DynamicPersistent, Given::InPart.layout(layout)),
+        false => (scheduler, layout),
+    };
+    let (lse, max_logits) = (levels.pick(&LSE_FORMS), levels.pick(&[false, true]));
     let dtype = levels.pick(&[Dtype::F16, Dtype::Bf16]);
     let dist = levels.pick(&[Dist::Normal, Dist::Increasing, Dist::OneHot]);
     let change = |spec: ProblemSpec, layout: Layout| {
         let spec = laid_out(&tile, spec.head_dim_v(head_dim_v));
         let mut spec = layout.of(spec).mask(mask);
         (spec.softcap, spec.sink, spec.lse) = (softcap, sink, lse);
+        spec.max_logits = max_logits;
         spec
     };
     let options = with_tile(tile);
@@ -177,14 +195,72 @@ fn caches(seed: u64) -> Vec<cache::Case> {
             ..latent
         },
     ];
-    cases.into_iter().chain(latent).map(|case| cache::Case { seed, ..case }).collect()
+    cases.into_iter().chain(of_e4m3()).chain(latent).map(|case| cache::Case { seed, ..case }).collect()
+}
+
+/// Caches of e4m3.
+fn of_e4m3() -> [cache::Case; 6] {
+    let pieces = Some(SplitKeys::FixedSize { keys: 64 });
+    let window = Mask::Window { left: Some(60), right: Some(0) };
+    let e4m3 = cache::Case { e4m3_keys: true, ..CACHE };
+    [
+        cache::Case { lengths: vec![200, 20, 0], ..e4m3.clone() },
+        cache::Case {
+            lengths: vec![150, 3],
+            keys: Keys::Pages(Pages::of(64).padded().indexed()),
+            queries: Queries::InPart(5),
+            heads: (3, 1),
+            columns: (336, 272),
+            dtype: Dtype::F16,
+            softcap: Some(3.0),
+            split_keys: pieces,
+            ..e4m3.clone()
+        },
+        cache::Case {
+            lengths: vec![100],
+            keys: Keys::IndexedPadded,
+            queries: Queries::Packed(70),
+            heads: (2, 1),
+            mask: window,
+            split_keys: None,
+            ..e4m3.clone()
+        },
+        cache::Case {
+            lengths: vec![90, 130],
+            keys: Keys::Dense,
+            layout: Layout::HeadsFirst,
+            sink: false,
+            ..e4m3.clone()
+        },
+        cache::Case {
+            lengths: vec![200, 64],
+            keys: Keys::Pages(Pages::of(1)),
+            queries: Queries::Packed(2),
+            heads: (128, 1),
+            columns: (64, 512),
+            qv: true,
+            ..e4m3.clone()
+        },
+        cache::Case {
+            lengths: vec![100, 3],
+            queries: Queries::InPart(70),
+            heads: (2, 1),
+            columns: (48, 336),
+            qv: true,
+            mask: window,
+            split_keys: None,
+            ..e4m3
+        },
+    ]
 }
 
 /// Several tiles per CTA, several blocks, and several splits per work unit, to run under many schedules.
 pub(crate) fn small() -> Vec<Trial> {
     let masks = [Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let of_tile = |(index, tile): (usize, CtaTile)| {
-        let options = with_tile(tile).scheduler(SCHEDULERS[index % 3]);
+        let scheduler =
+            if tile.converts_rows() { Scheduler::DynamicPersistent } else { SCHEDULERS[index % 3] };
+        let options = with_tile(tile).scheduler(scheduler);
         of_two_heads(&tile, tile.tile_m as usize + 5, masks[index % 2], 3, &options)
     };
     let tiles = TILES.into_iter().chain(LATENT).enumerate().map(of_tile);
@@ -192,6 +268,7 @@ pub(crate) fn small() -> Vec<Trial> {
         cache::Case { lengths: vec![200, 20], ..CACHE },
         cache::Case { lengths: vec![130], keys: Keys::Pages(Pages::of(1)), heads: (2, 1), ..CACHE },
         cache::Case { lengths: vec![200, 20], heads: (16, 1), columns: (64, 512), qv: true, ..CACHE },
+        cache::Case { lengths: vec![200, 20], e4m3_keys: true, ..CACHE },
     ];
     tiles.chain(caches.map(cache::Case::trial)).collect()
 }

@@ -13,8 +13,10 @@ _FLOAT32 = torch.float32
 # While torch.compile traces, a number may be a symbol.
 _INTEGERS = (int, torch.SymInt)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
-# The number of keys of a split (split_keys) is a multiple of this.
-_KEYS_OF_SPLITS = 128
+# The number of keys of a piece (split_keys) is a multiple of this.
+_KEYS_OF_PIECES = 128
+# Number by which operators know the pieces that split_keys="fixed" means.
+_FIXED = -2
 # The columns of Q and K in the tiles of kernels with `qv`.
 _COLUMNS = 64
 
@@ -141,17 +143,29 @@ def descales(q: Any, k: Any, v: Any, *given: Any) -> list[Tensor | None]:
 
 
 def split_keys(given: Any, num_splits: Any) -> int:
-    """The split of the keys between CTAs, as operators take it: 0 for no split, -1 for equal shares, otherwise the
-    number of keys of a split.
+    """How CTAs split the keys of a cache, as operators take it: as `pieces` does, or else 0 for no split and -1 for
+    equal shares.
     """
-    splits = integer("num_splits", num_splits)
-    if given is None:
+    splits, keys = integer("num_splits", num_splits), pieces(given)
+    if keys is None:
         return 0 if splits == 1 else -1
-    keys = integer("split_keys", given)
     if splits != 0:
         raise ValueError(f"there are split_keys and num_splits {splits}, expected one of them")
-    if isinstance(keys, int) and (keys <= 0 or keys % _KEYS_OF_SPLITS != 0):
-        raise ValueError(f"split_keys is {keys}, expected a multiple of {_KEYS_OF_SPLITS}, or None")
+    return keys
+
+
+def pieces(given: Any) -> int | None:
+    """The pieces into which keys are cut, as operators take them: -2 for "fixed", or the number of keys of a piece;
+    None if keys are not cut.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str) and given == "fixed":
+        return _FIXED
+    keys = 0 if isinstance(given, str) else integer("split_keys", given)
+    if isinstance(keys, int) and (keys <= 0 or keys % _KEYS_OF_PIECES != 0):
+        expected = f"'fixed', a multiple of {_KEYS_OF_PIECES}, or None"
+        raise ValueError(f"split_keys is {_words(given)}, expected {expected}")
     return keys
 
 

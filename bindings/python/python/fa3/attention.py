@@ -35,6 +35,7 @@ def flash_attn_func(
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
     intervals: Tensor | None = None,
+    split_keys: int | Literal["fixed"] | None = None,
 ) -> Tensor: ...
 
 
@@ -64,6 +65,7 @@ def flash_attn_func(
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
     intervals: Tensor | None = None,
+    split_keys: int | Literal["fixed"] | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -93,6 +95,7 @@ def flash_attn_func(
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
     intervals: Tensor | None = None,
+    split_keys: int | Literal["fixed"] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
@@ -121,6 +124,7 @@ def flash_attn_func(
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
     intervals: Tensor | None = None,
+    split_keys: int | Literal["fixed"] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
     device. On the CPU tensors may also be float32. Under `torch.autocast` float32 q, k, v and qv are cast to its dtype.
@@ -156,6 +160,7 @@ def flash_attn_func(
             lie in the same chunk as its own position.
         softcap: scores s become softcap * tanh(s / softcap); 0 or None is no cap.
         num_splits, pack_gqa: accepted and ignored. num_splits is any integer, and pack_gqa is None, True or False.
+            No num_splits promises equal bits in other calls; split_keys does.
         deterministic: whether the gradient of q must have the same bits in every run.
             `torch.use_deterministic_algorithms(True)`, if set during the backward pass, has the same effect. Otherwise
             the gradient of q is accumulated in any order where that is faster: for head dimensions up to 128, if
@@ -181,6 +186,13 @@ def flash_attn_func(
             outside the keys are clamped. Key blocks that no query of a tile sees are skipped. It takes the place of
             causal, window_size and attention_chunk, and goes neither with float8_e4m3fn nor with qv; head dimensions
             are at most 256. On a GPU the kernels read it, and the host does not. See `fa3.masks`.
+        split_keys: None, "fixed", or a number of keys, a multiple of 128. The keys of a sequence are then cut into
+            pieces of a fixed size, counted from its first key, and the results of the pieces are merged in order. A
+            row's O and LSE have the same bits in any call that sees the same keys with the same split_keys: this one,
+            `flash_attn_varlen_func` or `flash_attn_with_kvcache`, in any batch, with any other rows of its sequence, on
+            any number of SMs. "fixed" chooses the size by head_dim_v and qv alone. The backward pass takes O and LSE as
+            always, and makes no such promise for gradients. It takes more time, and is refused where no such kernel is:
+            with intervals, v_mean, v_transposed, or scales of blocks. See docs/bits.md.
 
     Returns: O (batch, seqlen_q, heads_q, head_dim_v), which is out or a new contiguous tensor. Its dtype is q's, or
         where q is float8_e4m3fn out_dtype or bfloat16. With return_attn_probs (O, LSE), LSE float32 (batch, heads_q,
@@ -212,6 +224,7 @@ def flash_attn_func(
         s_aux,
         qv,
         intervals,
+        arguments.pieces(split_keys),
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     descales: list[Tensor] = []

@@ -43,7 +43,6 @@ class Options(NamedTuple):
 
 # The names of the extension module's options: the first fields of `Options`, and the last fields of `Cache`.
 _SCORES = " ".join((*Options._fields[:7], *Cache._fields[6:]))
-_OF_LSE = " ".join(Options._fields[13:])
 
 
 def launch(
@@ -73,10 +72,8 @@ def compute(
         operator.check_out_is(out, q, (*q.shape[:-1], v.shape[3]), what, options.out_dtype)
     given: operator.Tensors = {"q": q, "k": k, "v": v, **dict(zip(Cache._fields, cache.lists))}
     given |= operator.checked_descales(q, k, cache.cu_seqlens_q, *descales)
-    operation, fields = "forward", _SCORES
-    values: tuple[Any, ...] = (*options[:7], *cache[6:])
-    if any(options[13:]):
-        fields, values = f"{fields} {_OF_LSE}", (*values, *options[13:])
+    operation = "forward"
+    fields, values = operator.with_lse_form(_SCORES, (*options[:7], *cache[6:]), options)
     if new is not None:
         operator.refuse_tangents(NAMES_OF_NEW, *new.tensors)
         new.check(cache.seqused_k)

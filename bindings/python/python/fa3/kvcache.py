@@ -50,7 +50,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
-    split_keys: int | None = None,
+    split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
 ) -> Tensor: ...
 
@@ -91,7 +91,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
-    split_keys: int | None = None,
+    split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, None, None]: ...
 
@@ -132,7 +132,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
-    split_keys: int | None = None,
+    split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, None, None]: ...
 
@@ -172,7 +172,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
-    split_keys: int | None = None,
+    split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, None, None]:
     """Attention over a KV cache, as servers compute it at each step, on a Hopper GPU or on the CPU.
@@ -200,7 +200,8 @@ def flash_attn_with_kvcache(
             the CPU. For a float8_e4m3fn cache they are divided by k_descale and v_descale, rounded, and saturated at
             448; new rows that are float8_e4m3fn themselves are copied and not rotated.
         qv: the part of q that is multiplied by v_cache, of q's shape but with head_dim_v, as in `flash_attn_func`. It
-            is not rotated. With q and k_cache None, scores are the product of qv and v_cache alone (SGLang's only_qv).
+            is not rotated. With float8_e4m3fn caches, k_descale is the factor of its product, too. With q and k_cache
+            None, scores are the product of qv and v_cache alone (SGLang's only_qv).
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype. They need k, and rotate the first
             rotary_dim elements of new keys and of q. The position of a new key is its row in the cache. The first query
             of a sequence has the position cache_seqlens; the other queries follow if the mask is causal or has a window
@@ -230,12 +231,10 @@ def flash_attn_with_kvcache(
         return_softmax_lse: whether to return LSE as well.
         out: a tensor for O, as in `flash_attn_func`.
         s_aux: a sink for each query head, as in `flash_attn_func`.
-        split_keys: None, or a number of keys, a multiple of 128. The keys of each sequence are then cut into splits
-            of this size, whatever the number of query rows, and the results of splits are reduced in order. So a
-            sequence has the same bits in any batch and on any number of SMs. num_splits=1 does not promise that, since
-            its tiles depend on the longest sequence. The workspace has room for all splits of each query row that the
-            cache may hold, and with many query rows the call is slow. On the CPU a sequence has the same bits in any
-            batch anyway. num_splits must be 0.
+        split_keys: None, "fixed", or a number of keys, a multiple of 128, as in `flash_attn_func`. It gives a row equal
+            bits in decoding and in any chunk of a prompt, in pages of any size, in any batch, and on any number of SMs.
+            num_splits must be 0. num_splits=1 promises nothing of the kind, since its tiles depend on the longest
+            sequence.
         seqused_q: how many rows of each sequence of q are in use, as in `flash_attn_varlen_func`.
 
     Returns: O, of q's shape but with head_dim_v, which is out or a new contiguous tensor. Its dtype is q's, or bfloat16

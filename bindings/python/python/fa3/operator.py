@@ -37,6 +37,7 @@ class Options(NamedTuple):
     s_aux: Tensor | None = None
     qv: Tensor | None = None
     intervals: Tensor | None = None
+    split_keys: int | None = None
 
     def of_backward(self) -> tuple[float | None, int, int, int, float, int, bool]:
         """The arguments of `fa3::backward` besides tensors, in its order."""
@@ -79,6 +80,8 @@ def compute(
             block_rows = check_descales(q, k, head_dim_v, *given_scales)
             tensors |= zip(("q_descale", "k_descale", "v_descale", "v_mean"), given_scales)
             fields, values = f"{_SCORES} v_transposed block_rows", (*values, v_transposed, block_rows)
+        if options.split_keys is not None:
+            fields, values = f"{fields} split_keys", (*values, options.split_keys)
         if options.intervals is not None:
             tensors["intervals"] = bounds(options.intervals, q)
         return attend("forward", fields, values, tensors, options, head_dim_v, with_lse, out)
@@ -87,6 +90,16 @@ def compute(
         for name, x in (("q", q), ("k", k), ("v", v)):
             refuse_nested(name, x)
         raise
+
+
+# The names of the options that say in which form LSE is stored.
+_LSE_FORM = "lse_base_two lse_without_sink lse_empty_is_infinite"
+
+
+def with_lse_form(fields: str, values: tuple[Any, ...], options: Any) -> tuple[str, tuple[Any, ...]]:
+    """The names and values of an operation's options, and the form of LSE, if it is not the default form."""
+    form = options.lse_base_two, options.lse_without_sink, options.lse_empty_is_infinite
+    return (f"{fields} {_LSE_FORM}", (*values, *form)) if any(form) else (fields, values)
 
 
 def attend(
@@ -98,9 +111,11 @@ def attend(
     head_dim_v: int,
     with_lse: bool,
     out: Tensor | None,
+    with_max_logits: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Computes O and, if wanted, LSE by an operation of the extension module. `options` are an attention operator's
-    options, of which only the sinks, qv and the dtype of O are read. The other arguments are as in `run`.
+    """Computes O and, if wanted, LSE by an operation of the extension module. If the largest scores are wanted, too,
+    LSE and they are one tensor, (2, ...). `options` are an attention operator's options, of which only the sinks, qv
+    and the dtype of O are read. The other arguments are as in `run`.
     """
     q, out_dtype = tensors["q"], options.out_dtype
     assert q is not None
@@ -112,7 +127,12 @@ def attend(
     if options.s_aux is not None:
         tensors["sink"] = sinks(options.s_aux, q, q.shape[-2])
     # LSE is allocated only if it is wanted: allocation takes as long as the launch.
-    tensors["lse"] = lse = lse_like(q) if with_lse else None
+    lse: Tensor | None
+    if with_max_logits:
+        lse = lse_like(q, 2)
+        tensors["lse"], tensors["max_logits"] = lse
+    else:
+        tensors["lse"] = lse = lse_like(q) if with_lse else None
     o = o_like(q, head_dim_v, out_dtype) if out is None else out
     # For a new tensor of the default dtype, the extension module needs only the address.
     tensors["o"] = o.data_ptr() if out is None and out_dtype is None and not is_fake(o) else o
@@ -336,10 +356,12 @@ def o_like(q: Tensor, head_dim_v: int, dtype: torch.dtype | None) -> Tensor:
     return q.new_empty(*q.shape[:-1], head_dim_v, dtype=dtype)
 
 
-def lse_like(q: Tensor) -> Tensor:
-    """A new, contiguous tensor for LSE: (batch, heads_q, seqlen_q), or (heads_q, total_q) of packed sequences."""
+def lse_like(q: Tensor, *first: int) -> Tensor:
+    """A new, contiguous tensor for LSE: (batch, heads_q, seqlen_q), or (heads_q, total_q) of packed sequences. `first`
+    are dimensions before these.
+    """
     *batch, rows, heads, _ = q.shape
-    return q.new_empty(*batch, heads, rows, dtype=torch.float32)
+    return q.new_empty(*first, *batch, heads, rows, dtype=torch.float32)
 
 
 def check_out_is(out: Tensor, q: Tensor, expected: tuple[int, ...], what: str, dtype: torch.dtype | None) -> None:
@@ -462,11 +484,16 @@ def check_qv(qv: Tensor, q: Tensor) -> None:
 
 
 def bounds(intervals: Tensor, q: Tensor) -> Tensor:
-    """The intervals, checked. Axes that are expanded for the batch or for heads become 1."""
-    if intervals.dtype != torch.int32 or intervals.dim() != 4 or intervals.device != q.device:
+    """The intervals of a dense or packed q, checked. They get a batch axis if they have none. Axes that are expanded for
+    the batch or for heads become 1.
+    """
+    if intervals.dtype != torch.int32 or intervals.dim() != q.dim() or intervals.device != q.device:
         found = f"{intervals.dtype} {tuple(intervals.shape)} on {intervals.device}"
-        what = "(batch or 1, heads_q or 1, seqlen_q, 2 or 4)"
+        packed, dense = "(heads_q or 1, total_q, 2 or 4)", "(batch or 1, heads_q or 1, seqlen_q, 2 or 4)"
+        what = packed if q.dim() == 3 else dense
         raise ValueError(f"intervals is {found}, expected torch.int32 {what} on {q.device}")
+    if intervals.dim() == 3:
+        intervals = intervals.unsqueeze(0)
     for dim in (0, 1):
         if not is_fake(q) and intervals.stride(dim) == 0 and intervals.shape[dim] > 1:
             intervals = intervals.narrow(dim, 0, 1)
@@ -539,6 +566,6 @@ _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, "
     "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
     "Tensor? v_descale=None, bool v_transposed=False, ScalarType? out_dtype=None, bool deterministic=False, "
-    "Tensor? v_mean=None, Tensor? s_aux=None, Tensor? qv=None, Tensor? intervals=None"
+    "Tensor? v_mean=None, Tensor? s_aux=None, Tensor? qv=None, Tensor? intervals=None, SymInt? split_keys=None"
 )
 define_attention("forward", _ARGUMENTS, launch, "flash_attn_func")

@@ -109,6 +109,9 @@ def flash_attn_with_kvcache(
         q = k_cache = None
     if k is None:
         given.pop("cu_seqlens_k_new", None)
+    if given.get("num_splits") == 1:
+        # SGLang's deterministic mode.
+        given |= dict(num_splits=0, split_keys="fixed")
     given["attention_chunk"] = given.get("attention_chunk") or 0
     given.pop("scheduler_metadata", None)
     return _with_kvcache(q, k_cache, v_cache, k, v, **given, s_aux=sinks)

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import cached_operator, operator, refusal
-from .cache import Cache
+from . import operator, refusal
 
 NAMES = "q, a cache or attn_sink"
 NO_GRADIENT = "requires grad, and attention over a cache has no gradients"
@@ -35,14 +34,19 @@ class Options(NamedTuple):
     split_keys: int
     s_aux: Tensor | None = None
     qv: Tensor | None = None
+    lse_base_two: bool = False
+    lse_without_sink: bool = False
+    lse_empty_is_infinite: bool = False
+    # Whether LSE has the largest scores behind it: (2, tokens, heads_q, 1).
+    max_logits: bool = False
 
     @property
     def out_dtype(self) -> None:
         """O has the dtype of Q."""
 
 
-# Options for the extension module.
-_SCORES = cached_operator.Options._fields[:7]
+# The names of the extension module's options.
+_NAMES = "softmax_scale sm_margin split_keys"
 
 
 def launch(
@@ -69,41 +73,9 @@ def compute(
     if out is not None:
         expected = *q.shape[:3], v.shape[3]
         operator.check_out_is(out, q, expected, "(tokens, 1, heads_q, head_dim_v)", None)
-    scores = options.softmax_scale, -1, -1, 0, 0.0, options.sm_margin, options.split_keys
-    if q.is_cuda:
-        pages = _pages_of_one_row(k, v, lists)
-        of_cache = cached_operator.Options(*scores, s_aux=options.s_aux, qv=options.qv)
-        return cached_operator.compute((q, *pages[0]), None, pages[1], of_cache, with_lse, out)
+    fields, values = operator.with_lse_form(_NAMES, options[:3], options)
     given: operator.Tensors = {"q": q, "k": k, "v": v, **lists._asdict()}
-    return operator.attend("forward", " ".join(_SCORES), scores, given, options, v.shape[3], with_lse, out)
-
-
-def _pages_of_one_row(k: Tensor, v: Tensor, lists: Lists) -> tuple[tuple[Tensor, Tensor], Cache]:
-    """The cache as pages of one row each, which kernels read today. Entries that are no key are moved behind the
-    others, and are not in use.
-    """
-    if lists.extra_indices is not None:
-        raise NotImplementedError("a second cache is not supported on a GPU yet")
-    pages, page_rows = k.shape[:2]
-    # Rows from a page to the next.
-    apart = k.stride(0) // max(1, k.stride(1)) if pages > 1 and page_rows > 1 else page_rows
-    if pages > 1 and page_rows > 1 and any(x.stride(0) != apart * x.stride(1) for x in (k, v)):
-        raise NotImplementedError("pages that are not whole rows apart are not supported on a GPU yet")
-    indices, keys = lists.indices, lists.indices.shape[1]
-    is_key = (indices >= 0) & (indices < pages * page_rows)
-    if lists.seqused_k is not None:
-        is_key &= torch.arange(keys, device=k.device) < lists.seqused_k[:, None]
-    order = is_key.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-    listed = indices.gather(1, order)
-    table = listed if apart == page_rows else listed // max(1, page_rows) * apart + listed % max(1, page_rows)
-    rows = (pages - 1) * apart + page_rows if pages else 0
-
-    def flat(x: Tensor) -> Tensor:
-        of_row = x.stride(1) if page_rows > 1 else x.stride(0)
-        return x.as_strided((rows, 1, *x.shape[2:]), (of_row, of_row, *x.stride()[2:]))
-
-    used = is_key.sum(1, dtype=torch.int32)
-    return (flat(k), flat(v)), Cache(used, table, None, None, None, None, None, keys)
+    return operator.attend("forward", fields, values, given, options, v.shape[3], with_lse, out, options.max_logits)
 
 
 def attention(
@@ -146,7 +118,8 @@ def _floats(tensors: tuple[Tensor, Tensor, Tensor], lists: Lists, options: Optio
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor indices, Tensor? seqused_k, Tensor? extra_k, Tensor? extra_v, "
     "Tensor? extra_indices, Tensor? extra_seqused_k, float? softmax_scale, SymInt sm_margin, SymInt split_keys, "
-    "Tensor? s_aux=None, Tensor? qv=None"
+    "Tensor? s_aux=None, Tensor? qv=None, bool lse_base_two=False, bool lse_without_sink=False, "
+    "bool lse_empty_is_infinite=False, bool max_logits=False"
 )
 operator.define_attention("sparse_forward", _ARGUMENTS, launch, "flash_mla_with_kvcache")
 refusal.register(f"{NAMES} {NO_GRADIENT}", "sparse_forward")

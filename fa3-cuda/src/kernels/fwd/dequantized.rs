@@ -121,33 +121,61 @@ impl<'k> Dequantizer<'k> {
     }
 }
 
+/// The division of a tile of converted elements among the threads that convert it.
+#[derive(Clone, Copy)]
+pub(super) struct Chunks<'k> {
+    /// Rows that all warps convert at once, one panel of columns at a time.
+    pub(super) rows: u32,
+    /// The row and the column of this thread's first chunk of 16 elements.
+    pub(super) row: U32<'k>,
+    pub(super) col: U32<'k>,
+}
+
+impl<'k> Chunks<'k> {
+    #[track_caller]
+    pub(super) fn new(b: &'k Builder, panel: u32) -> Chunks<'k> {
+        let (lane, warp) = (b.lane_id(), (b.tid() >> 5) & (WARPS - 1));
+        // Number of chunks in a row of a panel, and number of rows that a warp converts at once.
+        let parts = panel / PART;
+        let rows_at_once = 32 / parts;
+        let (part, row) = match parts {
+            4 => (lane & 3, (lane >> 3) ^ (((lane >> 2) & 1) * 5)),
+            _ => (lane & (parts - 1), lane >> parts.ilog2()),
+        };
+        Chunks { rows: WARPS * rows_at_once, row: warp.mad(rows_at_once, row), col: part * PART }
+    }
+}
+
 /// Converts this warp's rows of a tile.
 #[track_caller]
 fn convert<'k>(b: &'k Builder, elem: Elem, from: Tile<'_, 'k>, to: Tile<'_, 'k>) {
     let TileShape { rows, cols, .. } = from.shape();
     let panel = to.shape().panel_cols();
-    let (lane, warp) = (b.lane_id(), (b.tid() >> 5) & (WARPS - 1));
-    // Number of chunks in a row of a panel, and number of rows that a warp converts at once.
-    let parts = panel / PART;
-    let rows_at_once = 32 / parts;
-    let (part, row) = match parts {
-        4 => (lane & 3, (lane >> 3) ^ (((lane >> 2) & 1) * 5)),
-        _ => (lane & (parts - 1), lane >> parts.ilog2()),
-    };
-    let (row, col) = (warp.mad(rows_at_once, row), part * PART);
-    let (from, to) = (from.elements(row, col), to.elements(row, col));
+    let chunks = Chunks::new(b, panel);
+    let (from, to) = [from, to].map(|tile| tile.elements(chunks.row, chunks.col)).into();
     let steps = (0..rows)
-        .step_by((WARPS * rows_at_once) as usize)
+        .step_by(chunks.rows as usize)
         .flat_map(|row| (0..cols).step_by(panel as usize).map(move |col| (row, col)));
     for some in steps.collect::<Vec<_>>().chunks(AT_A_TIME) {
         let load = |&(row, col): &(u32, u32)| b.load_vector(from.at(row, col));
         let loaded: Vec<[U32<'k>; 4]> = some.iter().map(load).collect();
         for (words, &(row, col)) in loaded.into_iter().zip(some) {
-            let [first, second, third, fourth] = words.map(|word| of_16_bits(word, elem));
-            for (number, [[x, y], [z, w]]) in [[first, second], [third, fourth]].into_iter().enumerate() {
-                b.store_vector(to.at(row, col + 8 * number as u32), [x, y, z, w]);
-            }
+            store_converted(b, words, elem, |second| to.at(row, col + second));
         }
+    }
+}
+
+/// Converts a chunk to numbers of `elem`, and stores both halves, 8 columns apart, at addresses that `to` gives.
+#[track_caller]
+pub(super) fn store_converted<'k>(
+    b: &'k Builder,
+    chunk: [U32<'k>; 4],
+    elem: Elem,
+    to: impl Fn(u32) -> SharedAddr,
+) {
+    let [first, second, third, fourth] = chunk.map(|word| of_16_bits(word, elem));
+    for (number, [[x, y], [z, w]]) in [[first, second], [third, fourth]].into_iter().enumerate() {
+        b.store_vector(to(8 * number as u32), [x, y, z, w]);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use fa3_ir::lang::*;
 
+use super::converted_rows;
 use super::spec::Loading;
 use super::state::Fwd;
 use crate::kernels::parts::gather::CopiedPart;
@@ -46,6 +47,7 @@ pub(super) fn run(fwd: &Fwd<'_>) {
             let feeds = number.eq(0);
             b.if_else_uniform(feeds, || feed(fwd, &of_k, &of_v), || gather(fwd, &of_k, &of_v, number - 1));
         }
+        Loading::Converted => converted_rows::run(fwd, [&of_k, &of_v]),
     }
 }
 

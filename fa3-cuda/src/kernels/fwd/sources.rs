@@ -6,6 +6,7 @@ use fa3_sched::SeqLens;
 use super::state::Fwd;
 use crate::kernels::parts::gather::{Columns, Found, Gather};
 use crate::kernels::parts::geometry::WorkTile;
+use crate::kernels::parts::key_rows::{KeyRows, SequenceRows};
 use crate::kernels::parts::lists::ListSpan;
 use crate::kernels::parts::pages::PageSpan;
 use crate::kernels::parts::ragged::RowSpan;
@@ -50,6 +51,23 @@ impl<'k> Fwd<'k> {
         let (pages, varlen, strides) = (self.params.pages?, work.varlen?, self.params.strides.as_ref()?);
         let strides = if of == 1 { strides.k } else { strides.v };
         Some(PageSpan::new(self.builder, pages, work.batch, strides, [varlen.k_row, work.lens.k]))
+    }
+
+    /// The rows of K (1) or V (2) of a work tile that visits some block, if warps convert them.
+    #[track_caller]
+    pub(super) fn key_rows(&self, work: &WorkTile<'k>, of: usize) -> Option<KeyRows<'k>> {
+        let (strides, varlen) = (self.params.strides.as_ref()?, work.varlen?);
+        let (gathered, tile) = (self.params.gathered.as_ref()?, &self.spec.tile);
+        let (tensor, cols, apart) = match of {
+            1 => (&gathered.k, self.spec.gathered_cols?, strides.k),
+            _ => (&gathered.v, self.spec.head_dim_v, strides.v),
+        };
+        let rows = match self.pages(work, of) {
+            Some(span) => SequenceRows::OfPages(span),
+            None => SequenceRows::Of { first: work.batch.mad(apart, varlen.k_row), count: work.lens.k },
+        };
+        let last = work.kv.end * tile.tile_n - tile.tile_n;
+        Some(KeyRows::new(rows, cols, tensor.of_head(work.kv_head), last))
     }
 
     /// The row-wise copies of K and V of a work tile that visits some block, if rows are copied one by one, in copying

@@ -37,6 +37,8 @@ pub struct FwdSpec {
     /// Whether LSE is stored in another form than the default one. Its numbers are arguments, which not all kernels
     /// have registers for.
     pub stored_lse: bool,
+    /// Whether the largest score of each row is a result.
+    pub max_logits: bool,
     /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
     /// The tile scheduler.
@@ -55,7 +57,7 @@ pub struct FwdSpec {
     pub pack: u32,
     /// Number of rows of K and V that are copied at once, if the cache is paged.
     pub page_block: Option<u32>,
-    /// Number of columns of K, if its rows are copied one by one.
+    /// Number of columns of K, if rows are copied or converted one by one.
     pub gathered_cols: Option<u32>,
     /// Whether the page table is indirect: cache_batch_idx has the row of each sequence.
     pub indexed: bool,
@@ -75,6 +77,8 @@ pub(super) enum Loading {
     /// Three warps copy K and V row by row. One thread of another loads Q, and fences and commits what these have
     /// copied.
     Gathered,
+    /// All warps convert rows of K and V, and one thread loads Q.
+    Converted,
 }
 
 impl FwdSpec {
@@ -100,6 +104,7 @@ impl FwdSpec {
             sink: problem.has_sink(),
             lse_without_sink: problem.lse_form().without_sink,
             stored_lse: StoredLse::of(problem.lse_form()).is_some(),
+            max_logits: problem.has_max_logits(),
             order: form(plan.order()),
             scheduler: plan.scheduler(),
             cluster: plan.cluster(),
@@ -109,7 +114,7 @@ impl FwdSpec {
             per_sm: shared.map_or(1, |shared| shared.per_sm()),
             pack: shared.map_or(1, |shared| shared.pack()),
             page_block: pages.map(|pages| pages.block_rows),
-            gathered_cols: is_gathered.then(|| problem.head_dim() as u32),
+            gathered_cols: (is_gathered || plan.tile().converts_rows()).then(|| problem.head_dim() as u32),
             indexed: pages.is_some_and(|pages| pages.indexed.is_some()),
         }
     }
@@ -126,6 +131,7 @@ impl FwdSpec {
         // Several warps load if a tile takes many copies, or if tiles are short.
         let in_warps = self.shares.is_some() || self.page_block.is_some();
         match (in_warps, self.tile.precision.transposes_v()) {
+            _ if self.tile.converts_rows() => Loading::Converted,
             (true, true) => Loading::WarpForBoth,
             (true, false) if self.gathers() => Loading::Gathered,
             (true, false) => Loading::WarpEach,
@@ -139,7 +145,7 @@ impl FwdSpec {
         self.shares.and_then(|shares| shares.lists)
     }
 
-    /// Whether K and V are copied row by row.
+    /// Whether K and V are copied or converted row by row.
     pub(super) fn gathers(&self) -> bool {
         self.gathered_cols.is_some()
     }
@@ -150,16 +156,18 @@ impl FwdSpec {
     pub fn first_rows_of_second_half(&self) -> Option<u32> {
         // A product takes 16 rows at a time.
         let first = (self.tile.tile_n / 16).div_ceil(2) * 16;
-        (self.tile.qv && self.gathers() && first < self.tile.tile_n).then_some(first)
+        (self.tile.qv && self.loading() == Loading::Gathered && first < self.tile.tile_n).then_some(first)
     }
 
-    /// Number of warps that load K and V beside the warp that loads Q.
+    /// Number of warps that load K and V, beside the warp that loads Q or together with it. Each of them receives work
+    /// tiles.
     pub(super) fn loaders(&self) -> u32 {
         match self.loading() {
             Loading::Thread | Loading::Ranges => 0,
             Loading::WarpForBoth => 1,
             Loading::WarpEach => 2,
             Loading::Gathered => COPIERS,
+            Loading::Converted => 4,
         }
     }
 
@@ -168,7 +176,7 @@ impl FwdSpec {
         if self.tile.precision.transposes_v() { 3 - self.loaders() } else { 0 }
     }
 
-    /// Whether K and V are e4m3 in memory, and dequantizing warps convert them to the type of Q.
+    /// Whether K and V are e4m3 in memory, and warps convert them to the type of Q.
     pub(super) fn converts(&self) -> bool {
         self.tile.precision.is_converted()
     }

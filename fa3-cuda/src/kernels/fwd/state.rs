@@ -72,8 +72,8 @@ impl<'k> Fwd<'k> {
         let first = warps / tile.column_groups();
         let (loaders, transposers) = (spec.loaders(), spec.transposers());
         let transposed = (transposers > 0).then(|| Transposed::declare(b, tile, transposers));
-        let dequantized = spec.converts().then(|| Dequantized::declare(b, spec));
-        let of_k = if spec.converts() { dequantized::WARPS } else { first };
+        let dequantized = (tile.converters() > 0).then(|| Dequantized::declare(b, spec));
+        let of_k = if dequantized.is_some() { dequantized::WARPS } else { first };
         let of_q = if spec.converts_q() { dequantized::WARPS } else { first };
         let of_v = if transposers > 0 { transposers } else { of_k };
         let walkers = warps + loaders + transposers + 4 * tile.converters();
@@ -85,12 +85,16 @@ impl<'k> Fwd<'k> {
                 (Some(map), Some(_)) => {
                     TmaPipeline::declare_rows(b, name, map, tile.tile_n, [tile.stages, consumers])
                 }
+                (None, _) if tile.converts_rows() => {
+                    TmaPipeline::declare_stored(b, name, shape, tile.stages, [dequantized::WARPS, consumers])
+                }
                 (None, _) => TmaPipeline::declare_copied(b, name, shape, [tile.stages, consumers]),
             };
             pipeline.at_column(col)
         };
+        let elem = if tile.converts_rows() { spec.elem } else { spec.key_elem() };
         let [of_k_cols, of_v_cols] =
-            [tile.head_dim, tile.head_dim_v].map(|cols| TileShape::new(spec.key_elem(), tile.tile_n, cols));
+            [tile.head_dim, tile.head_dim_v].map(|cols| TileShape::new(elem, tile.tile_n, cols));
         let first_of_k = match &hand_over {
             Some(_) if !tile.qv => of_k_cols.panels().div_ceil(2) * of_k_cols.panel_cols(),
             _ => tile.head_dim,
@@ -205,7 +209,7 @@ impl<'k> Fwd<'k> {
         let (lens, position) = (work.lens, self.positions(work, row));
         let modify = self.spec.softcap.then(|| Box::new(softcap) as _);
         if let Some(rows) = self.params.intervals {
-            let (b, of_head) = (self.builder, rows.of_head(work.batch, work.head));
+            let (b, of_head) = (self.builder, rows.of_tile(work));
             let visible = Box::new(move |position| rows.visible(b, of_head, position, lens));
             return Scores { modify, position, visible, in_bits: true };
         }

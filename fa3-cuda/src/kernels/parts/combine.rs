@@ -6,7 +6,8 @@
 //!
 //! Warp w of a team of W warps has the parts w, w + W, w + 2W, … It loads several of them at once, each with its LSE,
 //! and keeps sums relative to the largest LSE so far. Then the sums of all warps are added in the order of warps,
-//! through shared memory and behind one barrier. So the order of additions depends only on the indices of parts.
+//! through shared memory and behind one barrier. So the order of additions depends only on the indices of parts. A team
+//! that merges in order ([`Team::in_order`]) has one warp, whose parts change the reference one after the other.
 //!
 //! A part whose LSE is -inf is empty. Its row is read, but its numbers do not count, even if they are NaN.
 
@@ -158,7 +159,7 @@ impl<'k> Combine<'k> {
     /// The sums over the parts of the calling warp.
     #[track_caller]
     fn sums_of_warp(&self, parts: U32<'k>, part: impl Fn(U32<'k>) -> Part<'k>) -> Sums<'k> {
-        let (b, Team { warps, at_once }) = (self.builder, self.team);
+        let (b, Team { warps, at_once, in_order }) = (self.builder, self.team);
         let chunks = self.chunks_of(b.lane_id(), 32);
         let (max, sum) = (b.var("max", f32::NEG_INFINITY), b.var("sum", 0.0));
         let o: Vec<_> = chunks.iter().map(|_| [(); CHUNK as usize].map(|()| b.var("o", 0.0))).collect();
@@ -166,16 +167,18 @@ impl<'k> Combine<'k> {
         b.for_each((first, parts), warps * at_once, |first| {
             let numbers = (0..at_once).map(|turn| first + turn * warps);
             let loaded: Vec<_> = numbers.map(|number| self.load(number, parts, &chunks, &part)).collect();
-            let highest = loaded.iter().fold(max.get(), |max, part| max.max(part.lse));
-            let reference = reference(highest);
-            let scale = weight(max.get(), reference);
-            max.set(highest);
-            sum.update(|sum| sum * scale);
-            o.as_flattened().iter().for_each(|o| o.update(|o| o * scale));
-            for part in &loaded {
-                let weight = weight(part.lse, reference);
-                sum.update(|sum| sum + weight);
-                self.add(weight, part, &o);
+            for parts in loaded.chunks(if in_order { 1 } else { loaded.len() }) {
+                let highest = parts.iter().fold(max.get(), |max, part| max.max(part.lse));
+                let reference = reference(highest);
+                let scale = weight(max.get(), reference);
+                max.set(highest);
+                sum.update(|sum| sum * scale);
+                o.as_flattened().iter().for_each(|o| o.update(|o| o * scale));
+                for part in parts {
+                    let weight = weight(part.lse, reference);
+                    sum.update(|sum| sum + weight);
+                    self.add(weight, part, &o);
+                }
             }
         });
         let o = o.iter().map(|o| o.map(Var::get)).collect();
@@ -266,21 +269,7 @@ impl<'k> Combine<'k> {
     #[track_caller]
     fn write(&self, sums: Sums<'k>, sink: Option<V<'k, F32>>, to: Combined<'k>, thread: U32<'k>) {
         let b = self.builder;
-        let of_keys = (sums.sum, reference(sums.max));
-        let (reference, sum, scale) = match sink {
-            None => (of_keys.1, of_keys.0, None),
-            Some(sink) => {
-                let reference = reference(sums.max.max(sink));
-                let scale = weight(sums.max, reference);
-                let of_sink = sink.eq(reference).select(1.0, weight(sink, reference));
-                (reference, sums.sum.fma(scale, of_sink), Some(scale))
-            }
-        };
-        // Apart from rounding, the sum is at least 1, or it is 0 and then O is 0, too.
-        let inverse = sum.eq(0.0).select(0.0, sum.rcp());
-        let scale = scale.map_or(inverse, |scale| scale * inverse);
-        let (lse_sum, lse_reference) = if to.lse_without_sink { of_keys } else { (sum, reference) };
-        let lse = lse_sum.lg2().fma(LN_2, lse_reference);
+        let (scale, lse) = end((sums.max, sums.sum), sink, to.lse_without_sink);
         let lse = to.stored_lse.map_or(lse, |stored| stored.stored(lse));
         let writes_lse = to.lse.ne(0u64) & to.is_there & thread.eq(0);
         b.guarded(writes_lse, || b.store(to.lse, lse));
@@ -291,6 +280,31 @@ impl<'k> Combine<'k> {
             b.guarded(to.is_there & chunk.lt(self.chunks()), || store(b, at, to.elem, o));
         }
     }
+}
+
+/// The factor of O, and LSE, of a row at the end of a reduction. A `sink` adds exp(sink) to the denominator of O, and
+/// to LSE unless LSE leaves it out.
+#[track_caller]
+pub(crate) fn end<'k>(
+    (max, sum): (V<'k, F32>, V<'k, F32>),
+    sink: Option<V<'k, F32>>,
+    lse_without_sink: bool,
+) -> (V<'k, F32>, V<'k, F32>) {
+    let of_keys = (sum, reference(max));
+    let (reference, sum, scale) = match sink {
+        None => (of_keys.1, of_keys.0, None),
+        Some(sink) => {
+            let reference = reference(max.max(sink));
+            let scale = weight(max, reference);
+            let of_sink = sink.eq(reference).select(1.0, weight(sink, reference));
+            (reference, sum.fma(scale, of_sink), Some(scale))
+        }
+    };
+    // Apart from rounding, the sum is at least 1, or it is 0 and then O is 0, too.
+    let inverse = sum.eq(0.0).select(0.0, sum.rcp());
+    let scale = scale.map_or(inverse, |scale| scale * inverse);
+    let (lse_sum, lse_reference) = if lse_without_sink { of_keys } else { (sum, reference) };
+    (scale, lse_sum.lg2().fma(LN_2, lse_reference))
 }
 
 /// Stores a chunk of columns in elements of type `elem`.
@@ -305,13 +319,13 @@ fn store<'k>(b: &'k Builder, at: U64<'k>, elem: Elem, [x, y, z, w]: Columns<V<'k
 
 /// The reference that is subtracted from LSEs: the largest LSE, or 0 if that is -inf.
 #[track_caller]
-fn reference(max: V<'_, F32>) -> V<'_, F32> {
+pub(crate) fn reference(max: V<'_, F32>) -> V<'_, F32> {
     max.eq(f32::NEG_INFINITY).select(0.0, max)
 }
 
 /// The factor exp(lse - reference).
 #[track_caller]
-fn weight<'k>(lse: V<'k, F32>, reference: V<'k, F32>) -> V<'k, F32> {
+pub(crate) fn weight<'k>(lse: V<'k, F32>, reference: V<'k, F32>) -> V<'k, F32> {
     // LSEs are subtracted before the multiplication, because their difference is exact where it matters.
     ((lse - reference) * LOG2_E).ex2()
 }

@@ -56,6 +56,10 @@ pub struct ShareForm {
     /// Whether the tiles of a group of heads are at the same KV block at the same time
     /// ([`fa3_sched::WorkDecomposition::co_scheduled`]).
     pub twins: bool,
+    /// Whether a unit of one split is reduced, too ([`fa3_sched::WorkDecomposition::reducing_whole_units`]).
+    pub reduces_whole: bool,
+    /// Whether a CTA merges the splits of its units ([`fa3_sched::WorkDecomposition::merging`]).
+    pub merges: bool,
     /// The lists, if keys are listed.
     pub lists: Option<ListForm>,
 }
@@ -64,8 +68,9 @@ impl ShareForm {
     /// The form of a plan whose blocks have `keys` keys.
     pub(crate) fn of(shared: &SplitKvPlan, keys: u32) -> ShareForm {
         let (q, k) = (shared.sequences().q().arrays, shared.sequences().k().arrays);
-        let (said_by, twins) = (shared.reduction_source(), shared.co_schedules_tiles());
-        ShareForm { q, k, said_by, twins, lists: ListForm::of(shared, keys) }
+        let (said_by, reduces_whole) = (shared.reduction_source(), shared.reduces_whole_units());
+        let (twins, merges) = (shared.co_schedules_tiles(), shared.merges_splits());
+        ShareForm { q, k, said_by, twins, reduces_whole, merges, lists: ListForm::of(shared, keys) }
     }
 }
 
@@ -94,11 +99,14 @@ copies!(Shares);
 
 impl Shares<Form> {
     /// The parameters that all launches with this mask share.
-    pub(crate) fn form(ShareForm { q, k, said_by, twins, lists }: ShareForm, mask: Mask) -> Shares<Form> {
+    pub(crate) fn form(form: ShareForm, mask: Mask) -> Shares<Form> {
+        let ShareForm { q, k, said_by, twins, reduces_whole, merges, lists } = form;
         let shares = WorkShares::new(1, 1, 0, Cut::new(1, 1, mask));
         let in_pieces = said_by == ReductionSource::Lengths;
         let shares = if in_pieces { shares.fixed_size(1) } else { shares.or_whole_units(0) };
         let shares = if twins { shares.co_scheduled(1) } else { shares };
+        let shares = if reduces_whole { shares.reducing_whole_units() } else { shares };
+        let shares = if merges { shares.merging() } else { shares };
         let are_equal = lists.is_some_and(|lists| !k.seqused && lists.second_used != Some(true));
         let shares = if are_equal { shares.equal_sequences(1, 1, SeqLens { q: 1, k: 1 }) } else { shares };
         Shares {
@@ -204,8 +212,8 @@ impl<'k> Shares<InKernel<'k>> {
         Entry { q, k, units }
     }
 
-    /// The rows of Q of sequence `number`, which must exist, and the number of splits of each of its units. `None`
-    /// unless splits have a fixed size.
+    /// The rows of Q of sequence `number`, which must exist, and the number of partial results of each of its units.
+    /// `None` unless splits have a fixed size.
     #[track_caller]
     pub(crate) fn pieces_of(
         &self,
@@ -213,7 +221,7 @@ impl<'k> Shares<InKernel<'k>> {
         number: U32<'k>,
     ) -> Option<(ClampedRows<U32<'k>>, U32<'k>)> {
         let Entry { q, units, .. } = self.entry(b, number);
-        self.shares.num_splits(&units).map(|pieces| (q, pieces))
+        self.shares.partial_results(&units).map(|pieces| (q, pieces))
     }
 
     /// Finds where the CTA's share begins. All lanes of a warp must call this.
@@ -267,18 +275,21 @@ impl<'k> Shares<InKernel<'k>> {
 
     /// Runs `each`, in one thread, for every work tile of the CTA's share, and once more at the end. `each` gets a
     /// function that writes the message about the work tile, and a predicate that is false at the end. The last message
-    /// has a tile without rows.
+    /// has a tile without rows. With `in_role`, all warps of the producer run `each`, which writes in one thread. Only
+    /// that thread knows where the walk is.
     #[track_caller]
     pub(super) fn walk(
         &self,
         b: &'k Builder,
         start: Start<'k>,
+        in_role: bool,
         each: impl FnOnce(&dyn Fn(&dyn Fn(Word, U32<'k>)), V<'k, Pred>),
     ) {
         let Start { line, sequence, first } = start;
         let cta = b.cta_x();
         if let (ReductionSource::Ctas, Some(begun)) = (self.said_by, self.begun) {
-            Reduction::store_none(b, Reduction::at(begun, cta));
+            let store = || Reduction::store_none(b, Reduction::at(begun, cta));
+            if in_role { b.once_per_role(store) } else { store() }
         }
         let place = b.var("place", self.shares.number(cta) * line.share);
         let end = (place.now() + line.share).min(line.total);
@@ -292,8 +303,11 @@ impl<'k> Shares<InKernel<'k>> {
                 place.set(first.get() + self.shares.begin(&units, place.get() - first.get()));
             });
         }
+        // Blocks left of a unit whose splits this CTA merges.
+        let left: Option<Var<'k, B32>> = self.shares.merges_splits().then(|| b.var("left", 0));
         b.repeat(|| {
-            let is_there = place.get().lt(end);
+            let in_share = place.get().lt(end);
+            let is_there = left.map_or(in_share, |left| in_share | left.get().gt(0));
             let write = |store: &dyn Fn(Word, U32<'k>)| {
                 b.if_else_uniform(
                     is_there,
@@ -313,14 +327,14 @@ impl<'k> Shares<InKernel<'k>> {
                         let units = self.shares.units(q_rows, lens).on(&line);
                         let from = place.get();
                         let segment = self.shares.split(&units, from - first.get(), end - from);
-                        let Split { m_block, head, first, end, iterations, .. } = segment;
+                        let Split { m_block, head, iterations, .. } = segment;
                         let head = self.shares.head(head, cta);
                         let row = m_block * self.tiling.tile_m();
                         if let Some(begun) = self.begun {
                             let parts = segment.splits(line.share);
                             let (at, says) = if self.said_by == ReductionSource::Units {
                                 let unit = (sequence.get() * self.heads() + head) * units.tiles + m_block;
-                                (unit, first.eq(0))
+                                (unit, segment.first.eq(0))
                             } else {
                                 (cta, parts.gt(0))
                             };
@@ -334,12 +348,15 @@ impl<'k> Shares<InKernel<'k>> {
                                     .store(b, at);
                             });
                         }
-                        let kv = self.tiling.kv_range(m_block, lens).part(first, end);
+                        let kv = self.shares.blocks(self.tiling.kv_range(m_block, lens), &segment);
                         let batch = sequence.get();
                         let out = self.shares.partial_index(&segment, cta);
                         WorkTileInfo { batch, q_row, k_row, lens, q_rows, head, row, kv }.store(store);
                         store(Word::Extra, out);
                         place.set(from + iterations);
+                        if let Some(left) = left {
+                            left.set(segment.left);
+                        }
                     },
                     || WorkTileInfo::store_end(|| b.value(0), true, store),
                 );

@@ -9,7 +9,7 @@ use fa3_ir::lang::*;
 use fa3_sched::{Scheduler, next_dynamic};
 
 use super::geometry::{Geometry, WorkTile};
-use super::intervals::{IntervalTiles, TilesUnderIntervals, load_words};
+use super::intervals::{IntervalTiles, TilesUnderIntervals, Words, load_words};
 use super::lookup::Lookup;
 use super::shares::{Shares, Start};
 use super::table::Table;
@@ -51,6 +51,9 @@ enum WorkSource<'k> {
     Intervals(IntervalTiles<'k>, Pipeline<'k, 0>),
 }
 
+/// Stores a word of a work tile.
+type Store<'s, 'k> = &'s dyn Fn(Word, U32<'k>);
+
 /// The tiles of a table, and the tile counter.
 #[derive(Clone, Copy)]
 struct VarlenTiles<'k> {
@@ -81,8 +84,12 @@ impl<'k> TileScheduler<'k> {
         of: Option<(TilesUnderIntervals<'k>, [u32; 2])>,
         consumers: u32,
     ) -> TileScheduler<'k> {
+        let tile_counter = match lookup {
+            Lookup::Varlen { tile_counter, .. } => Some(*tile_counter),
+            Lookup::Dense(_) => tile_counter,
+        };
         match (*lookup, of.zip(tile_counter)) {
-            (Lookup::Varlen { table, tile_counter }, _) => {
+            (Lookup::Varlen { table, tile_counter }, None) => {
                 let tiles = VarlenTiles { table, tile_counter, in_order: false };
                 TileScheduler::sent(b, WorkSource::Varlen(tiles), consumers)
             }
@@ -90,8 +97,8 @@ impl<'k> TileScheduler<'k> {
                 let tiles = TileIndices::declare(b, scheduler, geometry.tiles, tile_counter, consumers);
                 TileScheduler::Computed { tiles, geometry }
             }
-            (Lookup::Dense(geometry), Some(((of, tile), tile_counter))) => {
-                let tiles = IntervalTiles { geometry, tile_counter, tile, of };
+            (lookup, Some(((of, tile), tile_counter))) => {
+                let tiles = IntervalTiles { lookup, tile_counter, tile, of };
                 // The producer's warp receives work tiles, too.
                 let stages = TileScheduler::stages(b, consumers + 1);
                 let source = WorkSource::Intervals(tiles, b.pipeline("requests", 1, 1, []));
@@ -135,9 +142,7 @@ impl<'k> TileScheduler<'k> {
         let count = tiles.count(b);
         let tile = b.var("tile", b.cta_x());
         let fetched = b.var("fetched", 0);
-        b.repeat(|| {
-            let number = tile.get();
-            let words = tiles.words(b, number, count);
+        let mut send = |words: Vec<Words<'k>>| {
             stages.fill_by_warp(|stage| {
                 let [at] = stage.tiles().map(|tile| tile.element(0, 0));
                 for (number, words) in words.into_iter().enumerate() {
@@ -145,13 +150,18 @@ impl<'k> TileScheduler<'k> {
                 }
                 stage.commit();
             });
-            rounds.next();
+        };
+        b.repeat(|| {
+            let number = tile.get();
             b.break_if(number.ge(count));
+            send(tiles.words(b, number));
+            rounds.next();
             requests.wait().release();
             let mut next = CounterValue::new(tiles.tile_counter, count - 1);
             b.if_lanes(b.lane_id().eq(0), || fetched.set(next.fetch(b)));
             tile.set(next_dynamic(fetched.get().shfl_idx(0), b.grid_x()));
         });
+        send(IntervalTiles::end_words(b));
     }
 
     /// Makes tiles begin in the order of their indices (see [`TileIndices::in_order`]).
@@ -247,6 +257,22 @@ impl<'k> InitialWork<'_, 'k> {
     }
 }
 
+impl<'k> InitialWork<'_, 'k> {
+    /// Runs `body` with every work tile in all warps of the producer, which count as consumers of the scheduler
+    /// pipeline: one thread sends each work tile, and all warps receive it. Work tiles come from shares or a table.
+    #[track_caller]
+    pub(crate) fn produce_in_role(&self, body: impl FnOnce(WorkTile<'k>)) {
+        let TileScheduler::SchedulerPipeline(sent) = self.scheduler else {
+            unreachable!("plans of kernels that convert rows have a table")
+        };
+        match (&sent.source, self.start) {
+            (WorkSource::SplitKv(shares), Some(start)) => sent.share_in_role(shares, start, body),
+            (WorkSource::Varlen(tiles), _) => sent.fetch_in_role(tiles, body),
+            (WorkSource::SplitKv(_) | WorkSource::Intervals(..), _) => {}
+        }
+    }
+}
+
 impl<'k> SchedulerPipeline<'k> {
     /// Fetches tiles, and runs `body` with each. A CTA's first tile has the CTA's index; a CTA that has one fetches all
     /// others from the counter, and one index beyond the last tile. So all CTAs together fetch as many indices as there
@@ -300,7 +326,7 @@ impl<'k> SchedulerPipeline<'k> {
         let b = self.builder;
         let rounds = Rounds::begin(b);
         let mut stages = self.stages.producer_by(rounds);
-        shares.walk(b, start, |write, is_there| {
+        shares.walk(b, start, false, |write, is_there| {
             let stage = stages.acquire();
             let [at] = stage.tiles().map(|tile| tile.element(0, 0));
             write(&|word, value| b.store(at.at(word.offset()), value));
@@ -310,6 +336,96 @@ impl<'k> SchedulerPipeline<'k> {
             let read = || shares.work(|word| b.load(at.at(word.offset())));
             body(read(), &read, &mut || ());
         });
+    }
+
+    /// Runs `body` with every work tile of the CTA's share in all warps of the producer: see
+    /// [`InitialWork::produce_in_role`].
+    #[track_caller]
+    fn share_in_role(
+        &self,
+        shares: &Shares<InKernel<'k>>,
+        start: Start<'k>,
+        body: impl FnOnce(WorkTile<'k>),
+    ) {
+        let mut role = self.role();
+        shares.walk(self.builder, start, true, |write, _| self.send_and_receive(&mut role, write, body));
+    }
+
+    /// Like `fetch`, in all warps of the producer: see [`InitialWork::produce_in_role`]. The next index is fetched when
+    /// a work tile has been sent.
+    #[track_caller]
+    fn fetch_in_role(
+        &self,
+        &VarlenTiles { table, tile_counter, .. }: &VarlenTiles<'k>,
+        body: impl FnOnce(WorkTile<'k>),
+    ) {
+        let b = self.builder;
+        let mut role = self.role();
+        let count = table.tiles(b);
+        let next = b.var("tile", b.cta_x());
+        b.repeat(|| {
+            let write = |store: &dyn Fn(Word, U32<'k>)| {
+                let tile = next.get();
+                let is_tile = tile.lt(count);
+                b.if_else_uniform(
+                    is_tile,
+                    || {
+                        table.look_up(b, tile, store);
+                        let fetched = CounterValue::new(tile_counter, count - 1).fetch(b);
+                        next.set(next_dynamic(fetched, b.grid_x()));
+                    },
+                    || WorkTileInfo::store_end(|| b.value(0), table.padded.is_some(), store),
+                );
+            };
+            self.send_and_receive(&mut role, &write, body);
+        });
+    }
+
+    /// Both ends of the scheduler pipeline.
+    #[track_caller]
+    fn role(&self) -> (Rounds<'k>, Producer<'k, 1>, Consumer<'k, 1>) {
+        let rounds = Rounds::begin(self.builder);
+        (rounds, self.stages.producer_by(rounds), self.stages.consumer_by(rounds))
+    }
+
+    /// Sends a work tile, whose words `write` stores in one thread, and runs `body` with it in all warps of the
+    /// producer. Leaves the loop round it behind the last work tile.
+    #[track_caller]
+    fn send_and_receive(
+        &self,
+        (rounds, sent, received): &mut (Rounds<'k>, Producer<'k, 1>, Consumer<'k, 1>),
+        write: &dyn Fn(Store<'_, 'k>),
+        body: impl FnOnce(WorkTile<'k>),
+    ) {
+        let b = self.builder;
+        b.once_per_role(|| {
+            let stage = sent.acquire();
+            let [at] = stage.tiles().map(|tile| tile.element(0, 0));
+            write(&|word, value| b.store(at.at(word.offset()), value));
+            stage.commit();
+        });
+        let stage = received.wait();
+        let work = self.read(stage.tile().element(0, 0));
+        b.break_if(work.rows_of_o().eq(0));
+        stage.release_unfenced();
+        body(work);
+        rounds.next();
+    }
+
+    /// The work tile whose words are at this address. A whole warp reads it.
+    #[track_caller]
+    fn read(&self, at: U32<'k>) -> WorkTile<'k> {
+        let b = self.builder;
+        let vectors = [0, 1, 2].map(|vector| load_words(b, at.at(VECTOR * vector)));
+        let word = |word: Word| match vectors.as_flattened().get(word as usize) {
+            Some(value) => *value,
+            None => b.load::<B32>(at.at(word.offset())).shfl_idx(0),
+        };
+        match &self.source {
+            WorkSource::Varlen(tiles) => tiles.table.work(word),
+            WorkSource::SplitKv(shares) => shares.work(word),
+            WorkSource::Intervals(tiles, _) => tiles.work(b, at).0,
+        }
     }
 
     /// Runs `body` with every work tile, a function that reads it again, and the tile's stage, which `body` must
@@ -329,18 +445,7 @@ impl<'k> SchedulerPipeline<'k> {
                 rounds.next();
                 return;
             }
-            let read = || {
-                let vectors = [0, 1, 2].map(|vector| load_words(b, at.at(VECTOR * vector)));
-                let word = |word: Word| match vectors.as_flattened().get(word as usize) {
-                    Some(value) => *value,
-                    None => b.load::<B32>(at.at(word.offset())).shfl_idx(0),
-                };
-                match &self.source {
-                    WorkSource::Varlen(tiles) => tiles.table.work(word),
-                    WorkSource::SplitKv(shares) => shares.work(word),
-                    WorkSource::Intervals(..) => unreachable!("they have been read"),
-                }
-            };
+            let read = || self.read(at);
             let work = read();
             b.break_if(work.rows_of_o().eq(0));
             body(work, &read, stage);

@@ -1,4 +1,5 @@
-//! TMA loads of tiles through a pipeline (CUTLASS: `PipelineTmaAsync`).
+//! TMA loads of tiles through a pipeline (CUTLASS: `PipelineTmaAsync`), and pipelines of the same tiles that warps copy
+//! or convert.
 
 use std::ops::Range;
 
@@ -27,6 +28,8 @@ enum Source<'k> {
     Tiles(TileMap),
     /// Warps that copy rows.
     Rows(CpAsyncPipeline<'k, 1>),
+    /// Warps that store rows.
+    Stores,
 }
 
 /// The producer's end of the pipeline: the thread that issues loads.
@@ -186,6 +189,19 @@ impl<'k> TmaPipeline<'k> {
         TmaPipeline::new(Source::Rows(copied), stages)
     }
 
+    /// Like `declare`, for tiles whose rows `producers` warps store.
+    #[track_caller]
+    pub(crate) fn declare_stored(
+        b: &'k Builder,
+        name: &str,
+        shape: TileShape,
+        stages: u32,
+        [producers, consumers]: [u32; 2],
+    ) -> TmaPipeline<'k> {
+        let stages = b.stored_pipeline(name, stages, [producers, consumers], [(name, shape)]);
+        TmaPipeline::new(Source::Stores, stages)
+    }
+
     /// Makes tiles begin with column `col` of the tensor.
     pub(crate) fn at_column(self, col: u32) -> TmaPipeline<'k> {
         TmaPipeline { col, ..self }
@@ -222,10 +238,15 @@ impl<'k> TmaPipeline<'k> {
         &self.stages
     }
 
-    /// The pipeline for warps that copy rows, and the first column of its tiles; `None` if a tensor map is the source.
+    /// The first column of its tiles in the tensor.
+    pub(crate) fn first_col(&self) -> u32 {
+        self.col
+    }
+
+    /// The pipeline for warps that copy rows, and the first column of its tiles; `None` if no warp copies them.
     pub(crate) fn copied(&self) -> Option<(&CpAsyncPipeline<'k, 1>, u32)> {
         match &self.source {
-            Source::Tiles(_) => None,
+            Source::Tiles(_) | Source::Stores => None,
             Source::Rows(pipeline) => Some((pipeline, self.col)),
         }
     }
@@ -233,7 +254,7 @@ impl<'k> TmaPipeline<'k> {
     /// The producer's end, for loads by a tensor map.
     #[track_caller]
     pub(crate) fn producer(&self) -> TmaProducer<'k> {
-        let Source::Tiles(map) = self.source else { unreachable!("rows that are copied have no tensor map") };
+        let Source::Tiles(map) = self.source else { unreachable!("rows that warps copy have no tensor map") };
         let [tile] = self.stages.tiles_of(0);
         let tile_rows = tile.shape().rows;
         let &TmaPipeline { along, col, part, .. } = self;

@@ -33,6 +33,6 @@ pub(super) fn combine() -> impl Iterator<Item = Shipped> {
 }
 
 fn name(Spec { input, output, head_dim, team }: &Spec) -> String {
-    let Team { warps, at_once } = team;
+    let Team { warps, at_once, .. } = team;
     format!("combine/{input}-{output}/d{head_dim}/{warps}x{at_once}")
 }

@@ -14,6 +14,7 @@ use fa3_types::{
     Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
 };
 
+use super::fixed_size::fixed_size;
 use super::lists::listed;
 use super::packed::rows_word;
 use super::wide_cache::wide_cache;
@@ -42,7 +43,13 @@ const MASKS: [Mask; 5] = [
 /// The kernels of plans for problems of every head dimension that has a tile, and the kernels of the ablation.
 pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
-    let specs = half().chain(fp8()).chain(packed()).chain(sinks()).chain(wide()).chain(intervals());
+    let specs = half()
+        .chain(fp8())
+        .chain(packed())
+        .chain(sinks())
+        .chain(wide())
+        .chain(intervals())
+        .chain(max_logits());
     let specs = specs.map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
     let specs = specs.chain(given().map(|spec| planned(spec, PlanOptions::default().given_table())));
     let specs = specs.chain(shared_plans().map(|plan| FwdSpec::of(&plan)));
@@ -171,8 +178,15 @@ fn sinks() -> impl Iterator<Item = ProblemSpec> {
     bf16.chain(e4m3).map(ProblemSpec::sink)
 }
 
-/// Problems under masks of intervals: every head dimension with two intervals, and a few with one interval or short
-/// sequences.
+/// Problems whose largest scores are a result, dense and packed.
+fn max_logits() -> impl Iterator<Item = ProblemSpec> {
+    let sequences = Sequences::packed(2).longest(4096);
+    let causal = |head_dim| problem(Dtype::Bf16, (4096, 4096), MANY_HEADS, head_dim).causal().max_logits();
+    [causal(128), causal(128).seqs_q(sequences).seqs_k(sequences), causal(256)].into_iter()
+}
+
+/// Problems under masks of intervals: every head dimension with two intervals, and a few with one interval, with short
+/// sequences, or with packed ones.
 fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let of = |of_row, dtype, keys: usize, dims: (usize, usize)| {
         let mask = Mask::Intervals(Intervals { of_row, per_sequence: false, per_head: false });
@@ -185,7 +199,11 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
         spec.softcap = Some(SOFTCAP);
         spec
     });
-    two.into_iter().chain(one).chain(short)
+    let sequences = Sequences::packed(2).longest(4096);
+    let packed = [(IntervalsOfRow::Two, 64), (IntervalsOfRow::One, 128), (IntervalsOfRow::Two, 256)];
+    let packed = packed
+        .map(|(of_row, dim)| of(of_row, Dtype::Bf16, 8192, (dim, dim)).seqs_q(sequences).seqs_k(sequences));
+    two.into_iter().chain(one).chain(short).chain(packed)
 }
 
 /// Problems with more columns of V than one warpgroup's registers hold, dense and packed. Some have all columns of a
@@ -294,30 +312,12 @@ fn chunks() -> impl Iterator<Item = ProblemSpec> {
     specs.into_iter().map(move |spec| spec.causal().mask(chunks))
 }
 
-/// Plans for problems over caches. Most are split-KV plans with equal shares; a few have splits of fixed size, with
-/// which decoding gives the same bits in any batch.
+/// Plans for problems over caches. Most are split-KV plans with equal shares; a few have splits of fixed size.
 fn shared_plans() -> impl Iterator<Item = Plan> {
     let equally = PlanOptions::default().split_keys(SplitKeys::Even);
-    let in_pieces = PlanOptions::default().split_keys(SplitKeys::FixedSize { keys: 1024 });
-    let q = |heads, head_dim| Shape { batch: 2, seqlen: 1, heads, head_dim };
-    let over_pages = |dtype, heads, head_dim| {
-        let kv = Shape { batch: 1000, seqlen: 16, heads: 8, head_dim };
-        ProblemSpec::dense(dtype, q(heads, head_dim), kv).seqs_k(Sequences::paged(2, 512).used())
-    };
-    let mut packed = over_pages(Dtype::Bf16, 32, 128).causal().seqs_q(Sequences::packed(2));
-    for x in [&mut packed.q, &mut packed.o] {
-        *x = TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen: 2, ..x.shape });
-    }
-    let wide = Mask::window(Some(2000), Some(0));
-    let pieces = [
-        over_pages(Dtype::Bf16, 32, 128),
-        packed,
-        over_pages(Dtype::F16, 64, 64).mask(wide).sink(),
-        over_pages(Dtype::Bf16, 16, 512),
-    ];
     let shared = cache().chain(gathered()).chain(chunks()).chain(wide_cache()).chain(listed());
-    let equally = shared.map(move |spec| plan(spec, equally));
-    equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces)))
+    let shared = shared.map(move |spec| (spec, equally));
+    shared.chain(fixed_size()).map(|(spec, options)| plan(spec, options))
 }
 
 /// Problems over caches of e4m3: decoding with every head dimension, with 16-bit Q and e4m3 Q, and chunked prefill.
@@ -371,17 +371,21 @@ fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
 fn combines() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = shared_plans().filter_map(|plan| match plan.kind() {
-        PlanKind::SplitKv(shared) => Some(FwdCombineSpec::of(&plan, shared)),
-        PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
+        PlanKind::SplitKv(shared) if shared.needs_reduction() => Some(FwdCombineSpec::of(&plan, shared)),
+        PlanKind::SplitKv(_) | PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
     });
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| {
-        let words =
-            [(spec.sink, "/sink"), (spec.lse_without_sink, "/lse-without"), (spec.stored_lse, "/lse-form")];
+        let words = [
+            (spec.sink, "/sink"),
+            (spec.lse_without_sink, "/lse-without"),
+            (spec.stored_lse, "/lse-form"),
+            (spec.max_logits, "/max-logits"),
+        ];
         let words: String = words.iter().filter(|(is_so, _)| *is_so).map(|(_, word)| *word).collect();
         let pieces = spec.pieces.map_or(String::new(), |(ShareForm { q, k, .. }, mask)| {
             format!("/pieces/{}/{}/{}", rows_word(q), rows_word(k), sides_word(mask))
         });
-        let Team { warps, at_once } = spec.team;
+        let Team { warps, at_once, .. } = spec.team;
         let name = format!("merge/{}/d{}/{warps}x{at_once}{words}{pieces}", spec.output, spec.head_dim_v);
         Shipped::new(name, spec)
     })
@@ -406,7 +410,7 @@ fn plan(spec: ProblemSpec, options: PlanOptions) -> Plan {
 fn name(spec: &FwdSpec) -> String {
     let FwdSpec { elem, output, tile, mask, softcap, sink, order, scheduler, cluster, sequences, .. } = *spec;
     let FwdSpec { shares, pack, page_block, gathered_cols, indexed, given_table, .. } = *spec;
-    let FwdSpec { lse_without_sink, stored_lse, .. } = *spec;
+    let FwdSpec { lse_without_sink, stored_lse, max_logits, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -449,12 +453,14 @@ fn name(spec: &FwdSpec) -> String {
         (sink, "sink"),
         (lse_without_sink, "lse-without"),
         (stored_lse, "lse-form"),
+        (max_logits, "max-logits"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
-    if let Some(ShareForm { q, k, said_by, twins, lists }) = shares {
+    if let Some(ShareForm { q, k, said_by, twins, reduces_whole: _, merges, lists }) = shares {
         let by = match said_by {
             ReductionSource::Units => "units",
             ReductionSource::Ctas => "ctas",
+            ReductionSource::Lengths if merges => "merged-pieces",
             ReductionSource::Lengths => "pieces",
         };
         let twins = if twins { "/twins" } else { "" };

@@ -4,7 +4,8 @@ use fa3_types::{Dtype, LseForm, ProblemSpec, Sequences, Shape};
 
 use super::forward::with_qv;
 
-/// Wide problems over caches: decoding and chunked prefill, in pages that are copied in blocks of rows or row by row.
+/// Wide problems over caches: decoding and chunked prefill, in pages that are copied in blocks of rows or row by row,
+/// and in e4m3.
 pub(super) fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
     let over_pages = |rows, heads, dims: (usize, usize), page| {
         let q = Shape { batch: 2, seqlen: rows, heads, head_dim: dims.0 };
@@ -14,7 +15,7 @@ pub(super) fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
     };
     let of_flash_mla = LseForm { base_two: false, without_sink: true, empty_is_infinite: true };
     let latent = |rows, heads, cols_v, page| with_qv(over_pages(rows, heads, (64, cols_v), page));
-    [
+    let of_16_bits = [
         over_pages(1, 8, (512, 512), 64),
         over_pages(1, 8, (320, 320), 16).sink(),
         over_pages(1, 32, (576, 512), 1),
@@ -23,9 +24,16 @@ pub(super) fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
         latent(2, 32, 512, 1),
         latent(1, 32, 256, 64),
         latent(2048, 32, 512, 64),
-        // FlashMLA's LSE.
-        latent(1, 128, 512, 64).lse_form(of_flash_mla),
-        latent(1, 128, 512, 64).sink().lse_form(of_flash_mla),
-    ]
-    .into_iter()
+    ];
+    let of_e4m3 = of_16_bits.clone().into_iter().filter(|spec| spec.k.shape.head_dim <= 512).enumerate();
+    let of_e4m3 = of_e4m3.map(|(number, mut spec)| {
+        for x in [&mut spec.q, &mut spec.o].into_iter().chain(&mut spec.qv) {
+            x.dtype = [Dtype::Bf16, Dtype::F16][number % 2];
+        }
+        spec.e4m3_keys()
+    });
+    // FlashMLA's LSE.
+    let with_its_lse = [latent(1, 128, 512, 64), latent(1, 128, 512, 64).sink()];
+    let with_its_lse = with_its_lse.map(|spec| spec.lse_form(of_flash_mla));
+    of_16_bits.into_iter().chain(of_e4m3).chain(with_its_lse)
 }

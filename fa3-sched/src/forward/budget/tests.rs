@@ -122,18 +122,29 @@ fn columns_of_o_are_shared() {
     let others = shapes().filter(|tile| tile.head_dim_v <= 256 && !tile.qv);
     assert!(others.into_iter().all(|tile| tile.column_groups() == 1 && !tile.loads_v_first()));
     let small = CtaTile { head_dim: 64, head_dim_v: 128, tile_n: 16, stages: 2, ..row };
-    assert!([row, small].into_iter().all(|tile| tile.check(&H100).is_ok()));
+    // Where the producer converts rows of e4m3, blocks are as in 16 bits, and it has more registers.
+    let converted = CtaTile { precision: Precision::Converted { q: false }, ..row };
+    let few = CtaTile { head_dim: 64, head_dim_v: 128, ..converted };
+    let Registers { producer, converter, consumer, second, .. } = converted.registers();
+    assert_eq!((producer, converter, consumer, second), (Some(120), None, 216, Some(168)));
+    assert_eq!((converted.smem(), converted.threads()), (row.smem(), row.threads()));
+    assert!([row, small, converted, few].into_iter().all(|tile| tile.check(&H100).is_ok()));
     for tile in [
         CtaTile { head_dim_v: 192, ..small },
         CtaTile { pipeline: Pipeline::Serial, ..small },
         CtaTile { pipeline: Pipeline::TwoStage, ..small },
         CtaTile { ping_pong: true, ..small },
         CtaTile { loads: Loads::Consumers, ..small },
-        CtaTile { precision: Precision::Converted { q: false }, tile_n: 64, ..small },
+        CtaTile { precision: Precision::Converted { q: true }, ..few },
         CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), tile_n: 64, ..small },
     ] {
         let CtaTile { head_dim_v, precision, .. } = tile;
         assert_eq!(tile.check(&H100), Err(TileError::Columns { head_dim_v, precision }));
+    }
+    for tile in [CtaTile { head_dim: 96, ..few }, CtaTile { tile_n: 32, ..few }] {
+        let CtaTile { tile_n, consumers, head_dim, head_dim_v, .. } = tile;
+        let error = TileError::Converted { tile_n, consumers, head_dim, head_dim_v };
+        assert_eq!(tile.check(&H100), Err(error));
     }
     let (head_dim, head_dim_v) = (512, 528);
     let error = TileError::HeadDim { head_dim, head_dim_v, most: 1024, most_v: 512 };

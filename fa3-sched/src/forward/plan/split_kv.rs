@@ -2,17 +2,20 @@
 //! size, which do not depend on the batch. [`WorkDecomposition`] has the arithmetic, and names its counterparts in
 //! Stream-K and FlashAttention.
 
+mod fixed_size;
 mod tiles;
 
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Feature, Known, Problem, TensorName, UnknownFeature};
+use fa3_types::{Dtype, Feature, Known, Problem, TensorName, UnknownFeature};
 
 use super::varlen::{latent_rows, memory_rows};
+use crate::combine::Team;
 use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
 use crate::packed::{self, MemoryRows, Side};
 use crate::{ListedRows, SeqLens, Tiling, WorkDecomposition};
+use fixed_size::{merges_splits, split_blocks};
 use tiles::tile;
 
 /// The features that split-KV kernels compute. They dequantize e4m3 to 16 bits.
@@ -34,6 +37,7 @@ const KNOWN: Known = Known::new(
         Feature::Lists,
         Feature::Extra,
         Feature::LseForm,
+        Feature::MaxLogits,
     ],
 );
 
@@ -50,10 +54,6 @@ const MOST_CO_SCHEDULED: u32 = 4;
 /// exact below this limit.
 const MOST_ITERATIONS: u32 = 1 << 24;
 
-/// Splits per unit for which the reduction of fixed-size splits is planned, whatever the lengths: the warps that reduce
-/// a row decide the order of sums.
-const FIXED_SIZE_SPLITS: u32 = 16;
-
 /// Plan with split-KV: tiles of 64 rows, and for each CTA about equally many KV blocks, or splits of a fixed size,
 /// whatever the lengths. The query heads of a group are rows of one tile (PackGQA).
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +69,10 @@ pub struct SplitKvPlan {
     ctas: u32,
     reduction_cost: u32,
     split: SplitRule,
+    /// Whether a unit of one split of a fixed size is reduced, too: only the reduction adds sinks then.
+    reduces_whole: bool,
+    /// Whether CTAs merge splits of a fixed size.
+    merges: bool,
     lists: Option<(ListedRows, Option<ListedRows>)>,
 }
 
@@ -101,6 +105,10 @@ const FEW_BLOCKS: u64 = 4;
 /// Cost of the split-KV reduction in units of one KV block, and the elements of O per CTA that add one more unit.
 const REDUCTION_COST: u32 = 4;
 const REDUCTION_ELEMENTS: u32 = 4096;
+
+/// Smallest number of splits for which the warps that reduce a row are planned: long sequences have more splits than
+/// the average.
+const LEAST_SPLITS: u32 = 4;
 
 /// Keys are split, whatever the number of tiles, if sequences have at most this number of query positions: a token and
 /// a few speculative ones. A tile of one head would have no more rows than this.
@@ -144,29 +152,6 @@ fn rows_of_lse(problem: &Problem) -> u32 {
     problem.lse_shape().into_iter().map(|extent| extent as u32).product()
 }
 
-/// Blocks of a split of `keys` keys.
-fn split_blocks(
-    problem: &Problem,
-    options: &PlanOptions,
-    keys: u64,
-    tile: Option<(CtaTile, bool)>,
-) -> Result<u32, PlanError> {
-    KNOWN.check(problem).map_err(PlanError::FixedSizeSplits)?;
-    if options.tile.is_some() {
-        return Err(PlanError::SplitTile);
-    }
-    let (CtaTile { tile_n: block, .. }, _) = tile.ok_or_else(|| TileRow::none(problem))?;
-    if keys == 0 || !keys.is_multiple_of(block.into()) {
-        return Err(PlanError::SplitSize { keys, block });
-    }
-    let rows = problem.lse_shape().into_iter().map(|extent| extent as u128).product();
-    if rows > u32::MAX.into() {
-        return Err(PlanError::SplitRows { rows });
-    }
-    // No sequence has more than `MOST_ITERATIONS` blocks.
-    Ok((keys / u64::from(block)).min(MOST_ITERATIONS.into()) as u32)
-}
-
 /// Listed rows are numbered in units of 16 bytes, and the last number stands for a missing row.
 const LISTED_BYTES: u64 = 16 * (u32::MAX as u64);
 
@@ -199,7 +184,8 @@ fn check_lists(problem: &Problem, options: &PlanOptions) -> Result<(), PlanError
 impl SplitKvPlan {
     /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows.
     /// Without splits of a fixed size it is also `None` if a tile is given, if a sequence has many rows, or if there
-    /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead.
+    /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead, unless Q has no
+    /// rows.
     pub(super) fn new(
         problem: &Problem,
         sms: NonZeroU32,
@@ -226,11 +212,14 @@ impl SplitKvPlan {
                 // No sequence has more blocks than one split of this size.
                 is_whole.then_some(MOST_ITERATIONS)
             }
-            Some(SplitKeys::FixedSize { keys }) => Some(split_blocks(problem, options, keys, tile)?),
+            Some(split @ (SplitKeys::Fixed | SplitKeys::FixedSize { .. })) => {
+                Some(split_blocks(problem, options, split, tile)?)
+            }
         };
         let Some((tile, is_slim)) = tile else {
             return if lists.is_some() { Err(TileRow::none(problem)) } else { Ok(None) };
         };
+        let is_asked = matches!(options.split_keys, Some(SplitKeys::Fixed | SplitKeys::FixedSize { .. }));
         let positions = if lists.is_some() { 1 } else { packed_positions(pack, ROWS) };
         let tiling = Tiling::new(positions, tile.tile_n, group / pack, problem.mask());
         let mut sides = Side::both(problem);
@@ -244,13 +233,12 @@ impl SplitKvPlan {
         // The most iterations of one sequence. The iterations of all sequences must be fewer than 2³¹.
         let most = blocks.saturating_mul(u64::from(heads) * u64::from(sequences.most_blocks()));
         let are_too_many = most > MOST_ITERATIONS.into() || blocks.saturating_mul(units) > i32::MAX as u64;
-        if problem.batch() == 0 || !sequences.has_rows() {
+        if lists.is_none() && (problem.batch() == 0 || !sequences.has_rows()) {
             return Ok(None);
         }
         if are_too_many {
             let refusal = PlanError::SplitBlocks { blocks: most, limit: MOST_ITERATIONS };
-            let is_asked = lists.is_some() || matches!(options.split_keys, Some(SplitKeys::FixedSize { .. }));
-            return if is_asked { Err(refusal) } else { Ok(None) };
+            return if is_asked || lists.is_some() { Err(refusal) } else { Ok(None) };
         }
         let co_scheduled = co_scheduled(group / pack);
         let most_shares = blocks.saturating_mul(units / u64::from(co_scheduled));
@@ -268,11 +256,18 @@ impl SplitKvPlan {
         let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
         let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
         let reduction_cost = REDUCTION_COST + unit_rows(problem, pack) * tile.head_dim_v / REDUCTION_ELEMENTS;
+        let mut merges = false;
         let split = match split_blocks {
             None => SplitRule::Even { extra, units },
             // A sequence has fewer than 2²⁴ blocks.
             Some(size) => {
-                SplitRule::FixedSize { blocks: size, most: (blocks as u32 - 1).div_ceil(size).max(1) }
+                let most = (blocks as u32 - 1).div_ceil(size).max(1);
+                if is_asked {
+                    // The fewest units that the rows of Q make.
+                    let least_units = heads * (rows_of_lse(problem) / problem.heads().q() as u32 / positions);
+                    merges = merges_splits(problem, options, &tile, (most, least_units, ctas))?;
+                }
+                SplitRule::FixedSize { blocks: size, most }
             }
         };
         let plan = SplitKvPlan {
@@ -287,6 +282,9 @@ impl SplitKvPlan {
             ctas,
             reduction_cost,
             split,
+            // Sinks of other splits are added by the kernel that has all of a unit's keys.
+            reduces_whole: is_asked && problem.has_sink() && !merges,
+            merges,
             lists,
         };
         Ok(Some((tile, tiling, plan)))
@@ -349,9 +347,9 @@ impl SplitKvPlan {
         self.per_sm
     }
 
-    /// Number of CTAs, at least one.
+    /// Number of CTAs: none if Q has no rows.
     pub fn ctas(&self) -> u32 {
-        self.ctas
+        if self.sequences.has_rows() { self.ctas } else { 0 }
     }
 
     /// The numbers that determine each CTA's share.
@@ -365,7 +363,11 @@ impl SplitKvPlan {
         };
         let shares = match self.split {
             SplitRule::Even { extra, .. } => shares(extra),
-            SplitRule::FixedSize { blocks, .. } => shares(0).fixed_size(blocks),
+            SplitRule::FixedSize { blocks, .. } => {
+                let shares = shares(0).fixed_size(blocks);
+                let shares = if self.merges { shares.merging() } else { shares };
+                if self.reduces_whole { shares.reducing_whole_units() } else { shares }
+            }
         };
         let are_whole = |(first, second): (ListedRows, Option<ListedRows>)| {
             !first.used && second.is_none_or(|second| !second.used)
@@ -397,17 +399,29 @@ impl SplitKvPlan {
     }
 
     /// Number of partial results, and rows of each. With even shares each CTA has two, of a tile's rows. With splits of
-    /// a fixed size there is one for each split of a unit, with the rows of O of all query heads.
+    /// a fixed size there is one for each split of a unit, with the rows of O of all query heads, or one for each CTA
+    /// that merges splits.
     pub fn partial_dims(&self, problem: &Problem) -> [u32; 2] {
         match self.split {
             SplitRule::Even { .. } => [2 * self.ctas, ROWS],
+            SplitRule::FixedSize { .. } if self.merges => [self.ctas, ROWS],
             SplitRule::FixedSize { most, .. } => [most, rows_of_lse(problem)],
         }
     }
 
-    /// Whether a unit may have several splits.
+    /// Whether a unit may leave partial results.
     pub fn needs_reduction(&self) -> bool {
-        !matches!(self.split, SplitRule::FixedSize { most: 1, .. })
+        !self.merges && (self.reduces_whole || !matches!(self.split, SplitRule::FixedSize { most: 1, .. }))
+    }
+
+    /// Whether each CTA merges the splits of its units ([`WorkDecomposition::merging`]).
+    pub fn merges_splits(&self) -> bool {
+        self.merges
+    }
+
+    /// Whether a unit of one split leaves a partial result, too ([`WorkDecomposition::reducing_whole_units`]).
+    pub fn reduces_whole_units(&self) -> bool {
+        self.reduces_whole
     }
 
     /// Number of rows of a work tile, estimated from the longest sequence.
@@ -415,12 +429,15 @@ impl SplitKvPlan {
         unit_rows(problem, self.pack)
     }
 
-    /// Splits per unit for which the reduction is planned. With even shares it is the largest number of splits if units
-    /// are equally long, or 2 if their number is unknown; with a fixed size it does not depend on other sequences.
-    pub fn planned_splits(&self) -> u32 {
+    /// The warps that reduce a row. They are planned for the number of splits that units have on average; splits of a
+    /// fixed size are added one after the other, however many there are.
+    pub fn team(&self, head_dim_v: u32) -> Team {
         match self.split {
-            SplitRule::Even { units, .. } => units.map_or(1, |units| self.ctas / units.max(1)) + 1,
-            SplitRule::FixedSize { .. } => FIXED_SIZE_SPLITS,
+            SplitRule::Even { units, .. } => {
+                let splits = units.map_or(1, |units| self.ctas / units.max(1)) + 1;
+                Team::new(splits.max(LEAST_SPLITS), head_dim_v, Dtype::F32)
+            }
+            SplitRule::FixedSize { .. } => Team::in_order(head_dim_v, Dtype::F32),
         }
     }
 

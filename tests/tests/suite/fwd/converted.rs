@@ -5,7 +5,7 @@ use fa3_sched::forward::{CtaTile, Precision, TileRow};
 use fa3_sim::Policy;
 use fa3_tests::Trial;
 use fa3_tests::cache::{Case, Keys, Pages, paged};
-use fa3_tests::fwd::{dense, encode, trial, with_tile};
+use fa3_tests::fwd::{dense, encode, trial, with_qv, with_tile};
 use fa3_types::Dtype;
 
 /// Whether a kernel that dequantizes K and V gives the bits of the 16-bit kernel on the dequantized keys. If Q is e4m3,
@@ -35,16 +35,24 @@ fn agree(mut converted: Trial, mut of_16_bits: Trial, dtype: Dtype) -> bool {
 
 #[test]
 fn shared_keys_have_the_bits_of_16_bit_keys() {
-    for (dtype, columns, softcap, page) in [
-        (Dtype::Bf16, (128, 128), None, 16),
-        (Dtype::F16, (64, 64), Some(3.0), 1),
-        (Dtype::Bf16, (192, 128), None, 12),
-        (Dtype::F16, (256, 256), None, 16),
+    for (dtype, columns, softcap, page, qv) in [
+        (Dtype::Bf16, (128, 128), None, 16, false),
+        (Dtype::F16, (64, 64), Some(3.0), 1, false),
+        (Dtype::Bf16, (192, 128), None, 12, false),
+        (Dtype::F16, (256, 256), None, 16, false),
+        (Dtype::Bf16, (512, 512), None, 16, false),
+        (Dtype::F16, (336, 272), Some(3.0), 1, false),
+        (Dtype::Bf16, (64, 512), None, 64, true),
+        (Dtype::F16, (48, 272), Some(3.0), 12, true),
     ] {
         let (lengths, keys) = (vec![300, 0, 65], Keys::Pages(Pages::of(page)));
-        let case =
-            Case { lengths, keys, dtype, e4m3_keys: true, softcap, sink: false, seed: 11, ..paged(columns) };
+        let (e4m3_keys, sink, seed) = (true, false, 11);
+        let case = Case { lengths, keys, dtype, e4m3_keys, softcap, sink, seed, qv, ..paged(columns) };
         let of_16_bits = Case { e4m3_keys: false, ..case.clone() };
+        if qv || columns.0 > 256 {
+            assert!(agree(case.trial(), of_16_bits.trial(), dtype), "{dtype} {columns:?}");
+            continue;
+        }
         let of_q = Case { e4m3_keys: false, dtype: Dtype::E4m3, ..case.clone() };
         assert!(agree(case.trial(), of_16_bits.clone().trial(), dtype), "{dtype} {columns:?}");
         // O of an e4m3 problem is bf16.
@@ -61,6 +69,7 @@ fn tiles_have_the_bits_of_16_bit_keys() {
         let lengths = (tile.tile_m as usize + 9, 2 * tile.tile_n as usize + 5);
         let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), tile.head_dim as usize).causal();
         let spec = spec.head_dim_v(tile.head_dim_v as usize);
+        let spec = if tile.qv { with_qv(spec) } else { spec };
         let run = |spec: fa3_types::ProblemSpec, tile| {
             let case = fa3_tests::Case::normal("converted", spec.known().expect("a tile's own columns"), 3);
             trial(case, 3, &with_tile(tile))

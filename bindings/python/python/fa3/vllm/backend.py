@@ -2,11 +2,12 @@
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from vllm import _custom_ops as ops
+from vllm import envs
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import (
     AttentionBackend,
@@ -65,9 +66,9 @@ class Fa3Backend(AttentionBackend):
     ) -> str | None:
         if kv_cache_dtype is None or not is_quantized_kv_cache(kv_cache_dtype):
             return None
-        if head_size % 16 == 0 and head_size <= 256:
+        if head_size % 16 == 0:
             return None
-        return f"a cache of {kv_cache_dtype} has a head size that is a multiple of 16 up to 256, not {head_size}"
+        return f"a cache of {kv_cache_dtype} has a head size that is a multiple of 16, not {head_size}"
 
     @classmethod
     def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
@@ -91,6 +92,10 @@ class Fa3Backend(AttentionBackend):
 
     @classmethod
     def supports_per_head_quant_scales(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
         return True
 
 
@@ -181,6 +186,7 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
         self.left = -1 if sliding_window is None else sliding_window - 1
         self.soft_cap = logits_soft_cap or 0.0
         self.sinks = sinks
+        self.split_keys: Literal["fixed"] | None = "fixed" if envs.VLLM_BATCH_INVARIANT else None
 
     def forward(
         self,
@@ -219,6 +225,7 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
             softcap=self.soft_cap,
             s_aux=self.sinks,
             out=output[:rows],
+            split_keys=self.split_keys,
         )
         longest = attn_metadata.max_query_len
         if self.is_encoder:

@@ -1,8 +1,8 @@
 """The classes of an attention backend of vLLM 0.33 for multi-head latent attention (MLA).
 
-Decoding reads vLLM's cache of latent vectors, 16 bits, in place: a row has kv_lora_rank latent columns, which are keys
-and values, and qk_rope_head_dim rotated columns, which are keys only. `Fa3MLAPrefill` computes prompts from the keys
-and values of all heads, in parts that vLLM combines by LSE.
+Decoding reads vLLM's cache of latent vectors, in 16 bits or e4m3, in place: a row has kv_lora_rank latent columns,
+which are keys and values, and qk_rope_head_dim rotated columns, which are keys only. `Fa3MLAPrefill` computes prompts
+from the keys and values of all heads, in parts that vLLM combines by LSE.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from vllm import envs
 from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonBackend,
     MLACommonDecodeMetadata,
@@ -27,12 +28,15 @@ from ..varlen import flash_attn_varlen_func
 
 __all__ = ["Fa3MLABackend", "Fa3MLAImpl", "Fa3MLAMetadata", "Fa3MLAMetadataBuilder", "Fa3MLAPrefill"]
 
+# vLLM's names of caches of e4m3.
+_E4M3 = ["fp8", "fp8_e4m3"]
+
 
 class Fa3MLABackend(MLACommonBackend):
     """The capabilities of this package's latent attention. vLLM refuses a model that needs anything else."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", *_E4M3]
 
     @staticmethod
     def get_name() -> str:
@@ -116,6 +120,8 @@ class Fa3MLALayer:
     cache of latent vectors.
     """
 
+    # The quantized caches that it reads.
+    quantized_caches: ClassVar[list[str]] = []
     kv_lora_rank: int
     scale: float
 
@@ -139,7 +145,8 @@ class Fa3MLALayer:
                 raise NotImplementedError(f"{name} is not supported in latent attention")
         if attn_type != AttentionType.DECODER:
             raise NotImplementedError(f"latent attention of type {attn_type} is not supported, expected a decoder's")
-        if is_quantized_kv_cache(kv_cache_dtype):
+        self.is_quantized = is_quantized_kv_cache(kv_cache_dtype)
+        if self.is_quantized and kv_cache_dtype not in self.quantized_caches:
             raise NotImplementedError(f"a cache of {kv_cache_dtype} is not supported in latent attention")
         super().__init__(  # type: ignore[call-arg]
             num_heads,
@@ -157,20 +164,27 @@ class Fa3MLALayer:
         self.supports_quant_query_input = False
 
     def attend(
-        self, q: Tensor | tuple[Tensor, Tensor], cache: Tensor, batch: Fa3MLADecodeMetadata, with_lse: bool
+        self,
+        q: Tensor | tuple[Tensor, Tensor],
+        cache: Tensor,
+        batch: Fa3MLADecodeMetadata,
+        with_lse: bool,
+        cache_scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Causal attention of packed rows.
 
         Arguments:
             q: latent columns (tokens, heads, kv_lora_rank) and rotated columns (tokens, heads, qk_rope_head_dim), or
                 one tensor with both.
-            cache: (pages, page_rows, kv_lora_rank + qk_rope_head_dim), in q's dtype.
+            cache: (pages, page_rows, kv_lora_rank + qk_rope_head_dim), in q's dtype, or float8_e4m3fn.
+            cache_scale: the factor on codes of float8_e4m3fn, float32 (); 1 if None.
 
         Returns: O (tokens, heads, kv_lora_rank) and, if wanted, LSE (tokens, heads), the natural logarithm.
         """
         q_latent, q_rotated = q if isinstance(q, tuple) else q.tensor_split((self.kv_lora_rank,), dim=-1)
         values, keys = cache.unsqueeze(2).tensor_split((self.kv_lora_rank,), dim=-1)
         is_rotated = q_rotated.shape[-1] > 0
+        scale_of_heads = None if cache_scale is None else cache_scale.expand(len(batch.seq_lens), 1)
         result = flash_attn_varlen_func(
             q_rotated if is_rotated else None,
             keys if is_rotated else None,
@@ -183,8 +197,11 @@ class Fa3MLALayer:
             seqused_k=batch.seq_lens,
             page_table=batch.block_table,
             qv=q_latent,
+            k_descale=scale_of_heads,
+            v_descale=scale_of_heads,
             # 0 lets kernels split the keys of a sequence over CTAs; the function's default does not.
             num_splits=0,
+            split_keys="fixed" if envs.VLLM_BATCH_INVARIANT else None,
             softmax_scale=self.scale,
             causal=True,
             return_attn_probs=with_lse,
@@ -195,6 +212,7 @@ class Fa3MLALayer:
 class Fa3MLAImpl(Fa3MLALayer, MLACommonImpl[Fa3MLAMetadata]):
     """The latent attention of a layer. vLLM's base class computes prompts by an `MLAPrefillBackend`."""
 
+    quantized_caches: ClassVar[list[str]] = _E4M3
     can_return_lse_for_decode: bool = True
     supports_dcp: bool = True
 
@@ -213,7 +231,10 @@ class Fa3MLAImpl(Fa3MLALayer, MLACommonImpl[Fa3MLAMetadata]):
         if decode.dcp_tot_seq_lens is not None and decode.max_query_len > 1:
             found = f"{decode.max_query_len} new rows of a sequence"
             raise NotImplementedError(f"{found} are not supported with decode context parallelism, expected one")
-        return self.attend(q, kv_c_and_k_pe_cache, decode, self.need_to_return_lse_for_decode)
+        cache, cache_scale = kv_c_and_k_pe_cache, None
+        if self.is_quantized:
+            cache, cache_scale = cache.view(torch.float8_e4m3fn), layer._k_scale
+        return self.attend(q, cache, decode, self.need_to_return_lse_for_decode, cache_scale)
 
 
 class Fa3MLAPrefill(MLAPrefillBackend):

@@ -37,19 +37,19 @@ fn few_rows_share_keys() {
     let plan_of_one = plan(1, 1, 64, (32, 8));
     assert_eq!(
         (
-            one.planned_splits(),
+            one.team(128).warps,
             one.partial_dims(plan_of_one.problem()),
             plan_of_one.pages().unwrap().block_rows
         ),
-        (17, [264, 64], 16)
+        (4, [264, 64], 16)
     );
     let registers = "registers  128 at entry, then 56 a producer and 200 a consumer thread";
     assert!(plan_of_one.to_string().contains(registers), "{plan_of_one}");
     // There are more work tiles than CTAs: the plan states the work tile that begins in each CTA.
     let many = split_kv(64, 1, 256, (32, 8)).unwrap();
     assert_eq!(
-        (many.ctas(), many.reduction_entries(), many.per_sm(), many.planned_splits()),
-        (132, Some(132), 1, 2)
+        (many.ctas(), many.reduction_entries(), many.per_sm(), many.team(128).at_once),
+        (132, Some(132), 1, 4)
     );
     assert_eq!([one, many].map(|of| of.reduction_source()), [ReductionSource::Units, ReductionSource::Ctas]);
     // 17 rows of four heads exceed a tile. An empty problem has no split-KV.
@@ -75,11 +75,14 @@ fn fixed_size_splits_do_not_depend_on_the_batch() {
         let PlanKind::SplitKv(split_kv) = plan.kind() else { panic!("{plan}") };
         assert_eq!(plan.tile().tile_m, ROWS);
         assert_eq!(
-            (split_kv.planned_splits(), split_kv.per_sm(), split_kv.reduction_entries()),
-            (16, 1, None)
+            (split_kv.team(128).in_order, split_kv.per_sm(), split_kv.reduction_entries()),
+            (true, 1, None)
         );
         assert_eq!(split_kv.reduction_source(), ReductionSource::Lengths);
-        assert_eq!(split_kv.partial_dims(plan.problem()), [8, (batch * rows * 32) as u32]);
+        // Parts of many rows would exceed the L2 cache, and there are enough units for all CTAs.
+        let merges = rows == 300;
+        let dims = if merges { [132, ROWS] } else { [8, (batch * rows * 32) as u32] };
+        assert_eq!((split_kv.merges_splits(), split_kv.partial_dims(plan.problem())), (merges, dims));
     }
     let whole = plan(1, 1, 8192).unwrap();
     assert!(matches!(whole.kind(), PlanKind::SplitKv(split_kv) if !split_kv.needs_reduction()));
@@ -90,6 +93,14 @@ fn fixed_size_splits_do_not_depend_on_the_batch() {
         let expected = format!("a split of {keys} keys is not one or several blocks of 64 keys");
         assert_eq!(refused(keys, 1), expected);
     }
+    // Tiles of more columns than one warpgroup holds are not merged.
+    let shape = |heads| Shape { batch: 1, seqlen: 8192, heads, head_dim: 512 };
+    let wide = ProblemSpec::dense(Dtype::Bf16, shape(32), shape(8)).validate().unwrap();
+    let options = PlanOptions::default().split_keys(SplitKeys::Fixed);
+    let refused_wide = Plan::with(&wide, &DeviceLimits::h100_sxm(), &options).unwrap_err();
+    let bytes =
+        "splits of a fixed size would leave 8606711808 bytes of partial results, more than 1073741824";
+    assert_eq!(refused_wide.to_string(), bytes);
     let most = "a sequence may have 67633152 KV blocks in all of its tiles, more than 16777216, for splits of a fixed \
                 size and for lists of keys";
     assert_eq!(refused(1024, 1 << 20), most);

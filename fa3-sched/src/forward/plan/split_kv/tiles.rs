@@ -30,14 +30,18 @@ const COLUMNS_OF_ONE: u32 = 256;
 
 /// Rows for dequantized e4m3. Smaller elements need more stages for the same number of bytes in flight, and dequantized
 /// blocks lie beside the stages. Converter warps leave no registers to another kernel (not measured).
-const CONVERTED: [Row; 6] = [
+const CONVERTED: [Row; 7] = [
     (64, 64, 128, 6, false),
     (96, 96, 64, 8, false),
     (128, 128, 64, 6, false),
     (192, 128, 64, 5, false),
     (192, 192, 64, 4, false),
     (256, 256, 64, 2, false),
+    (512, 512, 64, 1, false),
 ];
+
+/// Rows for dequantized e4m3 and `qv`. Blocks of fewer columns would need other warps.
+const CONVERTED_LATENT: [Row; 1] = [(64, 512, 64, 2, false)];
 
 /// The tile of a problem, and whether half of an SM's registers suffices for the consumers; `None` if no tile fits.
 pub(super) fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
@@ -46,6 +50,7 @@ pub(super) fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
     let table: &[Row] = match precision {
         Precision::Half if has_qv => &LATENT,
         Precision::Half => &HALF,
+        Precision::Converted { .. } if has_qv => &CONVERTED_LATENT,
         Precision::Converted { .. } => &CONVERTED,
         Precision::Fp8(_) => return None,
     };
@@ -68,7 +73,9 @@ pub(super) fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
         let takes_room = precision == Precision::Converted { q: true } && head_dim_v > 128;
         (if takes_room { tile.of_converted_queries() } else { tile }, is_slim)
     });
-    tiles.find(|(tile, _)| tile.holds(problem))
+    // Rows of e4m3 Q are converted by other warps than the producer's.
+    let converts_q = precision == Precision::Converted { q: true };
+    tiles.find(|(tile, _)| tile.holds(problem) && !(converts_q && tile.column_groups() > 1))
 }
 
 #[cfg(test)]
@@ -101,13 +108,17 @@ mod tests {
             tile
         };
         for row in &LATENT {
-            let tile = fitting(spec(row).qv(spec(row).o));
+            let latent = || spec(row).qv(spec(row).o);
+            let [tile, converted] = [fitting(latent()), fitting(latent().e4m3_keys())];
             assert!(tile.qv && tile.head_dim_v == row.1);
+            assert!(converted.converts_rows() && converted.tile_n == tile.tile_n, "the same sums");
         }
         for row in &HALF {
             fitting(spec(row));
-            if row.0 <= 256 {
+            if row.0 <= 512 {
                 fitting(spec(row).e4m3_keys());
+            }
+            if row.0 <= 256 {
                 let (q, kv) = (spec(row).q.shape, spec(row).k.shape);
                 let of_e4m3 = fitting(ProblemSpec::dense(Dtype::E4m3, q, kv).head_dim_v(row.1 as usize));
                 assert_eq!(of_e4m3.precision, Precision::Converted { q: true });
