@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyInt, PyString, PyTuple};
 
+use crate::dlpack::DlTensor;
 use crate::error::caller;
 
 /// The tensors of a call, by their names. A tensor is torch's, or a tuple (dtype, address, shape, strides).
@@ -44,8 +45,13 @@ impl<'a, 'py> Arguments<'a, 'py> {
             };
             return Ok(Some(if is_copied { tensor.contiguous() } else { tensor }));
         }
-        self.check_place(name, x).map_err(caller)?;
-        let tensor = of_torch(name, x)?;
+        let tensor = match self.described(name, x)? {
+            Some(tensor) => tensor,
+            None => {
+                self.check_place(name, x).map_err(caller)?;
+                of_torch(name, x)?
+            }
+        };
         let method = match tensor.is_readable(access, self.place) {
             true if tensor.is_aligned(access, self.place) => return Ok(Some(tensor)),
             true => "clone",
@@ -57,17 +63,43 @@ impl<'a, 'py> Arguments<'a, 'py> {
         Ok(Some(tensor))
     }
 
+    /// A tensor of torch as DLPack describes it. `None` if DLPack does not describe it, if it is not where the call is
+    /// computed, or if its elements are of a type that no operation takes: its attributes then say what is wrong.
+    fn described(&self, name: &'static str, x: &Bound<'py, PyAny>) -> Result<Option<Tensor>, Error> {
+        let Some(found) = DlTensor::of(x).filter(|found| self.is_at(found.device())) else { return Ok(None) };
+        let Some(element) = found.element() else { return Ok(None) };
+        let [extents, steps] = found.dims();
+        let rank = extents.len();
+        if rank > DIMS || steps.len() != rank {
+            return Ok(None);
+        }
+        let (mut shape, mut strides) = ([0; DIMS], [0; DIMS]);
+        shape.iter_mut().zip(extents).for_each(|(to, extent)| *to = *extent as usize);
+        strides[..rank].copy_from_slice(steps);
+        Tensor::new(name, element, found.address(), (rank, shape), (rank, strides)).map(Some)
+    }
+
+    /// Whether a device, with -1 for the CPU, is where the call is computed.
+    fn is_at(&self, device: Option<i32>) -> bool {
+        match self.place {
+            Place::Stream { device: wanted, .. } => {
+                device.is_some_and(|device| u32::try_from(device) == Ok(wanted))
+            }
+            Place::Cpu | Place::CheckedForGpu | Place::CheckedForCpu => device == Some(-1),
+        }
+    }
+
     /// Checks that a tensor is where the call is computed.
     fn check_place(&self, name: &str, x: &Bound<'py, PyAny>) -> PyResult<()> {
         let py = x.py();
-        let device: i32 = x.call_method0(intern!(py, "get_device"))?.extract()?;
-        let is_there = match self.place {
-            Place::Stream { device: wanted, .. } => u32::try_from(device) == Ok(wanted),
+        let device = match self.place {
+            Place::Stream { .. } => Some(x.call_method0(intern!(py, "get_device"))?.extract()?),
+            // Tensors without memory have the number of the CPU as well.
             Place::Cpu | Place::CheckedForGpu | Place::CheckedForCpu => {
-                device < 0 && x.getattr(intern!(py, "is_cpu"))?.is_truthy()?
+                x.getattr(intern!(py, "is_cpu"))?.is_truthy()?.then_some(-1)
             }
         };
-        if is_there {
+        if self.is_at(device) {
             return Ok(());
         }
         let (first_name, first) = &self.given[0];

@@ -103,8 +103,8 @@ def attention(
     """Returns O and, if wanted, LSE. O is written to `out`, if it is given. Traces and autograd see the torch
     operators; other calls skip them. `function` is the caller's name for errors.
     """
-    given_options = (getattr(options, name) for name in _FLOATS)
-    floats = (*tensors, *operator.given(*given_options))
+    descales = options.q_descale, options.k_descale, options.v_descale
+    floats = (*tensors, *operator.given(*descales, options.s_aux, options.qv))
     given = (*floats, *operator.given(*cache.lists, out), *(new.tensors if new else ()))
     is_plain = operator.is_plain(*given)
     if not is_plain:

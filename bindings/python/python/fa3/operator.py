@@ -1,13 +1,16 @@
 """The torch operators `fa3::forward` and `fa3::forward_out`, and functions that all operators use."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from . import _fa3
 
@@ -179,7 +182,32 @@ def _check(operation: str, fields: str, values: tuple[Any, ...], tensors: Tensor
         values = known(values)
     except Unknown:
         return None
-    return _fa3.run(made(operation, fields, *values), 0 if first.is_cuda else -1, None, given, None)
+    call = made(operation, fields, *values)
+    if _recording.calls is not None:
+        _recording.calls.append((call, given))
+    by_rules_of = 0 if first.is_cuda or _recording.calls is not None else -1
+    return _fa3.run(call, by_rules_of, None, given, None)
+
+
+class _Recording(threading.local):
+    """The list to which this thread's calls with fake tensors are added, if any."""
+
+    calls: list[tuple[_fa3.Operation, Tensors]] | None = None
+
+
+_recording = _Recording()
+
+
+@contextlib.contextmanager
+def recorded(calls: list[tuple[_fa3.Operation, Tensors]]) -> Iterator[None]:
+    """Adds this thread's calls with fake tensors to a list, and checks them by the rules of an H100, while the context
+    lasts.
+    """
+    before, _recording.calls = _recording.calls, calls
+    try:
+        yield
+    finally:
+        _recording.calls = before
 
 
 def is_fake(x: Tensor) -> bool:
@@ -194,11 +222,7 @@ def is_plain(*tensors: Tensor) -> bool:
     The memory of a plain tensor has its values. Other tensors need the dispatcher: it materializes a negated tensor or
     a zero tensor, and computes the shapes of meta tensors' results.
     """
-    if not _CAN_ASK or torch.compiler.is_compiling() or torch._C._is_tracing():
-        return False
-    if torch._C._len_torch_dispatch_stack() != 0 or torch._C._len_torch_function_stack() != 0:
-        return False
-    if torch._C._are_functorch_transforms_active():
+    if not _CAN_ASK or is_compiling() or _is_tracing() or _dispatch_modes() or _function_modes() or _transforms():
         return False
     for tensor in tensors:
         if type(tensor) is not Tensor or tensor.is_neg() or tensor._is_zerotensor() or tensor.is_meta:
@@ -209,7 +233,7 @@ def is_plain(*tensors: Tensor) -> bool:
 def is_transformed() -> bool:
     """Whether the call is inside of torch.func's transforms. Compilers handle transforms themselves."""
     active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-    return not torch.compiler.is_compiling() and active()
+    return not is_compiling() and active()
 
 
 def needs_grad(*tensors: Tensor) -> bool:
@@ -318,16 +342,16 @@ def _workspace(like: Tensor, bytes: int, zeros: int) -> tuple[int, Tensor]:
 
 def _can_ask() -> bool:
     """Whether this torch has the functions that `is_plain` calls, some of which are private."""
-    names = ["_is_tracing", "_len_torch_dispatch_stack", "_len_torch_function_stack"]
-    names.append("_are_functorch_transforms_active")
-    return hasattr(Tensor, "_is_zerotensor") and all(hasattr(torch._C, name) for name in names)
+    return hasattr(Tensor, "_is_zerotensor") and all(hasattr(torch._C, name) for name in _ASKED)
 
 
 def o_like(q: Tensor, head_dim_v: int, dtype: torch.dtype | None) -> Tensor:
     """A new, contiguous tensor for O: q's shape, with head_dim_v columns."""
-    dtype = dtype or dtype_of_output(q)
+    if dtype is None and q.dtype is torch.float8_e4m3fn:
+        dtype = torch.bfloat16
     if type(q) is Tensor and q.shape[-1] == head_dim_v and q.is_contiguous():
-        return torch.empty_like(q, dtype=dtype)
+        # Without a dtype, torch parses the arguments faster.
+        return torch.empty_like(q) if dtype is None else torch.empty_like(q, dtype=dtype)
     # Torch parses sizes faster as separate arguments than as a tuple.
     return q.new_empty(*q.shape[:-1], head_dim_v, dtype=dtype)
 
@@ -476,7 +500,11 @@ def bounds(intervals: Tensor, q: Tensor) -> Tensor:
     return intervals
 
 
-# If this torch lacks functions of `is_plain`, all calls go through its dispatcher.
+# The functions of `is_plain`, under names that are found faster. If torch lacks one, all calls go through its
+# dispatcher.
+_ASKED = "_is_tracing _len_torch_dispatch_stack _len_torch_function_stack _are_functorch_transforms_active".split()
+_functions: list[Any] = [getattr(torch._C, name, None) for name in _ASKED]
+_is_tracing, _dispatch_modes, _function_modes, _transforms = _functions
 _CAN_ASK = _can_ask()
 
 def define(name: str, arguments: str, results: str, function: Callable[..., Any]) -> None:
