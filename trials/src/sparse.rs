@@ -319,6 +319,8 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
             columns: (64, 64),
             qv: false,
             caches: (Listed { keys: 300, ..LISTED }, None),
+            split_keys: Some(SplitKeys::Fixed),
+            max_logits: true,
             ..LATENT
         },
         Case { heads: (2, 1), columns: (64, 128), caches: (paged, None), max_logits: true, ..LATENT },
