@@ -17,6 +17,7 @@ mod console;
 mod device;
 mod doctor;
 mod draw;
+mod export;
 mod fp8;
 mod gpu;
 mod grid;
@@ -89,6 +90,9 @@ enum Verb {
     /// Prints a kernel as PTX, or as JSON with everything that a launch needs
     #[command(long_about = ptx::ABOUT)]
     Ptx(ptx::Options),
+    /// Writes a folder with a problem's kernels, a C program that launches them, and a test vector
+    #[command(long_about = export::ABOUT)]
+    Export(export::Options),
     /// Shows the machine code of a kernel's main loops: what runs under which product
     #[command(long_about = sass::ABOUT)]
     Sass(sass::Options),
@@ -117,6 +121,7 @@ fn main() -> ExitCode {
         Verb::Kernels(options) => kernels::run(&options),
         Verb::Ir(options) => ir::run(&options),
         Verb::Ptx(options) => ptx::run(&options),
+        Verb::Export(options) => export::run(&options),
         Verb::Sass(options) => sass::run(&options),
         Verb::Sim(options) => sim::run(&options),
         Verb::Doctor(options) => doctor::run(&options),
@@ -225,7 +230,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 38, "commands of documents: another number is no fault, if it is meant");
+        assert_eq!(count, 40, "commands of documents: another number is no fault, if it is meant");
         assert!(
             check("bench --backward").is_err() && check("plan --seqlen 8 --heads 0 --head-dim 64").is_err()
         );

@@ -93,8 +93,10 @@ pub use operation_error::OperationError;
 pub use operations::{Append, Backward, CachedForward, Combine, Forward, Fp8Forward, Quantize};
 pub use placement::PlacementError;
 pub use plan_cache::PlanCache;
+pub use planned::WorkspaceLayout;
 #[cfg(feature = "cudarc")]
 pub use slices::Element;
 pub use stream::Stream;
+pub use tensor_map::TiledMap;
 pub use tensors::Tensors;
 pub use workspace::Workspace;

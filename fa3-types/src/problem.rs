@@ -105,13 +105,14 @@ impl Problem {
         let softcap = softcap.map(SoftCap::new).transpose()?;
         let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
         let qv = qv.map(TensorDesc::canonical);
-        let mask = mask?;
+        let mut mask = mask?;
         if seqs_k.list().is_some() && mask != Mask::None {
             return Err(ProblemError::ListsAndMask { mask });
         }
         extra.as_ref().map_or(Ok(()), |extra| extra.check([&k, &v], seqs_k))?;
-        if mask.intervals().is_some() {
-            Intervals::check([q.dtype, k.dtype], qv.is_some(), [seqs_q, seqs_k])?;
+        if let Mask::Intervals(form) = &mut mask {
+            Intervals::check([q.dtype, k.dtype], qv.is_some(), seqs_k)?;
+            *form = form.simplified(q.shape);
         }
         // No sequence is longer than its tensor.
         let mask = mask.simplified(Lengths { q: q.shape.seqlen, k: seqs_k.capacity(k.shape.seqlen) });

@@ -61,6 +61,8 @@ pub struct Case {
     pub dist: Dist,
     /// Split-KV mode, if any.
     pub split_keys: Option<SplitKeys>,
+    /// Limit of the bytes of partial results of fixed-size splits.
+    pub split_bytes: Option<u64>,
     /// Number of SMs of the device.
     pub sms: u32,
     /// Seed of all inputs.
@@ -93,6 +95,7 @@ const LATENT: Case = Case {
     max_logits: false,
     dist: Dist::Normal,
     split_keys: Some(SplitKeys::Even),
+    split_bytes: None,
     sms: 2,
     seed: 7,
 };
@@ -130,7 +133,7 @@ impl Case {
         let values = Values { k, v, ..sequences.values() };
 
         let mut options = PlanOptions::default();
-        options.split_keys = self.split_keys;
+        (options.split_keys, options.split_bytes) = (self.split_keys, self.split_bytes);
         let plan = Plan::with(&problem, &device(self.sms), &options);
         let plan = plan.unwrap_or_else(|error| panic!("{self:?}: {error}"));
         let program = fwd::program(&plan).map(Spec::kernel);
@@ -313,6 +316,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
         Case { holes: u64::MAX, columns: (40, 328), dist: Dist::Decreasing, ..LATENT },
         Case { caches: (Listed { pages: (0, 16), keys: 70, ..LISTED }, None), ..LATENT },
         Case { sequences: 0, caches: (used, Some(paged)), ..LATENT },
+        Case { sequences: 0, split_keys: Some(SplitKeys::FixedSize { keys: 128 }), ..LATENT },
         Case { heads: (8, 2), columns: (128, 128), qv: false, caches: (used, Some(paged)), ..LATENT },
         Case {
             heads: (3, 1),
@@ -321,6 +325,18 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
             caches: (Listed { keys: 300, ..LISTED }, None),
             split_keys: Some(SplitKeys::Fixed),
             max_logits: true,
+            ..LATENT
+        },
+        // Sinks are added by the reduction, and by CTAs that merge splits.
+        Case { sink: true, lse: FLASH_MLA, split_keys: Some(SplitKeys::FixedSize { keys: 128 }), ..LATENT },
+        Case {
+            columns: (128, 128),
+            qv: false,
+            caches: (used, Some(Listed { keys: 300, ..paged })),
+            sink: true,
+            lse: FLASH_MLA,
+            split_keys: Some(SplitKeys::Fixed),
+            split_bytes: Some(0),
             ..LATENT
         },
         Case { heads: (2, 1), columns: (64, 128), caches: (paged, None), max_logits: true, ..LATENT },
@@ -380,6 +396,7 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
         max_logits: of_kernel.below(2) == 0,
         dist: [Dist::Normal, Dist::Increasing, Dist::Decreasing][rng.below(3)],
         split_keys: splits[of_kernel.below(3)],
+        split_bytes: None,
         sms: 132,
         seed,
     }

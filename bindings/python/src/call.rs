@@ -1,89 +1,14 @@
 //! A call of an operation: planned once, and launched over torch's addresses.
 
-use std::hash::Hash;
-use std::num::NonZeroU32;
-
-use fa3_cuda::host::{Compiled, Operation, OperationError, PlanCache, Stream};
-use fa3_sched::DeviceLimits;
+use fa3_call::{At, Call, Error, Memory, Place, Tensors, caught};
+use fa3_cuda::host::{Compiled, PlanCache, Stream};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use crate::arguments::{Options, Tensors};
-use crate::caught::caught;
-use crate::cpu;
-use crate::devices;
-use crate::error::Error;
-use crate::place::Place;
+use crate::arguments::Arguments;
+use crate::error::exception;
+use crate::threads;
 use crate::workspaces::{Allocate, Lent};
-
-/// The addresses of a call's tensors, by their names. Tensors that are left out have no entry.
-pub(crate) type At = [(&'static str, Option<u64>)];
-
-/// A call: everything that its plan depends on, except for the device. Equal calls share a plan.
-pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
-    /// The operation's plan.
-    type Plan: Operation + Send + Sync + 'static;
-
-    /// Options of the operation.
-    type Numbers: Send + Sync + 'static;
-
-    /// The operation's options, by their names.
-    ///
-    /// # Errors
-    /// An option is of another type.
-    fn numbers(options: &Options<'_>) -> PyResult<Self::Numbers>;
-
-    /// Makes the call from these tensors and options.
-    ///
-    /// # Errors
-    /// A tensor is missing or invalid.
-    fn given(tensors: &mut Tensors<'_, '_>, numbers: &Self::Numbers) -> PyResult<Self>;
-
-    /// Whether the call reads or writes a given tensor.
-    fn takes(&self, _tensor: &str) -> bool {
-        true
-    }
-
-    /// The number of words of the table that the call writes, or would write if the tensor were given.
-    ///
-    /// # Errors
-    /// The call is invalid.
-    fn words(&self) -> Result<Option<u32>, Error> {
-        Ok(None)
-    }
-
-    /// The problem, as kernels take it.
-    ///
-    /// # Errors
-    /// The call is invalid.
-    fn problem(&self) -> Result<<Self::Plan as Operation>::Problem, Error>;
-
-    /// The options of the call's plan, on a device of `sms` SMs.
-    ///
-    /// # Errors
-    /// [`Error::SmMargin`].
-    fn options(&self, sms: NonZeroU32) -> Result<<Self::Plan as Operation>::Options, Error>;
-
-    /// Checks sizes that only the plan knows.
-    ///
-    /// # Errors
-    /// [`Error::TableWords`].
-    fn check_plan(&self, _plan: &Self::Plan) -> Result<(), Error> {
-        Ok(())
-    }
-
-    /// Checks the call by the rules of the CPU, which takes any strides.
-    ///
-    /// # Errors
-    /// The call is invalid.
-    fn check_for_cpu(&self) -> Result<(), Error>;
-
-    /// Computes the call on the CPU, over the tensors at the addresses `at`.
-    ///
-    /// # Errors
-    /// The call or an address is invalid.
-    fn compute(&self, at: &At) -> Result<(), Error>;
-}
 
 /// An operation with its options, which calls share.
 pub(crate) struct Planned<C: Call> {
@@ -102,7 +27,7 @@ pub(crate) trait Compute: Send + Sync {
     /// making a plan may take a second, and the driver may wait for room in the stream. Returns [`Call::words`].
     ///
     /// # Errors
-    /// As in [`run`], or the operation does not know a tensor.
+    /// The errors of [`run`], or the operation does not know a tensor.
     fn compute(
         &self,
         place: Place,
@@ -122,15 +47,19 @@ impl<C: Call> Compute for Planned<C> {
         let given = tensors.iter().filter(|(_, tensor)| !tensor.is_none());
         let given: Vec<_> =
             given.map(|(name, x)| Ok((name.cast_into::<PyString>()?, x))).collect::<PyResult<_>>()?;
-        let by_names = given.iter().map(|(name, x)| Ok((name.to_str()?, x))).collect::<PyResult<_>>()?;
-        let mut tensors = Tensors::new(place, by_names);
-        let call = C::given(&mut tensors, &self.numbers)?;
-        let mut at = tensors.at()?;
-        let words = if matches!(place, Place::Cpu) { None } else { call.words()? };
-        if words.is_none() || tensors.are_with("table") {
+        let mut arguments = Arguments::new(place, &given);
+        let mut read = || {
+            let mut tensors = Tensors::new(&mut arguments);
+            let call = C::given(&mut tensors, &self.numbers)?;
+            let at = tensors.at()?;
+            let words = if matches!(place, Place::Cpu) { None } else { call.words()? };
+            Ok((call, at, words))
+        };
+        let (call, mut at, words) = read().map_err(exception)?;
+        if words.is_none() || arguments.find("table").is_some() {
             at.retain(|(tensor, _)| call.takes(tensor));
             // The copies of tensors live until `run` returns.
-            py.detach(|| run(place, call, &at, self.plans, allocate))?;
+            py.detach(|| run(place, call, &at, self.plans, allocate)).map_err(exception)?;
         }
         Ok(words)
     }
@@ -155,12 +84,12 @@ fn run_in<C: Call>(
 ) -> Result<(), Error> {
     match place {
         Place::Stream { device, stream } => launch(&(device, call), stream, at, plans, allocate),
-        Place::Cpu => cpu::run(|| call.compute(at)),
-        Place::CheckedForGpu => {
-            // The check uses the limits of an H100.
-            let limits = DeviceLimits::h100_sxm();
-            call.check_plan(&C::Plan::plan(&call.problem()?, &limits, &call.options(limits.sms)?)?)
-        }
+        // SAFETY: the Python sources take the addresses from tensors of the call's shapes, strides and dtypes, which
+        // they hold until the call is over. Outputs are new tensors, or tensors that the caller passed as outputs. As
+        // with torch's own operators, the caller must not use the outputs or write to the inputs meanwhile.
+        #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+        Place::Cpu => threads::run(|| call.compute(&unsafe { Memory::new(at, &[]) })),
+        Place::CheckedForGpu => call.check_for_gpu(),
         Place::CheckedForCpu => call.check_for_cpu(),
     }
 }
@@ -172,14 +101,7 @@ fn launch<C: Call>(
     plans: &Plans<C>,
     allocate: &Allocate,
 ) -> Result<(), Error> {
-    let compiled = plans.find(key, |(ordinal, call)| {
-        let problem = call.problem()?;
-        let device = devices::open(*ordinal).map_err(OperationError::from)?;
-        let options = call.options(device.limits().sms)?;
-        let compiled = Compiled::with(&device, &problem, &options)?;
-        call.check_plan(compiled.plan())?;
-        Ok::<_, Error>(compiled)
-    })?;
+    let compiled = plans.find(key, |(ordinal, call)| call.compile(*ordinal))?;
     // SAFETY: the Python sources take the stream from torch. It is the current stream of the device, in the primary
     // context like all streams of torch, and alive as long as it is current.
     #[allow(unsafe_code, reason = "torch's streams are plain numbers")]

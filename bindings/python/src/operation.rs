@@ -2,20 +2,16 @@
 
 use std::sync::LazyLock;
 
+use fa3_call::{
+    Attention, Cached, Call, Combination, Error, Fp8Attention, Gradients, Options, Quantization, Table,
+};
 use fa3_cuda::host::PlanCache;
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::Options;
-use crate::attention::Attention;
-use crate::cached::Cached;
-use crate::call::{Call, Compute, Planned, Plans};
-use crate::combine::Combination;
-use crate::fp8::Fp8Attention;
-use crate::gradients::Gradients;
-use crate::quantize::Quantization;
-use crate::table::Table;
+use crate::arguments::Choices;
+use crate::call::{Compute, Planned, Plans};
+use crate::error::exception;
 
 /// Operation(name, **options)
 ///
@@ -56,12 +52,14 @@ impl Operation {
     #[pyo3(signature = (name, **options))]
     fn new(py: Python<'_>, name: String, options: Option<Bound<'_, PyDict>>) -> PyResult<Operation> {
         let given = options.unwrap_or_else(|| PyDict::new(py));
-        let options = Options::new(&given)?;
+        let choices = Choices(&given);
+        let options = Options::new(&choices);
         /// The operation of a call type, and its plans.
         macro_rules! planned {
             ($call:ty) => {{
                 static PLANS: LazyLock<Plans<$call>> = LazyLock::new(PlanCache::default);
-                Box::new(Planned::<$call> { numbers: <$call>::numbers(&options)?, plans: &PLANS })
+                let numbers = <$call>::numbers(&options).map_err(exception)?;
+                Box::new(Planned::<$call> { numbers, plans: &PLANS })
             }};
         }
         let computes: Box<dyn Compute> = match &*name {
@@ -72,9 +70,9 @@ impl Operation {
             "quantize" => planned!(Quantization),
             "combine" => planned!(Combination),
             "forward_table" => planned!(Table),
-            other => return Err(PyTypeError::new_err(format!("there is no operation {other}"))),
+            _ => return Err(exception(Error::NoOperation { name })),
         };
-        options.refuse_others()?;
+        options.refuse_others().map_err(exception)?;
         Ok(Operation { name, options: given.unbind(), computes })
     }
 }

@@ -47,7 +47,6 @@ mod elements;
 mod gradients;
 mod hidden;
 mod interval_columns;
-mod summaries;
 
 pub use super::parts::lookup::SequenceForm;
 pub use super::parts::row_blocks::RowsForm;

@@ -83,7 +83,8 @@ impl Plan {
             return Err(PlanError::CachePrecision { precision: Precision::of(problem) });
         }
         let is_packed = problem.seqs_q().is_packed() && problem.seqs_k().is_packed();
-        if options.given_table && (!is_packed || options.split_keys.is_some()) {
+        let has_intervals = problem.mask().intervals().is_some();
+        if options.given_table && (!is_packed || has_intervals || options.split_keys.is_some()) {
             return Err(PlanError::GivenTable);
         }
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
@@ -101,7 +102,7 @@ impl Plan {
             });
         }
         let (tile, why) = choose_tile(problem, options)?;
-        if problem.mask().intervals().is_some() && tile.column_groups() > 1 {
+        if has_intervals && tile.column_groups() > 1 {
             let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
             return Err(PlanError::IntervalsHeadDim { head_dim, head_dim_v, most: MOST_COLUMNS });
         }

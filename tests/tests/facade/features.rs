@@ -160,10 +160,6 @@ fn in_8_bits(spec: ProblemSpec) -> Answer {
 
 /// The problem with its lengths. `None` for a KV cache, whose sequences are gathered before a reference runs.
 fn known(problem: &Problem) -> Option<KnownProblem> {
-    if let Some(form) = problem.mask().intervals() {
-        let bounds: usize = form.shape(problem.q().shape).iter().product();
-        return problem.known_intervals(vec![0; bounds]).ok();
-    }
     let rows = |sequences: Sequences, x: &TensorDesc| {
         let (count, seqlen) = (sequences.count(), x.shape.seqlen);
         let ends: Vec<i32> = (0..=count).map(|i| (i * seqlen / count) as i32).collect();
@@ -174,7 +170,11 @@ fn known(problem: &Problem) -> Option<KnownProblem> {
         if sequences.has_used() { rows.with_used(&vec![8; count]).unwrap() } else { rows }
     };
     let (q, k) = (rows(problem.seqs_q(), problem.q()), rows(problem.seqs_k(), problem.k()));
-    KnownProblem::new(problem.clone(), q, k).ok()
+    let problem = problem.clone();
+    match problem.mask().intervals().map(|form| form.shape(problem.q().shape)) {
+        None => KnownProblem::new(problem, q, k).ok(),
+        Some(shape) => KnownProblem::with_intervals(problem, q, k, vec![0; shape.iter().product()]).ok(),
+    }
 }
 
 fn emulated(spec: ProblemSpec) -> Answer {

@@ -460,11 +460,16 @@ def check_qv(qv: Tensor, q: Tensor) -> None:
 
 
 def bounds(intervals: Tensor, q: Tensor) -> Tensor:
-    """The intervals, checked. Axes that are expanded for the batch or for heads become 1."""
-    if intervals.dtype != torch.int32 or intervals.dim() != 4 or intervals.device != q.device:
+    """The intervals of a dense or packed q, checked. They get a batch axis if they have none. Axes that are expanded for
+    the batch or for heads become 1.
+    """
+    if intervals.dtype != torch.int32 or intervals.dim() != q.dim() or intervals.device != q.device:
         found = f"{intervals.dtype} {tuple(intervals.shape)} on {intervals.device}"
-        what = "(batch or 1, heads_q or 1, seqlen_q, 2 or 4)"
+        packed, dense = "(heads_q or 1, total_q, 2 or 4)", "(batch or 1, heads_q or 1, seqlen_q, 2 or 4)"
+        what = packed if q.dim() == 3 else dense
         raise ValueError(f"intervals is {found}, expected torch.int32 {what} on {q.device}")
+    if intervals.dim() == 3:
+        intervals = intervals.unsqueeze(0)
     for dim in (0, 1):
         if not is_fake(q) and intervals.stride(dim) == 0 and intervals.shape[dim] > 1:
             intervals = intervals.narrow(dim, 0, 1)

@@ -186,12 +186,10 @@ impl Params<Host> {
         let qv = latent(problem, program).map(|(buffer, qv)| view(buffer, qv));
         let views = ([Some(view_of(buffers::K, problem.k())), Some(v)], qv);
         let views = (view(buffers::Q, problem.q()), views);
-        let intervals = problem.mask().intervals().zip(program.find(INTERVALS));
-        let intervals = intervals.map(|(form, buffer)| IntervalRows::of(form, problem.q().shape, buffer));
         Params {
             max_logits: program.find(buffers::MAX_LOGITS),
             sink: program.find(buffers::SINK),
-            intervals,
+            intervals: intervals(problem, program),
             tile_counter: program.find(buffers::TILE_COUNTER),
             ..Params::with(problem, views, Walk::Tiles(Lookup::Dense(geometry)))
         }
@@ -266,6 +264,7 @@ impl Params<Host> {
             descales: problem.has_scales().then(|| Descales::of(problem, true)),
             max_logits: program.find(buffers::MAX_LOGITS),
             sink: program.find(buffers::SINK),
+            intervals: intervals(problem, program),
             strides: Some(BatchStrides {
                 q: of_q.batch,
                 k: of_k.batch,
@@ -317,6 +316,12 @@ type Views = (Passed, ([Option<Passed>; 2], Option<Passed>));
 /// The buffer and the tensor `qv`, in latent attention.
 fn latent<'a, K>(problem: &'a Problem, program: &Program<K>) -> Option<(BufferId, &'a TensorDesc)> {
     program.find(buffers::QV).zip(problem.qv())
+}
+
+/// The location of the bounds of rows, under a mask of intervals.
+fn intervals<K>(problem: &Problem, program: &Program<K>) -> Option<IntervalRows<Host>> {
+    let (form, buffer) = problem.mask().intervals().zip(program.find(INTERVALS))?;
+    Some(IntervalRows::of(form, problem.q().shape, buffer))
 }
 
 /// Number of rows of a split of fixed size, which is the number of elements of LSE. `None` for other splits.

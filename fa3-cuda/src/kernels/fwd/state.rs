@@ -209,7 +209,7 @@ impl<'k> Fwd<'k> {
         let (lens, position) = (work.lens, self.positions(work, row));
         let modify = self.spec.softcap.then(|| Box::new(softcap) as _);
         if let Some(rows) = self.params.intervals {
-            let (b, of_head) = (self.builder, rows.of_head(work.batch, work.head));
+            let (b, of_head) = (self.builder, rows.of_tile(work));
             let visible = Box::new(move |position| rows.visible(b, of_head, position, lens));
             return Scores { modify, position, visible, in_bits: true };
         }

@@ -185,8 +185,8 @@ fn max_logits() -> impl Iterator<Item = ProblemSpec> {
     [causal(128), causal(128).seqs_q(sequences).seqs_k(sequences), causal(256)].into_iter()
 }
 
-/// Problems under masks of intervals: every head dimension with two intervals, and a few with one interval or short
-/// sequences.
+/// Problems under masks of intervals: every head dimension with two intervals, and a few with one interval, with short
+/// sequences, or with packed ones.
 fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let of = |of_row, dtype, keys: usize, dims: (usize, usize)| {
         let mask = Mask::Intervals(Intervals { of_row, per_sequence: false, per_head: false });
@@ -199,7 +199,11 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
         spec.softcap = Some(SOFTCAP);
         spec
     });
-    two.into_iter().chain(one).chain(short)
+    let sequences = Sequences::packed(2).longest(4096);
+    let packed = [(IntervalsOfRow::Two, 64), (IntervalsOfRow::One, 128), (IntervalsOfRow::Two, 256)];
+    let packed = packed
+        .map(|(of_row, dim)| of(of_row, Dtype::Bf16, 8192, (dim, dim)).seqs_q(sequences).seqs_k(sequences));
+    two.into_iter().chain(one).chain(short).chain(packed)
 }
 
 /// Problems with more columns of V than one warpgroup's registers hold, dense and packed. Some have all columns of a
