@@ -404,8 +404,8 @@ impl Problem {
         self.lse
     }
 
-    /// Whether the largest score of each row is a result, beside LSE and of its shape: scaled and capped, without the
-    /// sink, and -inf for a row that sees no key. QK-clip takes the largest one of each head.
+    /// Whether the largest score of each row is a result, `max_logits`, beside LSE and of its shape: scaled and capped,
+    /// without the sink, and -inf for a row that sees no key. QK-clip takes the largest one of each head.
     pub fn has_max_logits(&self) -> bool {
         self.max_logits
     }

@@ -323,6 +323,8 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
             columns: (64, 64),
             qv: false,
             caches: (Listed { keys: 300, ..LISTED }, None),
+            split_keys: Some(SplitKeys::Fixed),
+            max_logits: true,
             ..LATENT
         },
         // Sinks are added by the reduction, and by CTAs that merge splits.

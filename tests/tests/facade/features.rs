@@ -106,10 +106,14 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
         Feature::Pages => spec.seqs_k(Sequences::paged(count, 1).used()),
         Feature::Index => spec.seqs_k(Sequences::indexed(count, [3, 1]).used()),
         Feature::Leftpad => spec.seqs_k(Sequences::paged(count, 1).used().left_padded()),
-        Feature::Lists => spec.seqs_k(Sequences::listed(count, 100)),
-        Feature::Extra => {
-            let extra = ExtraCache { k: spec.k, v: spec.v, sequences: Sequences::listed(count, 100) };
-            spec.seqs_k(Sequences::listed(count, 100)).extra(extra)
+        Feature::Lists | Feature::Extra => {
+            // A list belongs to one row of Q.
+            let mut spec = spec.seqs_q(Sequences::dense(count, 1)).seqs_k(Sequences::listed(count, 100));
+            let extra = ExtraCache { k: spec.k, v: spec.v, sequences: spec.seqs_k };
+            for x in [&mut spec.q, &mut spec.o] {
+                *x = TensorDesc::contiguous(x.dtype, Shape { batch: count, seqlen: 1, ..x.shape });
+            }
+            if feature == Feature::Extra { spec.extra(extra) } else { spec }
         }
         other => panic!("there is no problem with {other} here"),
     };

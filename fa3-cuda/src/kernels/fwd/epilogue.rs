@@ -310,8 +310,8 @@ fn natural_sinks<'k>(fwd: &Fwd<'k>, sinks: U64<'k>, work: &WorkTile<'k>, row: Pa
     }))
 }
 
-/// Replaces the results of padding rows by those of a row without keys: the factor of O by 0, and LSE and the largest
-/// score by -inf.
+/// Replaces the factor of O, LSE and the largest score of padding rows by the values of a row without keys: 0, -inf and
+/// -inf.
 #[track_caller]
 fn unless_unused<'k>(
     fwd: &Fwd<'k>,
