@@ -21,6 +21,7 @@ const KNOWN: Known = Known::new(
     &[
         Feature::Window,
         Feature::Chunks,
+        Feature::Intervals,
         Feature::SoftCap,
         Feature::Sinks,
         Feature::Qv,
