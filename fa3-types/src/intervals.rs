@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{Dtype, ProblemError, Sequences, Shape};
+use crate::{Dtype, ProblemError, Shape};
 
 /// The form of an interval mask: a contiguous i32 tensor (batch or 1, heads_q or 1, seqlen_q, 2 or 4), whose last axis
 /// is `start, end` or `start, end, start, end`. A query row sees the keys of its intervals `start .. end`, which may be
@@ -63,15 +63,12 @@ impl Intervals {
         }
     }
 
-    /// Checks that keys are not in a cache, that elements have 16 bits or more, and that there is no `qv`.
-    pub(crate) fn check(dtypes: [Dtype; 2], has_qv: bool, seqs_k: Sequences) -> Result<(), ProblemError> {
+    /// Checks that elements have 16 bits or more, and that there is no `qv`.
+    pub(crate) fn check(dtypes: [Dtype; 2], has_qv: bool) -> Result<(), ProblemError> {
         if dtypes.contains(&Dtype::E4m3) {
             return Err(ProblemError::IntervalsDtype { given: Dtype::E4m3 });
         }
-        if has_qv {
-            return Err(ProblemError::IntervalsLatent);
-        }
-        if seqs_k.is_cache() { Err(ProblemError::IntervalsCache) } else { Ok(()) }
+        if has_qv { Err(ProblemError::IntervalsLatent) } else { Ok(()) }
     }
 
     /// The simplest form of the same tensor for Q of this shape: the only entry of a batch shares its intervals.

@@ -111,7 +111,7 @@ impl Problem {
         }
         extra.as_ref().map_or(Ok(()), |extra| extra.check([&k, &v], seqs_k))?;
         if let Mask::Intervals(form) = &mut mask {
-            Intervals::check([q.dtype, k.dtype], qv.is_some(), seqs_k)?;
+            Intervals::check([q.dtype, k.dtype], qv.is_some())?;
             *form = form.simplified(q.shape);
         }
         // No sequence is longer than its tensor.

@@ -56,6 +56,11 @@ impl Kind {
         }
     }
 
+    /// The form of such a mask.
+    pub(crate) fn form(self, per_sequence: bool, per_head: bool) -> Intervals {
+        Intervals { of_row: self.of_row(), per_sequence, per_head }
+    }
+
     /// Bounds of row `row`. `place` is the row's index among the rows of all heads and sequences.
     fn bounds(self, row: usize, keys: usize, place: usize) -> [i32; 4] {
         let (at, end) = (row as i32, keys as i32);
@@ -109,8 +114,10 @@ impl Kind {
         per_sequence: bool,
         per_head: bool,
     ) -> KnownProblem {
-        let form = Intervals { of_row: self.of_row(), per_sequence, per_head };
-        let problem = spec.mask(Mask::Intervals(form)).validate().expect("the caller's problem is valid");
+        let problem = spec
+            .mask(Mask::Intervals(self.form(per_sequence, per_head)))
+            .validate()
+            .expect("the caller's problem is valid");
         let form = problem.mask().intervals().expect("it has intervals");
         let [batch, heads, rows, numbers] = form.shape(problem.q().shape);
         // The sequence of a row, and the row's index in it. Rows behind all sequences have any bounds.

@@ -160,8 +160,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// A problem under an interval mask, with sequences up to 300 rows, dense or packed. The intervals change after some
-    /// rows: some rows or whole tiles see no key, others only distant keys.
+    /// A problem under an interval mask, with sequences up to 300 rows, dense or packed. The intervals change after
+    /// some rows: some rows or whole tiles see no key, others only distant keys.
     pub fn intervals_problem()(
         dtype in select(vec![Dtype::F32, Dtype::F16, Dtype::Bf16]),
         (rows_q, rows_k) in sequences(300),

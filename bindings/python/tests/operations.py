@@ -289,6 +289,9 @@ EDGES = {
     "packed, intervals": of_packed(with_intervals(hinted), dict(softmax_scale=0.5, softcap=20.0, return_attn_probs=True)),
     "packed, no sequences": of_packed(lambda device, n=3: hinted(device, n, lengths=[])),
     "packed, no rows": of_packed(lambda device, n=3: hinted(device, n, lengths=[(0, 0)])),
+    "cache, intervals": over_cache(
+        with_intervals(lambda device, n=3: cached(device, n, rows=[])), dict(softmax_scale=0.5, softcap=20.0, return_softmax_lse=True)
+    ),
     "cache, entries": over_cache(lambda device, n=3: cached(device, n, layout="seqused")),
     "cache, padded": over_cache(lambda device, n=3: cached(device, n, layout="padded")),
     "cache, all": over_cache(lambda device, n=3: cached(device, n, layout="16 padded indexed", rows=[])),

@@ -47,7 +47,6 @@ fn shared_memory_is_what_the_kernels_declare() {
                     lse_without_sink: false,
                     max_logits: false,
                     stored_lse: false,
-                    max_logits: false,
                     order,
                     scheduler,
                     cluster: 1,

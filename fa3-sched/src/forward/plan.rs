@@ -90,6 +90,7 @@ impl Plan {
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
         if let Some((tile, tiling, split_kv)) = SplitKvPlan::new(problem, sms, options)? {
             tile.check(limits)?;
+            check_intervals(problem, tile)?;
             let pages = PageLayout::of(problem, tile.tile_n, tile.converts_rows())?;
             let why = split_kv.why();
             return Ok(Plan {
@@ -102,10 +103,7 @@ impl Plan {
             });
         }
         let (tile, why) = choose_tile(problem, options)?;
-        if has_intervals && tile.column_groups() > 1 {
-            let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
-            return Err(PlanError::IntervalsHeadDim { head_dim, head_dim_v, most: MOST_COLUMNS });
-        }
+        check_intervals(problem, tile)?;
         let tile = match problem.seqs_k().pages() {
             Some(2..) if options.tile.is_some() => tile,
             Some(2..) if PageLayout::are_gathered(problem) => tile.of_gathered_rows(),
@@ -234,6 +232,15 @@ fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
         return Err(UnknownFeature { who: "the forward kernels of e4m3", feature }.into());
     }
     Ok(())
+}
+
+/// Checks that one warpgroup has all columns of O, under a mask of intervals.
+fn check_intervals(problem: &Problem, tile: CtaTile) -> Result<(), PlanError> {
+    if problem.mask().intervals().is_none() || tile.column_groups() == 1 {
+        return Ok(());
+    }
+    let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
+    Err(PlanError::IntervalsHeadDim { head_dim, head_dim_v, most: MOST_COLUMNS })
 }
 
 /// The tile, and the reason for it.

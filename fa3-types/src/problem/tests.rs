@@ -438,7 +438,7 @@ fn intervals_are_of_sequences_in_16_bits() {
     };
     refused(ProblemSpec::causal, ProblemError::IntervalsAndMask { mask: Mask::Causal });
     refused(ProblemSpec::e4m3_keys, ProblemError::IntervalsDtype { given: Dtype::E4m3 });
-    refused(|spec| spec.seqs_k(Sequences::paged(2, 1).used()), ProblemError::IntervalsCache);
+    refused(|spec| spec.seqs_k(Sequences::listed(2, 9)), ProblemError::ListsAndMask { mask });
     refused(|spec| spec.qv(TensorDesc::contiguous(Dtype::F16, Q)), ProblemError::IntervalsLatent);
 }
 

@@ -484,8 +484,8 @@ def check_qv(qv: Tensor, q: Tensor) -> None:
 
 
 def bounds(intervals: Tensor, q: Tensor) -> Tensor:
-    """The intervals of a dense or packed q, checked. They get a batch axis if they have none. Axes that are expanded for
-    the batch or for heads become 1.
+    """The intervals of a dense or packed q, checked. They get a batch axis if they have none. Axes that are expanded
+    for the batch or for heads become 1.
     """
     if intervals.dtype != torch.int32 or intervals.dim() != q.dim() or intervals.device != q.device:
         found = f"{intervals.dtype} {tuple(intervals.shape)} on {intervals.device}"

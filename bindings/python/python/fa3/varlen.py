@@ -205,7 +205,8 @@ def flash_attn_varlen_func(
         split_keys: as in `flash_attn_func`. num_splits is ignored beside it.
         intervals: a mask of one or two intervals of keys for each query, as in `flash_attn_func`, but int32 (heads_q or
             1, total_q, 2 or 4). Keys are counted from the first key of the query's sequence. The rows of a dense batch
-            of q count one sequence after the other. There is no page_table.
+            of q count one sequence after the other, except with page_table: then intervals are (batch or 1, heads_q or
+            1, seqlen_q, 2 or 4).
 
     Returns: O (total_q, heads_q, head_dim_v), which is out or a new contiguous tensor. Its dtype is q's, or where q is
         float8_e4m3fn out_dtype or bfloat16. With return_attn_probs (O, LSE), LSE float32 (heads_q, total_q): the
@@ -228,8 +229,6 @@ def flash_attn_varlen_func(
     if page_table is not None:
         if cu_seqlens_k is not None:
             raise ValueError("there are page_table and cu_seqlens_k, expected one of them")
-        if intervals is not None:
-            raise ValueError("intervals take keys that are not in a cache")
         arguments.flag("deterministic", deterministic)
         longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
         with_lse = arguments.flag("return_attn_probs", return_attn_probs)
@@ -247,6 +246,7 @@ def flash_attn_varlen_func(
                 None if out_dtype is None else arguments.output("out_dtype", out_dtype),
                 s_aux,
                 qv,
+                intervals=intervals,
             ),
             with_lse,
             out,

@@ -47,9 +47,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         let softmax = if attend.first.is_some() { softmax.with_scores_scale() } else { softmax };
         let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd) };
         let visits = work.kv.first.lt(work.kv.end);
-        let mask = fwd.spec.mask;
-        let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, mask).in_ranges(work.ranges, mask);
-        let blocks = blocks.listed(seen.is_some());
+        let blocks = fwd.blocks(&work);
         b.if_uniform(visits, || {
             if let Some(loads) = &mut loads {
                 loads.begin(&work, &mut attend.k, &mut attend.v);

@@ -135,9 +135,15 @@ impl FwdSpec {
             (true, true) => Loading::WarpForBoth,
             (true, false) if self.gathers() => Loading::Gathered,
             (true, false) => Loading::WarpEach,
-            (false, false) if self.mask.intervals().is_some() => Loading::Ranges,
+            (false, false) if self.finds_ranges() => Loading::Ranges,
             (false, _) => Loading::Thread,
         }
+    }
+
+    /// Whether a warp finds the blocks that a tile visits under a mask of intervals. Otherwise tiles visit all blocks,
+    /// with the mask: where CTAs share keys, and where all warps of the producer copy rows.
+    pub(super) fn finds_ranges(&self) -> bool {
+        self.mask.intervals().is_some() && self.shares.is_none() && !self.gathers()
     }
 
     /// The form of lists, if keys are listed.

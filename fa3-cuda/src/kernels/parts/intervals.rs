@@ -208,9 +208,10 @@ pub(crate) enum TilesUnderIntervals<'k> {
 
 /// Four words of a message about a tile. Under dense sequences, the first four are sequence, head, row and 1. Under
 /// sequences of a table, the first eight are the sequence, its first row of Q and of K, its rows of Q in use, its keys,
-/// its rows of O, the head, and the row; then comes the padded position, if there are padded arrays. For a tile of rows, four words follow for each range, the last of which is the
-/// count of all blocks. For a tile of keys, four words for the range of blocks follow, and four for the destination of
-/// gradients. Behind the last tile, words are 0.
+/// its rows of O, the head, and the row; then comes the padded position, if there are padded arrays. For a tile of
+/// rows, four words follow for each range, the last of which is the count of all blocks. For a tile of keys, four words
+/// for the range of blocks follow, and where tiles are split, four for the destination of gradients. Behind the last
+/// tile, words are 0.
 pub(crate) type Words<'k> = [U32<'k>; 4];
 
 impl<'k> IntervalTiles<'k> {

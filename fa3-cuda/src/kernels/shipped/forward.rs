@@ -264,7 +264,15 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
         ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences.used().left_padded())
     };
     let padded = [padded(Sequences::dense(2, 4096), 2), padded(Sequences::paged(2, 1), 9)];
-    decoding.chain(prefill).chain(e4m3_cache()).chain(padded)
+    // Decoding and prefill under masks of intervals: boxes of pages, and rows of pages one by one.
+    let intervals = [(16, 64), (4096, 64), (4096, 1)].map(|(seqlen, rows)| {
+        let q = Shape { batch: 2, seqlen, heads: 32, head_dim: 128 };
+        let kv = Shape { batch: 10_000, seqlen: rows, heads: 8, head_dim: 128 };
+        let of_row = IntervalsOfRow::Two;
+        let mask = Mask::Intervals(Intervals { of_row, per_sequence: true, per_head: false });
+        ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).seqs_k(Sequences::paged(2, 8192 / rows).used())
+    });
+    decoding.chain(prefill).chain(e4m3_cache()).chain(padded).chain(intervals)
 }
 
 /// Problems over pages whose rows are copied one by one: small pages, and pages of any size with padding on the left.

@@ -24,6 +24,7 @@ const KNOWN: Known = Known::new(
     &[
         Feature::Window,
         Feature::Chunks,
+        Feature::Intervals,
         Feature::SoftCap,
         Feature::Sinks,
         Feature::Qv,
