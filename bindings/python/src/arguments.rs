@@ -13,26 +13,49 @@ use crate::error::caller;
 /// The tensors of a call, by their names. A tensor is torch's, or a tuple (dtype, address, shape, strides).
 pub(crate) struct Arguments<'a, 'py> {
     place: Place,
-    given: &'a [(Bound<'py, PyString>, Bound<'py, PyAny>)],
+    given: Vec<(&'a str, &'a Bound<'py, PyAny>)>,
     copies: Vec<Bound<'py, PyAny>>,
 }
 
 impl<'a, 'py> Arguments<'a, 'py> {
     /// Tensors for a call in this place.
-    pub(crate) fn new(
-        place: Place,
-        given: &'a [(Bound<'py, PyString>, Bound<'py, PyAny>)],
-    ) -> Arguments<'a, 'py> {
+    pub(crate) fn new(place: Place, given: Vec<(&'a str, &'a Bound<'py, PyAny>)>) -> Arguments<'a, 'py> {
         Arguments { place, given, copies: Vec::new() }
     }
 
     /// The tensor of this name, if it is given.
     pub(crate) fn find(&self, name: &str) -> Option<&'a Bound<'py, PyAny>> {
-        self.given.iter().find(|(given, _)| given.to_str().is_ok_and(|given| given == name)).map(|(_, x)| x)
+        self.given.iter().find(|(given, _)| *given == name).map(|(_, x)| *x)
     }
 
-    /// A tensor that an operation can use. If the operation cannot use torch's tensor as it is, it is copied.
-    fn tensor(&mut self, name: &'static str, access: Access) -> Result<Option<Tensor>, Error> {
+    /// Checks that a tensor is where the call is computed.
+    fn check_place(&self, name: &str, x: &Bound<'py, PyAny>) -> PyResult<()> {
+        let py = x.py();
+        let device: i32 = x.call_method0(intern!(py, "get_device"))?.extract()?;
+        let is_there = match self.place {
+            Place::Stream { device: wanted, .. } => u32::try_from(device) == Ok(wanted),
+            Place::Cpu | Place::CheckedForGpu | Place::CheckedForCpu => {
+                device < 0 && x.getattr(intern!(py, "is_cpu"))?.is_truthy()?
+            }
+        };
+        if is_there {
+            return Ok(());
+        }
+        let (first_name, first) = self.given[0];
+        let also = if first.is(x) {
+            String::new()
+        } else {
+            format!(" and {first_name} on {}", first.getattr("device")?)
+        };
+        let sentence =
+            format!("{name} is on {}{also}, expected one CUDA device or the CPU", x.getattr("device")?);
+        Err(PyValueError::new_err(sentence))
+    }
+}
+
+impl Given for Arguments<'_, '_> {
+    /// If the operation cannot use torch's tensor as it is, it is copied.
+    fn read(&mut self, name: &'static str, access: Access) -> Result<Option<Tensor>, Error> {
         let Some(x) = self.find(name) else { return Ok(None) };
         if let Ok(numbers) = x.cast::<PyTuple>() {
             let tensor = of_numbers(name, numbers)?;
@@ -57,36 +80,6 @@ impl<'a, 'py> Arguments<'a, 'py> {
         Ok(Some(tensor))
     }
 
-    /// Checks that a tensor is where the call is computed.
-    fn check_place(&self, name: &str, x: &Bound<'py, PyAny>) -> PyResult<()> {
-        let py = x.py();
-        let device: i32 = x.call_method0(intern!(py, "get_device"))?.extract()?;
-        let is_there = match self.place {
-            Place::Stream { device: wanted, .. } => u32::try_from(device) == Ok(wanted),
-            Place::Cpu | Place::CheckedForGpu | Place::CheckedForCpu => {
-                device < 0 && x.getattr(intern!(py, "is_cpu"))?.is_truthy()?
-            }
-        };
-        if is_there {
-            return Ok(());
-        }
-        let (first_name, first) = &self.given[0];
-        let also = if first.is(x) {
-            String::new()
-        } else {
-            format!(" and {first_name} on {}", first.getattr("device")?)
-        };
-        let sentence =
-            format!("{name} is on {}{also}, expected one CUDA device or the CPU", x.getattr("device")?);
-        Err(PyValueError::new_err(sentence))
-    }
-}
-
-impl Given for Arguments<'_, '_> {
-    fn read(&mut self, name: &'static str, access: Access) -> Result<Option<Tensor>, Error> {
-        self.tensor(name, access)
-    }
-
     /// The Python sources make such an output, so it has the dtype.
     fn output(&mut self, name: &'static str, _dtype: Dtype) -> Result<Option<u64>, Error> {
         let address = |x: &Bound<'_, PyAny>| match x.cast::<PyTuple>() {
@@ -103,8 +96,7 @@ impl Given for Arguments<'_, '_> {
 
     fn other(&self, names: &[(&'static str, Option<u64>)]) -> Option<String> {
         let is_known = |name: &str| names.iter().any(|(known, _)| *known == name);
-        let mut given = self.given.iter().map(|(name, _)| name.to_string_lossy());
-        given.find(|name| !is_known(name)).map(Into::into)
+        self.given.iter().find(|(name, _)| !is_known(name)).map(|(name, _)| (*name).to_owned())
     }
 }
 

@@ -47,15 +47,12 @@ impl<C: Call> Compute for Planned<C> {
         let given = tensors.iter().filter(|(_, tensor)| !tensor.is_none());
         let given: Vec<_> =
             given.map(|(name, x)| Ok((name.cast_into::<PyString>()?, x))).collect::<PyResult<_>>()?;
-        let mut arguments = Arguments::new(place, &given);
-        let mut read = || {
-            let mut tensors = Tensors::new(&mut arguments);
-            let call = C::given(&mut tensors, &self.numbers)?;
-            let at = tensors.at()?;
-            let words = if matches!(place, Place::Cpu) { None } else { call.words()? };
-            Ok((call, at, words))
-        };
-        let (call, mut at, words) = read().map_err(exception)?;
+        let by_names = given.iter().map(|(name, x)| Ok((name.to_str()?, x))).collect::<PyResult<_>>()?;
+        let mut arguments = Arguments::new(place, by_names);
+        let mut tensors = Tensors::new(&mut arguments);
+        let call = C::given(&mut tensors, &self.numbers).map_err(exception)?;
+        let mut at = tensors.at().map_err(exception)?;
+        let words = if matches!(place, Place::Cpu) { None } else { call.words().map_err(exception)? };
         if words.is_none() || arguments.find("table").is_some() {
             at.retain(|(tensor, _)| call.takes(tensor));
             // The copies of tensors live until `run` returns.
