@@ -1,6 +1,7 @@
 //! The C library, as C and Python call it. Needs a C compiler, and for a part of the tests Python or a GPU.
 
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -27,13 +28,19 @@ fn printed(command: &mut Command) -> String {
 
 /// Compiles a program against the header without warnings, links it with `library`, and returns what it prints.
 fn run(program: &str, library: &str, arguments: &[&str]) -> String {
+    run_with(program, library, arguments, Path::new("/nowhere"))
+}
+
+/// [`run`], with the driver in this folder, if there is one.
+fn run_with(program: &str, library: &str, arguments: &[&str], driver: &Path) -> String {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let executable = folder.path().join("program");
     let mut compile = Command::new("cc");
     compile.args(["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I"]).arg(source("include"));
     compile.arg(source(program)).arg(libraries().join(library)).arg("-o").arg(&executable);
     printed(compile.args(["-lm", "-lpthread", "-ldl"]));
-    let search = format!("{}:{}", libraries().display(), env::var("LD_LIBRARY_PATH").unwrap_or_default());
+    let others = env::var("LD_LIBRARY_PATH").unwrap_or_default();
+    let search = format!("{}:{}:{others}", driver.display(), libraries().display());
     printed(Command::new(executable).args(arguments).env("LD_LIBRARY_PATH", search))
 }
 
@@ -61,6 +68,17 @@ fn calls_on_a_gpu() {
     let printed = run("tests/calls.c", "libfa3_c.so", &["gpu"]);
     assert!(printed == "ok\n" || printed.starts_with("skipped: "), "{printed}");
     print!("{printed}");
+}
+
+/// Plans and launches for a GPU, with a stand-in for the driver that computes nothing.
+#[test]
+fn calls_of_a_stand_in_for_a_gpu() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let driver = source("../bindings/python/tests/stand_in_driver.c");
+    let library = folder.path().join("libcuda.so.1");
+    printed(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(driver));
+    fs::copy(&library, folder.path().join("libcuda.so")).expect("the folder can be written");
+    assert_eq!(run_with("tests/calls.c", "libfa3_c.so", &["gpu", "refusals"], folder.path()), "ok\n");
 }
 
 #[test]

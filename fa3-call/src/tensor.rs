@@ -94,6 +94,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The tensor has more than [`DIMS`] dimensions, or shape and strides have different numbers of dimensions.
+    #[inline]
     pub fn new(
         name: &'static str,
         element: Element,

@@ -56,6 +56,7 @@ impl<'a> Tensors<'a> {
 
 impl Tensors<'_> {
     /// Takes a tensor for an operation, if it is given.
+    #[inline]
     fn take(&mut self, name: &'static str, access: Access) -> Result<Option<Tensor>, Error> {
         let tensor = self.given.read(name, access)?;
         self.at.extend(tensor.as_ref().map(|tensor| (name, Some(tensor.address()))));

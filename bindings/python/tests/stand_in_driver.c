@@ -63,15 +63,19 @@ static void wait_a_while(void) {
     nanosleep(&time, NULL);
 }
 
-static void say(const char *format, ...) {
+static FILE *notes;
+
+__attribute__((constructor)) static void open_notes(void) {
     const char *path = getenv("STAND_IN_LOG");
-    FILE *file = path ? fopen(path, "a") : NULL;
-    if (!file) return;
+    if (path) notes = fopen(path, "w");
+}
+
+static void say(const char *format, ...) {
+    if (!notes) return;
     va_list arguments;
     va_start(arguments, format);
-    vfprintf(file, format, arguments);
+    vfprintf(notes, format, arguments);
     va_end(arguments);
-    fclose(file);
 }
 
 static uint64_t hash(uint64_t hash, const void *bytes, size_t count) {
@@ -81,6 +85,7 @@ static uint64_t hash(uint64_t hash, const void *bytes, size_t count) {
 
 static void say_launch(const struct config *config, const struct kernel *kernel, void **arguments) {
     const unsigned *grid = config->grid, *block = config->block;
+    if (!notes) return;
     say("launch %s grid %u %u %u block %u %u %u smem %u", kernel->name, grid[0], grid[1], grid[2], block[0], block[1],
         block[2], config->smem);
     for (unsigned i = 0; i < config->attribute_count; i++) {
