@@ -50,7 +50,11 @@ impl<C: Call> Compute for Planned<C> {
         let by_names = given.iter().map(|(name, x)| Ok((name.to_str()?, x))).collect::<PyResult<_>>()?;
         let mut arguments = Arguments::new(place, by_names);
         let mut tensors = Tensors::new(&mut arguments);
-        let call = C::given(&mut tensors, &self.numbers).map_err(exception)?;
+        // The call is large: `map_err` would move it once more.
+        let call = match C::given(&mut tensors, &self.numbers) {
+            Ok(call) => call,
+            Err(error) => return Err(exception(error)),
+        };
         let mut at = tensors.at().map_err(exception)?;
         let words = if matches!(place, Place::Cpu) { None } else { call.words().map_err(exception)? };
         if words.is_none() || arguments.find("table").is_some() {
