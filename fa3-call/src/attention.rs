@@ -32,6 +32,8 @@ pub struct Attention {
     pub intervals: Option<[usize; 4]>,
     /// Whether query heads have sinks.
     pub sink: bool,
+    /// Whether the largest score of each row is a result.
+    pub max_logits: bool,
     /// Whether V has per-channel scales and means, whatever scales Q and K have.
     pub v_channels: bool,
     /// The number of 32-bit words of the table of sequences, if it is given.
@@ -117,6 +119,7 @@ impl Attention {
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(numbers.softmax_scale), number(numbers.softcap));
         (spec.qv, spec.sink, spec.lse, spec.extra) = (self.qv, self.sink, numbers.lse, self.extra);
+        spec.max_logits = self.max_logits;
         if let Some([of_q, of_k]) = self.sequences {
             spec = spec.seqs_q(of_q).seqs_k(of_k);
         }
@@ -163,6 +166,7 @@ impl Attention {
             extra: tensors.extra_cache(of_o.shape.batch)?,
             intervals: tensors.extents("intervals")?,
             sink: tensors.has("sink")?,
+            max_logits: tensors.has_output("max_logits", Dtype::F32)?,
             v_channels: tensors.has("v_mean")?,
             table: tensors.extents("table")?.map(|[words]| words as u32),
             numbers: *numbers,

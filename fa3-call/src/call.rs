@@ -86,10 +86,20 @@ pub trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     /// The call is invalid, no kernel computes it, or the driver reports an error.
     fn compile(&self, ordinal: u32) -> Result<Compiled<Self::Plan>, Error> {
         let problem = self.problem()?;
-        let device = devices::open(ordinal).map_err(OperationError::from)?;
+        let device = devices::open_device(ordinal).map_err(OperationError::from)?;
         let compiled = Compiled::with(&device, &problem, &self.options(device.limits().sms)?)?;
         self.check_plan(compiled.plan())?;
         Ok(compiled)
+    }
+
+    /// Plans the call for a GPU with these limits.
+    ///
+    /// # Errors
+    /// The call is invalid, or no kernel computes it.
+    fn plan(&self, limits: &DeviceLimits) -> Result<Self::Plan, Error> {
+        let plan = Self::Plan::plan(&self.problem()?, limits, &self.options(limits.sms)?)?;
+        self.check_plan(&plan)?;
+        Ok(plan)
     }
 
     /// Checks the call by the rules of an H100.
@@ -97,7 +107,6 @@ pub trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     /// # Errors
     /// The call is invalid, or no kernel computes it.
     fn check_for_gpu(&self) -> Result<(), Error> {
-        let limits = DeviceLimits::h100_sxm();
-        self.check_plan(&Self::Plan::plan(&self.problem()?, &limits, &self.options(limits.sms)?)?)
+        self.plan(&DeviceLimits::h100_sxm()).map(drop)
     }
 }

@@ -95,7 +95,7 @@ fn forward_of<T: Scalar<Output = T>>(
     // overlap.
     #[allow(unsafe_code, reason = "tensors are plain addresses")]
     let (qkv, qv, intervals, sink, o, lse) = unsafe {
-        let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
+        let (o, lse) = (memory.view_mut("o", problem.o())?, of_rows("lse", problem, memory)?);
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
         (qkv::<T>(spec, memory)?, qv, intervals(problem, memory)?, sink(problem, memory)?, o, lse)
     };
@@ -245,20 +245,24 @@ unsafe fn intervals<'a>(
     Ok(Some(ArrayView4::from_shape(dims, bounds).expect("one element for each index")))
 }
 
-/// LSE as an output, if it is wanted.
+/// LSE, or another output of its shape, by its name, if it is wanted.
 ///
 /// # Safety
-/// `memory` must have the problem's LSE, and no other code uses it as long as the view lives.
+/// `memory` must have an array of the shape of the problem's LSE, and no other code uses it as long as the view lives.
 ///
 /// # Errors
 /// An address is invalid.
 #[allow(unsafe_code, reason = "tensors are plain addresses")]
-unsafe fn lse<'a>(problem: &Problem, memory: &Memory<'_>) -> Result<Option<ArrayViewMut3<'a, f32>>, Error> {
-    if !memory.has("lse") {
+unsafe fn of_rows<'a>(
+    name: &'static str,
+    problem: &Problem,
+    memory: &Memory<'_>,
+) -> Result<Option<ArrayViewMut3<'a, f32>>, Error> {
+    if !memory.has(name) {
         return Ok(None);
     }
     let dims = problem.lse_shape();
     // SAFETY: the caller guarantees the tensors.
-    let lse = unsafe { memory.slice_mut("lse", dims.iter().product()) }?;
+    let lse = unsafe { memory.slice_mut(name, dims.iter().product()) }?;
     Ok(Some(ArrayViewMut3::from_shape(dims, lse).expect("one element for each index")))
 }

@@ -43,6 +43,7 @@ pub use call::{At, Call};
 pub use caught::caught;
 pub use combine::Combination;
 pub use cpu::{Memory, threads};
+pub use devices::{open_device, use_archive};
 pub use error::{Error, ErrorKind};
 pub use fp8::Fp8Attention;
 pub use gradients::Gradients;

@@ -9,6 +9,7 @@
 //! and 2 if the command could not do its work.
 
 mod accuracy;
+mod archive;
 mod args;
 mod bench;
 mod cache;
@@ -99,6 +100,9 @@ enum Verb {
     /// Runs a kernel on the CPU under schedules that provoke races
     #[command(long_about = sim::ABOUT)]
     Sim(sim::Options),
+    /// Compiles the kernels of usual calls into a file, from which programs load them
+    #[command(long_about = archive::ABOUT)]
+    Archive(archive::Options),
     /// Says what this machine has, and what runs on it
     #[command(long_about = doctor::ABOUT)]
     Doctor(doctor::Options),
@@ -124,6 +128,7 @@ fn main() -> ExitCode {
         Verb::Export(options) => export::run(&options),
         Verb::Sass(options) => sass::run(&options),
         Verb::Sim(options) => sim::run(&options),
+        Verb::Archive(options) => archive::run(&options),
         Verb::Doctor(options) => doctor::run(&options),
         Verb::Completions(options) => Ok(completions::run(&options, Command::command())),
     };

@@ -84,7 +84,7 @@ pub use driver::is_driver_present;
 pub use error::{CudaError, HostError, Poison};
 pub use event::Event;
 pub use forward_table::ForwardTable;
-pub use function::Function;
+pub use function::{Function, Origin};
 pub use graph::Graph;
 pub use host_buffer::HostBuffer;
 pub use keyed_mutex::{KeyedMutex, Lease};

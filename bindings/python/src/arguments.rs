@@ -8,40 +8,101 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyInt, PyString, PyTuple};
 
+use crate::dlpack::DlTensor;
 use crate::error::caller;
 
 /// The tensors of a call, by their names. A tensor is torch's, or a tuple (dtype, address, shape, strides).
 pub(crate) struct Arguments<'a, 'py> {
     place: Place,
-    given: Vec<(&'a str, &'a Bound<'py, PyAny>)>,
+    given: &'a [(Bound<'py, PyString>, Bound<'py, PyAny>)],
     copies: Vec<Bound<'py, PyAny>>,
 }
 
 impl<'a, 'py> Arguments<'a, 'py> {
     /// Tensors for a call in this place.
-    pub(crate) fn new(place: Place, given: Vec<(&'a str, &'a Bound<'py, PyAny>)>) -> Arguments<'a, 'py> {
+    pub(crate) fn new(
+        place: Place,
+        given: &'a [(Bound<'py, PyString>, Bound<'py, PyAny>)],
+    ) -> Arguments<'a, 'py> {
         Arguments { place, given, copies: Vec::new() }
     }
 
     /// The tensor of this name, if it is given.
     pub(crate) fn find(&self, name: &str) -> Option<&'a Bound<'py, PyAny>> {
-        self.given.iter().find(|(given, _)| *given == name).map(|(_, x)| *x)
+        self.given.iter().find(|(given, _)| given.to_str().is_ok_and(|given| given == name)).map(|(_, x)| x)
+    }
+
+    /// A tensor that an operation can use. If the operation cannot use torch's tensor as it is, it is copied.
+    fn tensor(&mut self, name: &'static str, access: Access) -> Result<Option<Tensor>, Error> {
+        let Some(x) = self.find(name) else { return Ok(None) };
+        if let Ok(numbers) = x.cast::<PyTuple>() {
+            let tensor = of_numbers(name, numbers)?;
+            let is_copied = match (access, self.place) {
+                (Access::Rows, Place::CheckedForGpu) => !tensor.has_rows(),
+                // It is not known where a tensor without memory will lie.
+                (Access::Aligned { .. }, Place::CheckedForGpu | Place::CheckedForCpu) => true,
+                _ => false,
+            };
+            return Ok(Some(if is_copied { tensor.contiguous() } else { tensor }));
+        }
+        let tensor = match self.described(name, x)? {
+            Some(tensor) => tensor,
+            None => {
+                self.check_place(name, x).map_err(caller)?;
+                of_torch(name, x)?
+            }
+        };
+        let method = match tensor.is_readable(access, self.place) {
+            true if tensor.is_aligned(access, self.place) => return Ok(Some(tensor)),
+            true => "clone",
+            false => "contiguous",
+        };
+        let copy = x.call_method0(method).map_err(caller)?;
+        let tensor = of_torch(name, &copy)?;
+        self.copies.push(copy);
+        Ok(Some(tensor))
+    }
+
+    /// A tensor of torch as DLPack describes it. `None` if DLPack does not describe it, if it is not where the call is
+    /// computed, or if its elements are of a type that no operation takes: its attributes then say what is wrong.
+    fn described(&self, name: &'static str, x: &Bound<'py, PyAny>) -> Result<Option<Tensor>, Error> {
+        let Some(found) = DlTensor::of(x).filter(|found| self.is_at(found.device())) else { return Ok(None) };
+        let Some(element) = found.element() else { return Ok(None) };
+        let [extents, steps] = found.dims();
+        let rank = extents.len();
+        if rank > DIMS || steps.len() != rank {
+            return Ok(None);
+        }
+        let (mut shape, mut strides) = ([0; DIMS], [0; DIMS]);
+        shape.iter_mut().zip(extents).for_each(|(to, extent)| *to = *extent as usize);
+        strides[..rank].copy_from_slice(steps);
+        Tensor::new(name, element, found.address(), (rank, shape), (rank, strides)).map(Some)
+    }
+
+    /// Whether a device, with -1 for the CPU, is where the call is computed.
+    fn is_at(&self, device: Option<i32>) -> bool {
+        match self.place {
+            Place::Stream { device: wanted, .. } => {
+                device.is_some_and(|device| u32::try_from(device) == Ok(wanted))
+            }
+            Place::Cpu | Place::CheckedForGpu | Place::CheckedForCpu => device == Some(-1),
+        }
     }
 
     /// Checks that a tensor is where the call is computed.
     fn check_place(&self, name: &str, x: &Bound<'py, PyAny>) -> PyResult<()> {
         let py = x.py();
-        let device: i32 = x.call_method0(intern!(py, "get_device"))?.extract()?;
-        let is_there = match self.place {
-            Place::Stream { device: wanted, .. } => u32::try_from(device) == Ok(wanted),
+        let device = match self.place {
+            Place::Stream { .. } => Some(x.call_method0(intern!(py, "get_device"))?.extract()?),
+            // Tensors without memory have the number of the CPU as well.
             Place::Cpu | Place::CheckedForGpu | Place::CheckedForCpu => {
-                device < 0 && x.getattr(intern!(py, "is_cpu"))?.is_truthy()?
+                x.getattr(intern!(py, "is_cpu"))?.is_truthy()?.then_some(-1)
             }
         };
-        if is_there {
+        if self.is_at(device) {
             return Ok(());
         }
-        let (first_name, first) = self.given[0];
+        let (first_name, first) = &self.given[0];
         let also = if first.is(x) {
             String::new()
         } else {
@@ -54,30 +115,8 @@ impl<'a, 'py> Arguments<'a, 'py> {
 }
 
 impl Given for Arguments<'_, '_> {
-    /// If the operation cannot use torch's tensor as it is, it is copied.
     fn read(&mut self, name: &'static str, access: Access) -> Result<Option<Tensor>, Error> {
-        let Some(x) = self.find(name) else { return Ok(None) };
-        if let Ok(numbers) = x.cast::<PyTuple>() {
-            let tensor = of_numbers(name, numbers)?;
-            let is_copied = match (access, self.place) {
-                (Access::Rows, Place::CheckedForGpu) => !tensor.has_rows(),
-                // It is not known where a tensor without memory will lie.
-                (Access::Aligned { .. }, Place::CheckedForGpu | Place::CheckedForCpu) => true,
-                _ => false,
-            };
-            return Ok(Some(if is_copied { tensor.contiguous() } else { tensor }));
-        }
-        self.check_place(name, x).map_err(caller)?;
-        let tensor = of_torch(name, x)?;
-        let method = match tensor.is_readable(access, self.place) {
-            true if tensor.is_aligned(access, self.place) => return Ok(Some(tensor)),
-            true => "clone",
-            false => "contiguous",
-        };
-        let copy = x.call_method0(method).map_err(caller)?;
-        let tensor = of_torch(name, &copy)?;
-        self.copies.push(copy);
-        Ok(Some(tensor))
+        self.tensor(name, access)
     }
 
     /// The Python sources make such an output, so it has the dtype.
@@ -96,7 +135,8 @@ impl Given for Arguments<'_, '_> {
 
     fn other(&self, names: &[(&'static str, Option<u64>)]) -> Option<String> {
         let is_known = |name: &str| names.iter().any(|(known, _)| *known == name);
-        self.given.iter().find(|(name, _)| !is_known(name)).map(|(name, _)| (*name).to_owned())
+        let mut given = self.given.iter().map(|(name, _)| name.to_string_lossy());
+        given.find(|name| !is_known(name)).map(Into::into)
     }
 }
 

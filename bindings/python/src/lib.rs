@@ -7,16 +7,19 @@
 //! torch's `Tensor.get_device`. On the CPU a call is over when the function returns. If the stream is None, the call is
 //! only checked, without a device: by the rules of an H100, or by the rules of the CPU. Addresses are then ignored.
 //!
-//! The module reads tensors by torch's methods and does not link torch, so that one build serves every torch version.
+//! The module reads tensors by DLPack's C exchange or, if torch is older than 2.10, by torch's methods. It does not link
+//! torch, so that one build serves every torch version.
 //! The Python sources beside it make the outputs. All operations go through `_fa3.run`.
 
 mod arguments;
 mod call;
+mod dlpack;
 mod error;
 mod operation;
 mod threads;
 
 // State that is kept between calls.
+mod kernels;
 mod workspaces;
 
 /// Attention, and quantization for it, over raw device addresses. The package `fa3` is built on this module, which is
@@ -27,6 +30,8 @@ mod _fa3 {
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
 
+    use crate::error::exception;
+    use crate::kernels;
     #[pymodule_export]
     use crate::operation::Operation;
     use crate::workspaces::Allocate;
@@ -79,5 +84,24 @@ mod _fa3 {
         allocate: Allocate,
     ) -> PyResult<Option<u32>> {
         operation.computes.compute(Place::new(device, stream), tensors, &allocate)
+    }
+
+    /// warm_up(device, calls)
+    ///
+    /// Compiles the kernels that calls launch on a GPU, side by side. A call is (operation, tensors), with tuples for
+    /// tensors, as in run. Later calls find the kernels. Returns the kernels, each once: the entry of each, and the
+    /// place where its machine code comes from. This is "archive", the file kernels.sm_90a in the package's folder;
+    /// "driver's cache", which is on disk; or "compiler", the driver's.
+    #[pyfunction]
+    fn warm_up(
+        py: Python<'_>,
+        device: u32,
+        calls: Vec<(Bound<'_, Operation>, Bound<'_, PyDict>)>,
+    ) -> PyResult<Vec<(String, &'static str)>> {
+        let plannings: Vec<_> = calls
+            .iter()
+            .map(|(operation, tensors)| operation.get().computes.planning(tensors))
+            .collect::<PyResult<_>>()?;
+        py.detach(|| kernels::compile(device, plannings)).map_err(exception)
     }
 }

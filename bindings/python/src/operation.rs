@@ -1,5 +1,6 @@
 //! Operations with their options.
 
+use std::cell::RefCell;
 use std::sync::LazyLock;
 
 use fa3_call::{
@@ -10,8 +11,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arguments::Choices;
-use crate::call::{Compute, Planned, Plans};
+use crate::call::{Compute, Last, Planned, Plans};
 use crate::error::exception;
+use crate::kernels;
 
 /// Operation(name, **options)
 ///
@@ -51,6 +53,7 @@ impl Operation {
     #[new]
     #[pyo3(signature = (name, **options))]
     fn new(py: Python<'_>, name: String, options: Option<Bound<'_, PyDict>>) -> PyResult<Operation> {
+        kernels::find_archive(py);
         let given = options.unwrap_or_else(|| PyDict::new(py));
         let choices = Choices(&given);
         let options = Options::new(&choices);
@@ -58,8 +61,9 @@ impl Operation {
         macro_rules! planned {
             ($call:ty) => {{
                 static PLANS: LazyLock<Plans<$call>> = LazyLock::new(PlanCache::default);
+                thread_local!(static LAST: Last<$call> = const { RefCell::new(None) });
                 let numbers = <$call>::numbers(&options).map_err(exception)?;
-                Box::new(Planned::<$call> { numbers, plans: &PLANS })
+                Box::new(Planned::<$call> { numbers, plans: &PLANS, last: &LAST })
             }};
         }
         let computes: Box<dyn Compute> = match &*name {

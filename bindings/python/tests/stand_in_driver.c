@@ -1,6 +1,7 @@
 /* A stand-in for libcuda that computes nothing. It has one Hopper GPU, hands out addresses, and notes the kernels in the
- * order in which they are put on streams, with the threads that put them there. A launch takes a while before it is
- * noted, so that threads meet between the kernels of a call.
+ * order in which they are put on streams, with the threads that put them there, and the texts that it would compile. A
+ * launch takes a while before it is noted, so that threads meet between the kernels of a call. FA3_STAND_IN_CACHE=1 says
+ * that it has all kernels in its cache on disk.
  *
  * It has the functions that fa3-cuda and exported launchers call, with the driver's signatures as far as they are used.
  * If STAND_IN_LOG names a file, it notes there what is loaded and launched, with all arguments.
@@ -41,6 +42,9 @@ struct kernel {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct launch launches[MOST];
 static long count;
+static char *compiled[MOST];
+static long compiled_count;
+static int compiling, at_once;
 static uint64_t next_address = 1ull << 40;
 static _Thread_local void *current;
 
@@ -49,7 +53,10 @@ long noted_count(void) { return count; }
 long noted_thread(long i) { return launches[i].thread; }
 uint64_t noted_stream(long i) { return launches[i].stream; }
 const char *noted_kernel(long i) { return launches[i].kernel; }
-void forget(void) { count = 0; }
+long noted_compiled_count(void) { return compiled_count; }
+const char *noted_compiled(long i) { return compiled[i]; }
+int noted_at_once(void) { return at_once; }
+void forget(void) { count = compiled_count = 0; }
 
 static void wait_a_while(void) {
     struct timespec time = {0, 20000};
@@ -137,8 +144,8 @@ int cuCtxPopCurrent_v2(void **context) { *context = current; current = NULL; ret
 int cuCtxSetCurrent(void *context) { current = context; return SUCCESS; }
 int cuCtxSynchronize(void) { return SUCCESS; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { (void)mode; return SUCCESS; }
-int cuModuleLoadData(void **module, const void *image) {
-    const char *text = image, *end = strstr(text, "\n)");
+static int load(void **module, const char *text) {
+    const char *end = strstr(text, "\n)");
     struct kernel *kernel = *module = calloc(1, sizeof *kernel);
     say("module %016lx\n", (unsigned long)hash(0xcbf29ce484222325, text, strlen(text)));
     for (const char *at = strstr(text, " .param "); at && at < end; at = strstr(at + 1, " .param ")) {
@@ -148,9 +155,26 @@ int cuModuleLoadData(void **module, const void *image) {
     }
     return SUCCESS;
 }
+/* The compiler. Its log goes where the second option says; it is empty if the kernel is in the driver's cache. */
 int cuModuleLoadDataEx(void **module, const void *image, unsigned options, void *keys, void **values) {
-    (void)options, (void)keys, (void)values;
-    return cuModuleLoadData(module, image);
+    (void)options, (void)keys;
+    pthread_mutex_lock(&mutex);
+    if (compiled_count < MOST) compiled[compiled_count++] = strdup(image);
+    if (++compiling > at_once) at_once = compiling;
+    pthread_mutex_unlock(&mutex);
+    usleep(20000);
+    pthread_mutex_lock(&mutex);
+    compiling--;
+    pthread_mutex_unlock(&mutex);
+    if (getenv("FA3_STAND_IN_CACHE") == NULL) strcpy(values[1], "ptxas info    : Used 168 registers");
+    return load(module, image);
+}
+/* Takes PTX, and machine code, which is text here: that of another architecture is refused, and "lost" breaks the
+ * device. */
+int cuModuleLoadData(void **module, const void *image) {
+    if (strncmp(image, "lost", 4) == 0) return 700;
+    if (strncmp(image, "sm_90a", 6) != 0 && strncmp(image, ".version", 8) != 0) return 209;
+    return load(module, image);
 }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
     *function = memcpy(malloc(sizeof(struct kernel)), module, sizeof(struct kernel));

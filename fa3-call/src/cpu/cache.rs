@@ -13,7 +13,7 @@ use fa3_types::{CachedProblem, Dtype, Problem, ProblemSpec, SequenceRows, Tensor
 
 use super::lists::Lists;
 use super::memory::Memory;
-use super::{contiguous, e4m3, lse, sink};
+use super::{contiguous, e4m3, intervals, of_rows, sink};
 use crate::cached::Cached;
 use crate::error::Error;
 use new_rows::NewTensors;
@@ -168,10 +168,11 @@ unsafe fn call<'a, T: Scalar<Output = T>>(
     memory: &Memory<'_>,
 ) -> Result<Call<'a, T>, Error> {
     // SAFETY: the caller guarantees the tensors.
-    let (q, qv, sink, o, lse) = unsafe {
+    let (q, qv, sink, intervals, o, lse) = unsafe {
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
-        let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
-        (memory.view::<T>("q", &spec.q)?, qv, sink(problem, memory)?, o, lse)
+        let (o, lse) = (memory.view_mut("o", problem.o())?, of_rows("lse", problem, memory)?);
+        let q = memory.view::<T>("q", &spec.q)?;
+        (q, qv, sink(problem, memory)?, intervals(problem, memory)?, o, lse)
     };
     let mut attention = lists.of_q(CachedAttention::new(q)).for_problem(problem);
     if let Some(qv) = qv {
@@ -179,6 +180,9 @@ unsafe fn call<'a, T: Scalar<Output = T>>(
     }
     if let Some(sink) = sink {
         attention = attention.sink(sink);
+    }
+    if let Some(intervals) = intervals {
+        attention = attention.intervals(intervals);
     }
     if problem.converts_keys() {
         let [_, of_k, of_v] = problem.descale_shapes();

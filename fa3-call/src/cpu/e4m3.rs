@@ -11,7 +11,7 @@ use fa3_types::{
 use super::cache::{self, CacheRows};
 use super::lists::Lists;
 use super::memory::Memory;
-use super::{contiguous, lse, sink};
+use super::{contiguous, of_rows, sink};
 use crate::error::Error;
 
 /// The scales of Q, K and V and the means of V's channels, if given.
@@ -194,7 +194,7 @@ fn unscale<'a>(codes: impl Iterator<Item = &'a mut E4m3>, scale: &mut f32) {
 fn write<T: Scalar>(problem: &KnownProblem, output: &Output, memory: &Memory<'_>) -> Result<(), Error> {
     // SAFETY: the maker of `memory` guarantees the call's tensors.
     #[allow(unsafe_code, reason = "tensors are plain addresses")]
-    let (mut o, lse) = unsafe { (memory.view_mut::<T>("o", problem.o())?, lse(problem, memory)?) };
+    let (mut o, lse) = unsafe { (memory.view_mut::<T>("o", problem.o())?, of_rows("lse", problem, memory)?) };
     o.zip_mut_with(&output.o, |to, &from| *to = T::from_f32(from));
     if let Some(mut lse) = lse {
         lse.assign(&output.lse);

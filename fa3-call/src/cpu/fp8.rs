@@ -7,7 +7,7 @@ use fa3_types::{Dtype, Fp8Problem, Problem};
 use super::lists::Lists;
 use super::memory::Memory;
 use super::rotary::{self, RowPositions};
-use super::{attention, contiguous, lse, qkv};
+use super::{attention, contiguous, of_rows, qkv};
 use crate::error::Error;
 use crate::fp8::Fp8Attention;
 
@@ -49,7 +49,7 @@ fn forward_of<T: Scalar<Output = T>>(
         });
         let (qkv, rotation) = (qkv::<T>(&spec, memory)?, rotation.transpose()?);
         let lists = Lists::of(&spec, memory)?;
-        (qkv, lists, rotation, memory.view_mut("o", problem.o())?, lse(problem, memory)?)
+        (qkv, lists, rotation, memory.view_mut("o", problem.o())?, of_rows("lse", problem, memory)?)
     };
     let mut fp8 = lists.given(attention(problem, qkv, None)).fp8();
     if let Some((table, q, k)) = &rotation {

@@ -6,7 +6,7 @@ use fa3::{Device, Error as CpuError, ListedCache, Scalar, SparseAttention};
 use fa3_types::{Dtype, Feature, Known, Problem, ProblemSpec, Sequences, TensorDesc};
 
 use super::memory::Memory;
-use super::{lse, sink};
+use super::{of_rows, sink};
 use crate::error::Error;
 
 /// The features that the CPU computes over lists of keys.
@@ -20,6 +20,7 @@ const KNOWN: Known = Known::new(
         Feature::Lists,
         Feature::Extra,
         Feature::LseForm,
+        Feature::MaxLogits,
     ],
 );
 
@@ -45,7 +46,7 @@ fn forward_of<T: Scalar<Output = T>>(
     // SAFETY: as in [`super::forward_of`].
     #[allow(unsafe_code, reason = "tensors are plain addresses")]
     let (q, qv, cache, extra, sink, o, lse) = unsafe {
-        let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
+        let (o, lse) = (memory.view_mut("o", problem.o())?, of_rows("lse", problem, memory)?);
         let (q, qv) =
             (memory.view("q", &spec.q)?, spec.qv.as_ref().map(|qv| memory.view("qv", qv)).transpose()?);
         let cache = listed::<T>(["k", "v", "indices", "seqused_k"], [&spec.k, &spec.v], spec.seqs_k, memory)?;
@@ -57,6 +58,16 @@ fn forward_of<T: Scalar<Output = T>>(
     attention = qv.into_iter().fold(attention, |attention, qv| attention.qv(qv));
     attention = extra.into_iter().fold(attention, |attention, extra| attention.extra(extra));
     attention = sink.into_iter().fold(attention, |attention, sink| attention.sink(sink));
+    if problem.has_max_logits() {
+        // SAFETY: as above.
+        #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+        let to = unsafe { of_rows("max_logits", problem, memory) }?;
+        let (output, largest) = attention.forward_with_max_logits(&Device::Cpu)?;
+        output.o.assign_to(o);
+        lse.into_iter().for_each(|lse| output.lse.assign_to(lse));
+        to.into_iter().for_each(|to| largest.assign_to(to));
+        return Ok(());
+    }
     let mut unwanted = Array3::zeros(if lse.is_some() { [0; 3] } else { problem.lse_shape() });
     let lse = lse.unwrap_or_else(|| unwanted.view_mut());
     Ok(attention.forward_into(&Device::Cpu, o, lse)?)

@@ -31,8 +31,8 @@ pub struct WorkspaceLayout {
 const ALIGN: usize = 256;
 
 impl Planned {
-    /// Compiles kernels that are not compiled yet. If `may_overlap`, kernels that execute griddepcontrol.wait are
-    /// launched with PDL, before the previous grid has ended.
+    /// Compiles kernels that are not compiled yet, side by side. If `may_overlap`, kernels that execute
+    /// griddepcontrol.wait are launched with PDL, before the previous grid has ended.
     ///
     /// # Errors
     /// More counters than fit into [`Workspace::COUNTERS`]; a grid or arguments that do not match a kernel's
@@ -44,8 +44,9 @@ impl Planned {
     ) -> Result<Planned, HostError> {
         let workspace = WorkspaceLayout::of(program)?;
         let (interface, buffers) = (Interface::of(program), program.buffers.len());
-        let steps = program.steps.iter().map(|step| {
-            let function = device.kernel(&step.kernel)?;
+        let functions =
+            device.all_kernels(&program.steps.iter().map(|step| &step.kernel).collect::<Vec<_>>())?;
+        let steps = program.steps.iter().zip(functions).map(|(step, function)| {
             let early = may_overlap && function.ptx().waits_for_grid;
             Prepared::new(function, step, buffers, early)
         });

@@ -20,13 +20,26 @@ pub(super) struct Merged<'k> {
     max: RowsVar<'k>,
     /// Sum of exp(LSE - max) over the splits.
     sum: RowsVar<'k>,
+    /// The largest scores, if they are a result.
+    largest: Option<RowsVar<'k>>,
 }
 
 impl<'k> Merged<'k> {
     /// No rows yet.
     #[track_caller]
-    pub(super) fn new(b: &'k Builder) -> Merged<'k> {
-        Merged { max: b.rows_var("merged_max", f32::NEG_INFINITY), sum: b.rows_var("merged_sum", 0.0) }
+    pub(super) fn new(b: &'k Builder, max_logits: bool) -> Merged<'k> {
+        let none = |name| b.rows_var(name, f32::NEG_INFINITY);
+        let (max, sum) = (none("merged_max"), b.rows_var("merged_sum", 0.0));
+        Merged { max, sum, largest: max_logits.then(|| none("merged_largest")) }
+    }
+
+    /// Merges a split's largest scores, and gives the largest scores of all splits so far, if they are a result.
+    #[track_caller]
+    pub(super) fn largest(self, out: Out<U32<'k>>, of_split: Option<Rows<'k>>) -> Option<Rows<'k>> {
+        let (largest, of_split) = self.largest.zip(of_split)?;
+        let before = largest.get().map(|x| out.begins().select(f32::NEG_INFINITY, x));
+        largest.set(before.zip(of_split, |x, y| x.max(y)));
+        Some(largest.get())
     }
 
     /// Merges a split's `o`, whose sums are divided already, and `lse`. `columns` are the addresses of the thread's

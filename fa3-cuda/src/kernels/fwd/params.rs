@@ -37,6 +37,8 @@ params! {
         lse: pointer,
         /// The form of LSE, if it is not the default.
         stored_lse: maybe all StoredLse,
+        /// The array of largest scores, if they are a result.
+        max_logits: maybe pointer,
         /// Sink logits of query heads, in natural units.
         sink: maybe pointer,
         /// Scales of e4m3 tensors.
@@ -75,6 +77,8 @@ params! {
     struct Partials {
         o: pointer = "o_partial",
         lse: pointer = "lse_partial",
+        /// The largest scores, in the shape of LSE, if they are a result.
+        max_logits: maybe pointer = "max_logits_partial",
         /// Number of rows of a split, which is the number of elements of LSE, if splits have a fixed size.
         rows: maybe u64 = "part_rows",
     }
@@ -124,6 +128,7 @@ impl Params<Form> {
             o: Strided::form(spec.output),
             lse: Elem::F32,
             stored_lse: spec.stored_lse.then_some(StoredLse::FORM),
+            max_logits: spec.max_logits.then_some(Elem::F32),
             sink: spec.sink.then_some(Elem::F32),
             descales: spec.has_scales().then(|| Descales::form(spec)),
             heads: (),
@@ -155,6 +160,7 @@ impl Params<Form> {
             partials: spec.shares.map(|shares| Partials {
                 o: Elem::F32,
                 lse: Elem::F32,
+                max_logits: spec.max_logits.then_some(Elem::F32),
                 rows: (shares.said_by == ReductionSource::Lengths && !shares.merges).then_some(()),
             }),
         }
@@ -180,11 +186,10 @@ impl Params<Host> {
         let qv = latent(problem, program).map(|(buffer, qv)| view(buffer, qv));
         let views = ([Some(view_of(buffers::K, problem.k())), Some(v)], qv);
         let views = (view(buffers::Q, problem.q()), views);
-        let intervals = problem.mask().intervals().zip(program.find(INTERVALS));
-        let intervals = intervals.map(|(form, buffer)| IntervalRows::of(form, problem.q().shape, buffer));
         Params {
+            max_logits: program.find(buffers::MAX_LOGITS),
             sink: program.find(buffers::SINK),
-            intervals,
+            intervals: intervals(problem, program),
             tile_counter: program.find(buffers::TILE_COUNTER),
             ..Params::with(problem, views, Walk::Tiles(Lookup::Dense(geometry)))
         }
@@ -216,7 +221,12 @@ impl Params<Host> {
         let qv = latent(plan.problem(), program).zip(shared.latent_rows());
         let qv = qv.map(|((buffer, qv), rows)| (ragged_view_of_heads(buffer, qv, rows), rows));
         let rows = part_rows(plan.problem(), shared);
-        let partials = Partials { o: find(buffers::O_PARTIAL), lse: find(buffers::LSE_PARTIAL), rows };
+        let partials = Partials {
+            o: find(buffers::O_PARTIAL),
+            lse: find(buffers::LSE_PARTIAL),
+            max_logits: program.find(buffers::MAX_LOGITS_PARTIAL),
+            rows,
+        };
         let lists = Lists::of(plan.problem(), shared, program);
         Params {
             partials: Some(partials),
@@ -252,7 +262,9 @@ impl Params<Host> {
         Params {
             o,
             descales: problem.has_scales().then(|| Descales::of(problem, true)),
+            max_logits: program.find(buffers::MAX_LOGITS),
             sink: program.find(buffers::SINK),
+            intervals: intervals(problem, program),
             strides: Some(BatchStrides {
                 q: of_q.batch,
                 k: of_k.batch,
@@ -280,6 +292,7 @@ impl Params<Host> {
             o: Strided::of(buffers::O, problem.o()),
             lse: buffers::LSE,
             stored_lse: StoredLse::of(problem.lse_form()),
+            max_logits: None,
             sink: None,
             descales: problem.has_scales().then(|| Descales::of(problem, false)),
             heads: problem.heads().q() as u32,
@@ -303,6 +316,12 @@ type Views = (Passed, ([Option<Passed>; 2], Option<Passed>));
 /// The buffer and the tensor `qv`, in latent attention.
 fn latent<'a, K>(problem: &'a Problem, program: &Program<K>) -> Option<(BufferId, &'a TensorDesc)> {
     program.find(buffers::QV).zip(problem.qv())
+}
+
+/// The location of the bounds of rows, under a mask of intervals.
+fn intervals<K>(problem: &Problem, program: &Program<K>) -> Option<IntervalRows<Host>> {
+    let (form, buffer) = problem.mask().intervals().zip(program.find(INTERVALS))?;
+    Some(IntervalRows::of(form, problem.q().shape, buffer))
 }
 
 /// Number of rows of a split of fixed size, which is the number of elements of LSE. `None` for other splits.

@@ -24,6 +24,7 @@ const KNOWN: Known = Known::new(
     &[
         Feature::Window,
         Feature::Chunks,
+        Feature::Intervals,
         Feature::SoftCap,
         Feature::Sinks,
         Feature::Qv,
@@ -37,6 +38,7 @@ const KNOWN: Known = Known::new(
         Feature::Lists,
         Feature::Extra,
         Feature::LseForm,
+        Feature::MaxLogits,
     ],
 );
 
@@ -183,8 +185,7 @@ fn check_lists(problem: &Problem, options: &PlanOptions) -> Result<(), PlanError
 impl SplitKvPlan {
     /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows.
     /// Without splits of a fixed size it is also `None` if a tile is given, if a sequence has many rows, or if there
-    /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead, unless Q has no
-    /// rows.
+    /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead.
     pub(super) fn new(
         problem: &Problem,
         sms: NonZeroU32,
