@@ -79,14 +79,14 @@ impl<C: Call> Compute for Planned<C> {
         let py = tensors.py();
         let given = named(tensors)?;
         let mut arguments = Arguments::new(place, &given);
-        let mut read = || {
-            let mut tensors = Tensors::new(&mut arguments);
-            let call = C::given(&mut tensors, &self.numbers)?;
-            let at = tensors.at()?;
-            let words = if matches!(place, Place::Cpu) { None } else { call.words()? };
-            Ok((call, at, words))
+        let mut tensors = Tensors::new(&mut arguments);
+        // The call is large: `map_err` would move it once more.
+        let call = match C::given(&mut tensors, &self.numbers) {
+            Ok(call) => call,
+            Err(error) => return Err(exception(error)),
         };
-        let (call, mut at, words) = read().map_err(exception)?;
+        let mut at = tensors.at().map_err(exception)?;
+        let words = if matches!(place, Place::Cpu) { None } else { call.words().map_err(exception)? };
         if words.is_none() || arguments.find("table").is_some() {
             at.retain(|(tensor, _)| call.takes(tensor));
             // The copies of tensors live until `run` returns.
