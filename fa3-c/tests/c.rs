@@ -31,7 +31,7 @@ fn run(program: &str, library: &str, arguments: &[&str]) -> String {
     run_with(program, library, arguments, Path::new("/nowhere"))
 }
 
-/// [`run`], with the driver in this folder, if there is one.
+/// [`run`], with the driver in this folder, if a driver is there.
 fn run_with(program: &str, library: &str, arguments: &[&str], driver: &Path) -> String {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let executable = folder.path().join("program");

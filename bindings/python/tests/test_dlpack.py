@@ -1,5 +1,5 @@
 """Tensors that the extension module reads by DLPack's C exchange count as if their attributes were read one by one, as
-those of a subclass are.
+a subclass's attributes are.
 """
 
 import pytest

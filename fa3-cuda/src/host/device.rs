@@ -93,7 +93,7 @@ impl Device {
         self
     }
 
-    /// The archive of compiled kernels, if there is one.
+    /// The archive of compiled kernels, if the device has an archive.
     pub fn archive(&self) -> Option<&Archive> {
         self.archive.as_deref()
     }
