@@ -103,17 +103,18 @@ fn named<'py>(tensors: &Bound<'py, PyDict>) -> PyResult<Vec<(Bound<'py, PyString
 }
 
 impl<C: Call> Planned<C> {
-    /// Computes a call on its device, or checks it if the place is no device. Uses the stream's cached workspace, or one
-    /// from `allocate` if the cached workspace is too small or missing.
+    /// Computes a call on its device, or checks it if the place is no device. Uses the stream's cached workspace, or
+    /// one from `allocate` if the cached workspace is too small or missing.
     ///
     /// # Errors
     /// The call is invalid, the driver reports an error, `allocate` raises, or a bug panicked: no panic gets through.
     fn run(&self, place: Place, call: C, at: &At, allocate: &Allocate) -> Result<(), Error> {
         let result = caught(|| match place {
             Place::Stream { device, stream } => self.launch((device, call), stream, at, allocate),
-            // SAFETY: the Python sources take the addresses from tensors of the call's shapes, strides and dtypes, which
-            // they hold until the call is over. Outputs are new tensors, or tensors that the caller passed as outputs. As
-            // with torch's own operators, the caller must not use the outputs or write to the inputs meanwhile.
+            // SAFETY: the Python sources take the addresses from tensors of the call's shapes, strides and dtypes,
+            // which they hold until the call is over. Outputs are new tensors, or tensors that the caller passed as
+            // outputs. As with torch's own operators, the caller must not use the outputs or write to the inputs
+            // meanwhile.
             #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
             Place::Cpu => threads::run(|| call.compute(&unsafe { Memory::new(at, &[]) })),
             Place::CheckedForGpu => call.check_for_gpu(),
@@ -145,12 +146,12 @@ impl<C: Call> Planned<C> {
         let stream = unsafe { Stream::from_raw(compiled.device(), stream) };
         let workspace = Lent::of(&compiled, ordinal, &stream, allocate)?;
         // SAFETY: the Python sources take the addresses from torch tensors on this device, with the problem's shapes,
-        // strides and dtypes. Outputs are new tensors, or the tensors that the caller passed as outputs. A given workspace
-        // is a new tensor, and its counters have been zeroed on this stream. Tensors may be freed before the work is done,
-        // as with torch's own operators: torch gives their memory to later work of the same stream, or waits for the
-        // streams that a caller recorded. Torch keeps the memory of a capture as long as the graph. A cached workspace
-        // belongs to this stream alone, is held until the last kernel of the call is on the stream, and lives as long as
-        // the process. If a plan is dropped, its device stays open.
+        // strides and dtypes. Outputs are new tensors, or the tensors that the caller passed as outputs. A given
+        // workspace is a new tensor, and its counters have been zeroed on this stream. Tensors may be freed before the
+        // work is done, as with torch's own operators: torch gives their memory to later work of the same stream, or
+        // waits for the streams that a caller recorded. Torch keeps the memory of a capture as long as the graph. A
+        // cached workspace belongs to this stream alone, is held until the last kernel of the call is on the stream,
+        // and lives as long as the process. If a plan is dropped, its device stays open.
         #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
         workspace.with(|parts| unsafe { compiled.launch(&stream, at, parts) })?;
         Ok(())

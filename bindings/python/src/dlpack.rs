@@ -136,8 +136,8 @@ fn torchs(py: Python<'_>) -> PyResult<Option<(Py<PyType>, Describe)>> {
     if exchange.is_null() {
         return Err(PyErr::fetch(py));
     }
-    // SAFETY: DLPack says that a capsule of this name has such a table, whose head is the same in every version and which
-    // lives as long as the process. Its other fields are read in the version that they are of.
+    // SAFETY: DLPack says that a capsule of this name has such a table, with an equal head in every version, which
+    // lives as long as the process. Its other fields are read if the version is known.
     #[allow(unsafe_code, reason = "a capsule has a plain address")]
     let describe = unsafe {
         let exchange = exchange.cast::<Exchange>();

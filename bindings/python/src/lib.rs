@@ -7,9 +7,9 @@
 //! torch's `Tensor.get_device`. On the CPU a call is over when the function returns. If the stream is None, the call is
 //! only checked, without a device: by the rules of an H100, or by the rules of the CPU. Addresses are then ignored.
 //!
-//! The module reads tensors by DLPack's C exchange or, if torch is older than 2.10, by torch's methods. It does not link
-//! torch, so that one build serves every torch version.
-//! The Python sources beside it make the outputs. All operations go through `_fa3.run`.
+//! The module reads tensors by DLPack's C exchange or, if torch is older than 2.10, by torch's methods. It does not
+//! link torch, so that one build serves every torch version. The Python sources beside it make the outputs. All
+//! operations go through `_fa3.run`.
 
 mod arguments;
 mod call;
