@@ -43,13 +43,17 @@ const MASKS: [Mask; 5] = [
 /// The kernels of plans for problems of every head dimension that has a tile, and the kernels of the ablation.
 pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
-    let specs = half()
-        .chain(fp8())
-        .chain(packed())
-        .chain(sinks())
-        .chain(wide())
-        .chain(intervals())
-        .chain(max_logits());
+    // They are collected: one iterator of all problems is larger than a thread's stack.
+    let problems: [Vec<_>; 7] = [
+        half().collect(),
+        fp8().collect(),
+        packed().collect(),
+        sinks().collect(),
+        wide().collect(),
+        intervals().collect(),
+        max_logits().collect(),
+    ];
+    let specs = problems.into_iter().flatten();
     let specs = specs.map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
     let specs = specs.chain(given().map(|spec| planned(spec, PlanOptions::default().given_table())));
     let specs = specs.chain(shared_plans().map(|plan| FwdSpec::of(&plan)));
@@ -323,8 +327,14 @@ fn chunks() -> impl Iterator<Item = ProblemSpec> {
 /// Plans for problems over caches. Most are split-KV plans with equal shares; a few have splits of fixed size.
 fn shared_plans() -> impl Iterator<Item = Plan> {
     let equally = PlanOptions::default().split_keys(SplitKeys::Even);
-    let shared = cache().chain(gathered()).chain(chunks()).chain(wide_cache()).chain(listed());
-    let shared = shared.map(move |spec| (spec, equally));
+    let shared: [Vec<_>; 5] = [
+        cache().collect(),
+        gathered().collect(),
+        chunks().collect(),
+        wide_cache().collect(),
+        listed().collect(),
+    ];
+    let shared = shared.into_iter().flatten().map(move |spec| (spec, equally));
     shared.chain(fixed_size()).map(|(spec, options)| plan(spec, options))
 }
 
