@@ -96,14 +96,30 @@ fn rows_have_the_same_bits_in_any_chunk_of_their_sequence() {
     });
 }
 
-/// CTAs that merge the splits of whole units give the bits of the reduction.
+/// Prompts for which kernels keep O of the pieces before in shared memory and in the workspace, with scales of V, and
+/// with `qv`.
+fn wide() -> [Case; 5] {
+    let case = Case { lengths: vec![330, 40], queries: Queries::Packed(90), heads: (1, 1), ..case() };
+    [
+        Case { queries: Queries::Dense(1540), sink: false, ..case.clone() },
+        Case { columns: (256, 256), mask: Mask::None, keys: Keys::Padded, sink: false, ..case.clone() },
+        Case { columns: (192, 192), queries: Queries::InPart(5), heads: (8, 1), ..case.clone() },
+        Case { columns: (128, 128), e4m3_keys: true, mask: Mask::None, sink: false, ..case.clone() },
+        Case { columns: (64, 256), qv: true, sink: false, mask: Mask::None, ..case },
+    ]
+}
+
+/// CTAs that merge the pieces of their tiles give the bits of the reduction.
 #[test]
 fn merged_splits_have_the_bits_of_reduced_ones() {
-    cases().into_iter().chain(prompts()).collect::<Vec<_>>().into_par_iter().for_each(|case| {
-        let merging = Case { split_bytes: Some(0), ..case.clone() };
+    let cases = cases().into_iter().chain(prompts()).chain(wide());
+    let faults = cases.collect::<Vec<_>>().into_par_iter().filter_map(|case| {
+        let [reducing, merging] =
+            [u64::MAX, 0].map(|bytes| Case { split_bytes: Some(bytes), ..case.clone() });
         let run = |program: &_, before: &_| simulated(program, before, 5);
-        assert_eq!(case.check_against(&merging, run), Ok(()));
+        reducing.check_against(&merging, run).err()
     });
+    assert_eq!(faults.collect::<Vec<_>>(), [""; 0]);
 }
 
 /// If all CTAs get equal shares instead, the bits differ, and the check notices it.

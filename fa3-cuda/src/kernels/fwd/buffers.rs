@@ -55,6 +55,8 @@ pub const EXTRA_SEQUSED: &str = "extra_seqused_k";
 pub const O_PARTIAL: &str = "o_partial";
 /// LSE of splits, in the shape of their O without its columns.
 pub const LSE_PARTIAL: &str = "lse_partial";
+/// O in f32 of the pieces of a tile so far, for each CTA, where consumers merge pieces and keep it in memory.
+pub const RUNNING_O: &str = "running_o";
 /// Reduction messages: one for each split work unit, or one for each CTA, about the unit that begins in the CTA and
 /// that other CTAs continue.
 pub const BEGUN: &str = "begun";

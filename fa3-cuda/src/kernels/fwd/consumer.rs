@@ -35,7 +35,6 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let first = fwd.hand_over.as_ref().map(|hand_over| First::new(fwd, hand_over));
     let mut attend = Attend { fwd, q, qv, k, v, p: fwd.p, turn, first };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
-    let merged = fwd.spec.shares.is_some_and(|shares| shares.merges).then(|| Merged::new(b));
     fwd.scheduler.consume(|work, again| {
         // The row is computed again for each tile, because keeping it would occupy a register all along.
         let row = fwd.first_row(&work, me);
@@ -43,11 +42,11 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         let o = Frag::zeros(b, fwd.spec.tile.columns()); // A1:13
         let softmax = RowSoftmax::new(b, scales.scale_log2(), headroom);
         let softmax = if attend.first.is_some() { softmax.with_scores_scale() } else { softmax };
-        let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd) };
+        let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd), merged: Merged::new(fwd, &work) };
         let visits = work.kv.first.lt(work.kv.end);
         let mask = fwd.spec.mask;
         let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, mask).in_ranges(work.ranges, mask);
-        let blocks = blocks.listed(seen.is_some());
+        let blocks = blocks.listed(seen.is_some()).in_pieces(fwd.params.piece);
         b.if_uniform(visits, || {
             if let Some(loads) = &mut loads {
                 loads.begin(&work, &mut attend.k, &mut attend.v);
@@ -65,13 +64,17 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
                 stage.released();
             }
         });
-        let (work, Sum { o, softmax, v_scale }) = (again(), sum);
-        let Finished { inverse, lse, of_keys } = epilogue::finish(fwd, softmax, &work, row); // A1:24
+        let (work, Sum { o, softmax, v_scale, merged }) = (again(), sum);
+        let (o, finished) = match merged {
+            None => (o, epilogue::finish(fwd, softmax, &work, row)), // A1:24
+            Some(merged) => epilogue::finish_merged(fwd, merged, (o, &softmax), (&work, row)),
+        };
+        let Finished { inverse, lse, of_keys } = finished;
         if let Some(first) = &mut attend.first {
             first.hand_over_end(inverse);
         }
         let columns = fwd.columns(0);
-        let results = epilogue::Results { o, v_scale, inverse, lse: Some(lse), of_keys, columns, merged };
+        let results = epilogue::Results { o, v_scale, inverse, lse: Some(lse), of_keys, columns };
         epilogue::write(fwd, results, &work, row); // A1:24-25
     });
     attend.turn.end(b);

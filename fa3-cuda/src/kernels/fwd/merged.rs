@@ -1,84 +1,202 @@
-//! The splits of a unit that its CTA merges, one after the other: the recurrence of the reduction
-//! ([`parts::combine`](crate::kernels::parts::combine)), with the same bits.
+//! Pieces of keys of a fixed size that a consumer merges in its main loop, one after the other: the recurrence of the
+//! reduction ([`parts::combine`](crate::kernels::parts::combine)), with the same bits.
 //!
 //! ```text
 //! M' = max(M, lse)      a = exp(M - M')      b = exp(lse - M')      L = L a + b      O = O a + b o
 //! ```
 //!
-//! A warpgroup's registers hold M and L from split to split. O lies in the CTA's part of the workspace, in f32, where
-//! each thread reads what it wrote itself.
+//! The producer knows nothing of pieces: it loads blocks as for a tile of one piece. Before the first block of a piece
+//! counts, a consumer merges its accumulators with O of the pieces so far, and the softmax starts anew. No thread reads
+//! O of another thread.
 
+use fa3_ir::Address;
 use fa3_ir::lang::*;
+use fa3_sched::forward::RunningO;
 
+use super::p_type::PType;
+use super::row_softmax::{Finished, RowSoftmax};
+use super::scales;
+use super::state::Fwd;
 use crate::kernels::parts::combine::{end, reference, weight};
-use crate::kernels::parts::out::Out;
+use crate::kernels::parts::geometry::WorkTile;
+use crate::kernels::parts::kv_blocks::KvBlock;
 
-/// The rows of a unit so far.
-#[derive(Clone, Copy)]
+/// Bytes of a vector of O in memory. Vector i of all threads lies before vector i + 1.
+const VECTOR: u32 = 16;
+
+/// The pieces of a tile so far.
 pub(super) struct Merged<'k> {
-    /// The largest LSE: -inf if all splits are empty.
+    /// The largest LSE: -inf if all pieces are empty.
     max: RowsVar<'k>,
-    /// Sum of exp(LSE - max) over the splits.
+    /// Sum of exp(LSE - max) over the pieces.
     sum: RowsVar<'k>,
+    o: Running<'k>,
+    /// The scale of e4m3 V.
+    of_v: Option<V<'k, F32>>,
 }
 
-impl<'k> Merged<'k> {
-    /// No rows yet.
+/// O of the pieces so far.
+enum Running<'k> {
+    Registers(Frag<'k>),
+    Memory(Memory<'k>),
+}
+
+/// The calling thread's part of O in memory.
+struct Memory<'k> {
+    /// The addresses of vectors.
+    vectors: Vec<Address>,
+    /// 0 if no piece has been stored yet.
+    has_pieces: Var<'k, B32>,
+}
+
+/// Declares shared memory for O of the pieces so far, if it is the place `of`.
+pub(super) fn declare(b: &Builder, of: Option<RunningO>, bytes: u32) -> Option<Region> {
+    (of == Some(RunningO::Shared)).then(|| b.region("running_o", bytes, VECTOR))
+}
+
+impl<'k> Memory<'k> {
     #[track_caller]
-    pub(super) fn new(b: &'k Builder) -> Merged<'k> {
-        Merged { max: b.rows_var("merged_max", f32::NEG_INFINITY), sum: b.rows_var("merged_sum", 0.0) }
+    fn new(fwd: &Fwd<'k>) -> Option<Memory<'k>> {
+        let (b, tile) = (fwd.builder, &fwd.spec.tile);
+        let consumers = 128 * tile.consumers;
+        let count = tile.bytes_of_o() / (consumers * VECTOR);
+        let offsets = (0..count).map(|vector| (vector * consumers * VECTOR) as i32);
+        let thread = || (b.tid() - (tile.threads() - consumers)) * VECTOR;
+        let vectors = match (fwd.running_o, fwd.params.running_o) {
+            (Some(region), _) => {
+                let first = b.address(region) + thread();
+                offsets.map(|offset| first.at(offset).into()).collect()
+            }
+            (None, Some(workspace)) => {
+                let first = b.cta_x().mad_wide(tile.bytes_of_o(), workspace) + thread().to_u64();
+                offsets.map(|offset| first.at(offset).into()).collect()
+            }
+            (None, None) => return None,
+        };
+        Some(Memory { vectors, has_pieces: b.var("has_pieces", 0) })
     }
 
-    /// Merges a split's `o`, whose sums are divided already, and `lse`. `columns` are the addresses of the thread's
-    /// first columns of O, of which `count` columns exist. Afterwards `o` is O of all splits so far, and is stored
-    /// there unless the unit ends.
+    /// The registers of `o`, four at a time, and the address of each vector of them.
+    fn of<'a>(&'a self, o: &Frag<'k>) -> impl Iterator<Item = (Address, Vec<(At, Var<'k, F32>)>)> + 'a {
+        let elements: Vec<_> = o.elements().collect();
+        let vectors = elements.chunks(4).map(<[_]>::to_vec).collect::<Vec<_>>();
+        self.vectors.iter().copied().zip(vectors)
+    }
+
+    /// Adds O in memory to a piece's `o`.
     #[track_caller]
-    pub(super) fn add(
-        self,
-        b: &'k Builder,
-        out: Out<U32<'k>>,
-        (o, lse): (&Frag<'k>, Rows<'k>),
-        (columns, count): ([U64<'k>; 2], u32),
-    ) {
-        let begins = out.begins();
-        let max = self.max.get().map(|max| begins.select(f32::NEG_INFINITY, max));
-        let sum = self.sum.get().map(|sum| begins.select(0.0, sum));
-        let highest = max.zip(lse, |max, lse| max.max(lse));
-        let reference = highest.map(reference);
-        let [of_before, of_split] = [max, lse].map(|lse| lse.zip(reference, weight));
-        self.max.set(highest);
-        self.sum.set(sum * of_before + of_split);
-        let places = || {
-            o.pairs().filter(|(at, _)| at.col < count).map(|(at, pair)| {
-                let half = at.half as usize;
-                (at.half, columns[half].at(4 * at.col as i32), pair)
-            })
-        };
-        b.if_uniform(begins.negated(), || {
-            for (half, place, pair) in places() {
-                let before = b.load_vector::<F32, 2>(place);
-                for (o, before) in pair.into_iter().zip(before) {
-                    // As in the reduction, a split without weight does not count, even if its O is NaN.
-                    let factor = of_split[half];
-                    o.update(|o| factor.fma(factor.neu(0.0).select(o, 0.0), before * of_before[half]));
+    fn add_to(&self, o: &Frag<'k>, [of_before, of_piece]: [Rows<'k>; 2]) {
+        let b = o.builder();
+        b.if_uniform(self.has_pieces.get().ne(0), || {
+            for (from, registers) in self.of(o) {
+                let before = b.load_vector::<F32, 4>(from);
+                for ((at, o), before) in registers.into_iter().zip(before) {
+                    o.update(|o| of_piece[at].fma(o, before * of_before[at]));
                 }
             }
         });
-        b.if_uniform(out.ends().negated(), || {
-            for (_, place, pair) in places() {
-                b.store_vector(place, pair.map(|o| o.now()));
-            }
-        });
     }
 
-    /// The factors of O, and LSE, of the whole unit, with the sinks of the rows.
     #[track_caller]
-    pub(super) fn end(self, sinks: Option<Rows<'k>>, lse_without_sink: bool) -> (Rows<'k>, Rows<'k>) {
+    fn store(&self, o: &Frag<'k>) {
+        for (to, registers) in self.of(o) {
+            let [x, y, z, w] = [0, 1, 2, 3].map(|index| registers[index].1.now());
+            o.builder().store_vector(to, [x, y, z, w]);
+        }
+        self.has_pieces.set(1);
+    }
+}
+
+impl<'k> Merged<'k> {
+    /// No pieces of a tile yet; `None` if the kernel merges none.
+    #[track_caller]
+    pub(super) fn new(fwd: &Fwd<'k>, work: &WorkTile<'k>) -> Option<Merged<'k>> {
+        let (b, columns) = (fwd.builder, fwd.spec.tile.columns());
+        fwd.spec.merges?;
+        let o = Memory::new(fwd).map_or_else(|| Running::Registers(Frag::zeros(b, columns)), Running::Memory);
+        let max = b.rows_var("merged_max", f32::NEG_INFINITY);
+        Some(Merged { max, sum: b.rows_var("merged_sum", 0.0), o, of_v: scales::of_v(fwd, work, None) })
+    }
+
+    /// Sets `p` to P of a block whose scores are `s`. If the block begins a piece, first merges the piece before, whose
+    /// sums are `o`.
+    #[track_caller]
+    pub(super) fn step(
+        &self,
+        softmax: &RowSoftmax<'k>,
+        begins_piece: V<'k, Pred>,
+        (s, ty): (&mut Frag<'k>, PType),
+        (p, o): (&mut AFrag<'k>, &mut Frag<'k>),
+    ) {
+        let b = o.builder();
+        b.if_uniform(begins_piece, || {
+            self.add(o, softmax);
+            if let Running::Memory(memory) = &self.o {
+                memory.store(o);
+            }
+            o.map_in_place(|_, _| 0.0);
+            softmax.restart();
+            p.set(&softmax.first(s, ty));
+        });
+        b.if_uniform(begins_piece.negated(), || p.set(&softmax.step_lazily(s, ty, o)));
+    }
+
+    /// Merges a piece whose sums are `o`. Where O of the pieces so far lies in memory, the result is in `o`.
+    #[track_caller]
+    fn add(&self, o: &mut Frag<'k>, softmax: &RowSoftmax<'k>) {
+        let Finished { inverse, lse, .. } = softmax.finish(None);
+        let max = self.max.get();
+        let highest = max.max(lse);
+        let reference = highest.map(reference);
+        let [of_before, of_piece] = [max, lse].map(|lse| lse.zip(reference, weight));
+        self.max.set(highest);
+        self.sum.set(self.sum.get() * of_before + of_piece);
+        o.scale_rows(self.of_v.map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v)));
+        // As in the reduction, a piece without weight does not count, even if its O is NaN.
+        let empty = of_piece.map(|weight| weight.eq(0.0));
+        o.builder().if_uniform(empty.any().vote_any(), || {
+            o.map_in_place(|o, at| empty[at].select(0.0, o));
+        });
+        match &self.o {
+            Running::Registers(running) => {
+                for ((at, o), (_, running)) in o.elements().zip(running.elements()) {
+                    running.update(|running| of_piece[at].fma(o, running * of_before[at]));
+                }
+            }
+            Running::Memory(memory) => memory.add_to(o, [of_before, of_piece]),
+        }
+    }
+
+    /// Merges the tile's last piece, whose sums are `o`. Gives O, the factor of its rows, and their LSE, with the rows'
+    /// sinks.
+    #[track_caller]
+    pub(super) fn end(
+        self,
+        (mut o, softmax): (Frag<'k>, &RowSoftmax<'k>),
+        sinks: Option<Rows<'k>>,
+        lse_without_sink: bool,
+    ) -> (Frag<'k>, (Rows<'k>, Rows<'k>)) {
+        self.add(&mut o, softmax);
         let (max, sum) = (self.max.get(), self.sum.get());
         let ends = Half::BOTH.map(|half| {
             let sink = sinks.map(|sinks| sinks[half]);
             end((max[half], sum[half]), sink, lse_without_sink)
         });
-        (Rows(ends.map(|(scale, _)| scale)), Rows(ends.map(|(_, lse)| lse)))
+        let o = if let Running::Registers(running) = self.o { running } else { o };
+        (o, (Rows(ends.map(|(scale, _)| scale)), Rows(ends.map(|(_, lse)| lse))))
+    }
+}
+
+/// Sets `p` to P of a block whose scores are `s`, under lazy rescaling. `o` has the sums of the blocks before.
+#[track_caller]
+pub(super) fn step_lazily<'k>(
+    (softmax, merged): (&RowSoftmax<'k>, Option<&Merged<'k>>),
+    block: &KvBlock<'k>,
+    (s, ty): (&mut Frag<'k>, PType),
+    (p, o): (&mut AFrag<'k>, &mut Frag<'k>),
+) {
+    match merged.zip(block.begins_piece) {
+        Some((merged, begins_piece)) => merged.step(softmax, begins_piece, (s, ty), (p, o)),
+        None => p.set(&softmax.step_lazily(s, ty, o)),
     }
 }
