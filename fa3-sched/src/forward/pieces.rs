@@ -27,12 +27,11 @@ pub enum RunningO {
 }
 
 impl RunningO {
-    /// The first of these places that has room beside a tile of one column group, whose producer may load keys row by
-    /// row.
-    pub(super) fn of(tile: &CtaTile, gathers: bool, limits: &DeviceLimits) -> RunningO {
+    /// The first of these places that has room beside a tile of one column group, wherever its keys are.
+    pub(super) fn of(tile: &CtaTile, limits: &DeviceLimits) -> RunningO {
         let accumulators = tile.accumulators();
         let needed = accumulators.total() + accumulators.o + REGISTER_RESERVE;
-        if needed <= tile.registers_of(1, gathers).consumer.min(255) {
+        if needed <= tile.registers_of(1, true).consumer.min(255) {
             return RunningO::Registers;
         }
         if tile.smem().total() + tile.bytes_of_o() <= limits.smem_bytes {

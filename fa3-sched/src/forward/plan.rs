@@ -89,8 +89,7 @@ impl Plan {
             return Err(PlanError::GivenTable);
         }
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
-        let gathers = PageLayout::are_gathered(problem) || problem.seqs_k().list().is_some();
-        let pieces = |tile: &CtaTile, keys| Pieces { keys, running: RunningO::of(tile, gathers, limits) };
+        let pieces = |tile: &CtaTile, keys| Pieces { keys, running: RunningO::of(tile, limits) };
         let (tile, why, pieces) = match SplitKvPlan::new(problem, limits, sms, options)? {
             Some(Choice::Split { tile, tiling, plan: split_kv, pieces: keys }) => {
                 tile.check(limits)?;
@@ -234,9 +233,8 @@ impl Plan {
             PlanKind::Dense(_) | PlanKind::Varlen(_) => 1,
             PlanKind::SplitKv(split_kv) => split_kv.per_sm(),
         };
-        let gathers =
-            self.pages.is_some_and(|pages| pages.is_gathered()) || self.problem.seqs_k().list().is_some();
-        self.tile.registers_of(per_sm, gathers)
+        let in_rows = self.pages.is_some_and(|pages| pages.is_gathered() || self.pieces.is_some());
+        self.tile.registers_of(per_sm, in_rows || self.problem.seqs_k().list().is_some())
     }
 }
 

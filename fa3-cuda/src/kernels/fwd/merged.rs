@@ -11,7 +11,7 @@
 
 use fa3_ir::Address;
 use fa3_ir::lang::*;
-use fa3_sched::forward::RunningO;
+use fa3_sched::forward::{CtaTile, RunningO};
 
 use super::p_type::PType;
 use super::row_softmax::{Finished, RowSoftmax};
@@ -43,10 +43,18 @@ enum Running<'k> {
 
 /// The calling thread's part of O in memory.
 struct Memory<'k> {
-    /// The addresses of vectors.
-    vectors: Vec<Address>,
+    builder: &'k Builder,
+    tile: CtaTile,
+    place: Place<'k>,
     /// 0 if no piece has been stored yet.
     has_pieces: Var<'k, B32>,
+}
+
+/// Memory for the CTA's tile of O, or for the tiles of all CTAs.
+#[derive(Clone, Copy)]
+enum Place<'k> {
+    Shared(Region),
+    Workspace(U64<'k>),
 }
 
 /// Declares shared memory for O of the pieces so far, if it is the place `of`.
@@ -57,39 +65,39 @@ pub(super) fn declare(b: &Builder, of: Option<RunningO>, bytes: u32) -> Option<R
 impl<'k> Memory<'k> {
     #[track_caller]
     fn new(fwd: &Fwd<'k>) -> Option<Memory<'k>> {
-        let (b, tile) = (fwd.builder, &fwd.spec.tile);
-        let consumers = 128 * tile.consumers;
-        let count = tile.bytes_of_o() / (consumers * VECTOR);
-        let offsets = (0..count).map(|vector| (vector * consumers * VECTOR) as i32);
-        let thread = || (b.tid() - (tile.threads() - consumers)) * VECTOR;
-        let vectors = match (fwd.running_o, fwd.params.running_o) {
-            (Some(region), _) => {
-                let first = b.address(region) + thread();
-                offsets.map(|offset| first.at(offset).into()).collect()
-            }
-            (None, Some(workspace)) => {
-                let first = b.cta_x().mad_wide(tile.bytes_of_o(), workspace) + thread().to_u64();
-                offsets.map(|offset| first.at(offset).into()).collect()
-            }
-            (None, None) => return None,
-        };
-        Some(Memory { vectors, has_pieces: b.var("has_pieces", 0) })
+        let shared = fwd.running_o.map(Place::Shared);
+        let place = shared.or(fwd.params.running_o.map(Place::Workspace))?;
+        let builder = fwd.builder;
+        Some(Memory { builder, tile: fwd.spec.tile, place, has_pieces: builder.var("has_pieces", 0) })
     }
 
-    /// The registers of `o`, four at a time, and the address of each vector of them.
-    fn of<'a>(&'a self, o: &Frag<'k>) -> impl Iterator<Item = (Address, Vec<(At, Var<'k, F32>)>)> + 'a {
+    /// The registers of `o`, four at a time, and the address of each vector of them. Addresses are computed again for
+    /// each piece, because keeping them would occupy registers all along.
+    #[track_caller]
+    fn vectors(&self, o: &Frag<'k>) -> Vec<(Address, Vec<(At, Var<'k, F32>)>)> {
+        let (b, consumers) = (self.builder, 128 * self.tile.consumers);
+        let thread = (b.tid() - (self.tile.threads() - consumers)) * VECTOR;
+        let at: Box<dyn Fn(i32) -> Address + 'k> = match self.place {
+            Place::Shared(region) => {
+                let first = b.address(region) + thread;
+                Box::new(move |offset| first.at(offset).into())
+            }
+            Place::Workspace(workspace) => {
+                let first = b.cta_x().mad_wide(self.tile.bytes_of_o(), workspace) + thread.to_u64();
+                Box::new(move |offset| first.at(offset).into())
+            }
+        };
         let elements: Vec<_> = o.elements().collect();
-        let vectors = elements.chunks(4).map(<[_]>::to_vec).collect::<Vec<_>>();
-        self.vectors.iter().copied().zip(vectors)
+        let offsets = (0..).map(|vector| vector * (consumers * VECTOR) as i32);
+        offsets.map(at).zip(elements.chunks(4).map(<[_]>::to_vec)).collect()
     }
 
     /// Adds O in memory to a piece's `o`.
     #[track_caller]
     fn add_to(&self, o: &Frag<'k>, [of_before, of_piece]: [Rows<'k>; 2]) {
-        let b = o.builder();
-        b.if_uniform(self.has_pieces.get().ne(0), || {
-            for (from, registers) in self.of(o) {
-                let before = b.load_vector::<F32, 4>(from);
+        self.builder.if_uniform(self.has_pieces.get().ne(0), || {
+            for (from, registers) in self.vectors(o) {
+                let before = self.builder.load_vector::<F32, 4>(from);
                 for ((at, o), before) in registers.into_iter().zip(before) {
                     o.update(|o| of_piece[at].fma(o, before * of_before[at]));
                 }
@@ -99,9 +107,8 @@ impl<'k> Memory<'k> {
 
     #[track_caller]
     fn store(&self, o: &Frag<'k>) {
-        for (to, registers) in self.of(o) {
-            let [x, y, z, w] = [0, 1, 2, 3].map(|index| registers[index].1.now());
-            o.builder().store_vector(to, [x, y, z, w]);
+        for (to, registers) in self.vectors(o) {
+            self.builder.store_vector(to, [0, 1, 2, 3].map(|index| registers[index].1.now()));
         }
         self.has_pieces.set(1);
     }

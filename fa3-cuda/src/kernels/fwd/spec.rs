@@ -150,6 +150,12 @@ impl FwdSpec {
         self.gathered_cols.is_some()
     }
 
+    /// Whether warps that load K and V need more registers than a producer thread has: where they load row by row, and
+    /// where they find pages beside consumers that merge pieces, whose blocks are short.
+    pub(super) fn has_busy_loaders(&self) -> bool {
+        self.gathers() || self.merges.is_some() && self.page_block.is_some()
+    }
+
     /// Rows of the first of two parts in which a block's second half of V's columns is copied, if rows are copied one
     /// by one and scores read them, too: each part is released as soon as it has been multiplied. `None` with a single
     /// part.
