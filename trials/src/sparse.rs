@@ -59,6 +59,8 @@ pub struct Case {
     pub dist: Dist,
     /// Split-KV mode, if any.
     pub split_keys: Option<SplitKeys>,
+    /// Limit of the bytes of partial results of fixed-size splits.
+    pub split_bytes: Option<u64>,
     /// Number of SMs of the device.
     pub sms: u32,
     /// Seed of all inputs.
@@ -90,6 +92,7 @@ const LATENT: Case = Case {
     lse: LseForm { base_two: false, without_sink: false, empty_is_infinite: false },
     dist: Dist::Normal,
     split_keys: Some(SplitKeys::Even),
+    split_bytes: None,
     sms: 2,
     seed: 7,
 };
@@ -127,7 +130,7 @@ impl Case {
         let values = Values { k, v, ..sequences.values() };
 
         let mut options = PlanOptions::default();
-        options.split_keys = self.split_keys;
+        (options.split_keys, options.split_bytes) = (self.split_keys, self.split_bytes);
         let plan = Plan::with(&problem, &device(self.sms), &options);
         let plan = plan.unwrap_or_else(|error| panic!("{self:?}: {error}"));
         let program = fwd::program(&plan).map(Spec::kernel);
@@ -309,6 +312,15 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
             caches: (Listed { keys: 300, ..LISTED }, None),
             ..LATENT
         },
+        // CTAs merge pieces of lists.
+        Case {
+            heads: (2, 1),
+            columns: (64, 256),
+            caches: (paged, Some(used)),
+            split_keys: Some(SplitKeys::FixedSize { keys: 128 }),
+            split_bytes: Some(0),
+            ..LATENT
+        },
         Case { heads: (2, 1), columns: (64, 128), caches: (paged, None), ..LATENT },
         Case { heads: (9, 1), columns: (512, 512), qv: false, caches: (paged, None), sequences: 2, ..LATENT },
     ];
@@ -365,6 +377,7 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
         lse: [LseForm::default(), FLASH_MLA][of_kernel.below(2)],
         dist: [Dist::Normal, Dist::Increasing, Dist::Decreasing][rng.below(3)],
         split_keys: splits[of_kernel.below(3)],
+        split_bytes: None,
         sms: 132,
         seed,
     }

@@ -90,7 +90,7 @@ impl Plan {
         }
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
         let pieces = |tile: &CtaTile, keys| Pieces { keys, running: RunningO::of(tile, limits) };
-        let (tile, why, pieces) = match SplitKvPlan::new(problem, limits, sms, options)? {
+        let (tile, why, pieces) = match SplitKvPlan::choose(problem, limits, sms, options)? {
             Some(Choice::Split { tile, tiling, plan: split_kv, pieces: keys }) => {
                 tile.check(limits)?;
                 return Ok(Plan {

@@ -50,6 +50,9 @@ struct Memory<'k> {
     has_pieces: Var<'k, B32>,
 }
 
+/// The address of a vector, and the registers that it holds, with their positions.
+type Vector<'k> = (Address, Vec<(At, Var<'k, F32>)>);
+
 /// Memory for the CTA's tile of O, or for the tiles of all CTAs.
 #[derive(Clone, Copy)]
 enum Place<'k> {
@@ -74,7 +77,7 @@ impl<'k> Memory<'k> {
     /// The registers of `o`, four at a time, and the address of each vector of them. Addresses are computed again for
     /// each piece, because keeping them would occupy registers all along.
     #[track_caller]
-    fn vectors(&self, o: &Frag<'k>) -> Vec<(Address, Vec<(At, Var<'k, F32>)>)> {
+    fn vectors(&self, o: &Frag<'k>) -> Vec<Vector<'k>> {
         let (b, consumers) = (self.builder, 128 * self.tile.consumers);
         let thread = (b.tid() - (self.tile.threads() - consumers)) * VECTOR;
         let at: Box<dyn Fn(i32) -> Address + 'k> = match self.place {

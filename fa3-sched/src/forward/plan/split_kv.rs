@@ -192,7 +192,7 @@ impl SplitKvPlan {
     /// Without splits of a fixed size it is also `None` if a tile is given, if a sequence has many rows, or if there
     /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead, unless Q has no
     /// rows.
-    pub(super) fn new(
+    pub(super) fn choose(
         problem: &Problem,
         limits: &DeviceLimits,
         sms: NonZeroU32,

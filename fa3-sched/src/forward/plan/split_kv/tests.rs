@@ -195,7 +195,7 @@ fn plan_of_lists(
     let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(512);
     let problem = change(spec.seqs_k(Sequences::listed(tokens, 2048))).validate().unwrap();
     let limits = DeviceLimits::h100_sxm();
-    match SplitKvPlan::new(&problem, &limits, limits.sms, options)? {
+    match SplitKvPlan::choose(&problem, &limits, limits.sms, options)? {
         Some(Choice::Split { tiling, plan, .. }) => Ok((tiling, plan)),
         Some(Choice::Tiles { .. }) | None => panic!("lists of keys are split"),
     }
