@@ -76,9 +76,9 @@ const UNSEEN: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::M3, Rule::M4
 /// first K of a work unit, and once at the last V of a work unit.
 const ROUND: &[usize] = &[300, 600, 20];
 
-/// Kernels over pages that are copied in boxes; over pages that are copied row by row, with fixed-size splits; over e4m3
-/// pages that warps dequantize; and one that merges pieces of two blocks. In each target a CTA has more KV blocks than pipeline stages, one work unit has
-/// several splits, and another work unit has one.
+/// Kernels over pages that are copied in boxes; over pages that are copied row by row, with fixed-size splits; over
+/// e4m3 pages that warps dequantize; and one that merges pieces of two blocks. In each target a CTA has more KV blocks
+/// than pipeline stages, one work unit has several splits or pieces, and another work unit has one.
 ///
 /// The arithmetic by which a CTA finds its share of the blocks is not mutated: the host runs the same code, and a
 /// property test covers all of it.
@@ -95,8 +95,12 @@ pub(crate) fn targets() -> Vec<Target> {
     let nowhere = trials(&rows, &[(1, &[384])]).into_iter().map(|trial| with_pages(trial, 0, &[1 << 31; 34]));
     let rows = parts.into_iter().chain(nowhere).chain(trials(&rows, &[(1, &[1])]));
     let rows: Vec<Trial> = rows.collect();
-    let merging =
-        Case { split_keys: Some(SplitKeys::FixedSize { keys: 256 }), split_bytes: Some(0), ..case() };
+    let merging = Case {
+        split_keys: Some(SplitKeys::FixedSize { keys: 256 }),
+        split_bytes: Some(0),
+        heads: (16, 1),
+        ..case()
+    };
     let merging = trials(&merging, &[(1, ROUND), (2, &[20, 0, 828])]);
     let attends =
         |name, trials: &[Trial]| Target::of_step(name, trials, 0, ATTENTION).with("comparison", PARTS);

@@ -7,8 +7,8 @@
 //! 2c + 4, ... ([`fa3_sched::WorkDecomposition`]).
 //!
 //! Splits of fixed size need no messages: their number follows from the lengths of a sequence. CTA (i, j) reduces the
-//! rows of pair i of a sequence and a tile's heads, from row j on, and split p of all rows is at index p. It begins with
-//! the split whose keys a tile visits first: the last one, or the first one of a list.
+//! rows of pair i of a sequence and a tile's heads, from row j on, and split p of all rows is at index p. It begins
+//! with the split whose keys a tile visits first: the last one, or the first one of a list.
 
 use fa3_ir::Program;
 use fa3_ir::lang::*;

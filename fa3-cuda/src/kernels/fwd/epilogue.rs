@@ -110,8 +110,8 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
     o.scale_rows(scale); // A1:24
     let order = if fwd.transposed.is_some() { ColumnOrder::EvensFirst } else { ColumnOrder::Natural };
     channels::restore(fwd, &o, work, order, of_keys);
-    // A row that has seen no key becomes 0. Its accumulators may be NaN, because V may be. Where pieces are merged, only
-    // a padding row's may be, and its LSE is -inf.
+    // A row that has seen no key becomes 0. Its accumulators may be NaN, because V may be. Where pieces are merged,
+    // only a padding row's may be, and its LSE is -inf.
     let empty = match lse.filter(|_| fwd.spec.merges.is_some()) {
         Some(lse) => lse.map(|lse| lse.eq(f32::NEG_INFINITY)),
         None => inverse.map(|inverse| inverse.eq(0.0)),

@@ -102,8 +102,9 @@ impl<'k> RowSoftmax<'k> {
         self.row_max.set(Rows([self.builder.copy(f32::MIN); 2]));
     }
 
-    /// P of a tile's first block, or of the first block of a piece, relative to the block's maximum. Counts the rounding error of P of each thread's
-    /// largest score, as [`RowSoftmax::step_lazily`] does in the first block in which a row sees a key.
+    /// P of a tile's first block, or of the first block of a piece, relative to the block's maximum. Counts the
+    /// rounding error of P of each thread's largest score, as [`RowSoftmax::step_lazily`] does in the first block in
+    /// which a row sees a key.
     #[track_caller]
     pub(super) fn first(&self, s: &mut Frag<'k>, ty: PType) -> AFrag<'k> {
         let largest = s.partial_row_max();

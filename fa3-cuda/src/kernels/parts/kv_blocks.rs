@@ -36,8 +36,8 @@ pub(crate) struct KvBlock<'k> {
     pub(crate) last: V<'k, Pred>,
     /// Which of its keys exist, if keys are listed and this is known already.
     pub(crate) seen: Option<SeenKeys<'k>>,
-    /// Whether it is the first block of a piece that a tile visits, if blocks are in pieces of a fixed size: the piece's
-    /// last block, or its first one in a list.
+    /// Whether a tile visits it first of a piece, if blocks are in pieces of a fixed size: the last block of the piece,
+    /// or the first one in a list.
     pub(crate) begins_piece: Option<V<'k, Pred>>,
 }
 

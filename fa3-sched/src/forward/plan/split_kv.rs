@@ -190,8 +190,8 @@ fn check_lists(problem: &Problem, options: &PlanOptions) -> Result<(), PlanError
 impl SplitKvPlan {
     /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows.
     /// Without splits of a fixed size it is also `None` if a tile is given, if a sequence has many rows, or if there
-    /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead, unless Q has no
-    /// rows.
+    /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead, unless Q has
+    /// no rows.
     pub(super) fn choose(
         problem: &Problem,
         limits: &DeviceLimits,
