@@ -132,7 +132,7 @@ def decoding(inputs, flashmla):
 
 
 def prefill(inputs, flashmla):
-    """The same of prefill."""
+    """As `decoding`, of a prompt."""
     from fa3.flash_mla import flash_mla_sparse_fwd
 
     setting, kv = inputs.setting, inputs.wide[0].flatten(0, 1)

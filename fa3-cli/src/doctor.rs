@@ -4,8 +4,10 @@ mod attempt;
 
 use std::error::Error;
 use std::fmt;
+use std::path::{Path, PathBuf};
 
-use fa3_cuda::host::{Device, HostError};
+use fa3_cuda::Archive;
+use fa3_cuda::host::{Device, HostError, Origin};
 use serde_json::{Map, Value, json};
 
 use crate::args::json::JsonArgs;
@@ -18,7 +20,8 @@ use attempt::Trouble;
 pub(crate) const ABOUT: &str = "\
 Shows what this machine has (driver, GPUs, ptxas, nvdisasm), what runs where, and why other things do not. \
 Everything that it says runs has run: a small attention on the CPU and on every GPU, and a small kernel in the \
-simulator.
+simulator. For each GPU it says where the kernels came from: an archive, the driver's cache on disk, or the \
+driver's compiler.
 
 The exit code is 0, even if only the CPU can be used, or 1 if something is present but broken.";
 
@@ -28,6 +31,9 @@ Examples:
   fa3 doctor
   fa3 doctor --json -")]
 pub(crate) struct Options {
+    /// An archive of compiled kernels, such as the Python package's; see fa3 archive
+    #[arg(long, value_name = "FILE")]
+    archive: Option<PathBuf>,
     #[command(flatten)]
     json: JsonArgs,
 }
@@ -60,7 +66,8 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     }
     report.tried("attention", fa3::Device::Cpu, attempt::attention(&fa3::Device::Cpu));
     report.tried("kernels", "simulator", attempt::simulated());
-    report.gpus();
+    let archive = options.archive.as_deref().and_then(|path| report.archive(path));
+    report.gpus(archive.as_ref());
     options.json.print(&report, &report.json());
     write::write(json.map(|file| (file, write::json(&report.json()))))?;
     Ok(!report.runs.iter().any(|(_, _, verdict)| matches!(verdict, Verdict::Broken(_))))
@@ -88,9 +95,23 @@ impl Report {
         json!({ "machine": machine, "runs": self.runs.iter().map(run).collect::<Vec<_>>() })
     }
 
+    /// Opens an archive of compiled kernels.
+    fn archive(&mut self, path: &Path) -> Option<Archive> {
+        match Archive::open(path) {
+            Ok(archive) => {
+                self.fact("archive", format_args!("{} kernels ({})", archive.kernels(), path.display()));
+                Some(archive)
+            }
+            Err(error) => {
+                self.tried("kernels", "archive", Err(error.into()));
+                None
+            }
+        }
+    }
+
     /// Tries every GPU of the driver, because one that cannot be used says nothing about the next. If there is none,
     /// reports why.
-    fn gpus(&mut self) {
+    fn gpus(&mut self, archive: Option<&Archive>) {
         for ordinal in 0..Device::count().unwrap_or(0).max(1) {
             let (place, found) = (format!("gpu {ordinal}"), gpu::open(ordinal));
             if ordinal == 0 {
@@ -98,8 +119,14 @@ impl Report {
             }
             match found {
                 Ok(Ok(device)) => {
-                    self.fact(&place, describe(&device));
-                    self.tried("attention", place, attempt::attention(&fa3::Device::Cuda(device)));
+                    let device = match archive {
+                        Some(archive) => device.with_archive(archive.clone()),
+                        None => device,
+                    };
+                    let result = attempt::attention(&fa3::Device::Cuda(device.clone()));
+                    let origins = device.kernels().into_iter().map(|kernel| kernel.origin());
+                    self.fact(&place, format_args!("{}; {}", describe(&device), words(origins)));
+                    self.tried("attention", place, result);
                 }
                 Ok(Err(absent)) => self.runs.push(("attention", place, Verdict::No(absent))),
                 Err(broken) => self.tried("attention", place, Err(broken.into())),
@@ -118,6 +145,18 @@ fn driver(first: &Result<Result<Device, HostError>, HostError>) -> String {
         Ok(Err(HostError::NotHopper { .. })) => "loaded".to_owned(),
         Ok(Err(why)) | Err(why) => why.to_string(),
     }
+}
+
+/// The number of kernels from each place, in words.
+fn words(origins: impl Iterator<Item = Origin>) -> String {
+    let origins: Vec<Origin> = origins.collect();
+    let places = [
+        (Origin::Archive, "from the archive"),
+        (Origin::DriverCache, "from the driver's cache on disk"),
+        (Origin::Compiler, "compiled by the driver"),
+    ];
+    let count = |place| origins.iter().filter(|origin| **origin == place).count();
+    format!("kernels: {}", places.map(|(place, words)| format!("{} {words}", count(place))).join(", "))
 }
 
 fn describe(device: &Device) -> String {
@@ -158,6 +197,14 @@ impl fmt::Display for Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_places_of_kernels() {
+        let origins = [Origin::Compiler, Origin::Archive, Origin::Compiler];
+        let expected =
+            "kernels: 1 from the archive, 0 from the driver's cache on disk, 2 compiled by the driver";
+        assert_eq!(words(origins.into_iter()), expected);
+    }
 
     #[test]
     fn what_is_broken_is_told_from_what_is_not_there() {

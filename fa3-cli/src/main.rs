@@ -9,6 +9,7 @@
 //! and 2 if the command could not do its work.
 
 mod accuracy;
+mod archive;
 mod args;
 mod bench;
 mod cache;
@@ -17,6 +18,7 @@ mod console;
 mod device;
 mod doctor;
 mod draw;
+mod export;
 mod fp8;
 mod gpu;
 mod grid;
@@ -89,12 +91,18 @@ enum Verb {
     /// Prints a kernel as PTX, or as JSON with everything that a launch needs
     #[command(long_about = ptx::ABOUT)]
     Ptx(ptx::Options),
+    /// Writes a folder with a problem's kernels, a C program that launches them, and a test vector
+    #[command(long_about = export::ABOUT)]
+    Export(export::Options),
     /// Shows the machine code of a kernel's main loops: what runs under which product
     #[command(long_about = sass::ABOUT)]
     Sass(sass::Options),
     /// Runs a kernel on the CPU under schedules that provoke races
     #[command(long_about = sim::ABOUT)]
     Sim(sim::Options),
+    /// Compiles the kernels of usual calls into a file, from which programs load them
+    #[command(long_about = archive::ABOUT)]
+    Archive(archive::Options),
     /// Says what this machine has, and what runs on it
     #[command(long_about = doctor::ABOUT)]
     Doctor(doctor::Options),
@@ -117,8 +125,10 @@ fn main() -> ExitCode {
         Verb::Kernels(options) => kernels::run(&options),
         Verb::Ir(options) => ir::run(&options),
         Verb::Ptx(options) => ptx::run(&options),
+        Verb::Export(options) => export::run(&options),
         Verb::Sass(options) => sass::run(&options),
         Verb::Sim(options) => sim::run(&options),
+        Verb::Archive(options) => archive::run(&options),
         Verb::Doctor(options) => doctor::run(&options),
         Verb::Completions(options) => Ok(completions::run(&options, Command::command())),
     };
@@ -225,7 +235,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 38, "commands of documents: another number is no fault, if it is meant");
+        assert_eq!(count, 40, "commands of documents: another number is no fault, if it is meant");
         assert!(
             check("bench --backward").is_err() && check("plan --seqlen 8 --heads 0 --head-dim 64").is_err()
         );

@@ -82,6 +82,8 @@ pub(crate) struct Options {
     json: JsonArgs,
 }
 
+/// FLOP of attention per second that a core simulates bit by bit, to within a small factor on other machines.
+pub(crate) const FLOP_PER_SECOND: f64 = 1e9;
 /// Seconds of runs above which an estimate is printed before the runs.
 const LONG: f64 = 30.0;
 /// Seconds after which runs need `--long`.
@@ -112,7 +114,7 @@ impl Depth {
     /// on other machines.
     fn of_the_simulator(self) -> (Mode, f64) {
         match self {
-            Depth::Exact => (Mode::Exact, 1e9),
+            Depth::Exact => (Mode::Exact, FLOP_PER_SECOND),
             Depth::Fast => (Mode::Fast, 2e9),
             Depth::Skeleton => (Mode::Skeleton, 3e9),
         }

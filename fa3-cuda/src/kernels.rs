@@ -14,5 +14,7 @@ pub mod quantize;
 pub mod shipped;
 mod spec;
 mod tensors;
+mod usual;
 
 pub use spec::{KernelSpec, Spec};
+pub use usual::usual;

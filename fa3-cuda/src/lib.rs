@@ -14,6 +14,7 @@
 //! The feature `cudarc` adds the forward pass over slices of the crate cudarc, whose version is then part of the
 //! interface.
 
+mod archive;
 mod report;
 
 pub mod kernels;
@@ -23,6 +24,7 @@ pub mod host;
 
 pub mod sass;
 
+pub use archive::{Archive, ArchiveError};
 pub use report::{JitReport, JitWarning};
 
 #[cfg(feature = "cudarc")]

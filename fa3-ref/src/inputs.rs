@@ -57,7 +57,8 @@ pub enum InputError {
 }
 
 /// The features that the oracle, standard attention and the tiled algorithms compute. Their inputs are numbers, so
-/// scales and the memory layout of V do not matter. Neither does the form of LSE: their LSE has the default one.
+/// scales and the memory layout of V do not matter. Neither does the form of LSE: their LSE has the default one. They
+/// have no largest scores as results.
 const KNOWN: Known = Known::new(
     "the reference",
     &[
@@ -74,6 +75,7 @@ const KNOWN: Known = Known::new(
         Feature::Packed,
         Feature::Used,
         Feature::LseForm,
+        Feature::MaxLogits,
     ],
 );
 

@@ -218,8 +218,8 @@ fn whole<T>(matrix: ArrayView2<'_, T>) -> ArrayView4<'_, T> {
 fn visible(problem: &KnownProblem, at @ [sequence, _, row]: [usize; 3]) -> [Range<usize>; 2] {
     let len = problem.lengths(sequence);
     assert!(row < len.q, "row {row} of a sequence of {} rows", len.q);
-    if let Some(intervals) = problem.intervals() {
-        return intervals.of_row(at, len.k);
+    if let Some(ranges) = problem.intervals_of_row(at) {
+        return ranges;
     }
     let sees = |key: &usize| problem.mask().allows(row, *key, len);
     match ((0..len.k).find(sees), (0..len.k).rfind(sees)) {

@@ -81,7 +81,7 @@ pub struct ListedRows {
     pub rows: u32,
     /// Entries of a list.
     pub keys: u32,
-    /// Entries from a list to the next.
+    /// Entries from a list to the next; 0 if lists have none, which then have no memory.
     pub list_stride: u32,
     /// Whether only the first entries of a list count, and an array has their number.
     pub used: bool,
@@ -105,6 +105,7 @@ impl ListedRows {
             let [page, row] = ListedRows::strides(tensor);
             batch > 1 && page != seqlen as u64 * row
         });
+        let list_stride = if keys > 0 { list_stride } else { 0 };
         // All numbers are below 2³¹ in every problem.
         let [rows, keys, list_stride, page_rows] =
             [batch * seqlen, keys, list_stride, seqlen].map(|x| x as u32);
@@ -188,6 +189,8 @@ mod tests {
         let extra = ExtraCache { k: other.k, v: other.k, sequences: Sequences::listed(3, 7).used() };
         let second = ListedRows { keys: 7, list_stride: 7, used: true, ..adjacent };
         assert_eq!(listed(other.extra(extra)), (paged, Some(second)));
+        let empty = spec(5, 16, 1024).seqs_k(Sequences::listed(3, 0).table_stride(1));
+        assert_eq!(listed(empty).0, ListedRows { keys: 0, list_stride: 0, ..adjacent });
         let strided = spec(80, 1, 192).validate().unwrap();
         assert_eq!(ListedRows::strides(strided.k()), [192, 192]);
     }

@@ -52,7 +52,8 @@ pub enum QueryPositions {
 impl QueryPositions {
     /// The positions for a mask: one for all queries if the mask depends on no position.
     pub fn under(mask: Mask) -> QueryPositions {
-        if mask.reach() == (None, None) { QueryPositions::First } else { QueryPositions::Each }
+        let is_none = mask.reach() == (None, None) && mask.intervals().is_none();
+        if is_none { QueryPositions::First } else { QueryPositions::Each }
     }
 }
 

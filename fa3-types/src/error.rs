@@ -181,8 +181,6 @@ pub enum ProblemError {
     NoIntervals { mask: Mask },
     #[error("intervals exclude any other mask, and the mask {mask} is given")]
     IntervalsAndMask { mask: Mask },
-    #[error("intervals take dense sequences of one length without seqused, which {tensor} does not have")]
-    IntervalsSequences { tensor: TensorName },
     #[error("intervals take f32, f16 or bf16, not {given}")]
     IntervalsDtype { given: Dtype },
     #[error("intervals and qv exclude each other")]

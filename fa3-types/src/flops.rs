@@ -1,6 +1,6 @@
 //! The operations of a problem.
 
-use crate::{Elems, IntervalRows, KnownProblem, Lengths, Mask};
+use crate::{Elems, KnownProblem, Lengths, Mask};
 
 impl KnownProblem {
     /// Floating-point operations of the forward pass as the FlashAttention papers count them (§4.1):
@@ -12,8 +12,8 @@ impl KnownProblem {
             return 0.0;
         }
         let products = self.head_dim() + self.head_dim_v() * if self.qv().is_some() { 2 } else { 1 };
-        if let Some(intervals) = self.intervals() {
-            return 2.0 * products as f64 * self.pairs_of_intervals(intervals) as f64;
+        if self.intervals().is_some() {
+            return 2.0 * products as f64 * self.pairs_of_intervals() as f64;
         }
         // An empty sum of floats would be -0.
         let pairs =
@@ -22,11 +22,11 @@ impl KnownProblem {
     }
 
     /// Visible pairs of all sequences and heads.
-    fn pairs_of_intervals(&self, intervals: &IntervalRows) -> usize {
+    fn pairs_of_intervals(&self) -> usize {
         let heads = (0..self.batch()).flat_map(|index| (0..self.heads().q()).map(move |head| (index, head)));
         let rows =
             heads.flat_map(|(index, head)| (0..self.lengths(index).q).map(move |row| [index, head, row]));
-        rows.flat_map(|row| intervals.of_row(row, self.lengths(row[0]).k)).map(|keys| keys.len()).sum()
+        rows.filter_map(|row| self.intervals_of_row(row)).flatten().map(|keys| keys.len()).sum()
     }
 
     fn pairs(&self, len: Lengths) -> f64 {

@@ -4,18 +4,19 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{Dtype, ProblemError, Sequences, Shape, TensorName};
+use crate::{Dtype, ProblemError, Shape};
 
 /// The form of an interval mask: a contiguous i32 tensor (batch or 1, heads_q or 1, seqlen_q, 2 or 4), whose last axis
 /// is `start, end` or `start, end, start, end`. A query row sees the keys of its intervals `start .. end`, which may be
-/// in any order, overlap and be empty. Bounds are clamped to the sequence's keys.
+/// in any order, overlap and be empty. Bounds count keys from the sequence's first one, and are clamped to its keys.
+/// Batch and seqlen_q are Q's: packed sequences have (1, heads_q or 1, total_q, 2 or 4).
 ///
 /// Interval masks express documents, prefixes, windows beside the first keys (attention sinks), chunks and padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Intervals {
     /// Intervals of a row.
     pub of_row: IntervalsOfRow,
-    /// Whether each sequence has its own intervals; otherwise all share them.
+    /// Whether each entry of the batch has its own intervals; otherwise all share them.
     pub per_sequence: bool,
     /// Whether each query head has its own intervals; otherwise all share them.
     pub per_head: bool,
@@ -62,25 +63,17 @@ impl Intervals {
         }
     }
 
-    /// Checks that the sequences are dense and of one length, that elements have 16 bits or more, and that there is no
-    /// `qv`.
-    pub(crate) fn check(
-        dtypes: [Dtype; 2],
-        has_qv: bool,
-        [seqs_q, seqs_k]: [Sequences; 2],
-    ) -> Result<(), ProblemError> {
+    /// Checks that elements have 16 bits or more, and that there is no `qv`.
+    pub(crate) fn check(dtypes: [Dtype; 2], has_qv: bool) -> Result<(), ProblemError> {
         if dtypes.contains(&Dtype::E4m3) {
             return Err(ProblemError::IntervalsDtype { given: Dtype::E4m3 });
         }
-        if has_qv {
-            return Err(ProblemError::IntervalsLatent);
-        }
-        for (tensor, sequences) in [(TensorName::Q, seqs_q), (TensorName::K, seqs_k)] {
-            if !sequences.are_equal() {
-                return Err(ProblemError::IntervalsSequences { tensor });
-            }
-        }
-        Ok(())
+        if has_qv { Err(ProblemError::IntervalsLatent) } else { Ok(()) }
+    }
+
+    /// The simplest form of the same tensor for Q of this shape: the only entry of a batch shares its intervals.
+    pub(crate) fn simplified(self, q: Shape) -> Intervals {
+        Intervals { per_sequence: self.per_sequence && q.batch > 1, ..self }
     }
 
     /// The shape of the tensor for Q of this shape.
@@ -128,15 +121,16 @@ impl IntervalRows {
         &self.bounds
     }
 
-    /// The keys that a row sees in a sequence of `keys` keys, as two disjoint ranges.
+    /// The keys that the row at this place of Q (entry of the batch, head, row) sees in a sequence of `keys` keys, as
+    /// two disjoint ranges.
     ///
     /// # Panics
     /// If there is no such row.
-    pub fn of_row(&self, [sequence, head, row]: [usize; 3], keys: usize) -> [Range<usize>; 2] {
+    pub(crate) fn of_row(&self, [entry, head, row]: [usize; 3], keys: usize) -> [Range<usize>; 2] {
         let [batch, heads, rows, numbers] = self.shape;
         assert!(row < rows, "row {row} of {rows}");
         let own = |index: usize, all: usize| if all == 1 { 0 } else { index };
-        let first = ((own(sequence, batch) * heads + own(head, heads)) * rows + row) * numbers;
+        let first = ((own(entry, batch) * heads + own(head, heads)) * rows + row) * numbers;
         let inside = |bound: i32| usize::try_from(bound).unwrap_or(0).min(keys);
         let mut all =
             self.bounds[first..first + numbers].as_chunks::<2>().0.iter().map(|bounds| bounds.map(inside));

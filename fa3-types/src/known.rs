@@ -1,7 +1,7 @@
 //! A problem with host-side lengths.
 
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use crate::{IntervalRows, Lengths, Problem, ProblemError, SequenceRows, Sequences, TensorName};
@@ -36,6 +36,49 @@ impl KnownProblem {
         rows_q: SequenceRows,
         rows_k: SequenceRows,
     ) -> Result<KnownProblem, ProblemError> {
+        match problem.mask().intervals() {
+            Some(_) => Err(ProblemError::UnknownIntervals),
+            None => KnownProblem::of(problem, [rows_q, rows_k], None),
+        }
+    }
+
+    /// Adds the rows of a problem's sequences to it, and the bounds of its intervals, in the order of their tensor
+    /// ([`Intervals`](crate::Intervals)).
+    ///
+    /// ```
+    /// use fa3_types::{Dtype, Intervals, KnownProblem, Mask, ProblemSpec, SequenceRows};
+    ///
+    /// // Two sequences of 2 and 3 rows. In each the last row sees the first key, and other rows see no key.
+    /// let rows = SequenceRows::packed(&[0, 2, 5])?;
+    /// let spec = ProblemSpec::packed(Dtype::F16, (4, 2), 64, &rows, &rows);
+    /// let form = Intervals::of_shape([1, 1, 5, 2], spec.q.shape)?;
+    /// let problem = spec.mask(Mask::Intervals(form)).validate()?;
+    /// let bounds = [0, 0, 0, 1, 0, 0, 0, 0, 0, 1];
+    /// let problem = KnownProblem::with_intervals(problem, rows.clone(), rows, bounds)?;
+    /// assert!(problem.allows([1, 3, 2], 0) && !problem.allows([1, 3, 1], 0));
+    /// # Ok::<(), fa3_types::ProblemError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`KnownProblem::new`], except the last one. [`ProblemError::NoIntervals`] if the mask is not one
+    /// of intervals, [`ProblemError::IntervalsCount`] if the number of bounds is wrong.
+    pub fn with_intervals(
+        problem: Problem,
+        rows_q: SequenceRows,
+        rows_k: SequenceRows,
+        bounds: impl Into<Arc<[i32]>>,
+    ) -> Result<KnownProblem, ProblemError> {
+        let mask = problem.mask();
+        let form = mask.intervals().ok_or(ProblemError::NoIntervals { mask })?;
+        let intervals = IntervalRows::new(form, problem.q().shape, bounds)?;
+        KnownProblem::of(problem, [rows_q, rows_k], Some(intervals))
+    }
+
+    fn of(
+        problem: Problem,
+        [rows_q, rows_k]: [SequenceRows; 2],
+        intervals: Option<IntervalRows>,
+    ) -> Result<KnownProblem, ProblemError> {
         let sides = [
             (TensorName::Q, problem.seqs_q(), problem.q().shape.seqlen, &rows_q),
             (TensorName::K, problem.seqs_k(), problem.k().shape.seqlen, &rows_k),
@@ -49,10 +92,7 @@ impl KnownProblem {
                 return Err(ProblemError::CuSeqlensEnd { tensor, given: rows.end(), rows: seqlen });
             }
         }
-        match problem.mask().intervals() {
-            Some(_) => Err(ProblemError::UnknownIntervals),
-            None => Ok(KnownProblem { problem, rows_q, rows_k, intervals: None }),
-        }
+        Ok(KnownProblem { problem, rows_q, rows_k, intervals })
     }
 
     /// The intervals of rows, if the mask is one of intervals.
@@ -60,14 +100,26 @@ impl KnownProblem {
         self.intervals.as_ref()
     }
 
+    /// The keys that query row `row` of a sequence and a head sees by its intervals, as two disjoint ranges; `None` if
+    /// the mask is not one of intervals. Rows and keys are counted from 0 within the sequence.
+    ///
+    /// # Panics
+    /// If the tensor has no such row.
+    pub fn intervals_of_row(&self, [sequence, head, row]: [usize; 3]) -> Option<[Range<usize>; 2]> {
+        let (entry, first) = self.rows_q.start(sequence);
+        let keys = self.rows_k.len(sequence);
+        self.intervals.as_ref().map(|intervals| intervals.of_row([entry, head, first + row], keys))
+    }
+
     /// Whether query row `row` of a sequence and a head sees key `key`. Rows are counted from 0 within the sequence.
-    pub fn allows(&self, [sequence, head, row]: [usize; 3], key: usize) -> bool {
+    pub fn allows(&self, at @ [sequence, _, row]: [usize; 3], key: usize) -> bool {
         let len = self.lengths(sequence);
-        match &self.intervals {
-            Some(intervals) if row < len.q => {
-                intervals.of_row([sequence, head, row], len.k).iter().any(|keys| keys.contains(&key))
-            }
-            _ => self.mask().allows(row, key, len),
+        if row >= len.q {
+            return false;
+        }
+        match self.intervals_of_row(at) {
+            Some(ranges) => ranges.iter().any(|keys| keys.contains(&key)),
+            None => self.mask().allows(row, key, len),
         }
     }
 
@@ -119,15 +171,21 @@ impl Problem {
     /// # Errors
     /// [`ProblemError::UnknownLengths`] if sequences are packed, have `seqused`, or are in a cache.
     pub fn known(&self) -> Result<KnownProblem, ProblemError> {
+        let [rows_q, rows_k] = self.dense_rows()?;
+        KnownProblem::new(self.clone(), rows_q, rows_k)
+    }
+
+    /// The rows of Q and of K, if the shapes of dense sequences determine them.
+    fn dense_rows(&self) -> Result<[SequenceRows; 2], ProblemError> {
         let rows = |tensor, sequences: Sequences| match sequences.seqlen() {
             Some(seqlen) if sequences.are_equal() => Ok(SequenceRows::dense(sequences.count(), seqlen)),
             _ => Err(ProblemError::UnknownLengths { tensor }),
         };
-        let (rows_q, rows_k) = (rows(TensorName::Q, self.seqs_q())?, rows(TensorName::K, self.seqs_k())?);
-        KnownProblem::new(self.clone(), rows_q, rows_k)
+        Ok([rows(TensorName::Q, self.seqs_q())?, rows(TensorName::K, self.seqs_k())?])
     }
 
-    /// The problem with the bounds of its intervals, in the order of their tensor ([`Intervals`](crate::Intervals)).
+    /// The problem with the bounds of its intervals, in the order of their tensor ([`Intervals`](crate::Intervals)), if
+    /// the shapes of its dense sequences determine its lengths. For others see [`KnownProblem::with_intervals`].
     ///
     /// ```
     /// use fa3_types::{Dtype, Intervals, Mask, ProblemSpec, Shape};
@@ -142,15 +200,9 @@ impl Problem {
     /// ```
     ///
     /// # Errors
-    /// [`ProblemError::NoIntervals`] if the mask is not one of intervals, [`ProblemError::IntervalsCount`] if the
-    /// number of bounds is wrong.
+    /// The errors of [`KnownProblem::with_intervals`], and [`ProblemError::UnknownLengths`].
     pub fn known_intervals(&self, bounds: impl Into<Arc<[i32]>>) -> Result<KnownProblem, ProblemError> {
-        let mask = self.mask();
-        let form = mask.intervals().ok_or(ProblemError::NoIntervals { mask })?;
-        // The sequences are dense and of one length.
-        let [rows_q, rows_k] = [(self.seqs_q(), self.q()), (self.seqs_k(), self.k())]
-            .map(|(sequences, x)| SequenceRows::dense(sequences.count(), x.shape.seqlen));
-        let intervals = Some(IntervalRows::new(form, self.q().shape, bounds)?);
-        Ok(KnownProblem { problem: self.clone(), rows_q, rows_k, intervals })
+        let [rows_q, rows_k] = self.dense_rows()?;
+        KnownProblem::with_intervals(self.clone(), rows_q, rows_k, bounds)
     }
 }

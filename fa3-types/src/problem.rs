@@ -42,6 +42,7 @@ pub struct Problem {
     sink: bool,
     extra: Option<ExtraCache>,
     lse: LseForm,
+    max_logits: bool,
 }
 
 impl Problem {
@@ -66,6 +67,7 @@ impl Problem {
             sink,
             extra,
             lse,
+            max_logits,
         } = spec;
         let tensors = [
             (TensorName::Q, &q, HEAD_DIM_LIMIT),
@@ -103,13 +105,14 @@ impl Problem {
         let softcap = softcap.map(SoftCap::new).transpose()?;
         let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
         let qv = qv.map(TensorDesc::canonical);
-        let mask = mask?;
+        let mut mask = mask?;
         if seqs_k.list().is_some() && mask != Mask::None {
             return Err(ProblemError::ListsAndMask { mask });
         }
         extra.as_ref().map_or(Ok(()), |extra| extra.check([&k, &v], seqs_k))?;
-        if mask.intervals().is_some() {
-            Intervals::check([q.dtype, k.dtype], qv.is_some(), [seqs_q, seqs_k])?;
+        if let Mask::Intervals(form) = &mut mask {
+            Intervals::check([q.dtype, k.dtype], qv.is_some())?;
+            *form = form.simplified(q.shape);
         }
         // No sequence is longer than its tensor.
         let mask = mask.simplified(Lengths { q: q.shape.seqlen, k: seqs_k.capacity(k.shape.seqlen) });
@@ -130,6 +133,7 @@ impl Problem {
             sink,
             extra: extra.map(ExtraCache::canonical),
             lse: LseForm { without_sink: lse.without_sink && sink, ..lse },
+            max_logits,
         })
     }
 
@@ -154,6 +158,7 @@ impl Problem {
             sink,
             extra,
             lse,
+            max_logits,
         } = *self;
         ProblemSpec {
             q,
@@ -171,6 +176,7 @@ impl Problem {
             sink,
             extra,
             lse,
+            max_logits,
         }
     }
 
@@ -257,6 +263,7 @@ impl Problem {
             sink,
             extra: _,
             lse,
+            max_logits,
         } = self;
         let some = |x: &TensorDesc, seqlen| {
             TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen, heads: 1, ..x.shape })
@@ -278,6 +285,7 @@ impl Problem {
             sink: *sink,
             extra: None,
             lse: *lse,
+            max_logits: *max_logits,
         }
     }
 
@@ -394,6 +402,12 @@ impl Problem {
     /// The form of LSE. It leaves out the sink only if there are sinks.
     pub fn lse_form(&self) -> LseForm {
         self.lse
+    }
+
+    /// Whether the largest score of each row is a result, `max_logits`, beside LSE and of its shape: scaled and capped,
+    /// without the sink, and -inf for a row that sees no key. QK-clip takes the largest one of each head.
+    pub fn has_max_logits(&self) -> bool {
+        self.max_logits
     }
 
     /// The sequences of Q and O.

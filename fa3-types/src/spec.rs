@@ -60,6 +60,8 @@ pub struct ProblemSpec {
     pub extra: Option<ExtraCache>,
     /// The form of LSE.
     pub lse: LseForm,
+    /// Whether the largest score of each row is a result: see [`Problem::has_max_logits`].
+    pub max_logits: bool,
 }
 
 impl ProblemSpec {
@@ -84,6 +86,7 @@ impl ProblemSpec {
             sink: false,
             extra: None,
             lse: LseForm::default(),
+            max_logits: false,
         }
     }
 
@@ -161,6 +164,9 @@ impl ProblemSpec {
         extra(extra: ExtraCache) { extra: Some(extra) }
         /// Sets the form of LSE.
         lse_form(form: LseForm) { lse: form }
+
+        /// Makes the largest score of each row a result.
+        max_logits() { max_logits: true }
     }
 
     /// Gives V and O, contiguous, their own head dimension.

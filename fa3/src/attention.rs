@@ -6,7 +6,7 @@ use fa3_types::{
     Intervals, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Shape, TensorDesc,
     TensorName, UnknownFeature,
 };
-use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
+use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 
 use crate::cpu::keys::Keys;
 use crate::cpu::queries::Queries;
@@ -121,8 +121,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         /// documents, of prefixes, of windows beside a sink of first keys, and of padding. Keys outside of the
         /// intervals take no time.
         ///
-        /// Sequences are dense and used in full, elements have 16 bits or more, and `qv` is not allowed. A GPU takes
-        /// head dimensions up to 256.
+        /// Keys are counted from the sequence's first one. Packed sequences have intervals (1, heads_q or 1, total_q, 2
+        /// or 4). Elements have 16 bits or more, and `qv` is not allowed. A GPU takes head dimensions up to 256.
         ///
         /// ```
         /// # use fa3::ndarray::{Array4, arr2};
@@ -203,14 +203,14 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// # Errors
     /// [`Error`] with the first violation.
     pub fn problem(&self) -> Result<KnownProblem, Error> {
-        if let Some(intervals) = &self.intervals {
-            return Ok(self
-                .spec()?
-                .validate()?
-                .known_intervals(Vec::from_iter(intervals.iter().copied()))?);
-        }
-        let [rows_q, rows_k] = self.rows()?;
-        Ok(self.spec()?.with_rows(rows_q, rows_k)?)
+        let ([rows_q, rows_k], spec) = (self.rows()?, self.spec()?);
+        Ok(match &self.intervals {
+            None => spec.with_rows(rows_q, rows_k)?,
+            Some(intervals) => {
+                let bounds = Vec::from_iter(intervals.iter().copied());
+                KnownProblem::with_intervals(spec.validate()?, rows_q, rows_k, bounds)?
+            }
+        })
     }
 
     /// The rows of the sequences of Q and of K.
@@ -289,7 +289,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         lse: ArrayViewMut3<'_, f32>,
     ) -> Result<(), UnknownFeature> {
         let [_, k, v] = &self.qkv;
-        T::forward_on_cpu(problem, self.queries(), Keys::new(k, v), o, lse)
+        T::forward_on_cpu(problem, self.queries(), Keys::new(k, v), o, lse.insert_axis(Axis(3)))
     }
 
     /// `cu_seqlens` of Q and of K, if the tensors are packed.

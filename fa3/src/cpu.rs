@@ -21,7 +21,7 @@ mod unit;
 use std::cmp::Reverse;
 
 use fa3_types::{Feature, Known, KnownProblem, UnknownFeature};
-use ndarray::{ArrayViewMut3, ArrayViewMut4, Axis};
+use ndarray::{ArrayViewMut4, Axis};
 use rayon::prelude::*;
 
 use crate::Scalar;
@@ -57,12 +57,14 @@ pub(crate) const KNOWN: Known = Known::new(
         Feature::Packed,
         Feature::Used,
         Feature::LseForm,
+        Feature::MaxLogits,
     ],
 );
 
-/// Computes the forward pass into `o` and `lse`. The views have the problem's shapes: all come from one
-/// [`crate::Attention`] or [`crate::CachedAttention`]. If K and V are paged, the problem has only the sequences'
-/// lengths, and `keys` has the pages.
+/// Computes the forward pass into `o` and `of_rows`, which is (batch, heads_q, seqlen_q, 1 or 2): LSE of a row, and its
+/// largest score, if the problem has it. The views have the problem's shapes: all come from one [`crate::Attention`] or
+/// [`crate::CachedAttention`]. If K and V are paged, the problem has only the sequences' lengths, and `keys` has the
+/// pages.
 ///
 /// # Errors
 /// The problem has a feature that is not computed.
@@ -71,7 +73,7 @@ pub(crate) fn forward<T: Scalar>(
     queries: Queries<'_, T>,
     keys: Keys<'_>,
     mut o: ArrayViewMut4<'_, T::Output>,
-    mut lse: ArrayViewMut3<'_, f32>,
+    mut of_rows: ArrayViewMut4<'_, f32>,
 ) -> Result<(), UnknownFeature> {
     KNOWN.check(problem)?;
     if o.is_empty() {
@@ -79,9 +81,10 @@ pub(crate) fn forward<T: Scalar>(
         return Ok(());
     }
     o.fill(T::Output::default());
-    lse.fill(problem.lse_form().empty());
+    let empty = [problem.lse_form().empty(), f32::NEG_INFINITY];
+    of_rows.axis_iter_mut(Axis(3)).zip(empty).for_each(|(mut numbers, empty)| numbers.fill(empty));
     let call = Call { problem, unit: ScoreUnit::of(problem), queries: queries.view(), keys: keys.view() };
-    let mut strips = strips(&call, o, lse);
+    let mut strips = strips(&call, o, of_rows);
     // The longest strips come first, so that no long strip is left for one thread at the end.
     strips.sort_by_key(|strip| Reverse(strip.pairs()));
     strips.into_par_iter().with_max_len(1).for_each(Strip::run);
@@ -92,30 +95,31 @@ pub(crate) fn forward<T: Scalar>(
 fn strips<'a, T: Scalar>(
     call: &'a Call<'a, T>,
     o: ArrayViewMut4<'a, T::Output>,
-    lse: ArrayViewMut3<'a, f32>,
+    of_rows: ArrayViewMut4<'a, f32>,
 ) -> Vec<Strip<'a, T>> {
     let (problem, group) = (call.problem, call.problem.heads().group_size());
     let heads = group.min(TILE_M);
     let positions = TILE_M / heads * tiles_a_strip(problem, heads);
-    // (batch, rows, heads, 1), cut as O is.
-    let lse = lse.permuted_axes([0, 2, 1]).insert_axis(Axis(3));
+    // (batch, rows, heads, numbers), cut as O is.
+    let of_rows = of_rows.permuted_axes([0, 2, 1, 3]);
     let mut strips = vec![];
     let seqs = problem.rows_q();
-    for (index, (o, lse)) in sequences(seqs, o).into_iter().zip(sequences(seqs, lse)).enumerate() {
-        let groups = pieces(o, Axis(1), group).into_iter().zip(pieces(lse, Axis(1), group));
-        for (head_kv, (o, lse)) in groups.enumerate() {
-            let parts = pieces(o, Axis(1), heads).into_iter().zip(pieces(lse, Axis(1), heads));
-            for (part, (o, lse)) in parts.enumerate() {
+    for (index, (o, of_rows)) in sequences(seqs, o).into_iter().zip(sequences(seqs, of_rows)).enumerate() {
+        let groups = pieces(o, Axis(1), group).into_iter().zip(pieces(of_rows, Axis(1), group));
+        for (head_kv, (o, of_rows)) in groups.enumerate() {
+            let parts = pieces(o, Axis(1), heads).into_iter().zip(pieces(of_rows, Axis(1), heads));
+            for (part, (o, of_rows)) in parts.enumerate() {
                 let first_head = head_kv * group + part * heads;
-                let places = pieces(o, Axis(0), positions).into_iter().zip(pieces(lse, Axis(0), positions));
-                strips.extend(places.enumerate().map(|(strip, (o, lse))| Strip {
+                let places =
+                    pieces(o, Axis(0), positions).into_iter().zip(pieces(of_rows, Axis(0), positions));
+                strips.extend(places.enumerate().map(|(strip, (o, of_rows))| Strip {
                     call,
                     index,
                     head_kv,
                     first_head,
                     first: strip * positions,
                     o,
-                    lse,
+                    of_rows,
                 }));
             }
         }
@@ -149,7 +153,8 @@ mod tests {
         let (mut o, mut lse) = (Array4::<bf16>::default(shape.dims()), Array3::zeros(problem.lse_shape()));
         let x = x.view();
         let (queries, keys) = (Queries { q: x, qv: None, sink: None }, Keys::new(&x, &x));
-        let error = forward(&problem, queries, keys, o.view_mut(), lse.view_mut()).unwrap_err();
+        let error =
+            forward(&problem, queries, keys, o.view_mut(), lse.view_mut().insert_axis(Axis(3))).unwrap_err();
         assert_eq!(error.to_string(), "the CPU engine cannot compute attention with scales of blocks");
 
         let x = Array4::<f32>::zeros(shape.dims());

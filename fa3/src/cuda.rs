@@ -114,7 +114,7 @@ pub(crate) mod sparse;
 
 use fa3_quant::RopeTable;
 use fa3_types::{BackwardProblem, CombineProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem};
-use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
+use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4, ArrayViewMut3};
 
 use crate::cache::Outputs;
 use crate::cpu::queries::Queries;
@@ -196,21 +196,29 @@ fn attend<P, O: Scalar>(
 }
 
 /// Computes attention over a cache into arrays, on the device. `add` adds the inputs, with padded rows. Keys are split
-/// where Q has few rows.
+/// where Q has few rows. There are `max_logits` if the problem has them.
 fn over_cache<T: Scalar>(
     device: &Device,
     problem: &Problem,
     add: impl FnOnce(&mut DeviceInputs<'_>) -> Result<(), HostError>,
     (o_to, lse_to): Outputs<'_, T>,
+    max_logits: Option<ArrayViewMut3<'_, f32>>,
 ) -> Result<(), OperationError> {
     let padded = problem.padded();
     let options = ForwardOptions::default().split_keys(SplitKeys::Even);
     let forward = Forward::with(device, &padded, &options)?;
     let mut inputs = DeviceInputs::new(device)?;
     add(&mut inputs)?;
-    let (o, lse) = attend(device, &forward, &inputs, &padded)?;
-    unpad(o, problem.head_dim_v()).assign_to(o_to);
+    let (mut outputs, of_lse) = (OutputBuffers::new(device, &padded)?, padded.lse_shape());
+    let mut largest = max_logits.as_ref().map(|_| OutputBuffers::of_rows(device, &padded)).transpose()?;
+    let tensors = inputs.tensors().output("o", &mut outputs.o).output("lse", &mut outputs.lse);
+    inputs.run(&forward, tensors.output("max_logits", largest.as_mut()))?;
+    let (o, lse) = outputs.download(&inputs, &padded)?;
+    unpad::<T::Output>(o, problem.head_dim_v()).assign_to(o_to);
     lse.assign_to(lse_to);
+    if let Some((to, from)) = max_logits.zip(largest) {
+        inputs.download::<f32, _>(&from, of_lse)?.assign_to(to);
+    }
     Ok(())
 }
 
@@ -257,8 +265,13 @@ impl OutputBuffers {
     fn new(device: &Device, problem: &Problem) -> Result<OutputBuffers, HostError> {
         Ok(OutputBuffers {
             o: device.alloc(problem.o().extent_bytes().0 as usize)?,
-            lse: device.alloc(problem.lse_shape().iter().product::<usize>() * size_of::<f32>())?,
+            lse: OutputBuffers::of_rows(device, problem)?,
         })
+    }
+
+    /// Allocates an array of the shape of LSE.
+    fn of_rows(device: &Device, problem: &Problem) -> Result<DeviceBuffer, HostError> {
+        device.alloc(problem.lse_shape().iter().product::<usize>() * size_of::<f32>())
     }
 
     /// Downloads the written results.

@@ -3,7 +3,7 @@
 use fa3_quant::E4m3;
 use fa3_types::{Dtype, KnownProblem, UnknownFeature};
 use half::{bf16, f16};
-use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
+use ndarray::{ArrayView1, ArrayView4, ArrayViewMut4};
 
 use crate::cpu::keys::Keys;
 use crate::cpu::queries::Queries;
@@ -31,7 +31,7 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
         queries: Queries<'_, Self>,
         keys: Keys<'_>,
         o: ArrayViewMut4<'_, Self::Output>,
-        lse: ArrayViewMut3<'_, f32>,
+        of_rows: ArrayViewMut4<'_, f32>,
     ) -> Result<(), UnknownFeature>;
 
     /// The CPU engine's backward pass. It is not generic, for the same reason.
@@ -66,9 +66,9 @@ macro_rules! scalar {
                 queries: Queries<'_, Self>,
                 keys: Keys<'_>,
                 o: ArrayViewMut4<'_, Self::Output>,
-                lse: ArrayViewMut3<'_, f32>,
+                of_rows: ArrayViewMut4<'_, f32>,
             ) -> Result<(), UnknownFeature> {
-                cpu::forward(problem, queries, keys, o, lse)
+                cpu::forward(problem, queries, keys, o, of_rows)
             }
 
             #[inline(never)]

@@ -5,9 +5,10 @@ use std::num::NonZeroU32;
 use fa3_types::{
     ExtraCache, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
 };
-use ndarray::{ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
+use ndarray::{Array3, Array4, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 
 use crate::attention::{check_outputs, contiguous, outputs};
+use crate::cache::Outputs;
 use crate::cpu::keys::{Keys, ListedRows, Pages};
 use crate::cpu::queries::Queries;
 #[cfg(feature = "cuda")]
@@ -87,10 +88,15 @@ impl<'a, T: Scalar> SparseAttention<'a, T> {
     /// # Errors
     /// [`Error`] with the first violation.
     pub fn problem(&self) -> Result<Problem, Error> {
+        self.problem_of(false)
+    }
+
+    /// The problem, whose results may have the largest scores.
+    fn problem_of(&self, max_logits: bool) -> Result<Problem, Error> {
         let (q, k, v) = (contiguous(&self.q), contiguous(&self.cache.k), contiguous(&self.cache.v));
         let o = TensorDesc::contiguous(T::Output::DTYPE, Shape { head_dim: v.shape.head_dim, ..q.shape });
         let mut spec = ProblemSpec::new(q, k, v, o).seqs_k(self.cache.sequences()?);
-        spec.qv = self.qv.as_ref().map(contiguous);
+        (spec.qv, spec.max_logits) = (self.qv.as_ref().map(contiguous), max_logits);
         if let Some(extra) = &self.extra {
             let (k, v) = (contiguous(&extra.k), contiguous(&extra.v));
             spec = spec.extra(ExtraCache { k, v, sequences: extra.sequences()? });
@@ -106,8 +112,23 @@ impl<'a, T: Scalar> SparseAttention<'a, T> {
     pub fn forward(&self, device: &Device) -> Result<Output<T::Output>, Error> {
         let problem = self.problem()?;
         let (mut o, mut lse) = outputs(&problem);
-        self.compute(device, &problem, o.view_mut(), lse.view_mut())?;
+        self.compute(device, &problem, (o.view_mut(), lse.view_mut()), None)?;
         Ok(Output::new(o, lse))
+    }
+
+    /// Computes O, LSE, and the largest score of each row, of LSE's shape: scaled and capped, without the sink, and
+    /// -inf for a row that sees no key.
+    ///
+    /// # Errors
+    /// The errors of [`SparseAttention::forward`].
+    pub fn forward_with_max_logits(
+        &self,
+        device: &Device,
+    ) -> Result<(Output<T::Output>, Array3<f32>), Error> {
+        let problem = self.problem_of(true)?;
+        let ((mut o, mut lse), mut largest) = (outputs(&problem), Array3::zeros(problem.lse_shape()));
+        self.compute(device, &problem, (o.view_mut(), lse.view_mut()), Some(largest.view_mut()))?;
+        Ok((Output::new(o, lse), largest))
     }
 
     /// Computes O and LSE into existing arrays, which have the shapes of [`Output`] and any strides. All of their
@@ -123,15 +144,15 @@ impl<'a, T: Scalar> SparseAttention<'a, T> {
     ) -> Result<(), Error> {
         let problem = self.problem()?;
         check_outputs(&problem, &o, &lse)?;
-        self.compute(device, &problem, o, lse)
+        self.compute(device, &problem, (o, lse), None)
     }
 
     fn compute(
         &self,
         device: &Device,
         problem: &Problem,
-        o: ArrayViewMut4<'_, T::Output>,
-        lse: ArrayViewMut3<'_, f32>,
+        (o, mut lse): Outputs<'_, T>,
+        max_logits: Option<ArrayViewMut3<'_, f32>>,
     ) -> Result<(), Error> {
         let queries = Queries { q: self.q, qv: self.qv, sink: self.scores.sink };
         match device {
@@ -143,7 +164,14 @@ impl<'a, T: Scalar> SparseAttention<'a, T> {
                 let (k, v) = (rows(|cache| cache.k), rows(|cache| cache.v));
                 let mut keys = Keys::new(&k, &v);
                 keys.pages = Some(&pages);
-                T::forward_on_cpu(&known, queries, keys, o, lse)?;
+                let Some(mut max_logits) = max_logits else {
+                    return Ok(T::forward_on_cpu(&known, queries, keys, o, lse.insert_axis(Axis(3)))?);
+                };
+                let [batch, heads, rows] = problem.lse_shape();
+                let mut of_rows = Array4::zeros([batch, heads, rows, 2]);
+                T::forward_on_cpu(&known, queries, keys, o, of_rows.view_mut())?;
+                lse.assign(&of_rows.index_axis(Axis(3), 0));
+                max_logits.assign(&of_rows.index_axis(Axis(3), 1));
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
@@ -153,6 +181,7 @@ impl<'a, T: Scalar> SparseAttention<'a, T> {
                     queries,
                     (&self.cache, self.extra.as_ref()),
                     (o, lse),
+                    max_logits,
                 )?;
             }
         }

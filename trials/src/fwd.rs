@@ -104,6 +104,44 @@ pub fn judged(case: &Case, values: &Values, answer: &Forward<f32>) -> Result<f64
     Ok(parts.iter().map(|part| part.ratio).fold(0.0, f64::max))
 }
 
+/// Checks the largest score of each row, if the program has it.
+///
+/// # Errors
+/// The first wrong number.
+pub(crate) fn check_max_logits(case: &Case, values: &Values, after: Memory<'_>) -> Result<(), String> {
+    let Some(given) = after.floats(fwd::buffers::MAX_LOGITS) else { return Ok(()) };
+    let (case, values) = case.joined(values);
+    let problem = &case.problem;
+    let [_, heads, rows] = problem.lse_shape();
+    let mut expected = vec![f64::NEG_INFINITY; given.len()];
+    for index in 0..problem.batch() {
+        let (len, (batch_q, first_q), (batch_k, first_k)) =
+            (problem.lengths(index), problem.rows_q().start(index), problem.rows_k().start(index));
+        for (head, row) in (0..heads).flat_map(|head| (0..len.q).map(move |row| (head, row))) {
+            let head_kv = problem.heads().kv_head(head);
+            let scores = (0..len.k).filter(|&key| problem.allows([index, head, row], key)).map(|key| {
+                let products = (0..problem.head_dim()).map(|col| {
+                    let (q, k) = (
+                        values.q[[batch_q, first_q + row, head, col]],
+                        values.k[[batch_k, first_k + key, head_kv, col]],
+                    );
+                    f64::from(q) * f64::from(k)
+                });
+                let score = products.sum::<f64>() * problem.softmax_scale().natural();
+                problem.softcap().map_or(score, |cap| cap.apply(score))
+            });
+            expected[(batch_q * heads + head) * rows + first_q + row] =
+                scores.fold(f64::NEG_INFINITY, f64::max);
+        }
+    }
+    let is_near =
+        |(&x, &y): (&f32, &f64)| f64::from(x) == y || (f64::from(x) - y).abs() <= 1e-4 * y.abs().max(1.0);
+    match given.iter().zip(&expected).position(|pair| !is_near(pair)) {
+        Some(at) => Err(format!("max_logits at {at} is {}, expected {}", given[at], expected[at])),
+        None => Ok(()),
+    }
+}
+
 impl Launch {
     /// Plans `problem` for a device.
     ///

@@ -4,7 +4,7 @@
 use crate::Trial;
 use crate::mutate::{Target, interval_targets};
 use crate::{bwd, fwd};
-use fa3_types::{Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec};
+use fa3_types::{Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec, SequenceRows};
 
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     fwd::intervals::trials(seed).into_iter().chain(bwd::intervals::trials(seed)).collect()
@@ -56,6 +56,11 @@ impl Kind {
         }
     }
 
+    /// The form of such a mask.
+    pub(crate) fn form(self, per_sequence: bool, per_head: bool) -> Intervals {
+        Intervals { of_row: self.of_row(), per_sequence, per_head }
+    }
+
     /// Bounds of row `row`. `place` is the row's index among the rows of all heads and sequences.
     fn bounds(self, row: usize, keys: usize, place: usize) -> [i32; 4] {
         let (at, end) = (row as i32, keys as i32);
@@ -87,23 +92,47 @@ impl Kind {
         }
     }
 
-    /// The problem under a mask of this kind. `per_sequence` and `per_head` say whether sequences and heads have their
-    /// own intervals.
+    /// The problem of dense sequences under a mask of this kind. `per_sequence` and `per_head` say whether sequences
+    /// and heads have their own intervals.
     ///
     /// # Panics
     /// If the problem is invalid.
     pub fn of(self, spec: ProblemSpec, per_sequence: bool, per_head: bool) -> KnownProblem {
-        let form = Intervals { of_row: self.of_row(), per_sequence, per_head };
-        let (q, keys) = (spec.q.shape, spec.k.shape.seqlen);
-        let [batch, heads, rows, numbers] = form.shape(q);
+        let rows = [spec.q, spec.k].map(|x| SequenceRows::dense(x.shape.batch, x.shape.seqlen));
+        self.of_sequences(spec, rows, per_sequence, per_head)
+    }
+
+    /// The problem of these sequences under a mask of this kind. Bounds follow from a row's index and the keys in its
+    /// sequence; a dense batch that shares its intervals has the bounds of the first sequence.
+    ///
+    /// # Panics
+    /// If the problem is invalid.
+    pub fn of_sequences(
+        self,
+        spec: ProblemSpec,
+        [rows_q, rows_k]: [SequenceRows; 2],
+        per_sequence: bool,
+        per_head: bool,
+    ) -> KnownProblem {
+        let problem = spec
+            .mask(Mask::Intervals(self.form(per_sequence, per_head)))
+            .validate()
+            .expect("the caller's problem is valid");
+        let form = problem.mask().intervals().expect("it has intervals");
+        let [batch, heads, rows, numbers] = form.shape(problem.q().shape);
+        // The sequence of a row, and the row's index in it. Rows behind all sequences have any bounds.
+        let place = |entry: usize, row: usize| {
+            let sequence = (0..rows_q.count()).rfind(|&index| rows_q.start(index) <= (entry, row));
+            sequence.map_or((0, row), |index| (rows_k.len(index), row - rows_q.start(index).1))
+        };
         let mut bounds = Vec::new();
-        for (place, row) in (0..batch * heads).flat_map(|of| (0..rows).map(move |row| (of * rows + row, row)))
-        {
+        for (of, row) in (0..batch * heads).flat_map(|of| (0..rows).map(move |row| (of, row))) {
+            let (keys, row_of_sequence) = place(of / heads, row);
             // Each further head shifts its bounds by some rows.
-            let row = row + place / rows.max(1) * 5;
-            bounds.extend_from_slice(&self.bounds(row, keys, place)[..numbers]);
+            let numbers_of_row = self.bounds(row_of_sequence + of * 5, keys, of * rows + row);
+            bounds.extend_from_slice(&numbers_of_row[..numbers]);
         }
-        let problem = spec.mask(Mask::Intervals(form)).validate();
-        problem.and_then(|problem| problem.known_intervals(bounds)).expect("intervals beside dense sequences")
+        let known = KnownProblem::with_intervals(problem, rows_q, rows_k, bounds);
+        known.expect("every row has its bounds")
     }
 }

@@ -11,7 +11,7 @@ use fa3_types::{
 };
 use ndarray::{Array4, Axis};
 
-use crate::fwd::{device, input, judged, outputs, with_qv};
+use crate::fwd::{check_max_logits, device, input, judged, outputs, with_qv};
 use crate::memory::{before, tensor_bytes, words};
 use crate::mutate::{Equivalent, QK_FENCE, Target};
 use crate::values::Rng;
@@ -55,6 +55,8 @@ pub struct Case {
     pub sink: bool,
     /// The form of LSE.
     pub lse: LseForm,
+    /// Whether largest scores are a result.
+    pub max_logits: bool,
     /// Distribution of the inputs.
     pub dist: Dist,
     /// Split-KV mode, if any.
@@ -90,6 +92,7 @@ const LATENT: Case = Case {
     softcap: None,
     sink: false,
     lse: LseForm { base_two: false, without_sink: false, empty_is_infinite: false },
+    max_logits: false,
     dist: Dist::Normal,
     split_keys: Some(SplitKeys::Even),
     split_bytes: None,
@@ -150,7 +153,8 @@ impl Case {
             }
         });
         Trial::new(format!("{plan}, {self:?}"), Bits::Approximations, program, bytes, move |after| {
-            judged(&sequences, &values, &outputs(&sequences.problem, after)).map(|_| ())
+            judged(&sequences, &values, &outputs(&sequences.problem, after))?;
+            check_max_logits(&sequences, &values, after)
         })
     }
 
@@ -208,6 +212,7 @@ impl Case {
         let spec = ProblemSpec::dense(self.dtype, q, kv).head_dim_v(self.columns.1);
         let mut spec = if self.qv { with_qv(spec) } else { spec };
         (spec.softcap, spec.sink, spec.lse) = (self.softcap, self.sink, self.lse);
+        spec.max_logits = self.max_logits;
         spec
     }
 
@@ -282,7 +287,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let cases = [
         Case { caches: (used, None), ..LATENT },
         // Two tiles of 60 heads read the same keys.
-        Case { heads: (120, 1), sms: 4, sink: true, lse: FLASH_MLA, ..LATENT },
+        Case { heads: (120, 1), sms: 4, sink: true, lse: FLASH_MLA, max_logits: true, ..LATENT },
         Case { heads: (12, 1), caches: (used, Some(Listed { pages: (130, 1), ..paged })), ..LATENT },
         Case {
             sequences: 2,
@@ -290,6 +295,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
             dtype: Dtype::F16,
             softcap: Some(3.0),
             split_keys: Some(SplitKeys::FixedSize { keys: 128 }),
+            max_logits: true,
             ..LATENT
         },
         Case {
@@ -299,29 +305,41 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
             ..LATENT
         },
         // No entry is a row.
-        Case { holes: 1, caches: (LISTED, None), split_keys: Some(SplitKeys::Whole), ..LATENT },
+        Case {
+            holes: 1,
+            caches: (LISTED, None),
+            split_keys: Some(SplitKeys::Whole),
+            max_logits: true,
+            ..LATENT
+        },
         // Every entry is a row.
         Case { holes: u64::MAX, columns: (40, 328), dist: Dist::Decreasing, ..LATENT },
         Case { caches: (Listed { pages: (0, 16), keys: 70, ..LISTED }, None), ..LATENT },
         Case { sequences: 0, caches: (used, Some(paged)), ..LATENT },
+        Case { sequences: 0, split_keys: Some(SplitKeys::FixedSize { keys: 128 }), ..LATENT },
         Case { heads: (8, 2), columns: (128, 128), qv: false, caches: (used, Some(paged)), ..LATENT },
         Case {
             heads: (3, 1),
             columns: (64, 64),
             qv: false,
             caches: (Listed { keys: 300, ..LISTED }, None),
+            split_keys: Some(SplitKeys::Fixed),
+            max_logits: true,
             ..LATENT
         },
-        // CTAs merge pieces of lists.
+        // Sinks are added by the reduction, and by CTAs that merge splits.
+        Case { sink: true, lse: FLASH_MLA, split_keys: Some(SplitKeys::FixedSize { keys: 128 }), ..LATENT },
         Case {
-            heads: (2, 1),
-            columns: (64, 256),
-            caches: (paged, Some(used)),
-            split_keys: Some(SplitKeys::FixedSize { keys: 128 }),
+            columns: (128, 128),
+            qv: false,
+            caches: (used, Some(Listed { keys: 300, ..paged })),
+            sink: true,
+            lse: FLASH_MLA,
+            split_keys: Some(SplitKeys::Fixed),
             split_bytes: Some(0),
             ..LATENT
         },
-        Case { heads: (2, 1), columns: (64, 128), caches: (paged, None), ..LATENT },
+        Case { heads: (2, 1), columns: (64, 128), caches: (paged, None), max_logits: true, ..LATENT },
         Case { heads: (9, 1), columns: (512, 512), qv: false, caches: (paged, None), sequences: 2, ..LATENT },
     ];
     cases.into_iter().map(|case| Case { seed, ..case }.trial()).collect()
@@ -375,6 +393,7 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
         softcap: None,
         sink: of_kernel.below(2) == 0,
         lse: [LseForm::default(), FLASH_MLA][of_kernel.below(2)],
+        max_logits: of_kernel.below(2) == 0,
         dist: [Dist::Normal, Dist::Increasing, Dist::Decreasing][rng.below(3)],
         split_keys: splits[of_kernel.below(3)],
         split_bytes: None,

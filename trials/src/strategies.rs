@@ -160,12 +160,11 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// A problem under an interval mask, with up to 250 rows and 300 keys. The intervals change after some rows: some
-    /// rows or whole tiles see no key, others only distant keys.
+    /// A problem under an interval mask, with sequences up to 300 rows, dense or packed. The intervals change after
+    /// some rows: some rows or whole tiles see no key, others only distant keys.
     pub fn intervals_problem()(
         dtype in select(vec![Dtype::F32, Dtype::F16, Dtype::Bf16]),
-        batch in 1usize..=2,
-        (seqlen_q, seqlen_k) in (1usize..=250, 0usize..=300),
+        (rows_q, rows_k) in sequences(300),
         (heads_q, heads_kv) in heads(),
         (head_dim, head_dim_v) in (1usize..=20, 1usize..=20),
         of_row in select(vec![IntervalsOfRow::One, IntervalsOfRow::Two]),
@@ -173,19 +172,24 @@ prop_compose! {
         softcap in option::weighted(0.3, 0.5..20.0f64),
         runs in vec((1usize..120, vec(interval(300), 2)), 1..30),
     ) -> KnownProblem {
-        let q = Shape { batch, seqlen: seqlen_q, heads: heads_q, head_dim };
-        let form = Intervals { of_row, per_sequence, per_head };
-        let mut spec = ProblemSpec::dense(dtype, q, Shape { seqlen: seqlen_k, heads: heads_kv, ..q });
-        spec = spec.head_dim_v(head_dim_v).mask(Mask::Intervals(form));
+        let shape = |sequences: &SequenceRows, heads| {
+            let (batch, seqlen) = extent(sequences);
+            Shape { batch, seqlen, heads, head_dim }
+        };
+        let q = shape(&rows_q, heads_q);
+        let mask = Mask::Intervals(Intervals { of_row, per_sequence, per_head });
+        let spec = ProblemSpec::dense(dtype, q, shape(&rows_k, heads_kv)).head_dim_v(head_dim_v).mask(mask);
+        let mut spec = spec.seqs_q(rows_q.sequences()).seqs_k(rows_k.sequences());
         spec.softcap = softcap;
+        let problem = spec.validate().expect("the strategy makes valid problems");
+        let form = problem.mask().intervals().expect("it has intervals");
         let [batch, heads, rows, bounds] = form.shape(q);
         let rows_of_runs = runs.iter().cycle().flat_map(|(rows, intervals)| {
             let intervals: Vec<i32> = intervals.iter().flatten().copied().take(bounds).collect();
             std::iter::repeat_n(intervals, *rows)
         });
         let bounds: Vec<i32> = rows_of_runs.take(batch * heads * rows).flatten().collect();
-        let problem = spec.validate().expect("intervals beside dense sequences");
-        problem.known_intervals(bounds).expect("each row has its bounds")
+        KnownProblem::with_intervals(problem, rows_q, rows_k, bounds).expect("each row has its bounds")
     }
 }
 
@@ -220,10 +224,12 @@ pub fn latent(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Va
 
 /// Adds sinks to the problem.
 fn with_sinks(problem: &KnownProblem) -> KnownProblem {
-    let spec = problem.spec().sink();
+    let (spec, rows_q, rows_k) = (problem.spec().sink(), problem.rows_q().clone(), problem.rows_k().clone());
     let known = match problem.intervals() {
-        None => spec.with_rows(problem.rows_q().clone(), problem.rows_k().clone()),
-        Some(intervals) => spec.validate().and_then(|problem| problem.known_intervals(intervals.bounds())),
+        None => spec.with_rows(rows_q, rows_k),
+        Some(intervals) => spec
+            .validate()
+            .and_then(|problem| KnownProblem::with_intervals(problem, rows_q, rows_k, intervals.bounds())),
     };
     known.expect("sinks are always valid")
 }

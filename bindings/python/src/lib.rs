@@ -1,57 +1,39 @@
 //! The extension module `fa3._fa3`: attention, quantization for it, both in one call, and the split-KV reduction.
 //! Tensors are addresses in the memory of a GPU or of the CPU.
 //!
-//! ```text
-//! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
-//!
-//! y = x, rotated by its position, times M               M = diag(±1) · Hadamard
-//! codes = e4m3(y / scale)                               scale = max |y| / 448 of each block of rows of a head
-//! ```
-//!
-//! In place of a block of rows, a group of heads or the tensor may have the scale. With per-channel scales, y = x -
-//! mean of its channel, and each channel has a scale.
+//! The crate `fa3-call` defines the operations.
 //!
 //! A call's device and stream say where it is computed. The device is the number of a GPU, or -1 for the CPU, as in
 //! torch's `Tensor.get_device`. On the CPU a call is over when the function returns. If the stream is None, the call is
 //! only checked, without a device: by the rules of an H100, or by the rules of the CPU. Addresses are then ignored.
 //!
-//! The module reads tensors by torch's methods and does not link torch, so that one build serves every torch version.
-//! The Python sources beside it make the outputs. All operations go through `_fa3.run`.
+//! The module reads tensors by DLPack's C exchange or, if torch is older than 2.10, by torch's methods. It does not
+//! link torch, so that one build serves every torch version. The Python sources beside it make the outputs. All
+//! operations go through `_fa3.run`.
 
-// The arguments of a call from Python, and the reasons for refusing them.
 mod arguments;
-mod caught;
-mod error;
-mod place;
-
-// The operations.
-mod attention;
-mod cached;
 mod call;
-mod combine;
-mod fp8;
-mod gradients;
+mod dlpack;
+mod error;
 mod operation;
-mod quantize;
-mod table;
-
-// The CPU.
-mod cpu;
+mod threads;
 
 // State that is kept between calls.
-mod devices;
+mod kernels;
 mod workspaces;
 
 /// Attention, and quantization for it, over raw device addresses. The package `fa3` is built on this module, which is
 /// not meant to be used directly.
 #[pyo3::pymodule]
 mod _fa3 {
+    use fa3_call::Place;
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
 
+    use crate::error::exception;
+    use crate::kernels;
     #[pymodule_export]
     use crate::operation::Operation;
-    use crate::place::Place;
     use crate::workspaces::Allocate;
 
     #[pymodule_init]
@@ -102,5 +84,24 @@ mod _fa3 {
         allocate: Allocate,
     ) -> PyResult<Option<u32>> {
         operation.computes.compute(Place::new(device, stream), tensors, &allocate)
+    }
+
+    /// warm_up(device, calls)
+    ///
+    /// Compiles the kernels that calls launch on a GPU, side by side. A call is (operation, tensors), with tuples for
+    /// tensors, as in run. Later calls find the kernels. Returns the kernels, each once: the entry of each, and the
+    /// place where its machine code comes from. This is "archive", the file kernels.sm_90a in the package's folder;
+    /// "driver's cache", which is on disk; or "compiler", the driver's.
+    #[pyfunction]
+    fn warm_up(
+        py: Python<'_>,
+        device: u32,
+        calls: Vec<(Bound<'_, Operation>, Bound<'_, PyDict>)>,
+    ) -> PyResult<Vec<(String, &'static str)>> {
+        let plannings: Vec<_> = calls
+            .iter()
+            .map(|(operation, tensors)| operation.get().computes.planning(tensors))
+            .collect::<PyResult<_>>()?;
+        py.detach(|| kernels::compile(device, plannings)).map_err(exception)
     }
 }

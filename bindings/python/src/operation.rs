@@ -1,21 +1,19 @@
 //! Operations with their options.
 
+use std::cell::RefCell;
 use std::sync::LazyLock;
 
+use fa3_call::{
+    Attention, Cached, Call, Combination, Error, Fp8Attention, Gradients, Options, Quantization, Table,
+};
 use fa3_cuda::host::PlanCache;
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::Options;
-use crate::attention::Attention;
-use crate::cached::Cached;
-use crate::call::{Call, Compute, Planned, Plans};
-use crate::combine::Combination;
-use crate::fp8::Fp8Attention;
-use crate::gradients::Gradients;
-use crate::quantize::Quantization;
-use crate::table::Table;
+use crate::arguments::Choices;
+use crate::call::{Compute, Last, Planned, Plans};
+use crate::error::exception;
+use crate::kernels;
 
 /// Operation(name, **options)
 ///
@@ -55,13 +53,17 @@ impl Operation {
     #[new]
     #[pyo3(signature = (name, **options))]
     fn new(py: Python<'_>, name: String, options: Option<Bound<'_, PyDict>>) -> PyResult<Operation> {
+        kernels::find_archive(py);
         let given = options.unwrap_or_else(|| PyDict::new(py));
-        let options = Options::new(&given)?;
+        let choices = Choices(&given);
+        let options = Options::new(&choices);
         /// The operation of a call type, and its plans.
         macro_rules! planned {
             ($call:ty) => {{
                 static PLANS: LazyLock<Plans<$call>> = LazyLock::new(PlanCache::default);
-                Box::new(Planned::<$call> { numbers: <$call>::numbers(&options)?, plans: &PLANS })
+                thread_local!(static LAST: Last<$call> = const { RefCell::new(None) });
+                let numbers = <$call>::numbers(&options).map_err(exception)?;
+                Box::new(Planned::<$call> { numbers, plans: &PLANS, last: &LAST })
             }};
         }
         let computes: Box<dyn Compute> = match &*name {
@@ -72,9 +74,9 @@ impl Operation {
             "quantize" => planned!(Quantization),
             "combine" => planned!(Combination),
             "forward_table" => planned!(Table),
-            other => return Err(PyTypeError::new_err(format!("there is no operation {other}"))),
+            _ => return Err(exception(Error::NoOperation { name })),
         };
-        options.refuse_others()?;
+        options.refuse_others().map_err(exception)?;
         Ok(Operation { name, options: given.unbind(), computes })
     }
 }

@@ -3,12 +3,13 @@
 
 use std::sync::LazyLock;
 
+use fa3_call::Error;
 use fa3_cuda::host::{
     Compiled, Device, HostError, KeyedMutex, Lease, Operation, OperationError, Stream, Workspace,
 };
 use pyo3::prelude::*;
 
-use crate::error::Error;
+use crate::error::caller;
 
 /// The size in bytes of a stream's cached workspace: room for counters, and scratch memory for tables of sequences. A
 /// plan that needs more gets scratch memory for each launch.
@@ -62,7 +63,8 @@ impl Lent {
             None => (bytes, counters),
         };
         // The cached workspace is not held here: Python may run any code meanwhile, even another call on this stream.
-        let allocated = Python::attach(|py| allocate.call1(py, (bytes, zeros))?.extract(py))?;
+        let allocated =
+            Python::attach(|py| allocate.call1(py, (bytes, zeros))?.extract(py)).map_err(caller)?;
         Ok(Lent { kept, allocated: Some(allocated) })
     }
 

@@ -105,13 +105,22 @@ class Cached:
                 of_o, of_lse = (None, rows), (None, slice(None), rows)
             yield self.q[of_o], *(x[i : i + 1, :n] for x in self.own), of_o, of_lse
 
+    def intervals(self, make):
+        """The intervals that `make` gives for each sequence's rows and keys."""
+        parts = [make(rows, n)[0].clamp(-(2**31), 2**31 - 1).to(I32) for rows, n in zip(self.rows, self.keys)]
+        if self.ends is None:
+            return torch.stack(parts).to(self.q.device)
+        behind = torch.zeros(len(parts[0]), len(self.q) - sum(self.rows), parts[0].shape[2], dtype=I32)
+        return torch.cat([*parts, behind], 1).to(self.q.device)
+
     def judge(self, out, lse, qv=None, **options):
         """Fails unless each sequence has its own results, and other rows have O = 0 and LSE = -inf."""
         *batch, rows, heads, _ = self.q.shape
         assert (out.shape, out.dtype) == ((*batch, rows, heads, self.v.shape[3]), self.q.dtype) and out.is_contiguous()
         assert (lse.shape, lse.dtype) == ((*batch, heads, rows), F32) and lse.is_contiguous()
         for q, k, v, of_o, of_lse in self.sequences():
-            judge(out[of_o], lse[of_lse].contiguous(), q, k, v, None if qv is None else qv[of_o], **options)
+            own = options | dict(intervals=options["intervals"][of_lse]) if "intervals" in options else options
+            judge(out[of_o], lse[of_lse].contiguous(), q, k, v, None if qv is None else qv[of_o], **own)
         self.judge_behind(out, lse)
 
     def judge_behind(self, out, lse):

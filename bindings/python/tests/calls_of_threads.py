@@ -3,10 +3,15 @@
 launches in its order, each with its thread's function. Runs in a process of its own, which loads that driver."""
 
 import ctypes
+import functools
 import itertools
 import json
 import sys
 import threading
+
+if __name__ == "__main__":
+    # The extension module needs no torch, which takes seconds to import.
+    sys.modules["torch"] = None  # type: ignore[assignment]
 
 from fa3 import _fa3
 
@@ -38,8 +43,7 @@ def packed(count, rows):
 
 
 def call(operation, at, tensors, **options):
-    made = _fa3.Operation(operation, **options)
-    return lambda: _fa3.run(made, *at, tensors, allocate)
+    return functools.partial(_fa3.run, _fa3.Operation(operation, **options), *at, tensors, allocate)
 
 
 def forward(at, rows):

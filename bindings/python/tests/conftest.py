@@ -1,5 +1,10 @@
 """Fixtures that several test files share, and the reasons for which tests are skipped."""
 
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 
 try:
@@ -32,6 +37,20 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.hopper)])
 def device(request):
     return request.param
+
+
+@pytest.fixture(scope="session")
+def stand_in_driver(tmp_path_factory):
+    """The environment of a process whose driver is `stand_in_driver.c`."""
+    if shutil.which("cc") is None:
+        pytest.skip("skipped: no C compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    library = folder / "libcuda.so.1"
+    source = Path(__file__).with_name("stand_in_driver.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    # A machine with a driver may also have the driver's library under this name.
+    (folder / "libcuda.so").symlink_to(library)
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
 
 
 @pytest.fixture

@@ -41,3 +41,44 @@ def check_gradients(q, k, v, of_o=True, of_lse=True, deterministic=True, **optio
     results = gradients(q, k, v, dout, dlse, deterministic, **options)
     judge_gradients(results, q, k, v, dout, dlse, **options)
     return results
+
+
+# Functions of rows and keys that make intervals, for masks that are more than a window.
+
+
+def documents(rows, keys):
+    """A causal mask within documents of 100 rows."""
+    row = torch.arange(rows)
+    return torch.stack((row // 100 * 100, row + 1), -1)[None, None]
+
+
+def sink_and_window(rows, keys):
+    """The first 4 keys, and the last 70 keys up to the row's position, which is shifted by 3 for each head."""
+    row = torch.arange(rows) + torch.arange(4)[:, None] * 3
+    sink = torch.tensor([0, 4]).expand(*row.shape, 2)
+    return torch.cat((row[..., None] - 69, row[..., None] + 1, sink), -1)[None]
+
+
+def anything(rows, keys):
+    """Random intervals for each sequence and head. Some numbers lie outside all bounds, and some rows see no key."""
+    generator = torch.Generator().manual_seed(0)
+    bounds = torch.randint(-20, keys + 30, (2, 4, rows, 4), generator=generator)
+    bounds[..., 0] = torch.where(bounds[..., 0] % 7 == 0, -(2**31), bounds[..., 0])
+    bounds[..., 3] = torch.where(bounds[..., 3] % 7 == 0, 2**31 - 1, bounds[..., 3])
+    bounds[:, :, ::9] = torch.tensor([5, 5, 9, 3])
+    return bounds
+
+
+def padding(rows, keys):
+    """The first keys of each of two sequences. The second sequence has none."""
+    ends = torch.tensor([keys // 3, 0])
+    return torch.stack((torch.zeros(2, dtype=torch.int64), ends), -1)[:, None, None].expand(2, 1, rows, 2)
+
+
+def touching(rows, keys):
+    """A window in two parts that touch. The second part comes first."""
+    row = torch.arange(rows)
+    return torch.stack((row, torch.full_like(row, 2**31 - 1), row - 70, row), -1)[None, None].expand(2, 4, rows, 4)
+
+
+INTERVALS = [documents, sink_and_window, anything, padding, touching]

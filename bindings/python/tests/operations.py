@@ -95,12 +95,17 @@ def codes_by_channels(device, n=3):
     return given | {name: normal(*shape, dtype=F32, device=device).abs() for name, shape in shapes.items()}
 
 
-def with_intervals(device, n=3):
-    """A mask with the first keys and the keys around each row, and sinks."""
-    given = dense(device, n)
-    row = torch.arange(given["q"].shape[1])
-    bounds = torch.stack([row - 9, row + 4, torch.zeros_like(row), torch.full_like(row, 2)], -1).to(device, I32)
-    return given | dict(intervals=bounds[None, None], s_aux=normal(4, dtype=F32, device=device))
+def with_intervals(make):
+    """Arguments with a mask that has the first keys and the keys around each row, and sinks."""
+
+    def made(device, n=3):
+        given = make(device, n)
+        row = torch.arange(given["q"].shape[-3])
+        bounds = torch.stack([row - 9, row + 4, torch.zeros_like(row), torch.full_like(row, 2)], -1).to(device, I32)
+        bounds = bounds.expand(*[1] * (given["q"].dim() - 2), *bounds.shape).contiguous()
+        return given | dict(intervals=bounds, s_aux=normal(4, dtype=F32, device=device))
+
+    return made
 
 
 def with_qv(make, **more):
@@ -278,11 +283,15 @@ OPERATIONS = {
 EDGES = {
     **{f"dense, {name}": attention(make) for name, make in SHAPES.items() if name != "grouped heads"},
     "dense, sinks": attention(lambda device, n=3: dense(device, n) | dict(s_aux=normal(4, dtype=F32, device=device))),
-    "dense, intervals": attention(with_intervals, dict(softmax_scale=0.5, softcap=20.0, return_attn_probs=True)),
+    "dense, intervals": attention(with_intervals(dense), dict(softmax_scale=0.5, softcap=20.0, return_attn_probs=True)),
     "codes by channels": attention(codes_by_channels, **OF_DENSE_CODES),
     "packed, all rows": of_packed(lambda device, n=3: unhinted(device, n, in_part=False)),
+    "packed, intervals": of_packed(with_intervals(hinted), dict(softmax_scale=0.5, softcap=20.0, return_attn_probs=True)),
     "packed, no sequences": of_packed(lambda device, n=3: hinted(device, n, lengths=[])),
     "packed, no rows": of_packed(lambda device, n=3: hinted(device, n, lengths=[(0, 0)])),
+    "cache, intervals": over_cache(
+        with_intervals(lambda device, n=3: cached(device, n, rows=[])), dict(softmax_scale=0.5, softcap=20.0, return_softmax_lse=True)
+    ),
     "cache, entries": over_cache(lambda device, n=3: cached(device, n, layout="seqused")),
     "cache, padded": over_cache(lambda device, n=3: cached(device, n, layout="padded")),
     "cache, all": over_cache(lambda device, n=3: cached(device, n, layout="16 padded indexed", rows=[])),

@@ -58,6 +58,11 @@ def garbage(generator):
     yield lambda n: torch.arange(n, 0, -1, dtype=I32)
 
 
+def of_rows(options, rows):
+    """The options of a sequence with these rows."""
+    return options | dict(intervals=options["intervals"][None, :, rows]) if "intervals" in options else options
+
+
 def ends(lengths, device):
     """cu_seqlens of sequences of these lengths."""
     return torch.tensor([0, *itertools.accumulate(lengths)], dtype=I32, device=device)
@@ -87,6 +92,15 @@ class Packed:
             of_q, of_k = (n if not self.used or u is None else u[i].item() for n, u in zip(lengths, self.used or (0, 0)))
             yield slice(starts[0][i], starts[0][i] + of_q), slice(starts[1][i], starts[1][i] + of_k)
 
+    def intervals(self, make):
+        """The intervals that `make` gives for each sequence's rows and keys in use. Other rows have garbage."""
+        parts = [(q, make(q.stop - q.start, k.stop - k.start)[0]) for q, k in self.sequences()]
+        heads, _, numbers = parts[0][1].shape
+        bounds = next(garbage(torch.Generator().manual_seed(0)))(heads * len(self.q) * numbers).view(heads, -1, numbers)
+        for rows, part in parts:
+            bounds[:, rows] = part.clamp(-(2**31), 2**31 - 1).to(I32)
+        return bounds.to(self.q.device)
+
     def in_use(self):
         """Masks of the rows in use of Q, and of K."""
         masks = torch.zeros(len(self.q), dtype=torch.bool), torch.zeros(len(self.k), dtype=torch.bool)
@@ -102,7 +116,7 @@ class Packed:
         assert (lse.shape, lse.dtype) == ((heads, total), F32) and lse.is_contiguous()
         for q, k in self.sequences():
             given = self.q[None, q], self.k[None, k], self.v[None, k], None if qv is None else qv[None, q]
-            judge(out[None, q], lse[None, :, q].contiguous(), *given, **options)
+            judge(out[None, q], lse[None, :, q].contiguous(), *given, **of_rows(options, q))
         self.judge_behind(out, lse)
 
     def judge_behind(self, out, lse):
@@ -137,9 +151,9 @@ class Packed:
         for q, k in self.sequences():
             given = self.q[None, q], self.k[None, k], self.v[None, k]
             given += None if dout is None else dout[None, q], None if dlse is None else dlse[None, :, q]
-            judge_gradients([x[None, rows] for x, rows in zip(results, (q, k, k))], *given, **options)
+            judge_gradients([x[None, rows] for x, rows in zip(results, (q, k, k))], *given, **of_rows(options, q))
             if len(results) > 3:
-                of_sinks += gradients(*given, **options)[3]
+                of_sinks += gradients(*given, **of_rows(options, q))[3]
         of_q, of_k = self.in_use()
         for name, x, used in zip(("dq", "dk", "dv"), results, (of_q, of_k, of_k)):
             assert (x[~used] == 0).all(), f"{name} of rows that are not in use"

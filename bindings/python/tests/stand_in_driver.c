@@ -1,19 +1,23 @@
 /* A stand-in for libcuda that computes nothing. It has one Hopper GPU, hands out addresses, and notes the kernels in the
- * order in which they are put on streams, with the threads that put them there. A launch takes a while before it is
- * noted, so that threads meet between the kernels of a call.
+ * order in which they are put on streams, with the threads that put them there, and the texts that it would compile. A
+ * launch takes a while before it is noted, so that threads meet between the kernels of a call. FA3_STAND_IN_CACHE=1 says
+ * that it has all kernels in its cache on disk.
  *
- * It has the functions that fa3-cuda calls, with the driver's signatures as far as they are used.
+ * It has the functions that fa3-cuda and exported launchers call, with the driver's signatures as far as they are used.
+ * If STAND_IN_LOG names a file, it notes there what is loaded and launched, with all arguments.
  */
 #include <pthread.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, MOST = 1 << 16, NAME = 32 };
+enum { SUCCESS = 0, MOST = 1 << 16, NAME = 32, PARAMETERS = 64 };
 
 struct launch {
     long thread;
@@ -21,15 +25,26 @@ struct launch {
     char kernel[NAME];
 };
 
-/* The beginning of CUlaunchConfig. */
+/* CUlaunchConfig. An attribute is a number, 4 bytes that are not used, and a value. */
 struct config {
     unsigned grid[3], block[3], smem;
     void *stream;
+    struct { unsigned id, unused, value[16]; } *attributes;
+    unsigned attribute_count;
+};
+
+/* A kernel of a module of PTX, with the sizes of its parameters. The name comes first. */
+struct kernel {
+    char name[NAME];
+    unsigned count, bytes[PARAMETERS];
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct launch launches[MOST];
 static long count;
+static char *compiled[MOST];
+static long compiled_count;
+static int compiling, at_once;
 static uint64_t next_address = 1ull << 40;
 static _Thread_local void *current;
 
@@ -38,15 +53,57 @@ long noted_count(void) { return count; }
 long noted_thread(long i) { return launches[i].thread; }
 uint64_t noted_stream(long i) { return launches[i].stream; }
 const char *noted_kernel(long i) { return launches[i].kernel; }
-void forget(void) { count = 0; }
+long noted_compiled_count(void) { return compiled_count; }
+const char *noted_compiled(long i) { return compiled[i]; }
+int noted_at_once(void) { return at_once; }
+void forget(void) { count = compiled_count = 0; }
 
 static void wait_a_while(void) {
     struct timespec time = {0, 20000};
     nanosleep(&time, NULL);
 }
 
+static FILE *notes;
+
+__attribute__((constructor)) static void open_notes(void) {
+    const char *path = getenv("STAND_IN_LOG");
+    if (path) notes = fopen(path, "w");
+}
+
+static void say(const char *format, ...) {
+    if (!notes) return;
+    va_list arguments;
+    va_start(arguments, format);
+    vfprintf(notes, format, arguments);
+    va_end(arguments);
+}
+
+static uint64_t hash(uint64_t hash, const void *bytes, size_t count) {
+    for (size_t i = 0; i < count; i++) hash = (hash ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3;
+    return hash;
+}
+
+static void say_launch(const struct config *config, const struct kernel *kernel, void **arguments) {
+    const unsigned *grid = config->grid, *block = config->block;
+    if (!notes) return;
+    say("launch %s grid %u %u %u block %u %u %u smem %u", kernel->name, grid[0], grid[1], grid[2], block[0], block[1],
+        block[2], config->smem);
+    for (unsigned i = 0; i < config->attribute_count; i++) {
+        /* The size of a cluster is three numbers. */
+        unsigned id = config->attributes[i].id, *value = config->attributes[i].value;
+        say(" attribute %u %u", id, value[0]);
+        if (id == 4) say(" %u %u", value[1], value[2]);
+    }
+    for (unsigned i = 0; i < kernel->count; i++) {
+        say(" ");
+        for (unsigned j = 0; j < kernel->bytes[i]; j++) say("%02x", ((unsigned char *)arguments[i])[j]);
+    }
+    say("\n");
+}
+
 int cuLaunchKernelEx(const struct config *config, void *function, void **arguments, void **extra) {
-    (void)arguments, (void)extra;
+    (void)extra;
+    say_launch(config, function, arguments);
     wait_a_while();
     pthread_mutex_lock(&mutex);
     if (count < MOST) {
@@ -84,21 +141,49 @@ int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return SUCCESS; }
 int cuCtxGetCurrent(void **context) { *context = current; return SUCCESS; }
 int cuCtxPushCurrent_v2(void *context) { current = context; return SUCCESS; }
 int cuCtxPopCurrent_v2(void **context) { *context = current; current = NULL; return SUCCESS; }
+int cuCtxSetCurrent(void *context) { current = context; return SUCCESS; }
 int cuCtxSynchronize(void) { return SUCCESS; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { (void)mode; return SUCCESS; }
-int cuModuleLoadDataEx(void **module, const void *image, unsigned options, void *keys, void **values) {
-    (void)image, (void)options, (void)keys, (void)values;
-    *module = malloc(1);
+static int load(void **module, const char *text) {
+    const char *end = strstr(text, "\n)");
+    struct kernel *kernel = *module = calloc(1, sizeof *kernel);
+    say("module %016lx\n", (unsigned long)hash(0xcbf29ce484222325, text, strlen(text)));
+    for (const char *at = strstr(text, " .param "); at && at < end; at = strstr(at + 1, " .param ")) {
+        const char *array = strchr(at, '['), *line = strchr(at, '\n');
+        int is_short = !strncmp(at, " .param .u32", 12) || !strncmp(at, " .param .f32", 12);
+        kernel->bytes[kernel->count++] = array && array < line ? (unsigned)atoi(array + 1) : is_short ? 4 : 8;
+    }
     return SUCCESS;
 }
+/* The compiler. Its log goes where the second option says; it is empty if the kernel is in the driver's cache. */
+int cuModuleLoadDataEx(void **module, const void *image, unsigned options, void *keys, void **values) {
+    (void)options, (void)keys;
+    pthread_mutex_lock(&mutex);
+    if (compiled_count < MOST) compiled[compiled_count++] = strdup(image);
+    if (++compiling > at_once) at_once = compiling;
+    pthread_mutex_unlock(&mutex);
+    usleep(20000);
+    pthread_mutex_lock(&mutex);
+    compiling--;
+    pthread_mutex_unlock(&mutex);
+    if (getenv("FA3_STAND_IN_CACHE") == NULL) strcpy(values[1], "ptxas info    : Used 168 registers");
+    return load(module, image);
+}
+/* Takes PTX, and machine code, which is text here: that of another architecture is refused, and "lost" breaks the
+ * device. */
+int cuModuleLoadData(void **module, const void *image) {
+    if (strncmp(image, "lost", 4) == 0) return 700;
+    if (strncmp(image, "sm_90a", 6) != 0 && strncmp(image, ".version", 8) != 0) return 209;
+    return load(module, image);
+}
 int cuModuleGetFunction(void **function, void *module, const char *name) {
-    (void)module;
-    *function = strdup(name);
+    *function = memcpy(malloc(sizeof(struct kernel)), module, sizeof(struct kernel));
+    strncpy(*function, name, NAME - 1);
     return SUCCESS;
 }
 int cuModuleUnload(void *module) { free(module); return SUCCESS; }
 int cuFuncSetAttribute(void *function, int attribute, int value) {
-    (void)function, (void)attribute, (void)value;
+    say("attribute %d of %s is %d\n", attribute, (const char *)function, value);
     return SUCCESS;
 }
 int cuFuncGetAttribute(int *value, int attribute, void *function) {
@@ -114,6 +199,20 @@ int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     wait_a_while();
     return SUCCESS;
 }
+int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t bytes) {
+    (void)address, (void)value, (void)bytes;
+    return SUCCESS;
+}
+int cuMemcpyHtoD_v2(uint64_t address, const void *from, size_t bytes) {
+    (void)address, (void)from, (void)bytes;
+    return SUCCESS;
+}
+/* All memory is 0. */
+int cuMemcpyDtoH_v2(void *to, uint64_t address, size_t bytes) {
+    (void)address;
+    memset(to, 0, bytes);
+    return SUCCESS;
+}
 int cuMemFree_v2(uint64_t address) { (void)address; return SUCCESS; }
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *all) { *free_bytes = *all = (size_t)80 << 30; return SUCCESS; }
 int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void *stream) {
@@ -123,6 +222,18 @@ int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void *s
 int cuStreamIsCapturing(void *stream, int *status) { (void)stream; *status = 0; return SUCCESS; }
 int cuStreamGetId(void *stream, uint64_t *id) { *id = (uint64_t)stream; return SUCCESS; }
 int cuStreamSynchronize(void *stream) { (void)stream; return SUCCESS; }
-int cuTensorMapEncodeTiled(void *map, ...) { memset(map, 0, 128); return SUCCESS; }
+/* A map begins with a hash of its arguments. */
+int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *address, const uint64_t *dims,
+                           const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
+                           int swizzle, int promotion, int fill) {
+    uint64_t numbers[] = {(uint64_t)type, rank, (uint64_t)address, (uint64_t)interleave, (uint64_t)swizzle,
+                          (uint64_t)promotion, (uint64_t)fill};
+    uint64_t all = hash(0xcbf29ce484222325, numbers, sizeof numbers);
+    all = hash(hash(all, dims, rank * sizeof *dims), strides, (rank - 1) * sizeof *strides);
+    all = hash(hash(all, box, rank * sizeof *box), steps, rank * sizeof *steps);
+    memset(map, 0, 128);
+    memcpy(map, &all, sizeof all);
+    return SUCCESS;
+}
 int cuGetErrorName(int error, const char **name) { (void)error; *name = "a stand-in's error"; return SUCCESS; }
 int cuGetErrorString(int error, const char **text) { (void)error; *text = "a stand-in's error"; return SUCCESS; }

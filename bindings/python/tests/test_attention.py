@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from dense import check, check_gradients, gradients, tensors
+from dense import INTERVALS, check, check_gradients, gradients, sink_and_window, tensors
 from packing import MASKS, assert_equal, normal, on
 from reference import judge_codes, standard
 
@@ -59,44 +59,6 @@ def test_no_rows_and_no_keys(device, batch, rows, keys):
             assert not any(x.any() for x in check_gradients(*given, **mask, **of))
 
 
-# Functions of rows and keys that make intervals, for masks that are more than a window.
-
-
-def documents(rows, keys):
-    """A causal mask within documents of 100 rows."""
-    row = torch.arange(rows)
-    return torch.stack((row // 100 * 100, row + 1), -1)[None, None]
-
-
-def sink_and_window(rows, keys):
-    """The first 4 keys, and the last 70 keys up to the row's position, which is shifted by 3 for each head."""
-    row = torch.arange(rows) + torch.arange(4)[:, None] * 3
-    sink = torch.tensor([0, 4]).expand(*row.shape, 2)
-    return torch.cat((row[..., None] - 69, row[..., None] + 1, sink), -1)[None]
-
-
-def anything(rows, keys):
-    """Random intervals for each sequence and head. Some numbers lie outside all bounds, and some rows see no key."""
-    generator = torch.Generator().manual_seed(0)
-    bounds = torch.randint(-20, keys + 30, (2, 4, rows, 4), generator=generator)
-    bounds[..., 0] = torch.where(bounds[..., 0] % 7 == 0, -(2**31), bounds[..., 0])
-    bounds[..., 3] = torch.where(bounds[..., 3] % 7 == 0, 2**31 - 1, bounds[..., 3])
-    bounds[:, :, ::9] = torch.tensor([5, 5, 9, 3])
-    return bounds
-
-
-def padding(rows, keys):
-    """The first keys of each of two sequences. The second sequence has none."""
-    ends = torch.tensor([keys // 3, 0])
-    return torch.stack((torch.zeros(2, dtype=torch.int64), ends), -1)[:, None, None].expand(2, 1, rows, 2)
-
-
-def touching(rows, keys):
-    """A window in two parts that touch. The second part comes first."""
-    row = torch.arange(rows)
-    return torch.stack((row, torch.full_like(row, 2**31 - 1), row - 70, row), -1)[None, None].expand(2, 4, rows, 4)
-
-
 CHUNKS = [
     dict(causal=True, attention_chunk=70),
     dict(attention_chunk=64),
@@ -104,7 +66,6 @@ CHUNKS = [
     # This chunk is longer than all keys.
     dict(attention_chunk=1000),
 ]
-INTERVALS = [documents, sink_and_window, anything, padding, touching]
 # (rows, keys, head_dim) of the tests of masks.
 OF_MASKS = [(250, 250, 64), (70, 300, 128), (140, 40, 256), (70, 900, 128), (300, 40, 256), (300, 140, 128), (90, 200, 256)]
 

@@ -181,9 +181,11 @@ def test_what_stands_for_a_function_without_torch_documents_it():
 
 def test_the_stub_has_the_doors_parameters():
     stub = ast.parse((Path(__file__).parents[1] / "python/fa3/_fa3.pyi").read_text())
-    [door] = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
-    assert set(extension.__all__) == {door.name, "Operation", "__version__"}
-    assert [argument.arg for argument in door.args.args] == list(inspect.signature(extension.run).parameters)
+    doors = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
+    assert set(extension.__all__) == {door.name for door in doors} | {"Operation", "__version__"}
+    for door in doors:
+        parameters = inspect.signature(getattr(extension, door.name)).parameters
+        assert [argument.arg for argument in door.args.args] == list(parameters)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from caching import Cached
+from dense import INTERVALS, anything
 from packing import MASKS, assert_equal, garbage, normal
 from reference import judge, judge_codes, standard
 
@@ -85,6 +86,26 @@ def test_scales_soft_caps_sinks_and_chunks(nan_in_new_tensors, device, layout, s
         cached = Cached(device, F32 if device == "cpu" and "s_aux" in scores else BF16, layout=layout, rows=rows)
         cached.check(num_splits=splits, **scores)
         cached.check(num_splits=splits, **scores | dict(causal=True))
+
+
+@pytest.mark.parametrize("splits", [dict(), dict(num_splits=1), dict(split_keys=128)], ids=str)
+@pytest.mark.parametrize("make", INTERVALS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "layout, rows", [("seqused", 5), (16, 1), (16, 130), ("4 padded indexed", [2, 0, 7, 1, 3, 1]), (1, 130), (64, [1, 200, 0, 64, 1, 3])], ids=str
+)
+def test_intervals_count_the_keys_of_their_sequence(nan_in_new_tensors, device, layout, rows, make, splits):
+    cached = Cached(device, layout=layout, rows=rows)
+    cached.check(**splits, intervals=cached.intervals(make), s_aux=torch.tensor([-3.0, 0.5, 9.0, -math.inf], device=device))
+
+
+def test_intervals_count_appended_rows(device):
+    q, new = normal(2, 3, 4, 64, device=device), normal(2, 3, 2, 64, seed=1, device=device)
+    cache, lengths = normal(2, 40, 2, 64, seed=2, device=device), torch.tensor([9, 30], dtype=I32, device=device)
+    given = dict(intervals=anything(3, 33).to(device, I32), return_softmax_lse=True)
+    appended = flash_attn_with_kvcache(q, cache, cache.clone(), new, new, cache_seqlens=lengths, **given)[:2]
+    for i, n in enumerate([9, 30]):
+        cache[i, n : n + 3] = new[i]
+    assert_equal(appended, flash_attn_with_kvcache(q, cache, cache, cache_seqlens=lengths + 3, **given)[:2])
 
 
 @pytest.mark.parametrize("splits", [0, 1])

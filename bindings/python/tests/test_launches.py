@@ -202,15 +202,15 @@ def test_what_cannot_be_read_is_copied(name, x, of_gpu, of_cpu):
 def test_options_are_those_of_the_operators():
     """The names of arguments tell which of them have no gradient, and which the backward pass takes."""
     lists = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
-    for forward, backward, fields, between, more in (
-        (torch.ops.fa3.forward, torch.ops.fa3.backward, operator.Options, (), ("intervals",)),
-        (torch.ops.fa3.varlen_forward, torch.ops.fa3.varlen_backward, varlen_operator.Options, lists, ()),
+    for forward, backward, fields, between in (
+        (torch.ops.fa3.forward, torch.ops.fa3.backward, operator.Options, ()),
+        (torch.ops.fa3.varlen_forward, torch.ops.fa3.varlen_backward, varlen_operator.Options, lists),
     ):
         names = [argument.name for argument in forward.default._schema.arguments]
         assert tuple(names) == ("q", "k", "v", *between, *fields._fields)
         options = fields(*fields._fields)
         names = [argument.name for argument in backward.default._schema.arguments]
-        expected = ("dout", "q", "k", "v", "o", "lse", "dlse", *between, *options.of_backward(), *more)
+        expected = ("dout", "q", "k", "v", "o", "lse", "dlse", *between, *options.of_backward(), "intervals")
         assert tuple(names) == expected
 
 

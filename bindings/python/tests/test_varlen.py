@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
+from dense import INTERVALS, anything
 from packing import LENGTHS, MASKS, USED, Packed, assert_equal, ends, garbage, normal
 from reference import judge_codes
 
@@ -55,6 +56,25 @@ def test_scales_soft_caps_and_sinks(nan_in_new_tensors, device, check, scores, m
 @pytest.mark.parametrize("used", USED, ids=["both", "keys", "queries", "all"])
 def test_rows_that_are_not_in_use(nan_in_new_tensors, device, check, used, mask):
     check(Packed(device, used=used), **mask)
+
+
+@pytest.mark.parametrize("used", [None, USED[0]], ids=["all", "in part"])
+@pytest.mark.parametrize("make", INTERVALS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_intervals_count_the_keys_of_their_sequence(nan_in_new_tensors, device, check, used, make, head_dim):
+    packed = Packed(device, head_dims=(head_dim, head_dim), used=used)
+    check(packed, intervals=packed.intervals(make), s_aux=torch.tensor([-3.0, 0.5, 9.0, -math.inf], device=device))
+
+
+def test_intervals_of_a_dense_batch(device):
+    """The sequences of a dense batch lie one behind the other."""
+    q, k = normal(2, 30, 4, 64, device=device), normal(2, 40, 2, 64, device=device)
+    bounds = anything(30, 40).to(device, I32)
+    rows = bounds.transpose(0, 1).flatten(1, 2)
+    expected = flash_attn_func(q, k, k, intervals=bounds, return_attn_probs=True)
+    for lists in (dict(seqused_k=torch.tensor([40, 40], dtype=I32, device=device)), dict()):
+        given = dict(max_seqlen_q=None, max_seqlen_k=None, intervals=rows, return_attn_probs=True, **lists)
+        assert_equal(flash_attn_varlen_func(q, k, k, None, None, **given), expected)
 
 
 @pytest.mark.parametrize("of_o, of_lse", [(True, False), (False, True)], ids=["o", "lse"])

@@ -3,6 +3,7 @@
 use fa3::half::bf16;
 use fa3::ndarray::Array4;
 use fa3::{Attention, Device};
+use fa3_cuda::ArchiveError;
 use fa3_cuda::host::HostError;
 use fa3_cuda::kernels::ladder::vector_add;
 use fa3_ir::Elem;
@@ -15,6 +16,8 @@ use crate::sim::buffers::{self, BufferError};
 pub(super) enum Trouble {
     #[error("attention of ones is not one")]
     Attention,
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
     #[error(transparent)]
     Problem(#[from] fa3::Error),
     #[error(transparent)]

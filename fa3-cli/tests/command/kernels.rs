@@ -1,5 +1,6 @@
 //! `fa3 kernels`, `ir`, `ptx` and `doctor` as commands.
 
+use fa3_cuda::Archive;
 use fa3_cuda::host::is_driver_present;
 use fa3_cuda::kernels::KernelSpec;
 use fa3_cuda::kernels::shipped::{Shipped, shipped};
@@ -202,4 +203,49 @@ fn the_doctor_is_never_at_a_loss() {
     let end = "\nattention  gpu 0            no nvidia driver: libcuda cannot be loaded\n";
     let driver = "\ndriver   no nvidia driver: libcuda cannot be loaded\n";
     assert!(stdout.contains(driver) && stdout.ends_with(end), "{stdout}");
+}
+
+/// An archive has the machine code that the compiler wrote, and its remarks decide the exit code.
+#[cfg(unix)]
+#[test]
+fn archives_of_kernels() {
+    let folder = Folder::new();
+    let archive = |ptxas: &str| {
+        let words = format!("archive {}", folder.path("kernels.sm_90a").display());
+        fa3_with(&words, &[("PTXAS", ptxas)])
+    };
+    let says = |spills: u32| {
+        format!(
+            "    0 bytes stack frame, {spills} bytes spill stores, 0 bytes spill loads\nptxas info    : Used 77 registers"
+        )
+    };
+    archive("/no/such/ptxas").refused("no ptxas: there is no /no/such/ptxas");
+    assert_eq!(folder.count(), 0);
+    let clean = folder.tool("clean", &format!("cp \"$5\" \"$4\"; cat >&2 <<'END'\n{}\nEND", says(0)));
+    let stdout = archive(&clean).succeeded();
+    let written = Archive::open(&folder.path("kernels.sm_90a")).unwrap();
+    assert!(stdout.contains(&format!("\n{} kernels, ", written.kernels())), "{stdout}");
+    for spec in fa3_cuda::kernels::usual().step_by(20) {
+        let ptx = ptx::emit(&spec.kernel()).unwrap();
+        assert_eq!(written.find(&ptx).as_deref(), Some(ptx.text.as_bytes()));
+    }
+    let doctor =
+        |name: &str| fa3_with(&format!("doctor --archive {}", folder.path(name).display()), &NO_PTXAS);
+    let stdout = doctor("kernels.sm_90a").succeeded();
+    assert!(stdout.contains(&format!("\narchive  {} kernels (/", written.kernels())), "{stdout}");
+    let broken = doctor("clean");
+    assert_eq!(broken.code, Some(1));
+    let line = "\nkernels    archive          broken: ";
+    assert!(
+        broken.stdout.contains(line) && broken.stdout.contains("clean is no archive"),
+        "{}",
+        broken.stdout
+    );
+
+    let body = |says| format!(": > \"$4\"; cat >&2 <<'END'\n{says}\nEND");
+    let spilled = archive(&folder.tool("spills", &body(says(4)))).succeeded();
+    assert!(spilled.contains("\nfwd: 77 registers, 4 bytes spill stores, 0 bytes"), "{spilled}");
+    let warned = archive(&folder.tool("warns", &body(says(0) + "\nptxas info    : (C7510) Potential loss")));
+    assert_eq!(warned.code, Some(1));
+    assert!(warned.stdout.contains("\nfwd: 77 registers, C7510: Potential loss\n"), "{}", warned.stdout);
 }

@@ -3,6 +3,7 @@
 mod accuracy;
 mod bench;
 mod checks;
+mod export;
 mod files;
 mod kernels;
 mod layouts;

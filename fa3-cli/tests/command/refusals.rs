@@ -226,7 +226,7 @@ fn every_verb_has_the_version() {
 /// With stacks larger than the address space, no thread can start.
 #[test]
 fn threads_that_cannot_be_made() {
-    for words in ["run x", "sim vector_add", "accuracy --quick", "doctor", "quantize x.npy"] {
+    for words in ["run x", "sim vector_add", "accuracy --quick", "archive x", "doctor", "quantize x.npy"] {
         let ran = fa3_with(words, &[("RUST_MIN_STACK", "1000000000000000000")]);
         ran.refused("cannot start threads: ");
     }

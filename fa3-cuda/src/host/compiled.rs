@@ -34,6 +34,11 @@ pub trait Operation: Sized {
     /// The plan's launches, and the tensors that they read and write.
     fn program(&self) -> Program<Spec>;
 
+    /// The kernels of the program, each as often as it is launched, for [`Device::warm_up`].
+    fn kernels(&self) -> Vec<Spec> {
+        self.program().steps.into_iter().map(|step| step.kernel).collect()
+    }
+
     /// Number of SMs that launches use, if they leave other SMs to other work.
     fn sms(_options: &Self::Options) -> Option<NonZeroU32> {
         None

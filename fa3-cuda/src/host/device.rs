@@ -14,6 +14,7 @@ use super::cache::Cache;
 use super::context::Context;
 use super::driver::{self, check};
 use super::{CudaError, DeviceBuffer, Function, HostBuffer, HostError, Stream};
+use crate::archive::Archive;
 
 /// A Hopper GPU, with the kernels compiled for it. Clones are the same device.
 #[derive(Clone, Debug)]
@@ -21,6 +22,7 @@ pub struct Device {
     context: Arc<Context>,
     facts: Arc<Facts>,
     cache: Arc<Cache>,
+    archive: Option<Arc<Archive>>,
 }
 
 #[derive(Debug)]
@@ -81,7 +83,19 @@ impl Device {
             return Err(HostError::NotHopper { name: facts.name, major, minor });
         }
         let context = Arc::new(Context::retain(device)?);
-        Ok(Device { context, facts: Arc::new(facts), cache: Arc::default() })
+        Ok(Device { context, facts: Arc::new(facts), cache: Arc::default(), archive: None })
+    }
+
+    /// The device with an archive of compiled kernels: a kernel is first looked for there. If the archive lacks it, or
+    /// if the driver refuses the machine code, the driver compiles the kernel.
+    pub fn with_archive(mut self, archive: Archive) -> Device {
+        self.archive = Some(Arc::new(archive));
+        self
+    }
+
+    /// The archive of compiled kernels, if the device has an archive.
+    pub fn archive(&self) -> Option<&Archive> {
+        self.archive.as_deref()
     }
 
     /// The name, such as "NVIDIA H100 80GB HBM3".
@@ -145,7 +159,8 @@ impl Device {
         Ok(Memory { free, total })
     }
 
-    /// Compiles a kernel. [`Device::kernel`] compiles each kernel of this library once.
+    /// Compiles a kernel, unless the [archive](Device::with_archive) has it. [`Device::kernel`] compiles each kernel of
+    /// this library once.
     ///
     /// # Errors
     /// Errors of the driver's compiler, or a kernel that takes too much shared memory.

@@ -15,6 +15,17 @@ use crate::report::JitReport;
 /// The largest cluster that every GPU with clusters can launch; a kernel must opt in to larger clusters.
 const PORTABLE_CLUSTER: u32 = 8;
 
+/// The place where a kernel's machine code comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The device's [archive](Device::with_archive).
+    Archive,
+    /// The driver's cache on disk, where an earlier process left it.
+    DriverCache,
+    /// The driver's compiler.
+    Compiler,
+}
+
 /// A kernel, compiled for a device and loaded onto it.
 #[derive(Debug)]
 pub struct Function {
@@ -25,11 +36,12 @@ pub struct Function {
     registers: u32,
     local_bytes: u32,
     report: Option<JitReport>,
+    origin: Origin,
     compile_time: Duration,
 }
 
 impl Function {
-    /// Compiles and loads `ptx`, and sets the shared memory and the cluster size of the kernel.
+    /// Loads a kernel from the device's archive, or compiles it, and sets its shared memory and cluster size.
     pub(super) fn compile(device: &Device, ptx: &Ptx) -> Result<Function, HostError> {
         let limit = device.smem_bytes();
         if ptx.smem_bytes > limit {
@@ -39,7 +51,17 @@ impl Function {
         let start = Instant::now();
         // Loading must not invalidate a capture on another thread.
         let _relaxed = RelaxedCapture::begin()?;
-        let (module, log) = Module::load(device.context(), ptx)?;
+        let context = device.context();
+        let archived = device.archive().and_then(|archive| archive.find(ptx));
+        let archived = archived.map_or(Ok(None), |cubin| Module::load(context, &cubin))?;
+        let (module, report, origin) = match archived {
+            Some(module) => (module, None, Origin::Archive),
+            None => {
+                let (module, log) = Module::compile(context, ptx)?;
+                let origin = if log.is_empty() { Origin::DriverCache } else { Origin::Compiler };
+                (module, JitReport::parse(&log), origin)
+            }
+        };
         let mut function = Function {
             raw: module.entry(&ptx.entry)?,
             module,
@@ -47,7 +69,8 @@ impl Function {
             ptx: ptx.clone(),
             registers: 0,
             local_bytes: 0,
-            report: JitReport::parse(&log),
+            report,
+            origin,
             compile_time: start.elapsed(),
         };
         use CUfunction_attribute as A;
@@ -91,10 +114,15 @@ impl Function {
         self.local_bytes
     }
 
-    /// The compiler's report. `None` if the compiler did not run, because the driver had the kernel in its cache on
-    /// disk (`CUDA_CACHE_DISABLE=1` disables it).
+    /// The compiler's report. `None` if the compiler did not run, because an archive had the kernel, or the driver had
+    /// it in its cache on disk (`CUDA_CACHE_DISABLE=1` disables that cache).
     pub fn report(&self) -> Option<&JitReport> {
         self.report.as_ref()
+    }
+
+    /// The place where the machine code comes from.
+    pub fn origin(&self) -> Origin {
+        self.origin
     }
 
     /// Time of compiling and loading.

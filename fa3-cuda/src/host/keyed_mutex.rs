@@ -44,6 +44,19 @@ impl<K: Eq + Hash, V> KeyedMutex<K, V> {
         drop(value);
         Ok(Lease(slot))
     }
+
+    /// Whether the value of `key` is made, or is being made.
+    pub fn has(&self, key: &K) -> bool {
+        lock(&self.0).get(key).is_some_and(|slot| slot.try_lock().map_or(true, |value| value.is_some()))
+    }
+}
+
+impl<K, V: Clone> KeyedMutex<K, V> {
+    /// The values that are made and that no thread uses at the moment.
+    pub fn values(&self) -> Vec<V> {
+        let slots: Vec<Slot<V>> = lock(&self.0).values().cloned().collect();
+        slots.iter().filter_map(|slot| slot.try_lock().ok()?.clone()).collect()
+    }
 }
 
 impl<V> Lease<V> {
@@ -142,7 +155,10 @@ mod tests {
             || {
                 let kept = KeyedMutex::<u64, u64>::default();
                 assert_eq!(kept.find(7, || Err("no memory")).err(), Some("no memory"));
+                assert!(!kept.has(&7) && !kept.has(&8) && kept.values().is_empty());
                 assert_eq!(kept.find(7, || Ok::<_, &str>(5)).map(|held| held.with(|value| *value)), Ok(5));
+                assert!(kept.has(&7));
+                assert_eq!(kept.values(), [5]);
             },
             1,
         );

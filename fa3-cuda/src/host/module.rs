@@ -22,9 +22,25 @@ pub(super) struct Module {
 }
 
 impl Module {
+    /// Loads machine code. `None` if the driver refuses it, for example because a newer compiler made it.
+    ///
+    /// # Errors
+    /// [`HostError::Poisoned`].
+    pub(super) fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Option<Module>, HostError> {
+        let current = context.enter()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: machine code says its own length, and an archive has it as a compiler made it.
+        let result = unsafe { sys::cuModuleLoadData(&raw mut raw, cubin.as_ptr().cast()) };
+        match current.check("cuModuleLoadData", result) {
+            Ok(()) => Ok(Some(Module { context: Arc::clone(context), raw: Handle(raw) })),
+            Err(error @ HostError::Poisoned { .. }) => Err(error),
+            Err(_) => Ok(None),
+        }
+    }
+
     /// Has the driver compile and load `ptx`, and returns the compiler's log as well. The log is empty if the driver
     /// found the kernel in its cache on disk.
-    pub(super) fn load(context: &Arc<Context>, ptx: &Ptx) -> Result<(Module, String), HostError> {
+    pub(super) fn compile(context: &Arc<Context>, ptx: &Ptx) -> Result<(Module, String), HostError> {
         let current = context.enter()?;
         let (text, mut raw) = (format!("{}\0", ptx.text), ptr::null_mut());
         let (mut info, mut errors) = (vec![0_u8; LOG_BYTES], vec![0_u8; LOG_BYTES]);

@@ -15,11 +15,11 @@ pub(super) struct Planned {
     interface: Interface,
 }
 
-/// The workspace offsets of all buffers that are not the caller's tensors. Operations share a workspace. Its first
-/// [`Workspace::COUNTERS`] bytes are only for tile counters, which are 0 before and after every launch, so that no
-/// operation writes other data where another operation has a counter.
+/// The workspace of a program: the offsets of all buffers that are not the caller's tensors. Operations share a
+/// workspace. Its first [`Workspace::COUNTERS`] bytes are only for tile counters, which are 0 before and after every
+/// launch, so that no operation writes other data where another operation has a counter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct WorkspaceLayout {
+pub struct WorkspaceLayout {
     /// Buffers with their byte offsets in the workspace.
     parts: Vec<(BufferId, u64)>,
     /// The end of the last counter.
@@ -31,8 +31,8 @@ struct WorkspaceLayout {
 const ALIGN: usize = 256;
 
 impl Planned {
-    /// Compiles kernels that are not compiled yet. If `may_overlap`, kernels that execute griddepcontrol.wait are
-    /// launched with PDL, before the previous grid has ended.
+    /// Compiles kernels that are not compiled yet, side by side. If `may_overlap`, kernels that execute
+    /// griddepcontrol.wait are launched with PDL, before the previous grid has ended.
     ///
     /// # Errors
     /// More counters than fit into [`Workspace::COUNTERS`]; a grid or arguments that do not match a kernel's
@@ -44,8 +44,9 @@ impl Planned {
     ) -> Result<Planned, HostError> {
         let workspace = WorkspaceLayout::of(program)?;
         let (interface, buffers) = (Interface::of(program), program.buffers.len());
-        let steps = program.steps.iter().map(|step| {
-            let function = device.kernel(&step.kernel)?;
+        let functions =
+            device.all_kernels(&program.steps.iter().map(|step| &step.kernel).collect::<Vec<_>>())?;
+        let steps = program.steps.iter().zip(functions).map(|(step, function)| {
             let early = may_overlap && function.ptx().waits_for_grid;
             Prepared::new(function, step, buffers, early)
         });
@@ -54,12 +55,12 @@ impl Planned {
 
     /// Size of the workspace in bytes.
     pub(super) fn workspace_bytes(&self) -> usize {
-        self.workspace.bytes
+        self.workspace.bytes()
     }
 
     /// Number of leading bytes of the workspace that are counters. They must be 0 before the first launch.
     pub(super) fn counter_bytes(&self) -> usize {
-        self.workspace.tickets
+        self.workspace.counter_bytes()
     }
 
     /// The kernels, in the order of the steps.
@@ -101,11 +102,26 @@ impl Planned {
 }
 
 impl WorkspaceLayout {
+    /// The offset of a buffer in bytes, if it belongs to the workspace.
+    pub fn offset(&self, buffer: BufferId) -> Option<u64> {
+        self.parts.iter().find(|(part, _)| *part == buffer).map(|(_, offset)| *offset)
+    }
+
+    /// Size of the workspace in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Number of leading bytes that are counters, which must be 0 before the first launch.
+    pub fn counter_bytes(&self) -> usize {
+        self.tickets
+    }
+
     /// The layout of a program's workspace. Scratch buffers that are too large for any memory end at `usize::MAX`.
     ///
     /// # Errors
     /// [`HostError::Tickets`] if the counters do not fit into their bytes.
-    fn of<K>(program: &Program<K>) -> Result<WorkspaceLayout, HostError> {
+    pub fn of<K>(program: &Program<K>) -> Result<WorkspaceLayout, HostError> {
         let mut layout = WorkspaceLayout::default();
         let place = |layout: &mut WorkspaceLayout, role: BufferRole, first: usize| {
             let buffers = program.buffers.iter().enumerate().filter(|(_, buffer)| buffer.role == role);

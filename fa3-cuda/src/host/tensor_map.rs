@@ -11,9 +11,9 @@ use super::error::RejectedMap;
 use super::params::ParamImage;
 use super::{CudaError, HostError};
 
-/// The arguments of `cuTensorMapEncodeTiled` that differ between maps.
+/// The arguments of `cuTensorMapEncodeTiled` for a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TiledMap {
+pub struct TiledMap {
     elem: CUtensorMapDataType,
     rank: u32,
     address: u64,
@@ -25,9 +25,14 @@ pub(super) struct TiledMap {
     fetches: CUtensorMapL2promotion,
 }
 
+/// Traversal strides of 1, which skip no element.
+const STEPS: [u32; 5] = [1; 5];
+const INTERLEAVE: CUtensorMapInterleave = CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE;
+const FILL: CUtensorMapFloatOOBfill = CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
+
 impl TiledMap {
     /// The map for boxes of `shape` in `view`, which has passed [`TensorView::check`].
-    pub(super) fn new(shape: &BoxShape, view: &TensorView) -> TiledMap {
+    pub fn new(shape: &BoxShape, view: &TensorView) -> TiledMap {
         TiledMap {
             elem: data_type(shape.elem),
             rank: shape.rank(),
@@ -40,6 +45,22 @@ impl TiledMap {
         }
     }
 
+    /// The arguments but the address, by the names of the driver's parameters, with enums as the driver numbers them.
+    pub fn arguments(&self) -> [(&'static str, Vec<u64>); 9] {
+        let rank = self.rank as usize;
+        [
+            ("tensorDataType", vec![self.elem as u64]),
+            ("globalDim", self.dims[..rank].to_vec()),
+            ("globalStrides", self.strides[..rank - 1].to_vec()),
+            ("boxDim", self.box_dims[..rank].iter().map(|&dim| dim.into()).collect()),
+            ("elementStrides", STEPS[..rank].iter().map(|&step| step.into()).collect()),
+            ("interleave", vec![INTERLEAVE as u64]),
+            ("swizzle", vec![self.swizzle as u64]),
+            ("l2Promotion", vec![self.fetches as u64]),
+            ("oobFill", vec![FILL as u64]),
+        ]
+    }
+
     /// Has the driver encode the map. Elements beyond the tensor are read as zero.
     fn encode(
         &self,
@@ -47,8 +68,6 @@ impl TiledMap {
         say: impl FnOnce(CudaError) -> HostError,
     ) -> Result<ParamImage, HostError> {
         let mut map = CUtensorMap { opaque: [0; 16] };
-        // Traversal strides of 1, which skip no element.
-        let steps = [1; 5];
         // SAFETY: `map` is aligned by its type; the arrays have at least the `rank` entries that the driver reads; the
         // address is only stored.
         let result = unsafe {
@@ -60,11 +79,11 @@ impl TiledMap {
                 self.dims.as_ptr(),
                 self.strides.as_ptr(),
                 self.box_dims.as_ptr(),
-                steps.as_ptr(),
-                CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                STEPS.as_ptr(),
+                INTERLEAVE,
                 self.swizzle,
                 self.fetches,
-                CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+                FILL,
             )
         };
         current.check_or("cuTensorMapEncodeTiled", result, say)?;

@@ -19,7 +19,7 @@
 //!
 //! Under a mask of intervals, which blocks of rows see a tile of keys is data. Two kernels before dkv find these
 //! blocks, and split tiles that many blocks see. A kernel after dkv adds up the gradients of the parts of each split
-//! tile.
+//! tile. Over packed sequences, dkv finds the blocks itself, and no tile is split.
 //!
 //! The dkv kernel computes Sᵀ and dPᵀ, so that Pᵀ stays in its registers as an operand of the next product. In this
 //! kernel keys are rows and queries are columns, and the mask is transposed.
@@ -47,7 +47,6 @@ mod elements;
 mod gradients;
 mod hidden;
 mod interval_columns;
-mod summaries;
 
 pub use super::parts::lookup::SequenceForm;
 pub use super::parts::row_blocks::RowsForm;

@@ -26,6 +26,7 @@ pub(crate) mod shares;
 pub(crate) mod side_rows;
 pub(crate) mod store_rows;
 pub(crate) mod strided;
+pub(crate) mod summaries;
 pub(crate) mod table;
 pub(crate) mod tile_indices;
 pub(crate) mod tile_scheduler;

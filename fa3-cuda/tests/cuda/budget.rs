@@ -45,6 +45,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                     softcap: false,
                     sink: false,
                     lse_without_sink: false,
+                    max_logits: false,
                     stored_lse: false,
                     order,
                     scheduler,

@@ -1,5 +1,6 @@
 //! Tests of kernels and programs through the crate's public items, in one binary, so that they link once.
 
+mod archive;
 mod budget;
 mod bwd;
 mod cached;

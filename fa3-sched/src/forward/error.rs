@@ -49,7 +49,8 @@ pub enum PlanError {
     )]
     VarlenOrder { order: Order, heads: u32 },
     #[error(
-        "a table is given for sequences of Q and of K that are packed, and whose keys are not shared by CTAs"
+        "a table is given for sequences of Q and of K that are packed, without intervals, and whose keys are not \
+         shared by CTAs"
     )]
     GivenTable,
     #[error("{rows} rows of e4m3 belong to no sequence, and there is none")]

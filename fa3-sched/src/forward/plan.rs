@@ -8,7 +8,7 @@ mod varlen;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Dtype, Problem};
+use fa3_types::{Dtype, Feature, Problem, UnknownFeature};
 
 use super::{CtaTile, Pieces, PlanError, PlanOptions, Precision, Registers, RunningO, TileRow};
 use crate::dense::dense_lens;
@@ -85,7 +85,8 @@ impl Plan {
             return Err(PlanError::CachePrecision { precision: Precision::of(problem) });
         }
         let is_packed = problem.seqs_q().is_packed() && problem.seqs_k().is_packed();
-        if options.given_table && (!is_packed || options.split_keys.is_some()) {
+        let has_intervals = problem.mask().intervals().is_some();
+        if options.given_table && (!is_packed || has_intervals || options.split_keys.is_some()) {
             return Err(PlanError::GivenTable);
         }
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
@@ -93,6 +94,7 @@ impl Plan {
         let (tile, why, pieces) = match SplitKvPlan::choose(problem, limits, sms, options)? {
             Some(Choice::Split { tile, tiling, plan: split_kv, pieces: keys }) => {
                 tile.check(limits)?;
+                check_intervals(problem, tile)?;
                 return Ok(Plan {
                     problem: problem.clone(),
                     tile,
@@ -113,10 +115,7 @@ impl Plan {
                 (tile, why, None)
             }
         };
-        if problem.mask().intervals().is_some() && tile.column_groups() > 1 {
-            let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
-            return Err(PlanError::IntervalsHeadDim { head_dim, head_dim_v, most: MOST_COLUMNS });
-        }
+        check_intervals(problem, tile)?;
         let tile = match problem.seqs_k().pages() {
             Some(2..) if options.tile.is_some() => tile,
             Some(2..) if PageLayout::are_gathered(problem) => tile.of_gathered_rows(),
@@ -258,7 +257,20 @@ fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
     if !writes {
         return Err(PlanError::Output { dtype, output });
     }
+    if problem.has_max_logits() && dtype == Dtype::E4m3 {
+        let feature = Feature::MaxLogits;
+        return Err(UnknownFeature { who: "the forward kernels of e4m3", feature }.into());
+    }
     Ok(())
+}
+
+/// Checks that one warpgroup has all columns of O, under a mask of intervals.
+fn check_intervals(problem: &Problem, tile: CtaTile) -> Result<(), PlanError> {
+    if problem.mask().intervals().is_none() || tile.column_groups() == 1 {
+        return Ok(());
+    }
+    let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
+    Err(PlanError::IntervalsHeadDim { head_dim, head_dim_v, most: MOST_COLUMNS })
 }
 
 /// The tile, and the reason for it.

@@ -70,9 +70,9 @@ impl Problem {
         let LseForm { base_two, without_sink, empty_is_infinite } = self.lse;
         let of_lse =
             [(base_two, "in base 2"), (without_sink, "without sink"), (empty_is_infinite, "inf if empty")];
-        of_lse
-            .into_iter()
-            .filter(|(is_there, _)| *is_there)
-            .try_for_each(|(_, word)| write!(f, " lse {word}"))
+        for (_, word) in of_lse.into_iter().filter(|(is_there, _)| *is_there) {
+            write!(f, " lse {word}")?;
+        }
+        if self.max_logits { write!(f, " max_logits") } else { Ok(()) }
     }
 }

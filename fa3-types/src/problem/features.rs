@@ -50,6 +50,8 @@ names! {
         Extra = "a second cache",
         /// A [`Problem::lse_form`] that is not the default.
         LseForm = "another form of LSE",
+        /// [`Problem::has_max_logits`].
+        MaxLogits = "max_logits",
     }
 }
 
@@ -122,6 +124,7 @@ impl Problem {
             sink,
             extra,
             lse,
+            max_logits,
         } = self;
         let of_mask = match mask {
             Mask::None => None,
@@ -140,6 +143,7 @@ impl Problem {
             (*v_layout == ValueLayout::Transposed, Feature::TransposedV),
             (extra.is_some(), Feature::Extra),
             (*lse != LseForm::default(), Feature::LseForm),
+            (*max_logits, Feature::MaxLogits),
         ];
         let others = others.into_iter().filter_map(|(is_there, feature)| is_there.then_some(feature));
         of_mask.into_iter().chain(others).chain([*seqs_q, *seqs_k].into_iter().flat_map(Sequences::features))

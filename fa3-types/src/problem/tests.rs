@@ -403,7 +403,7 @@ fn latent_attention_is_attention_of_joined_columns() {
 }
 
 #[test]
-fn intervals_are_of_dense_sequences_in_16_bits() {
+fn intervals_are_of_sequences_in_16_bits() {
     let form = Intervals { of_row: crate::IntervalsOfRow::Two, per_sequence: false, per_head: true };
     let mask = Mask::Intervals(form);
     let problem = spec().mask(mask).validate().unwrap();
@@ -416,6 +416,20 @@ fn intervals_are_of_dense_sequences_in_16_bits() {
     assert_eq!(seen, [[3, 4].as_slice(), &Vec::from_iter(7..24)].concat());
     assert!(!known.allows([1, 3, 16], 4));
     assert_eq!(known.forward_flops(), (2 * (64 + 64) * 2 * 4 * 16 * 19) as f64);
+    // Keys are counted in the sequence. The sequence's intervals lie at its rows of Q.
+    let (rows_q, rows_k) =
+        (SequenceRows::packed(&[0, 1, 3]).unwrap(), SequenceRows::packed(&[0, 5, 9]).unwrap());
+    let packed = ProblemSpec::packed(Dtype::F16, (4, 2), 64, &rows_q, &rows_k).mask(Mask::Intervals(form));
+    let bounds = [[0, 9, 1, 1], [0, 0, 0, 0], [1, 2, 3, 9]].concat().repeat(4);
+    let packed = packed.validate().unwrap();
+    assert_eq!(
+        packed.known_intervals(bounds.clone()).unwrap_err(),
+        ProblemError::UnknownLengths { tensor: TensorName::Q }
+    );
+    let packed = KnownProblem::with_intervals(packed, rows_q, rows_k, bounds).unwrap();
+    let seen = |at| (0..9).filter(|&key| packed.allows(at, key)).collect::<Vec<_>>();
+    assert_eq!(seen([0, 3, 0]), [0, 1, 2, 3, 4]);
+    assert_eq!([seen([1, 0, 0]), seen([1, 0, 1]), seen([1, 0, 2])], [vec![], vec![1, 3], vec![]]);
     let none = spec().validate().unwrap().known_intervals([]);
     assert_eq!(none.unwrap_err(), ProblemError::NoIntervals { mask: Mask::None });
 
@@ -424,9 +438,7 @@ fn intervals_are_of_dense_sequences_in_16_bits() {
     };
     refused(ProblemSpec::causal, ProblemError::IntervalsAndMask { mask: Mask::Causal });
     refused(ProblemSpec::e4m3_keys, ProblemError::IntervalsDtype { given: Dtype::E4m3 });
-    let of = |tensor| ProblemError::IntervalsSequences { tensor };
-    refused(|spec| spec.seqs_q(Sequences::dense(2, 16).used()), of(TensorName::Q));
-    refused(|spec| spec.seqs_k(Sequences::dense(2, 24).used()), of(TensorName::K));
+    refused(|spec| spec.seqs_k(Sequences::listed(2, 9)), ProblemError::ListsAndMask { mask });
     refused(|spec| spec.qv(TensorDesc::contiguous(Dtype::F16, Q)), ProblemError::IntervalsLatent);
 }
 

@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 
 use fa3_types::{
-    CachedProblem, CachedSpec, Dtype, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Shape,
-    TensorDesc, UnknownFeature,
+    CachedProblem, CachedSpec, Dtype, Intervals, KnownProblem, LseForm, Mask, Problem, ProblemSpec,
+    SequenceRows, Shape, TensorDesc, UnknownFeature,
 };
 use ndarray::{ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 
@@ -62,6 +62,7 @@ pub struct CachedAttention<'a, T> {
     seqused_q: Option<&'a [i32]>,
     k_descale: Option<ArrayView2<'a, f32>>,
     v_descale: Option<ArrayView2<'a, f32>>,
+    intervals: Option<ArrayView4<'a, i32>>,
     scores: Scores<'a>,
 }
 
@@ -75,6 +76,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
             seqused_q: None,
             k_descale: None,
             v_descale: None,
+            intervals: None,
             scores: Scores::new(),
         }
     }
@@ -116,6 +118,26 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
 
         /// Sets the factors on the elements of V, like [`CachedAttention::k_descale`] for K.
         v_descale(scales: impl Into<ArrayView2<'a, f32>>) { v_descale: Some(scales.into()) }
+
+        /// Lets each query see the keys of one or two intervals, in place of any other mask, as
+        /// [`Attention::intervals`](crate::Attention::intervals) does. Keys are counted from the sequence's first key
+        /// behind its left padding, and new rows follow the rows in use.
+        ///
+        /// ```
+        /// use fa3::ndarray::{Array4, arr2};
+        /// use fa3::{CachedAttention, Device, KvCache};
+        ///
+        /// let x = Array4::<f32>::ones((1, 9, 1, 64));
+        /// let mut cache = KvCache::dense(x.clone(), x);
+        /// cache.cache_seqlens = vec![7];
+        /// // Two drafts after five tokens: each sees these and itself.
+        /// let rows = arr2(&[[0, 5, 5, 6], [0, 5, 6, 7]]).into_shape_with_order((1, 1, 2, 4)).unwrap();
+        /// let q = Array4::<f32>::zeros((1, 2, 1, 64));
+        /// let output = CachedAttention::new(&q).intervals(&rows).forward(&Device::Cpu, &cache)?;
+        /// assert_eq!(output.lse[[0, 0, 1]], 6_f32.ln());
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        intervals(intervals: impl Into<ArrayView4<'a, i32>>) { intervals: Some(intervals.into()) }
 
         /// Adds the product of `qv`, of O's shape, and the cache's values to the scores, as
         /// [`Attention::qv`](crate::Attention::qv) does: V is the cache of latent vectors, K the cache of the rotated
@@ -211,6 +233,12 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         [self.cu_seqlens_q, self.seqused_q]
     }
 
+    /// The intervals of rows, if any.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn interval_rows(&self) -> Option<ArrayView4<'a, i32>> {
+        self.intervals
+    }
+
     /// The scales of K and of V, if they are given.
     pub(crate) fn scales(&self) -> [Option<ArrayView2<'a, f32>>; 2] {
         [self.k_descale, self.v_descale]
@@ -232,7 +260,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     ) -> Result<(), UnknownFeature> {
         let mut keys = Keys::new(&cache.k, &cache.v);
         (keys.scales, keys.pages) = (self.scales(), Some(&call.held.pages));
-        T::forward_on_cpu(&call.known, Queries { q, qv: self.qv, sink: self.scores.sink }, keys, o, lse)
+        let queries = Queries { q, qv: self.qv, sink: self.scores.sink };
+        T::forward_on_cpu(&call.known, queries, keys, o, lse.insert_axis(Axis(3)))
     }
 
     /// Computes O and LSE of a validated call.
@@ -284,7 +313,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let (held, rows) = (cache.held(|_| 0)?, self.rows()?);
         let problem = self.spec(cache, &rows, held.lens.iter().copied().max())?.validate()?;
         self.check_scales(cache)?;
-        Self::known(problem, rows, held)
+        self.known(problem, rows, held)
     }
 
     /// The validated call after an append of new rows.
@@ -301,7 +330,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         if let Some((queries, rotation)) = problem.append().queries().zip(appending.rotation.as_ref()) {
             rotation.check(&rows, queries.positions)?;
         }
-        let call = Self::known(problem.attention().clone(), rows, appending.held_after())?;
+        let call = self.known(problem.attention().clone(), rows, appending.held_after())?;
         Ok(CheckedAppend { problem, appending, call })
     }
 
@@ -340,6 +369,9 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let (seqs_q, seqs_k) = (rows.sequences(), cache.sequences(longest.unwrap_or(0)));
         let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k);
         spec.qv = self.qv.as_ref().map(contiguous);
+        if let Some(intervals) = &self.intervals {
+            spec = spec.mask(Mask::Intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
+        }
         self.scores.given_to(spec, [Some(self.seqused_q.is_some()), None])
     }
 
@@ -360,7 +392,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     }
 
     /// The call over sequences of contiguous rows, with host-side lengths.
-    fn known(problem: Problem, rows_q: SequenceRows, held: Held) -> Result<Checked, Error> {
+    fn known(&self, problem: Problem, rows_q: SequenceRows, held: Held) -> Result<Checked, Error> {
         let rows_k = held.rows(rows_q.is_packed())?;
         let gathered = |x: &TensorDesc| {
             let batch = if rows_k.is_packed() { 1 } else { rows_k.count() };
@@ -368,7 +400,14 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         };
         let mut spec = problem.spec();
         (spec.k, spec.v) = (gathered(&spec.k), gathered(&spec.v));
-        let known = spec.with_rows(rows_q, rows_k)?;
+        (spec.seqs_q, spec.seqs_k) = (rows_q.sequences(), rows_k.sequences());
+        let known = match &self.intervals {
+            None => KnownProblem::new(spec.validate()?, rows_q, rows_k)?,
+            Some(intervals) => {
+                let bounds = Vec::from_iter(intervals.iter().copied());
+                KnownProblem::with_intervals(spec.validate()?, rows_q, rows_k, bounds)?
+            }
+        };
         Ok(Checked { problem, known, held })
     }
 }

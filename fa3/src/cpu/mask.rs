@@ -14,10 +14,10 @@ pub(super) struct Keys {
 
 /// The keys that the row `at` sees: a sequence, a query head and a row index.
 pub(super) fn keys_of_row(problem: &KnownProblem, at @ [sequence, _, row]: [usize; 3]) -> Keys {
-    let Some(intervals) = problem.intervals() else {
+    let Some(ranges) = problem.intervals_of_row(at) else {
         return Keys { all: visible_keys(problem, [sequence, row], row + 1), gap: 0..0 };
     };
-    match intervals.of_row(at, problem.lengths(sequence).k) {
+    match ranges {
         [one, other] if other.is_empty() => Keys { all: one, gap: 0..0 },
         [one, other] if one.is_empty() => Keys { all: other, gap: 0..0 },
         [one, other] => Keys { all: one.start..other.end, gap: one.end..other.start },

@@ -41,8 +41,8 @@ pub(super) struct Strip<'a, T: Scalar> {
     pub(super) first: usize,
     /// O (positions, heads, head_dim_v).
     pub(super) o: ArrayViewMut3<'a, T::Output>,
-    /// LSE (positions, heads, 1).
-    pub(super) lse: ArrayViewMut3<'a, f32>,
+    /// LSE, and the largest scores, if they are a result (positions, heads, 1 or 2).
+    pub(super) of_rows: ArrayViewMut3<'a, f32>,
 }
 
 impl<T: Scalar> Strip<'_, T> {
@@ -65,12 +65,14 @@ impl<T: Scalar> Strip<'_, T> {
         let heads = self.o.len_of(Axis(1));
         for (tile, seen) in tiles.iter().zip(seen.unwrap_or_default()) {
             let sink = |row: usize| self.call.queries.sink(self.first_head + row % heads);
+            let largest = seen.largest(self.call.unit);
             let (o, lse) = seen.finish(self.call.unit, sink, self.call.problem.lse_form());
             let columns = o.len() / lse.len();
-            for (row, (o, lse)) in o.chunks_exact(columns).zip(lse).enumerate() {
+            for (row, (o, numbers)) in o.chunks_exact(columns).zip(lse.into_iter().zip(largest)).enumerate() {
                 let (position, head) = (tile.first - self.first + row / heads, row % heads);
                 write(self.o.index_axis_mut(Axis(0), position).index_axis_move(Axis(0), head), o);
-                self.lse[[position, head, 0]] = lse;
+                let to = self.of_rows.index_axis_mut(Axis(0), position).index_axis_move(Axis(0), head);
+                to.into_iter().zip(<[f32; 2]>::from(numbers)).for_each(|(to, from)| *to = from);
             }
         }
     }

@@ -82,6 +82,11 @@ impl Seen {
         }
     }
 
+    /// The largest score of each row: -inf in a row without keys.
+    pub(super) fn largest(&self, unit: ScoreUnit) -> Vec<f32> {
+        self.m.iter().map(|&m| natural(m, unit) as f32).collect()
+    }
+
     /// O (rows, head_dim_v) and LSE (rows), with the sink of each row, which is -inf without sinks. A row without keys
     /// has O = 0 and LSE = sink.
     pub(super) fn finish(
@@ -98,7 +103,7 @@ impl Seen {
                 o.fill(0.0);
                 return if form.without_sink { form.empty() } else { form.of(sink.into()) as f32 };
             }
-            let [m, l, sink] = [f64::from(m) * f64::from(unit.log2) * LN_2, l.into(), sink.into()];
+            let [m, l, sink] = [natural(m, unit), l.into(), sink.into()];
             // The sum is relative to the larger of row maximum and sink.
             let largest = m.max(sink);
             let shrink = (m - largest).exp();
@@ -110,6 +115,11 @@ impl Seen {
         let lse = lse.collect();
         (self.o, lse)
     }
+}
+
+/// A row maximum in natural units.
+fn natural(m: f32, unit: ScoreUnit) -> f64 {
+    f64::from(m) * f64::from(unit.log2) * LN_2
 }
 
 /// The number that is subtracted from a row's scores: the maximum m. If the row has seen no key, m is -inf, and 0 in

@@ -20,7 +20,7 @@ pub(crate) fn forward<T: Scalar, C: Scalar>(
         inputs.add_padded([("k", cache.k), ("v", cache.v)])?;
         add_data_of(inputs, call, cache)
     };
-    over_cache::<T>(device, problem, add, outputs)
+    over_cache::<T>(device, problem, add, outputs, None)
 }
 
 /// Computes attention over a cache with an append first. The cache is written only if there is no error.
@@ -59,7 +59,7 @@ pub(crate) fn append_forward<T: Scalar, C: Scalar>(
     Ok(())
 }
 
-/// Uploads the sinks and scales of a call, the lengths and pages of its cache, and the sequence lists of Q.
+/// Uploads the sinks, scales and intervals of a call, the lengths and pages of its cache, and the sequence lists of Q.
 fn add_data_of<T: Scalar, C: Scalar>(
     inputs: &mut DeviceInputs<'_>,
     call: &CachedAttention<'_, T>,
@@ -70,6 +70,7 @@ fn add_data_of<T: Scalar, C: Scalar>(
     inputs.add("k_descale", of_k)?;
     inputs.add("v_descale", of_v)?;
     inputs.add("page_table", table)?;
+    inputs.add("intervals", call.interval_rows())?;
     inputs.add_lists([
         ("seqused_k", Some(cache.cache_seqlens)),
         ("cache_batch_idx", index),

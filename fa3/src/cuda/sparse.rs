@@ -1,6 +1,7 @@
 //! Attention over listed rows of a cache, which is copied to the device.
 
 use fa3_types::Problem;
+use ndarray::ArrayViewMut3;
 
 use super::inputs::DeviceInputs;
 use super::{Device, OperationError, over_cache};
@@ -15,6 +16,7 @@ pub(crate) fn forward<T: Scalar>(
     Queries { q, qv, sink }: Queries<'_, T>,
     (cache, extra): (&ListedCache<'_, T>, Option<&ListedCache<'_, T>>),
     outputs: Outputs<'_, T>,
+    max_logits: Option<ArrayViewMut3<'_, f32>>,
 ) -> Result<(), OperationError> {
     let add = |inputs: &mut DeviceInputs<'_>| {
         inputs.add_padded([("q", q), ("k", cache.k), ("v", cache.v)])?;
@@ -27,5 +29,5 @@ pub(crate) fn forward<T: Scalar>(
         inputs.add("extra_indices", [extra.indices])?;
         inputs.add_lists([("extra_seqused_k", extra.lengths)])
     };
-    over_cache::<T>(device, problem, add, outputs)
+    over_cache::<T>(device, problem, add, outputs, max_logits)
 }

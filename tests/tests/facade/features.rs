@@ -84,6 +84,7 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
         }
         Feature::SoftCap => spec.softcap(30.0),
         Feature::Sinks => spec.sink(),
+        Feature::MaxLogits => spec.max_logits(),
         Feature::LseForm => spec.lse_form(LseForm { base_two: true, ..LseForm::default() }),
         Feature::Qv => {
             let qv = spec.o;
@@ -105,10 +106,14 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
         Feature::Pages => spec.seqs_k(Sequences::paged(count, 1).used()),
         Feature::Index => spec.seqs_k(Sequences::indexed(count, [3, 1]).used()),
         Feature::Leftpad => spec.seqs_k(Sequences::paged(count, 1).used().left_padded()),
-        Feature::Lists => spec.seqs_k(Sequences::listed(count, 100)),
-        Feature::Extra => {
-            let extra = ExtraCache { k: spec.k, v: spec.v, sequences: Sequences::listed(count, 100) };
-            spec.seqs_k(Sequences::listed(count, 100)).extra(extra)
+        Feature::Lists | Feature::Extra => {
+            // A list belongs to one row of Q.
+            let mut spec = spec.seqs_q(Sequences::dense(count, 1)).seqs_k(Sequences::listed(count, 100));
+            let extra = ExtraCache { k: spec.k, v: spec.v, sequences: spec.seqs_k };
+            for x in [&mut spec.q, &mut spec.o] {
+                *x = TensorDesc::contiguous(x.dtype, Shape { batch: count, seqlen: 1, ..x.shape });
+            }
+            if feature == Feature::Extra { spec.extra(extra) } else { spec }
         }
         other => panic!("there is no problem with {other} here"),
     };
@@ -155,10 +160,6 @@ fn in_8_bits(spec: ProblemSpec) -> Answer {
 
 /// The problem with its lengths. `None` for a KV cache, whose sequences are gathered before a reference runs.
 fn known(problem: &Problem) -> Option<KnownProblem> {
-    if let Some(form) = problem.mask().intervals() {
-        let bounds: usize = form.shape(problem.q().shape).iter().product();
-        return problem.known_intervals(vec![0; bounds]).ok();
-    }
     let rows = |sequences: Sequences, x: &TensorDesc| {
         let (count, seqlen) = (sequences.count(), x.shape.seqlen);
         let ends: Vec<i32> = (0..=count).map(|i| (i * seqlen / count) as i32).collect();
@@ -169,7 +170,11 @@ fn known(problem: &Problem) -> Option<KnownProblem> {
         if sequences.has_used() { rows.with_used(&vec![8; count]).unwrap() } else { rows }
     };
     let (q, k) = (rows(problem.seqs_q(), problem.q()), rows(problem.seqs_k(), problem.k()));
-    KnownProblem::new(problem.clone(), q, k).ok()
+    let problem = problem.clone();
+    match problem.mask().intervals().map(|form| form.shape(problem.q().shape)) {
+        None => KnownProblem::new(problem, q, k).ok(),
+        Some(shape) => KnownProblem::with_intervals(problem, q, k, vec![0; shape.iter().product()]).ok(),
+    }
 }
 
 fn emulated(spec: ProblemSpec) -> Answer {

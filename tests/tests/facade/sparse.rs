@@ -75,6 +75,17 @@ fn sparse_is_attention_of_gathered_keys<T: Scalar<Output = T> + PartialEq + std:
         let expected = Attention::new(&q, &k, &v).seqused_k(&used).softmax_scale(0.3);
         let output = sparse(&q, &caches).forward(&Device::Cpu).unwrap();
         assert_eq!(output, expected.forward(&Device::Cpu).unwrap());
+        let (same, largest) = sparse(&q, &caches).forward_with_max_logits(&Device::Cpu).unwrap();
+        assert_eq!(same, output);
+        for ([token, head, row], &found) in largest.indexed_iter().map(|(at, x)| (<[usize; 3]>::from(at), x))
+        {
+            let score = |key| {
+                let of_row = q.slice(s![token, row, head, ..]).mapv(T::to_f32);
+                0.3 * of_row.dot(&k.slice(s![token, key, head / 2, ..]).mapv(T::to_f32))
+            };
+            let expected = (0..used[token] as usize).map(score).fold(f32::NEG_INFINITY, f32::max);
+            assert!(found == expected || (found - expected).abs() < 1e-5, "{found}, expected {expected}");
+        }
         assert!(output.o.slice(s![3, .., .., ..]).iter().all(|x| x.to_f32() == 0.0), "a token without keys");
         let qv = wave((5, 2, 4, 24), 0.2);
         let latent = sparse(&q, &caches).qv(&qv).sink(&sink).forward(&Device::Cpu).unwrap();

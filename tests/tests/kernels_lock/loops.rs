@@ -231,6 +231,7 @@ mod tests {
             softcap: false,
             sink: false,
             lse_without_sink: false,
+            max_logits: false,
             stored_lse: false,
             order: Order::Linear,
             scheduler: Scheduler::StaticPersistent,

@@ -6,10 +6,11 @@ use fa3_types::Dtype;
 use super::BwdCase;
 use super::trials::{DTYPES, Divided, HEADS, SINKS, SOFTCAPS, tiles, tiny};
 use crate::fwd::intervals::OWN;
+use crate::fwd::listed::{self, GIVEN, Given, LAYOUTS, LENGTHS};
 use crate::fwd::{Layout, dense, device};
 use crate::intervals::Kind;
 use crate::mutate::Target;
-use crate::{Case, Levels, Trial, covering_cases};
+use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
 /// Divisions of the work among consumers, as for other masks, but without deterministic dQ additions.
 const DIVISIONS: [Divided; 5] = [
@@ -28,7 +29,9 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
         let options = if deterministic { options.deterministic() } else { options };
         BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(2), &options)
     });
-    covering_cases(0, |levels| of_features(levels, seed)).into_iter().chain(chosen).collect()
+    let of_sequences = covering_cases(0, |levels| of_sequences(levels, seed));
+    let dense = covering_cases(0, |levels| of_features(levels, seed)).into_iter();
+    dense.chain(of_sequences).chain(chosen).collect()
 }
 
 fn of_features(levels: &mut Levels, seed: u64) -> Trial {
@@ -46,6 +49,26 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let layout = Layout::ALL[kind as usize % Layout::ALL.len()];
     let case = Case::normal(&format!("{kind:?}"), kind.of(layout.of(spec), own.0, own.1), seed);
     BwdCase { case, layout, dlse: dtype == DTYPES[0], slack: 1.0 }.trial(&device(sms), &options)
+}
+
+/// Sequences whose lengths are data. Code that they share with dense ones is covered there.
+fn of_sequences(levels: &mut Levels, seed: u64) -> Trial {
+    let (kind, division, given) = (levels.pick(&Kind::ALL), levels.pick(&DIVISIONS), levels.pick(&GIVEN));
+    // Lengths around the size of a KV tile and of a block of rows.
+    let (lengths, (_, heads_q, heads_kv)) = (levels.pick(&LENGTHS)(64, 64), levels.pick(&HEADS));
+    let (own, layout, sink) = (levels.pick(&OWN), levels.pick(&LAYOUTS), levels.pick(&SINKS));
+    // Rows of a block of the dK/dV kernel, which divide the rows of a dQ tile.
+    let (rows, dq) = (levels.pick(&[16, 32]), levels.pick(&[(64, 48), (128, 16)]));
+    let options = tiles(division, (2, [2, 1]), dq, rows, [64, 64]);
+    let layout = given.layout(layout);
+    let (spec, rows) = listed::spec(given, DTYPES[1], (heads_q, heads_kv), 64, &lengths);
+    let spec = layout.of(spec);
+    let spec = if sink { spec.sink() } else { spec };
+    let problem = kind.of_sequences(spec, rows, own.0, own.1);
+    let name = format!("{kind:?}, {given:?}");
+    let case = Case { name, problem, dist: Dist::Normal, poison: Poison::BeyondEnd, seed };
+    let of_gradients = given.layout(Layout::Contiguous);
+    BwdCase { case, layout: of_gradients, dlse: sink, slack: 1.0 }.trial(&device(3), &options)
 }
 
 /// The kernels that find blocks of rows, that split tiles, and that reduce the splits. Some tiles have splits, some
@@ -76,5 +99,17 @@ pub(crate) fn small() -> Vec<Trial> {
         let problem = kind.of(dense(Dtype::Bf16, 1, (200, 300), (2, 1), 64), false, false);
         BwdCase { case: Case::normal("small", problem, 4), ..case }.trial(&device(1), &options)
     });
-    trials.into()
+    let packed = [(DIVISIONS[1], Kind::Documents), (DIVISIONS[4], Kind::Holes)].map(|(division, kind)| {
+        let options = tiles(division, (2, [2, 1]), (64, 48), 16, [64, 64]);
+        let (spec, rows) = listed::spec(
+            Given::PackedInPart,
+            DTYPES[1],
+            (2, 1),
+            64,
+            &[(100, 150), (0, 70), (70, 0), (130, 300)],
+        );
+        let case = Case::normal("small, packed", kind.of_sequences(spec, rows, false, true), 4);
+        BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(1), &options)
+    });
+    trials.into_iter().chain(packed).collect()
 }

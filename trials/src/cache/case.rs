@@ -13,6 +13,7 @@ use fa3_types::{
 use ndarray::{Array4, Axis};
 
 use crate::fwd::{Layout, device, input, judged, outputs, with_qv};
+use crate::intervals::Kind;
 use crate::memory::{Memory, before, tensor_bytes, words};
 use crate::values::Rng;
 use crate::{Bits, Dist, Poison, Scaled, Trial, Values};
@@ -103,8 +104,10 @@ pub struct Case {
     pub e4m3_keys: bool,
     /// Whether the problem has `qv`.
     pub qv: bool,
-    /// The mask.
+    /// The mask, unless there are intervals.
     pub mask: Mask,
+    /// The kind of intervals, and whether heads have their own, under a mask of intervals.
+    pub intervals: Option<(Kind, bool)>,
     /// The soft cap.
     pub softcap: Option<f64>,
     /// Whether heads have sinks.
@@ -416,7 +419,8 @@ impl Case {
         let spec = ProblemSpec::dense(self.dtype, self.shape_q(rows_q), kv).head_dim_v(self.columns.1);
         let spec = if self.e4m3_keys { spec.e4m3_keys() } else { spec };
         let spec = if self.qv { with_qv(spec) } else { spec };
-        let mut spec = self.layout.of(spec).mask(self.mask);
+        let spec = self.layout.of(spec);
+        let mut spec = if self.intervals.is_some() { spec } else { spec.mask(self.mask) };
         (spec.softcap, spec.sink, spec.lse) = (self.softcap, self.sink, self.lse);
         if self.qv && self.layout == Layout::Contiguous {
             // K and V are parts of one row in memory.
@@ -439,6 +443,10 @@ impl Case {
         let kv =
             Shape { batch: cache.entries, seqlen: cache.rows, heads: self.heads.1, head_dim: self.columns.0 };
         let spec = self.spec(rows_q, kv).seqs_q(rows_q.sequences()).seqs_k(sequences.used());
+        let spec = match self.intervals {
+            None => spec,
+            Some((kind, per_head)) => spec.mask(Mask::Intervals(kind.form(true, per_head))),
+        };
         spec.validate().unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 
@@ -450,7 +458,12 @@ impl Case {
         let used: Vec<i32> = self.lengths.iter().map(|&len| len as i32).collect();
         let rows_k = SequenceRows::dense(count, capacity).with_used(&used).expect("a cache has all rows");
         let kv = Shape { batch: count, seqlen: capacity, heads: self.heads.1, head_dim: self.columns.0 };
-        self.spec(&rows_q, kv).with_rows(rows_q, rows_k).unwrap_or_else(|error| panic!("{self:?}: {error}"))
+        let spec = self.spec(&rows_q, kv);
+        if let Some((kind, per_head)) = self.intervals {
+            let spec = spec.seqs_q(rows_q.sequences()).seqs_k(rows_k.sequences());
+            return kind.of_sequences(spec, [rows_q, rows_k], true, per_head);
+        }
+        spec.with_rows(rows_q, rows_k).unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 
     /// Bytes of a buffer that the caller fills.

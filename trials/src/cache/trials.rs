@@ -5,6 +5,7 @@ use fa3_types::{Dtype, Mask};
 
 use super::{Case, Keys, Pages, Queries};
 use crate::fwd::{LSE_FORMS, Layout};
+use crate::intervals::Kind;
 use crate::values::Rng;
 use crate::{Dist, Levels, Trial, chunks, covering_cases};
 
@@ -76,7 +77,8 @@ const SPLITS: [Option<SplitKeys>; 5] = [
 ];
 /// The covering array: each pair of levels of two factors occurs in some case.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
-    let cases = on_devices(covering_cases(0, of_features)).chain(of_e4m3());
+    let intervals = on_devices(covering_cases(0, of_intervals));
+    let cases = on_devices(covering_cases(0, of_features)).chain(intervals).chain(of_e4m3());
     cases.map(|case| Case { seed, ..case }.trial()).collect()
 }
 
@@ -151,6 +153,24 @@ fn of_features(levels: &mut Levels) -> Case {
     Case { lengths, keys, queries, heads, columns, mask, split_keys, ..of_options(levels) }
 }
 
+/// Masks of intervals: boxes of pages, whose blocks a warp finds, and rows of pages and splits, which have all blocks.
+fn of_intervals(levels: &mut Levels) -> Case {
+    let keys = [KEYS[0], KEYS[3], KEYS[5], KEYS[7], KEYS[8], KEYS[10]];
+    let (kind, per_head) = (levels.pick(&Kind::ALL), levels.pick(&[false, true]));
+    let (keys, queries, heads) = (levels.pick(&keys), levels.pick(&QUERIES), levels.pick(&HEADS[1..4]));
+    let lengths = levels.pick(&[&[500][..], &[0, 1, 64, 65, 300, 0], &[130; 3]]).to_vec();
+    let split_keys = levels.pick(&SPLITS);
+    Case {
+        lengths,
+        keys,
+        queries,
+        heads,
+        intervals: Some((kind, per_head)),
+        split_keys,
+        ..of_options(levels)
+    }
+}
+
 /// A case with levels of the factors that all covering arrays here have in common.
 fn of_options(levels: &mut Levels) -> Case {
     Case {
@@ -178,6 +198,7 @@ pub const fn paged(columns: (usize, usize)) -> Case {
         e4m3_keys: false,
         qv: false,
         mask: Mask::Causal,
+        intervals: None,
         softcap: None,
         sink: true,
         lse: LSE_FORMS[0],
@@ -202,6 +223,14 @@ pub(crate) fn small() -> Vec<Trial> {
         Case { lengths: vec![200, 90, 3], keys: Keys::IndexedPadded, mask: chunks(70, None), ..SMALL },
         Case { lengths: vec![300, 20, 130], keys: Keys::Pages(Pages::of(1)), ..SMALL },
         Case { lengths: vec![500, 20, 130], e4m3_keys: true, ..SMALL },
+        Case { lengths: vec![500, 20, 130], intervals: Some((Kind::FarApart, true)), ..SMALL },
+        Case {
+            lengths: vec![200, 90],
+            split_keys: None,
+            queries: Queries::Dense(70),
+            intervals: Some((Kind::SinkAndWindow, false)),
+            ..SMALL
+        },
         Case {
             lengths: vec![200, 90],
             keys: Keys::Pages(Pages::of(4).padded().indexed()),
@@ -292,6 +321,7 @@ fn any(seed: u64, kernels: u64) -> Case {
         e4m3_keys: false,
         qv,
         mask: MASKS[of_kernel.below(MASKS.len() as u64)],
+        intervals: None,
         softcap: SOFTCAPS[of_kernel.below(2)],
         sink: SINKS[of_kernel.below(2)],
         lse: LSE_FORMS[of_kernel.below(3)],

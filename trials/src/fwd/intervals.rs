@@ -1,23 +1,25 @@
 //! Problems under interval masks: a covering array of mask kinds and kernel features.
 
 use fa3_sched::Order;
-use fa3_sched::forward::{CtaTile, PlanOptions, TileRow};
+use fa3_sched::forward::{CtaTile, Pipeline, PlanOptions, TileRow};
 use fa3_types::{Dtype, Mask};
 
+use super::listed::{self, GIVEN, Given, LAYOUTS};
 use super::shapes::{PIPELINES, TINY};
 use super::trials::{CONSUMERS, HEADS, LENGTHS, SINKS, SOFTCAPS, trial};
 use super::{Layout, dense, with_tile};
 use crate::intervals::Kind;
-use crate::{Case, Levels, Trial, covering_cases};
+use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
 /// Whether each sequence, and each head, has its own intervals.
 pub(crate) const OWN: [(bool, bool); 3] = [(false, false), (true, true), (false, true)];
 
-/// The covering array, and tiles of the planner's table.
+/// The covering arrays of dense sequences and of sequences whose lengths are data, and tiles of the planner's table.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let features = covering_cases(0, |levels| of_features(levels, seed)).into_iter();
+    let of_sequences = covering_cases(0, |levels| of_sequences(levels, seed));
     let tiles = [64, 128, 256].into_iter().map(|head_dim| of_table(head_dim, seed));
-    features.chain(tiles).collect()
+    features.chain(of_sequences).chain(tiles).collect()
 }
 
 fn of_features(levels: &mut Levels, seed: u64) -> Trial {
@@ -42,6 +44,29 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     trial(case, 2, &with_tile(tile).order(Order::Linear))
 }
 
+/// Tiles of one and of two consumers, and of one whose loads wait for each other.
+const TILES: [CtaTile; 3] = [
+    TINY,
+    CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY },
+    CtaTile { stages: 1, pipeline: Pipeline::Serial, ..TINY },
+];
+
+/// Sequences whose lengths are data. Code that they share with dense ones is covered there.
+fn of_sequences(levels: &mut Levels, seed: u64) -> Trial {
+    let (kind, tile, given) = (levels.pick(&Kind::ALL), levels.pick(&TILES), levels.pick(&GIVEN));
+    let lengths = levels.pick(&listed::LENGTHS)(tile.tile_m as usize, tile.tile_n as usize);
+    let heads = levels.pick(&[(1, 1), (3, 1), (4, 2)]);
+    let ((per_sequence, per_head), layout) = (levels.pick(&OWN), levels.pick(&LAYOUTS));
+    let sink = levels.pick(&SINKS);
+    let (spec, rows) = listed::spec(given, Dtype::Bf16, heads, tile.head_dim as usize, &lengths);
+    let spec = given.layout(layout).of(spec.head_dim_v(tile.head_dim_v as usize));
+    let spec = if sink { spec.sink() } else { spec };
+    let problem = kind.of_sequences(spec, rows, per_sequence, per_head);
+    let name = format!("{kind:?}, {given:?}, {layout:?}");
+    let case = Case { name, problem, dist: Dist::Normal, poison: Poison::BeyondEnd, seed };
+    trial(case, 3, &with_tile(tile))
+}
+
 /// A trial of a tile of the planner's table, on two tiles of rows and several KV blocks.
 fn of_table(head_dim: usize, seed: u64) -> Trial {
     let long = dense(Dtype::Bf16, 1, (4096, 4096), (1, 1), head_dim).mask(Mask::window(Some(9), Some(9)));
@@ -53,13 +78,18 @@ fn of_table(head_dim: usize, seed: u64) -> Trial {
 
 /// A few kinds of tiles, with several tiles per CTA.
 pub(crate) fn small() -> Vec<Trial> {
-    let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
-    let tiles = [TINY, two, CtaTile { stages: 1, ..TINY }];
     let kinds = [Kind::SinkAndWindow, Kind::FarApart, Kind::Holes];
-    let trials = tiles.into_iter().zip(kinds).map(|(tile, kind)| {
+    let trials = TILES.into_iter().zip(kinds).map(|(tile, kind)| {
         let spec = dense(Dtype::Bf16, 1, (tile.tile_m as usize + 5, 100), (2, 1), 64);
         let case = Case::normal("small", kind.of(spec, false, true), 4);
         trial(case, 1, &PlanOptions::default().tile(tile))
     });
-    trials.collect()
+    let packed = TILES.into_iter().zip([Given::Packed, Given::Behind, Given::PackedInPart]);
+    let packed = packed.zip(kinds).map(|((tile, given), kind)| {
+        let lengths = [(tile.tile_m as usize + 5, 100), (0, 30), (9, 0), (70, 40)];
+        let (spec, rows) = listed::spec(given, Dtype::Bf16, (2, 1), 64, &lengths);
+        let case = Case::normal("small, packed", kind.of_sequences(spec, rows, false, true), 4);
+        trial(case, 1, &PlanOptions::default().tile(tile))
+    });
+    trials.chain(packed).collect()
 }

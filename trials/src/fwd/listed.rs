@@ -193,6 +193,18 @@ pub(crate) fn problem(
     lengths: &[(usize, usize)],
     change: impl Fn(ProblemSpec) -> ProblemSpec,
 ) -> KnownProblem {
+    let (spec, [rows_q, rows_k]) = spec(given, dtype, heads, head_dim, lengths);
+    change(spec).with_rows(rows_q, rows_k).expect("all levels are valid")
+}
+
+/// The specification of a problem, and the rows of its sequences of these lengths.
+pub(crate) fn spec(
+    given: Given,
+    dtype: Dtype,
+    heads: (usize, usize),
+    head_dim: usize,
+    lengths: &[(usize, usize)],
+) -> (ProblemSpec, [SequenceRows; 2]) {
     let (of_q, of_k): (Vec<usize>, Vec<usize>) = lengths.iter().copied().unzip();
     let rows_q = match given {
         Given::Packed | Given::Behind | Given::PackedOverDense => SequenceRows::packed_lengths(&of_q),
@@ -214,7 +226,7 @@ pub(crate) fn problem(
     };
     let spec =
         ProblemSpec::dense(dtype, shape(&rows_q, behind.0, heads.0), shape(&rows_k, behind.1, heads.1));
-    change(spec).with_rows(rows_q, rows_k).expect("all levels are valid")
+    (spec.seqs_q(rows_q.sequences()).seqs_k(rows_k.sequences()), [rows_q, rows_k])
 }
 
 /// Capacities that exceed these lengths by some rows.

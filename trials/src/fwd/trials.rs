@@ -8,7 +8,9 @@ use fa3_types::{Dtype, Mask, ProblemSpec};
 
 use super::scores::Scores;
 use super::shapes::{INPUTS, PIPELINES, dealt, dtype, laid_out, others};
-use super::{LSE_FORMS, Launch, Layout, dense, device, initial, judged, outputs, with_tile};
+use super::{
+    LSE_FORMS, Launch, Layout, check_max_logits, dense, device, initial, judged, outputs, with_tile,
+};
 use super::{fp8, listed};
 use crate::{Bits, Case, Dist, Levels, Poison, Trial, Values, chunks, covering_cases};
 
@@ -131,7 +133,7 @@ fn of_features(levels: &mut Levels, choices: &Choices<'_>, seed: u64) -> Trial {
     let dist = levels.pick(&[Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::OneHot]);
     // Number of columns by which the problem's head dimension is smaller than the tile's.
     let (padding, sink) = (levels.pick(&[0, 8, 24]), levels.pick(&SINKS));
-    let lse = levels.pick(&LSE_FORMS);
+    let (lse, max_logits) = (levels.pick(&LSE_FORMS), levels.pick(&[false, true]));
     let tile_m = 64 * consumers;
     let shape = CtaTile {
         head_dim,
@@ -153,6 +155,7 @@ fn of_features(levels: &mut Levels, choices: &Choices<'_>, seed: u64) -> Trial {
     let spec = dense(dtype, batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), columns(head_dim));
     let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(mask);
     (spec.softcap, spec.sink, spec.lse) = (softcap, sink, lse);
+    spec.max_logits = max_logits;
     let problem = layout.of(spec).known().expect("all levels are valid");
     let options = with_tile(shape).order(order).scheduler(dealt(&shape, scheduler)).clusters(true);
     let case = Case { name: format!("{layout:?}, {dist:?}"), problem, dist, poison: Poison::None, seed };
@@ -226,6 +229,7 @@ fn trial_of(case: Case, values: Values, sms: u32, options: &PlanOptions) -> Tria
     let Launch { plan, program, .. } = launch.unwrap_or_else(|fault| panic!("{}: {fault}", case.problem));
     let before = initial(&case.problem, &program, &values);
     Trial::new(format!("{plan}, {}", case.name), Bits::Approximations, program, before, move |after| {
-        judged(&case, &values, &outputs(&case.problem, after)).map(|_| ())
+        judged(&case, &values, &outputs(&case.problem, after))?;
+        check_max_logits(&case, &values, after)
     })
 }

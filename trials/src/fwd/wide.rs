@@ -69,13 +69,14 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
         true => (Scheduler::DynamicPersistent, Given::InPart.layout(layout)),
         false => (scheduler, layout),
     };
-    let lse = levels.pick(&LSE_FORMS);
+    let (lse, max_logits) = (levels.pick(&LSE_FORMS), levels.pick(&[false, true]));
     let dtype = levels.pick(&[Dtype::F16, Dtype::Bf16]);
     let dist = levels.pick(&[Dist::Normal, Dist::Increasing, Dist::OneHot]);
     let change = |spec: ProblemSpec, layout: Layout| {
         let spec = laid_out(&tile, spec.head_dim_v(head_dim_v));
         let mut spec = layout.of(spec).mask(mask);
         (spec.softcap, spec.sink, spec.lse) = (softcap, sink, lse);
+        spec.max_logits = max_logits;
         spec
     };
     let options = with_tile(tile);

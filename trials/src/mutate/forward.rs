@@ -8,6 +8,7 @@ use fa3_sim::Rule;
 use fa3_types::{KnownProblem, Mask, ProblemSpec, Shape};
 
 use super::{Equivalent, LAST_TURN, TURNS, Target};
+use crate::fwd::listed::{self, Given};
 use crate::fwd::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out};
 use crate::fwd::wide::HALVES;
 use crate::fwd::{Launch, device, initial, with_tile};
@@ -246,8 +247,8 @@ pub(crate) fn wide_targets() -> Vec<Target> {
     ]
 }
 
-/// A kernel under an interval mask with several tiles per CTA. One tile visits no block, and other tiles skip some
-/// blocks.
+/// Kernels under an interval mask with several tiles per CTA, of dense and of packed sequences. One tile visits no
+/// block, and other tiles skip some blocks.
 ///
 /// # Panics
 /// If the kernel cannot be built.
@@ -262,8 +263,17 @@ pub(crate) fn interval_targets() -> Vec<Target> {
     let options = with_tile(TWO).order(Order::Linear);
     let programs =
         kinds.map(|(heads, rows, kind)| program(&kind.of(spec(&TWO, heads, rows), false, true), 1, &options));
-    let target = Target::new("fwd 2, intervals", programs, 0, TWO_STAGE);
-    vec![target.also_noticed(UNASKED).also_equivalent(ASKED)]
+    // All heads are one section: quotients by a number of sections are computed in floats, which mutants do without.
+    let packed = kinds.map(|(heads, (rows, keys), kind)| {
+        let lengths = [(rows, keys), (0, 3), (rows, keys / 2)];
+        let (spec, rows) =
+            listed::spec(Given::Packed, dtype(&TWO), (heads, 1), TWO.head_dim as usize, &lengths);
+        let spec = spec.head_dim_v(TWO.head_dim_v as usize);
+        program(&kind.of_sequences(spec, rows, false, true), 1, &options)
+    });
+    let targets = [("fwd 2, intervals", programs, 0), ("fwd 2, intervals, packed", packed, 1)];
+    let targets = targets.map(|(name, programs, step)| Target::new(name, programs, step, TWO_STAGE));
+    targets.map(|target| target.also_noticed(UNASKED).also_equivalent(ASKED)).into()
 }
 
 /// The kernel that transposes V before attention. Some heads have several tiles, of which the last one is partial;

@@ -15,7 +15,7 @@ each channel. `flash_attn_combine` merges attention over disjoint sets of keys.
 models of Hugging Face transformers. `fa3.flash_attn_interface` has FlashAttention-3's names, `fa3.flash_attn` has
 flash-attn 2's, and `fa3.flash_mla` has FlashMLA's. `fa3.masks` makes masks that are intervals of keys, also from
 FlexAttention's mask functions. `fa3.distributed` is context parallelism. The driver compiles a kernel when a call first
-needs it, in a second or less; there is nothing else to build.
+needs it, in a second or less; there is nothing else to build. `warm_up` compiles kernels beforehand, in the background.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ __all__ = [
     "get_scheduler_metadata",
     "quantize",
     "quantize_channels",
+    "warm_up",
 ]
 
 try:
@@ -52,6 +53,7 @@ try:
     from .quantize import quantize, quantize_channels
     from .varlen import flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
     from .varlen_fp8 import flash_attn_varlen_fp8_func
+    from .warm_up import warm_up
 except ModuleNotFoundError as _error:
     if _error.name != "torch":
         raise
@@ -71,6 +73,7 @@ except ModuleNotFoundError as _error:
     _flash_attn_forward = stand_in("flash_attn_interface", "_flash_attn_forward")
     quantize = stand_in("quantize", "quantize")
     quantize_channels = stand_in("quantize", "quantize_channels")
+    warm_up = stand_in("warm_up", "warm_up")
 
 
 def __getattr__(name: str) -> Any:

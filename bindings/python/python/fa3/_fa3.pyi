@@ -1,7 +1,7 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-__all__ = ["Operation", "run", "__version__"]
+__all__ = ["Operation", "run", "warm_up", "__version__"]
 
 __version__: str
 
@@ -20,3 +20,6 @@ def run(
     # Allocates a workspace: (bytes, zeros) -> (address, owner). None for the CPU, or if the call is only checked.
     allocate: Callable[[int, int], tuple[int, object]] | None,
 ) -> int | None: ...
+def warm_up(
+    device: int, calls: Sequence[tuple[Operation, Mapping[str, Any]]]
+) -> list[tuple[str, str]]: ...

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from . import operator
 
@@ -60,7 +61,7 @@ def integer(name: str, given: Any) -> int:
     """Converts an integer that fits into 64 bits with a sign."""
     given = whole(name, given)
     # A symbol of torch.compile, whose value is not known, cannot be compared.
-    if isinstance(given, int) and not torch.compiler.is_compiling() and not -(2**63) <= given < 2**63:
+    if isinstance(given, int) and not is_compiling() and not -(2**63) <= given < 2**63:
         raise ValueError(f"{name} {given} is too large or too small a number")
     return given
 

@@ -227,7 +227,9 @@ def flash_attn_func(
         arguments.pieces(split_keys),
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
-    descales = [x for x in (q_descale, k_descale, v_descale, v_mean, s_aux, qv, intervals) if x is not None]
+    descales: list[Tensor] = []
+    if not (q_descale is k_descale is v_descale is v_mean is s_aux is qv is intervals is None):
+        descales = operator.given(q_descale, k_descale, v_descale, v_mean, s_aux, qv, intervals)
     if out is not None:
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in (q, k, v, *descales) if isinstance(x, Tensor)))

@@ -17,7 +17,7 @@ NO_GRADIENT = "requires grad, and attention over a cache has no gradients"
 
 
 # The names of options that are tensors.
-_FLOATS = ("q_descale", "k_descale", "v_descale", "s_aux", "qv")
+_TENSORS_OF_OPTIONS = ("q_descale", "k_descale", "v_descale", "s_aux", "qv", "intervals")
 
 
 class Options(NamedTuple):
@@ -39,6 +39,7 @@ class Options(NamedTuple):
     lse_base_two: bool = False
     lse_without_sink: bool = False
     lse_empty_is_infinite: bool = False
+    intervals: Tensor | None = None
 
 
 # The names of the extension module's options: the first fields of `Options`, and the last fields of `Cache`.
@@ -74,6 +75,8 @@ def compute(
     given |= operator.checked_descales(q, k, cache.cu_seqlens_q, *descales)
     operation = "forward"
     fields, values = operator.with_lse_form(_SCORES, (*options[:7], *cache[6:]), options)
+    if options.intervals is not None:
+        given["intervals"] = operator.bounds(options.intervals, q)
     if new is not None:
         operator.refuse_tangents(NAMES_OF_NEW, *new.tensors)
         new.check(cache.seqused_k)
@@ -103,7 +106,7 @@ def attention(
     """Returns O and, if wanted, LSE. O is written to `out`, if it is given. Traces and autograd see the torch
     operators; other calls skip them. `function` is the caller's name for errors.
     """
-    given_options = (getattr(options, name) for name in _FLOATS)
+    given_options = (getattr(options, name) for name in _TENSORS_OF_OPTIONS)
     floats = (*tensors, *operator.given(*given_options))
     given = (*floats, *operator.given(*cache.lists, out), *(new.tensors if new else ()))
     is_plain = operator.is_plain(*given)
@@ -139,7 +142,7 @@ def _check_types(
     """Refuses arguments that are not tensors."""
     for name, x in zip(("q", "k_cache", "v_cache"), tensors):
         arguments.tensor(name, x)
-    optional = {name: getattr(options, name) for name in _FLOATS} | dict(zip(Cache._fields, cache.lists)) | {"out": out}
+    optional = {name: getattr(options, name) for name in _TENSORS_OF_OPTIONS} | dict(zip(Cache._fields, cache.lists)) | {"out": out}
     if new is not None:
         optional |= dict(zip(NewRows._fields[:6], new))
     for name, x in optional.items():
@@ -160,7 +163,7 @@ _ARGUMENTS = (
     "SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, SymInt split_keys, "
     "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, "
     "Tensor? s_aux=None, Tensor? qv=None, bool lse_base_two=False, bool lse_without_sink=False, "
-    "bool lse_empty_is_infinite=False"
+    "bool lse_empty_is_infinite=False, Tensor? intervals=None"
 )
 _TENSORS = "Tensor q, Tensor k, Tensor v"
 # `fa3::append_forward` writes to the cache, so the schema marks k and v as written.

@@ -17,8 +17,6 @@ __all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache"
 _CODES, _SCALES, _ROTATED = 512, 4, 64
 _ROW_BYTES = _CODES + 4 * _SCALES + 2 * _ROTATED
 _BYTES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
-# Elements of the keys that are gathered at once for the largest scores.
-_GATHERED = 1 << 24
 
 
 def flash_mla_with_kvcache(
@@ -104,7 +102,7 @@ def flash_mla_with_kvcache(
         extra = _listed_extra(extra_k_cache, fp8, q, latent, of_extra)
         batch, rows = q.shape[:2]
         form = dict(lse_base_two=lse_base == 2, lse_empty_is_infinite=not neutral)
-        o, lse, _ = _sparse(q, (listed, extra), latent, softmax_scale, attn_sink, out, form)
+        o, lse = _sparse(q, (listed, extra), latent, softmax_scale, attn_sink, out, form)
         return o, lse.unflatten(0, (batch, rows)).transpose(1, 2)
     of_lists = dict(topk_length=topk_length, extra_topk_length=extra_topk_length, extra_k_cache=extra_k_cache)
     for name, given_with in (of_lists | dict(extra_indices_in_kvcache=extra_indices_in_kvcache)).items():
@@ -156,7 +154,7 @@ def flash_mla_sparse_fwd(
         sm_scale: the factor on scores.
         d_v: the number of latent columns.
         attn_sink, topk_length, out: as in `flash_mla_with_kvcache`; topk_length is int32 (tokens,).
-        return_max_logits: False leaves out the largest scores, which cost time: they are computed apart.
+        return_max_logits: False leaves out the largest scores, which cost a little time.
 
     Returns: O (tokens, heads_q, d_v), the largest scaled score of each token and head, float32 (tokens, heads_q), and
         LSE, float32 (tokens, heads_q). Where a token has no key they are 0, -inf and +inf.
@@ -172,8 +170,9 @@ def flash_mla_sparse_fwd(
     (batched, lists) = q.unsqueeze(1), dict(indices=indices, topk_length=topk_length)
     cache = _listed("kv", kv.unsqueeze(1), False, batched, latent, lists)
     into = out.unsqueeze(1) if out is not None else None
-    form, function = dict(lse_empty_is_infinite=True), "flash_mla_sparse_fwd"
-    o, lse, largest = _sparse(batched, (cache, None), latent, sm_scale, attn_sink, into, form, wants_max, function)
+    results, function = dict(lse_empty_is_infinite=True, max_logits=wants_max), "flash_mla_sparse_fwd"
+    o, lse = _sparse(batched, (cache, None), latent, sm_scale, attn_sink, into, results, function)
+    lse, largest = lse if wants_max else (lse, None)
     return (o.squeeze(1) if out is None else out), largest, lse
 
 
@@ -188,11 +187,12 @@ def _sparse(
     softmax_scale: float | None,
     attn_sink: Tensor | None,
     out: Tensor | None,
-    lse_form: dict[str, bool],
-    wants_max: bool = False,
+    results: dict[str, bool],
     function: str = "flash_mla_with_kvcache",
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """O (batch, seqlen_q, heads_q, head_dim_v), LSE (tokens, heads_q), and the largest scores if they are wanted."""
+) -> tuple[Tensor, Tensor]:
+    """O (batch, seqlen_q, heads_q, head_dim_v) and LSE (tokens, heads_q). `results` are options of LSE: if the largest
+    scores are wanted, they follow LSE, (2, tokens, heads_q).
+    """
     batch, rows, heads, columns = q.shape
     scale = 1 / math.sqrt(columns) if softmax_scale is None else arguments.number("softmax_scale", softmax_scale)
     if attn_sink is not None:
@@ -217,7 +217,7 @@ def _sparse(
         more = *split(caches[1][0]), *caches[1][1:]
     lists = Lists(*caches[0][1:], *more)
     qv = qv if has_rotated else None
-    options = Options(scale, 0, -1, attn_sink, qv, lse_without_sink=attn_sink is not None, **lse_form)
+    options = Options(scale, 0, -1, attn_sink, qv, lse_without_sink=attn_sink is not None, **results)
     o, lse = sparse_operator.attention((q_rotated, k, v), lists, options, True, into, function)
     assert lse is not None
     if out is None:
@@ -226,31 +226,7 @@ def _sparse(
         o = out.copy_(o.view(batch, rows, heads, latent))
     else:
         o = out
-    lse = lse.squeeze(2)
-    largest = _largest_scores(tokens.squeeze(1), caches, scale) if wants_max else None
-    return o, lse, largest
-
-
-def _largest_scores(q: Tensor, caches: tuple[_Cache, _Cache | None], scale: float) -> Tensor:
-    """The largest score of each token and head, float32 (tokens, heads_q); -inf without keys."""
-    largest = q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
-    for cache, indices, lengths in (cache for cache in caches if cache is not None):
-        pages, page_rows, _, columns = cache.shape
-        topk = indices.shape[1]
-        if not pages * page_rows * topk:
-            continue
-        is_key = (indices >= 0) & (indices < pages * page_rows)
-        if lengths is not None:
-            is_key &= torch.arange(topk, device=q.device) < lengths[:, None]
-        at = indices.where(is_key, 0).long()
-        step = max(1, _GATHERED // (topk * columns))
-        for token in range(0, q.shape[0], step):
-            some = slice(token, token + step)
-            keys = cache[at[some] // page_rows, at[some] % page_rows, 0]
-            scores = scale * torch.bmm(q[some].float(), keys.float().transpose(1, 2))
-            scores = scores.masked_fill(~is_key[some, None], -math.inf)
-            largest[some] = torch.maximum(largest[some], scores.amax(2))
-    return largest
+    return o, lse.squeeze(-1)
 
 
 def _listed(

@@ -280,9 +280,7 @@ def _refuse(ctx, *gradients: Tensor | None) -> None:
     raise NotImplementedError("attention has no second derivative: its gradients cannot be differentiated")
 
 
-def define(
-    name: str, lists: str, launch: Callable[..., Any], launch_into: Callable[..., Any], has_intervals: bool = False
-) -> None:
+def define(name: str, lists: str, launch: Callable[..., Any], launch_into: Callable[..., Any]) -> None:
     """Defines an operator of gradients, a variant that writes to given tensors, and a variant with sinks. `lists` are
     arguments that say where sequences lie.
     """
@@ -291,7 +289,7 @@ def define(
         "SymInt window_left, SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, "
         "bool deterministic"
     )
-    more = ", Tensor? intervals=None" if has_intervals else ""
+    more = ", Tensor? intervals=None"
     by_default = f"{arguments}=False{more}"
     outputs = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv"
     operator.define(name, by_default, "(Tensor dq, Tensor dk, Tensor dv)", launch)
@@ -301,6 +299,6 @@ def define(
     operator.define(f"{name}_sink", f"{arguments}, Tensor s_aux{more}", of_sink, of_launch)
 
 
-define("backward", "", launch, launch_into, has_intervals=True)
+define("backward", "", launch, launch_into)
 # Autograd for `fa3::forward`.
 ATTENTION = Differentiable("forward", "backward", Options, operator.launch, launch)

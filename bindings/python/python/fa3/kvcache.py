@@ -52,6 +52,7 @@ def flash_attn_with_kvcache(
     s_aux: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
+    intervals: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -93,6 +94,7 @@ def flash_attn_with_kvcache(
     s_aux: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
+    intervals: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, None, None]: ...
 
 
@@ -134,6 +136,7 @@ def flash_attn_with_kvcache(
     s_aux: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
+    intervals: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, None, None]: ...
 
 
@@ -174,6 +177,7 @@ def flash_attn_with_kvcache(
     s_aux: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
+    intervals: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, None, None]:
     """Attention over a KV cache, as servers compute it at each step, on a Hopper GPU or on the CPU.
 
@@ -204,8 +208,8 @@ def flash_attn_with_kvcache(
             None, scores are the product of qv and v_cache alone (SGLang's only_qv).
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype. They need k, and rotate the first
             rotary_dim elements of new keys and of q. The position of a new key is its row in the cache. The first query
-            of a sequence has the position cache_seqlens; the other queries follow if the mask is causal or has a window
-            or chunks, and else have that position, too.
+            of a sequence has the position cache_seqlens; the other queries follow if the mask is causal or has a
+            window, chunks or intervals, and else have that position, too.
         cache_seqlens: how many rows of each sequence are in use before the call, including cache_leftpad rows, int32
             (batch,) on q's device; or one number for all sequences, whose tensor is kept for later calls; all rows if
             None.
@@ -236,6 +240,10 @@ def flash_attn_with_kvcache(
             num_splits must be 0. num_splits=1 promises nothing of the kind, since its tiles depend on the longest
             sequence.
         seqused_q: how many rows of each sequence of q are in use, as in `flash_attn_varlen_func`.
+        intervals: a mask of one or two intervals of keys for each query, as in `flash_attn_func`, or as in
+            `flash_attn_varlen_func` where q is packed. Keys are counted from the sequence's first key behind
+            cache_leftpad, and new rows k and v follow the rows in use. Where CTAs share keys, and with pages whose rows
+            are copied one by one, all keys in use are read, whatever the mask.
 
     Returns: O, of q's shape but with head_dim_v, which is out or a new contiguous tensor. Its dtype is q's, or bfloat16
         where q is float8_e4m3fn. With return_softmax_lse (O, LSE, None, None), LSE float32 (batch, heads_q, seqlen_q),
@@ -277,6 +285,7 @@ def flash_attn_with_kvcache(
         None,
         s_aux,
         qv,
+        intervals=intervals,
     )
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
     out, lse = attention((q, k_cache, v_cache), new, cache, options, with_lse, out)

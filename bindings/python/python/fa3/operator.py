@@ -1,13 +1,16 @@
 """The torch operators `fa3::forward` and `fa3::forward_out`, and functions that all operators use."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from . import _fa3
 
@@ -108,9 +111,11 @@ def attend(
     head_dim_v: int,
     with_lse: bool,
     out: Tensor | None,
+    with_max_logits: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Computes O and, if wanted, LSE by an operation of the extension module. `options` are an attention operator's
-    options, of which only the sinks, qv and the dtype of O are read. The other arguments are as in `run`.
+    """Computes O and, if wanted, LSE by an operation of the extension module. If the largest scores are wanted, too,
+    LSE and they are one tensor, (2, ...). `options` are an attention operator's options, of which only the sinks, qv
+    and the dtype of O are read. The other arguments are as in `run`.
     """
     q, out_dtype = tensors["q"], options.out_dtype
     assert q is not None
@@ -122,7 +127,12 @@ def attend(
     if options.s_aux is not None:
         tensors["sink"] = sinks(options.s_aux, q, q.shape[-2])
     # LSE is allocated only if it is wanted: allocation takes as long as the launch.
-    tensors["lse"] = lse = lse_like(q) if with_lse else None
+    lse: Tensor | None
+    if with_max_logits:
+        lse = lse_like(q, 2)
+        tensors["lse"], tensors["max_logits"] = lse
+    else:
+        tensors["lse"] = lse = lse_like(q) if with_lse else None
     o = o_like(q, head_dim_v, out_dtype) if out is None else out
     # For a new tensor of the default dtype, the extension module needs only the address.
     tensors["o"] = o.data_ptr() if out is None and out_dtype is None and not is_fake(o) else o
@@ -172,7 +182,32 @@ def _check(operation: str, fields: str, values: tuple[Any, ...], tensors: Tensor
         values = known(values)
     except Unknown:
         return None
-    return _fa3.run(made(operation, fields, *values), 0 if first.is_cuda else -1, None, given, None)
+    call = made(operation, fields, *values)
+    if _recording.calls is not None:
+        _recording.calls.append((call, given))
+    by_rules_of = 0 if first.is_cuda or _recording.calls is not None else -1
+    return _fa3.run(call, by_rules_of, None, given, None)
+
+
+class _Recording(threading.local):
+    """The list to which this thread's calls with fake tensors are added, if any."""
+
+    calls: list[tuple[_fa3.Operation, Tensors]] | None = None
+
+
+_recording = _Recording()
+
+
+@contextlib.contextmanager
+def recorded(calls: list[tuple[_fa3.Operation, Tensors]]) -> Iterator[None]:
+    """Adds this thread's calls with fake tensors to a list, and checks them by the rules of an H100, while the context
+    lasts.
+    """
+    before, _recording.calls = _recording.calls, calls
+    try:
+        yield
+    finally:
+        _recording.calls = before
 
 
 def is_fake(x: Tensor) -> bool:
@@ -187,11 +222,7 @@ def is_plain(*tensors: Tensor) -> bool:
     The memory of a plain tensor has its values. Other tensors need the dispatcher: it materializes a negated tensor or
     a zero tensor, and computes the shapes of meta tensors' results.
     """
-    if not _CAN_ASK or torch.compiler.is_compiling() or torch._C._is_tracing():
-        return False
-    if torch._C._len_torch_dispatch_stack() != 0 or torch._C._len_torch_function_stack() != 0:
-        return False
-    if torch._C._are_functorch_transforms_active():
+    if not _CAN_ASK or is_compiling() or _is_tracing() or _dispatch_modes() or _function_modes() or _transforms():
         return False
     for tensor in tensors:
         if type(tensor) is not Tensor or tensor.is_neg() or tensor._is_zerotensor() or tensor.is_meta:
@@ -202,7 +233,7 @@ def is_plain(*tensors: Tensor) -> bool:
 def is_transformed() -> bool:
     """Whether the call is inside of torch.func's transforms. Compilers handle transforms themselves."""
     active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-    return not torch.compiler.is_compiling() and active()
+    return not is_compiling() and active()
 
 
 def needs_grad(*tensors: Tensor) -> bool:
@@ -311,24 +342,26 @@ def _workspace(like: Tensor, bytes: int, zeros: int) -> tuple[int, Tensor]:
 
 def _can_ask() -> bool:
     """Whether this torch has the functions that `is_plain` calls, some of which are private."""
-    names = ["_is_tracing", "_len_torch_dispatch_stack", "_len_torch_function_stack"]
-    names.append("_are_functorch_transforms_active")
-    return hasattr(Tensor, "_is_zerotensor") and all(hasattr(torch._C, name) for name in names)
+    return hasattr(Tensor, "_is_zerotensor") and all(hasattr(torch._C, name) for name in _ASKED)
 
 
 def o_like(q: Tensor, head_dim_v: int, dtype: torch.dtype | None) -> Tensor:
     """A new, contiguous tensor for O: q's shape, with head_dim_v columns."""
-    dtype = dtype or dtype_of_output(q)
+    if dtype is None and q.dtype is torch.float8_e4m3fn:
+        dtype = torch.bfloat16
     if type(q) is Tensor and q.shape[-1] == head_dim_v and q.is_contiguous():
-        return torch.empty_like(q, dtype=dtype)
+        # Without a dtype, torch parses the arguments faster.
+        return torch.empty_like(q) if dtype is None else torch.empty_like(q, dtype=dtype)
     # Torch parses sizes faster as separate arguments than as a tuple.
     return q.new_empty(*q.shape[:-1], head_dim_v, dtype=dtype)
 
 
-def lse_like(q: Tensor) -> Tensor:
-    """A new, contiguous tensor for LSE: (batch, heads_q, seqlen_q), or (heads_q, total_q) of packed sequences."""
+def lse_like(q: Tensor, *first: int) -> Tensor:
+    """A new, contiguous tensor for LSE: (batch, heads_q, seqlen_q), or (heads_q, total_q) of packed sequences. `first`
+    are dimensions before these.
+    """
     *batch, rows, heads, _ = q.shape
-    return q.new_empty(*batch, heads, rows, dtype=torch.float32)
+    return q.new_empty(*first, *batch, heads, rows, dtype=torch.float32)
 
 
 def check_out_is(out: Tensor, q: Tensor, expected: tuple[int, ...], what: str, dtype: torch.dtype | None) -> None:
@@ -451,18 +484,27 @@ def check_qv(qv: Tensor, q: Tensor) -> None:
 
 
 def bounds(intervals: Tensor, q: Tensor) -> Tensor:
-    """The intervals, checked. Axes that are expanded for the batch or for heads become 1."""
-    if intervals.dtype != torch.int32 or intervals.dim() != 4 or intervals.device != q.device:
+    """The intervals of a dense or packed q, checked. They get a batch axis if they have none. Axes that are expanded
+    for the batch or for heads become 1.
+    """
+    if intervals.dtype != torch.int32 or intervals.dim() != q.dim() or intervals.device != q.device:
         found = f"{intervals.dtype} {tuple(intervals.shape)} on {intervals.device}"
-        what = "(batch or 1, heads_q or 1, seqlen_q, 2 or 4)"
+        packed, dense = "(heads_q or 1, total_q, 2 or 4)", "(batch or 1, heads_q or 1, seqlen_q, 2 or 4)"
+        what = packed if q.dim() == 3 else dense
         raise ValueError(f"intervals is {found}, expected torch.int32 {what} on {q.device}")
+    if intervals.dim() == 3:
+        intervals = intervals.unsqueeze(0)
     for dim in (0, 1):
         if not is_fake(q) and intervals.stride(dim) == 0 and intervals.shape[dim] > 1:
             intervals = intervals.narrow(dim, 0, 1)
     return intervals
 
 
-# If this torch lacks functions of `is_plain`, all calls go through its dispatcher.
+# The functions of `is_plain`, under names that are found faster. If torch lacks one, all calls go through its
+# dispatcher.
+_ASKED = "_is_tracing _len_torch_dispatch_stack _len_torch_function_stack _are_functorch_transforms_active".split()
+_functions: list[Any] = [getattr(torch._C, name, None) for name in _ASKED]
+_is_tracing, _dispatch_modes, _function_modes, _transforms = _functions
 _CAN_ASK = _can_ask()
 
 def define(name: str, arguments: str, results: str, function: Callable[..., Any]) -> None:

@@ -37,6 +37,8 @@ class Options(NamedTuple):
     lse_base_two: bool = False
     lse_without_sink: bool = False
     lse_empty_is_infinite: bool = False
+    # Whether LSE has the largest scores behind it: (2, tokens, heads_q, 1).
+    max_logits: bool = False
 
     @property
     def out_dtype(self) -> None:
@@ -73,7 +75,7 @@ def compute(
         operator.check_out_is(out, q, expected, "(tokens, 1, heads_q, head_dim_v)", None)
     fields, values = operator.with_lse_form(_NAMES, options[:3], options)
     given: operator.Tensors = {"q": q, "k": k, "v": v, **lists._asdict()}
-    return operator.attend("forward", fields, values, given, options, v.shape[3], with_lse, out)
+    return operator.attend("forward", fields, values, given, options, v.shape[3], with_lse, out, options.max_logits)
 
 
 def attention(
@@ -117,7 +119,7 @@ _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor indices, Tensor? seqused_k, Tensor? extra_k, Tensor? extra_v, "
     "Tensor? extra_indices, Tensor? extra_seqused_k, float? softmax_scale, SymInt sm_margin, SymInt split_keys, "
     "Tensor? s_aux=None, Tensor? qv=None, bool lse_base_two=False, bool lse_without_sink=False, "
-    "bool lse_empty_is_infinite=False"
+    "bool lse_empty_is_infinite=False, bool max_logits=False"
 )
 operator.define_attention("sparse_forward", _ARGUMENTS, launch, "flash_mla_with_kvcache")
 refusal.register(f"{NAMES} {NO_GRADIENT}", "sparse_forward")

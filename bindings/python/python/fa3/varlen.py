@@ -44,6 +44,7 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     scheduler_metadata: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
+    intervals: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -80,6 +81,7 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     scheduler_metadata: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
+    intervals: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -116,6 +118,7 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     scheduler_metadata: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
+    intervals: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
@@ -151,6 +154,7 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     scheduler_metadata: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
+    intervals: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`flash_attn_func` for sequences of different lengths, packed one after the other into one tensor.
 
@@ -197,8 +201,12 @@ def flash_attn_varlen_func(
             the table; with it the layers of a model share one. Results have the same bits. Lengths, hints, shapes,
             dtype, mask and softcap must be the ones the table was made for: otherwise results are unspecified, or the
             call raises ValueError. A call makes its own table if the given one has no elements, if O is differentiable,
-            in a trace, and with qv or split_keys. The CPU needs no table.
+            in a trace, and with qv, split_keys or intervals. The CPU needs no table.
         split_keys: as in `flash_attn_func`. num_splits is ignored beside it.
+        intervals: a mask of one or two intervals of keys for each query, as in `flash_attn_func`, but int32 (heads_q or
+            1, total_q, 2 or 4). Keys are counted from the first key of the query's sequence. The rows of a dense batch
+            of q count one sequence after the other, except with page_table: then intervals are (batch or 1, heads_q or
+            1, seqlen_q, 2 or 4).
 
     Returns: O (total_q, heads_q, head_dim_v), which is out or a new contiguous tensor. Its dtype is q's, or where q is
         float8_e4m3fn out_dtype or bfloat16. With return_attn_probs (O, LSE), LSE float32 (heads_q, total_q): the
@@ -238,14 +246,16 @@ def flash_attn_varlen_func(
                 None if out_dtype is None else arguments.output("out_dtype", out_dtype),
                 s_aux,
                 qv,
+                intervals=intervals,
             ),
             with_lse,
             out,
             "flash_attn_varlen_func",
         )
         return (out, lse) if with_lse else out  # type: ignore[return-value]
-    # Tables are made only for calls without qv and split_keys.
-    table = arguments.metadata(scheduler_metadata) if qv is None and split_keys is None else None
+    # Tables are made only for calls without qv, split_keys and intervals.
+    is_plain = qv is None and split_keys is None and intervals is None
+    table = arguments.metadata(scheduler_metadata) if is_plain else None
     batch = Batch.of(q, "q") if cu_seqlens_q is None else None
     if cu_seqlens_k is None:
         if batch is None:
@@ -271,6 +281,7 @@ def flash_attn_varlen_func(
         s_aux,
         qv,
         arguments.pieces(split_keys),
+        intervals,
     )
     with_lse = arguments.flag("return_attn_probs", return_attn_probs)
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
@@ -293,7 +304,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Computes O and, if wanted, LSE: into `out`, by operators for traces, with autograd, or by a plain launch."""
     q = tensors[0]
-    of_options = options.q_descale, options.k_descale, options.v_descale, options.s_aux, options.qv
+    of_options = options.q_descale, options.k_descale, options.v_descale, options.s_aux, options.qv, options.intervals
     given = (*tensors[:5], *operator.given(*tensors[5:], *of_options))
     if out is not None:
         arguments.tensor("out", out)
@@ -458,7 +469,7 @@ def _check_tensors(tensors: tuple[Any, ...], *descales: Any) -> None:
     """Refuses arguments that are not tensors, and tensors with tangents."""
     for name, tensor in zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), tensors):
         arguments.tensor(name, tensor)
-    names = ("seqused_q", "seqused_k", "q_descale", "k_descale", "v_descale", "s_aux", "qv")
+    names = ("seqused_q", "seqused_k", "q_descale", "k_descale", "v_descale", "s_aux", "qv", "intervals")
     for name, tensor in zip(names, (*tensors[5:], *descales), strict=True):
         if tensor is not None:
             arguments.tensor(name, tensor)

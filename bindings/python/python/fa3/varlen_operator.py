@@ -32,6 +32,7 @@ class Options(NamedTuple):
     s_aux: Tensor | None = None
     qv: Tensor | None = None
     split_keys: int | None = None
+    intervals: Tensor | None = None
 
     def of_backward(self) -> tuple[int | None, int | None, float | None, int, int, int, float, int, bool]:
         """The arguments of `fa3::varlen_backward` besides tensors, in its order."""
@@ -80,6 +81,8 @@ def compute(
         operator.check_out_is(out, q, expected, "(total_q, heads_q, head_dim_v)", options.out_dtype)
     tensors: operator.Tensors = {"q": q, "k": k, "v": v, **sequences._asdict(), "table": table}
     tensors |= operator.checked_descales(q, k, sequences.cu_seqlens_q, *descales)
+    if options.intervals is not None:
+        tensors["intervals"] = operator.bounds(options.intervals, q)
     fields: str = _SCORES
     values: tuple[Any, ...] = options[:8]
     if options.split_keys is not None:
@@ -148,7 +151,7 @@ _ARGUMENTS = (
     f"Tensor q, Tensor k, Tensor v, {_LISTS}float? softmax_scale, SymInt window_left, SymInt window_right, "
     "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
     "Tensor? v_descale=None, ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None, "
-    "Tensor? qv=None, SymInt? split_keys=None"
+    "Tensor? qv=None, SymInt? split_keys=None, Tensor? intervals=None"
 )
 operator.define_attention("varlen_forward", _ARGUMENTS, launch, "flash_attn_varlen_func")
 gradient.define("varlen_backward", _LISTS, launch_backward, launch_backward_into)

@@ -13,10 +13,9 @@ use super::params::{
 };
 use super::q_blocks::{self, QBlocksParams};
 use super::reduce::{self, ReduceParams};
-use super::scratch::{IntervalBuffers, Scratch, accum_blocks, pairs};
+use super::scratch::{Scratch, SplitBuffers, accum_blocks, padded_blocks, pairs};
 use super::spec::cleared_mask;
 use super::split_tiles::SplitTilesParams;
-use super::summaries::Summaries;
 use crate::kernels::params::Host;
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::intervals::IntervalRows;
@@ -25,6 +24,7 @@ use crate::kernels::parts::lookup::Lookup;
 use crate::kernels::parts::row_blocks::RowBlocks;
 use crate::kernels::parts::scores::units;
 use crate::kernels::parts::strided::Strided;
+use crate::kernels::parts::summaries::Summaries;
 use crate::kernels::parts::table::{PaddedRows, Table};
 use crate::kernels::tensors::{ragged_view, view};
 
@@ -42,7 +42,8 @@ fn intervals(plan: &Plan, scratch: &Scratch) -> Option<(IntervalRows<Host>, Summ
     let forward = plan.problem().forward();
     let (form, buffers) = forward.mask().intervals().zip(scratch.intervals)?;
     let q = forward.q().shape;
-    Some((IntervalRows::of(form, q, buffers.rows), Summaries::of(form, q, buffers.summaries)))
+    let summaries = Summaries::of(form, q, padded_blocks(plan), buffers.summaries);
+    Some((IntervalRows::of(form, q, buffers.rows), summaries))
 }
 
 /// The split tiles of keys under a mask of intervals, in a plan for sequences of one length.
@@ -50,7 +51,7 @@ pub(super) struct SplitArguments<'a> {
     plan: &'a Plan,
     numbered: &'a DensePlan,
     splits: TileSplit<u32>,
-    buffers: IntervalBuffers,
+    buffers: SplitBuffers,
     summaries: Summaries<Host>,
 }
 
@@ -59,7 +60,7 @@ impl<'a> SplitArguments<'a> {
     pub(super) fn of(plan: &'a Plan, scratch: &Scratch) -> Option<SplitArguments<'a>> {
         let numbered = plan.dense()?;
         let (_, summaries) = intervals(plan, scratch)?;
-        let (splits, buffers) = (numbered.splits()?, scratch.intervals?);
+        let (splits, buffers) = (numbered.splits()?, scratch.intervals?.splits?);
         Some(SplitArguments { plan, numbered, splits, buffers, summaries })
     }
 
@@ -239,6 +240,7 @@ impl DkvParams<Host> {
             dv: strided(plan, buffers::DV, problem.dv()),
             dq_accum: DqAccumParams::of(plan, scratch),
             tiles: split.as_ref().map(SplitArguments::tiles),
+            summaries: intervals(plan, scratch).map(|(_, summaries)| summaries).filter(|_| split.is_none()),
             parts: split.as_ref().map(SplitArguments::parts),
         }
     }
@@ -302,7 +304,7 @@ impl StatsParams<Host> {
             summary: intervals(plan, scratch).map(|(rows, to)| SummaryParams {
                 rows,
                 to,
-                keys: forward.k().shape.seqlen as u32,
+                keys: numbered.map(|numbered| numbered.lens().k),
             }),
         }
     }

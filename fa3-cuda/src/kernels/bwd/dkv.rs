@@ -40,7 +40,9 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         let [q, dout] = [inputs.q.shape(), inputs.dout.shape()];
         let rows = [("q", q), ("stats", stats_tile(tile.tile_m)), ("dout", dout)];
         let walkers = warps + writer::warps(tile);
-        let of = params.tiles.map(|tiles| (TilesUnderIntervals::Keys(tiles), [tile.tile_n, tile.tile_m]));
+        let of_table = params.summaries.map(|of| TilesUnderIntervals::KeysOfTable(of, params.group));
+        let of = params.tiles.map(TilesUnderIntervals::Keys).or(of_table);
+        let of = of.map(|of| (of, [tile.tile_n, tile.tile_m]));
         let Inputs { lookup, tile_counter, .. } = inputs;
         let scheduler = TileScheduler::declare(b, spec.scheduler, lookup, *tile_counter, of, walkers);
         let dkv = Dkv {

@@ -96,15 +96,16 @@ impl<'k> Dq<'k> {
         let (mut q, mut dout) = (self.q.producer(), self.dout.producer());
         let (mut k, mut v) = (self.k.producer(), self.v.producer());
         self.scheduler.begin().produce(|work, _, fetch_next| {
-            let WorkTile { batch, head, kv_head, row, kv, .. } = work;
-            let of = Keys::Of(batch.into());
+            let WorkTile { head, kv_head, row, kv, .. } = work;
+            let [of_q, of_dout] = self.params.inputs.rows(&work, TilesOf::Rows).map(Keys::Of);
+            let [of_k, of_v] = self.params.inputs.keys(&work, TilesOf::Rows).map(Keys::Of);
             let blocks = KvBlocks::of(b, kv, spec.tile.tile_n, spec.mask).in_ranges(work.ranges, spec.mask);
             b.if_uniform(kv.first.lt(kv.end), || {
-                q.load_in_warp(head, row, &of);
-                dout.load_in_warp(head, row, &of);
+                q.load_in_warp(head, row, &of_q);
+                dout.load_in_warp(head, row, &of_dout);
                 blocks.for_each_unmasked(0, |block| {
-                    k.load_in_warp(kv_head, block.key, &of);
-                    v.load_in_warp(kv_head, block.key, &of);
+                    k.load_in_warp(kv_head, block.key, &of_k);
+                    v.load_in_warp(kv_head, block.key, &of_v);
                 });
             });
             fetch_next();

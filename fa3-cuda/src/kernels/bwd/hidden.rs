@@ -41,7 +41,7 @@ pub(super) fn visible<'k>(
     let (left, _) = mask.reach();
     let first = first + b.frag_col();
     if let Some(rows) = inputs.intervals {
-        let of_head = rows.of_head(work.batch, work.head);
+        let of_head = rows.of_tile(work);
         return Half::BOTH
             .map(|half| rows.visible(b, of_head, Position(row + half.rows()), work.lens).from(first));
     }

@@ -5,7 +5,6 @@ use fa3_sched::backward::{AddOrder, DkvTile, DqTile};
 use fa3_sched::{Longest, Order};
 
 use super::spec::{Cleared, PartSpec, RoundSpec, StatsSpec};
-use super::summaries::Summaries;
 
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Form, InKernel, Pass, RowDims, Side, TensorForm, param, params};
@@ -16,6 +15,7 @@ use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::ragged::{self, RowSpan};
 use crate::kernels::parts::row_blocks::{RowBlocks, RowsForm};
 use crate::kernels::parts::strided::Strided;
+use crate::kernels::parts::summaries::Summaries;
 use crate::kernels::parts::table::{PaddedRows, Table};
 use crate::kernels::parts::tma_pipeline::Sequence;
 
@@ -83,8 +83,11 @@ params! {
         dk: named Strided,
         dv: named Strided,
         dq_accum: maybe all DqAccumParams,
-        /// The blocks of rows that see each tile of keys, and the split of tiles, under a mask of intervals.
+        /// The blocks of rows that see each tile of keys, and the split of tiles, under a mask of intervals, if
+        /// sequences have one length.
         tiles: maybe all KeyTiles,
+        /// Summaries of blocks of rows, under a mask of intervals, if sequences are in a table.
+        summaries: maybe all Summaries,
         /// The buffers for dK and dV of the parts of split tiles.
         parts: maybe all Parts,
     }
@@ -132,8 +135,8 @@ params! {
     struct SummaryParams {
         rows: all IntervalRows,
         to: all Summaries,
-        /// Keys per sequence.
-        keys: u32 = "summary_keys",
+        /// Keys per sequence, if sequences have one length.
+        keys: maybe u32 = "summary_keys",
     }
 
     /// The parameters of the kernel that rounds accumulators.
@@ -241,6 +244,8 @@ impl<'k> Inputs<InKernel<'k>> {
 impl DkvParams<Form> {
     pub(super) fn form(spec: &PartSpec<DkvTile>) -> DkvParams<Form> {
         let DkvTile { head_dim, head_dim_v, tile_n, tile_m, .. } = spec.tile;
+        let (intervals, is_dense) = (spec.mask.intervals(), spec.sequences == SequenceForm::Dense);
+        let may_split = intervals.is_some() && is_dense;
         DkvParams {
             inputs: Inputs::form(
                 spec,
@@ -253,8 +258,9 @@ impl DkvParams<Form> {
             dk: Strided::form(spec.elem),
             dv: Strided::form(spec.elem),
             dq_accum: spec.tile.adds_dq.map(|order| DqAccumParams::form(order, spec.elem)),
-            tiles: spec.mask.intervals().map(|_| KeyTiles::form()),
-            parts: spec.mask.intervals().map(|_| Parts { dk: Elem::F32, dv: Elem::F32 }),
+            tiles: may_split.then(KeyTiles::form),
+            summaries: intervals.filter(|_| !is_dense).map(|form| Summaries::form(form.of_row)),
+            parts: may_split.then_some(Parts { dk: Elem::F32, dv: Elem::F32 }),
         }
     }
 }
@@ -299,7 +305,7 @@ impl StatsParams<Form> {
             summary: spec.intervals.map(|of_row| SummaryParams {
                 rows: IntervalRows::form(of_row),
                 to: Summaries::form(of_row),
-                keys: (),
+                keys: (!is_varlen).then_some(()),
             }),
         }
     }

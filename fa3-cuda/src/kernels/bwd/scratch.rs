@@ -1,12 +1,12 @@
 //! The buffers through which kernels of a backward program pass data.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
-use fa3_sched::backward::{ADDED_ROWS, DkvTile, Plan, PlanKind};
+use fa3_sched::backward::{ADDED_ROWS, DkvTile, Plan, PlanKind, STATS_ROWS};
 use fa3_types::Intervals;
 
-use super::summaries::Summaries;
 use crate::kernels::parts::intervals::interval_rows;
 use crate::kernels::parts::key_tiles::KeyTiles;
+use crate::kernels::parts::summaries::Summaries;
 use crate::kernels::{Spec, packed};
 
 /// The buffers through which kernels of a backward program pass data.
@@ -31,6 +31,13 @@ pub(super) struct IntervalBuffers {
     pub(super) rows: BufferId,
     /// Summaries of the intervals of blocks of rows.
     pub(super) summaries: BufferId,
+    /// The buffers of split tiles, if sequences have one length.
+    pub(super) splits: Option<SplitBuffers>,
+}
+
+/// The buffers of tiles of keys that may be split.
+#[derive(Clone, Copy)]
+pub(super) struct SplitBuffers {
     /// The blocks of rows that see each tile of keys, and the split of tiles.
     pub(super) tiles: [BufferId; 2],
     /// dK and dV of the parts of split tiles.
@@ -62,6 +69,14 @@ pub(super) fn accum_blocks(plan: &Plan) -> u32 {
     match plan.kind() {
         PlanKind::Dense(tiles) => tiles.lens().q.next_multiple_of(plan.dkv().tile.tile_m) / ADDED_ROWS,
         PlanKind::Varlen(tiles) => tiles.places() / ADDED_ROWS,
+    }
+}
+
+/// Number of blocks of [`STATS_ROWS`] rows of a head in padded arrays. `None` if sequences have one length.
+pub(super) fn padded_blocks(plan: &Plan) -> Option<u32> {
+    match plan.kind() {
+        PlanKind::Dense(_) => None,
+        PlanKind::Varlen(tiles) => Some(tiles.places() / STATS_ROWS),
     }
 }
 
@@ -108,15 +123,17 @@ pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
 fn interval_buffers(program: &mut Program<Spec>, plan: &Plan, form: Intervals) -> IntervalBuffers {
     let q = plan.problem().forward().q().shape;
     let rows = interval_rows(program, form, q);
-    let numbered = plan.dense().expect("sequences under intervals are of one length");
-    let splits = numbered.splits().expect("tiles under intervals may be split");
     let DkvTile { head_dim, head_dim_v, tile_n, .. } = plan.dkv().tile;
     let mut scratch = |name, elem, dims: &[u32]| program.buffer(name, elem, dims, BufferRole::Scratch);
-    let summaries = scratch("summaries", Elem::U32, &Summaries::dims(form, q));
-    let [blocks, list] = KeyTiles::dims(numbered.dkv().num_tiles(), &splits);
-    let tiles =
-        [("blocks_of_keys", blocks), ("splits", list)].map(|(name, dims)| scratch(name, Elem::U32, &dims));
-    let parts = [("dk_of_parts", head_dim), ("dv_of_parts", head_dim_v)]
-        .map(|(name, cols)| scratch(name, Elem::F32, &[splits.most_parts(), tile_n, cols]));
-    IntervalBuffers { rows, summaries, tiles, parts }
+    let summaries = scratch("summaries", Elem::U32, &Summaries::dims(form, q, padded_blocks(plan)));
+    let splits = plan.dense().map(|numbered| {
+        let splits = numbered.splits().expect("tiles under intervals may be split");
+        let [blocks, list] = KeyTiles::dims(numbered.dkv().num_tiles(), &splits);
+        let tiles = [("blocks_of_keys", blocks), ("splits", list)]
+            .map(|(name, dims)| scratch(name, Elem::U32, &dims));
+        let parts = [("dk_of_parts", head_dim), ("dv_of_parts", head_dim_v)]
+            .map(|(name, cols)| scratch(name, Elem::F32, &[splits.most_parts(), tile_n, cols]));
+        SplitBuffers { tiles, parts }
+    });
+    IntervalBuffers { rows, summaries, splits }
 }

@@ -87,16 +87,23 @@ impl<'k> Stats<'_, 'k> {
     /// Summarizes the intervals of the block's rows, in one warp.
     #[track_caller]
     fn summarize(&self, SummaryParams { rows, to, keys }: &SummaryParams<InKernel<'k>>) {
-        let Stats { builder: b, block: RowBlock { batch, head, row, used, .. }, .. } = self;
+        let Stats { builder: b, block, .. } = self;
+        let RowBlock { batch, head, row, used, varlen, .. } = block;
         b.if_uniform((b.tid() >> 5).shfl_idx(0).eq(0), || {
-            let (of_head, lens) = (rows.of_head(*batch, *head), SeqLens { q: *used, k: *keys });
+            let of_head = rows.of_sequence([*batch, *head], varlen.map(|varlen| varlen.first));
+            let lens = match (varlen, keys) {
+                // A sequence with rows in memory may have none in use.
+                (Some(varlen), _) => SeqLens { q: used.max(1), k: varlen.keys },
+                (None, keys) => SeqLens { q: *used, k: keys.expect("sequences have one length") },
+            };
             let of_row = |row: U32<'k>| -> Vec<Bounds<_>> {
-                rows.keys(b, of_head, row, lens).into_iter().map(|row| Bounds::of(row, *keys)).collect()
+                rows.keys(b, of_head, row, lens).into_iter().map(|row| Bounds::of(row, lens.k)).collect()
             };
             let first = *row + b.lane_id();
             let [one, other] = [first, first + 32].map(of_row);
             let both = one.into_iter().zip(other).map(|(one, other)| over_warp(one.and(other)));
-            to.store(b, [*batch, *head, *row >> STATS_ROWS.ilog2()], &both.collect::<Vec<_>>());
+            let [entry, head, row] = block.padded_row(*row);
+            to.store(b, [entry, head, row >> STATS_ROWS.ilog2()], &both.collect::<Vec<_>>());
         });
     }
 

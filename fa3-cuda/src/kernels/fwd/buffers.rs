@@ -34,6 +34,8 @@ pub const V_MEAN: BufferId = BufferId(8);
 pub const QV: &str = "qv";
 /// Sink logits of query heads (heads), which count in the softmax's denominator; only in problems with sinks.
 pub const SINK: &str = "sink";
+/// The largest score of each row, in the shape of LSE; only in problems with max_logits.
+pub const MAX_LOGITS: &str = "max_logits";
 /// V transposed, where a step before the attention kernel transposes it.
 pub const V_TRANSPOSED: &str = "v_transposed";
 /// The page table of K and V (sequences, pages of each sequence); only for a paged cache.
@@ -55,6 +57,8 @@ pub const EXTRA_SEQUSED: &str = "extra_seqused_k";
 pub const O_PARTIAL: &str = "o_partial";
 /// LSE of splits, in the shape of their O without its columns.
 pub const LSE_PARTIAL: &str = "lse_partial";
+/// Largest scores of splits, in the shape of their LSE; only in problems with max_logits.
+pub const MAX_LOGITS_PARTIAL: &str = "max_logits_partial";
 /// O in f32 of the pieces of a tile so far, for each CTA, where consumers merge pieces and keep it in memory.
 pub const RUNNING_O: &str = "running_o";
 /// Reduction messages: one for each split work unit, or one for each CTA, about the unit that begins in the CTA and

@@ -45,6 +45,8 @@ pub struct FwdCombineSpec {
     pub lse_without_sink: bool,
     /// Whether LSE is stored in another form than the default one.
     pub stored_lse: bool,
+    /// Whether the largest score of each row is a result.
+    pub max_logits: bool,
     /// The team of warps that reduces a row.
     pub team: Team,
     /// How the kernel finds lengths, and the mask, if splits have a fixed size.
@@ -63,6 +65,9 @@ params! {
         begun: maybe pointer,
         o_partial: pointer,
         lse_partial: pointer,
+        /// The largest scores, if they are a result, of rows and of their splits.
+        max_logits: maybe pointer,
+        max_logits_partial: maybe pointer,
         /// Number of query heads in a tile.
         pack: div,
         /// Number of elements of LSE in a split, and the lengths of sequences, if splits have a fixed size.
@@ -82,6 +87,7 @@ impl FwdCombineSpec {
             sink: plan.problem().has_sink(),
             lse_without_sink: plan.problem().lse_form().without_sink,
             stored_lse: StoredLse::of(plan.problem().lse_form()).is_some(),
+            max_logits: plan.problem().has_max_logits(),
             team: shared.team(head_dim_v),
             pieces: FwdSpec::of(plan)
                 .shares
@@ -101,6 +107,8 @@ impl FwdCombineSpec {
             begun: self.pieces.is_none().then_some(Elem::U32),
             o_partial: Elem::F32,
             lse_partial: Elem::F32,
+            max_logits: self.max_logits.then_some(Elem::F32),
+            max_logits_partial: self.max_logits.then_some(Elem::F32),
             pack: FastDiv::new(1).map(|_| ()),
             rows: self.pieces.map(|_| ()),
             shares: self.pieces.map(|(form, mask)| Shares::form(form, mask)),
@@ -123,6 +131,8 @@ pub(super) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, shared: &S
         begun: program.find(buffers::BEGUN),
         o_partial: find(buffers::O_PARTIAL),
         lse_partial: find(buffers::LSE_PARTIAL),
+        max_logits: program.find(buffers::MAX_LOGITS),
+        max_logits_partial: program.find(buffers::MAX_LOGITS_PARTIAL),
         pack: FastDiv::new(shared.pack()),
         rows: part_rows(plan.problem(), shared),
         shares: spec
@@ -219,6 +229,18 @@ impl FwdCombineSpec {
                 self.piece(params, piece.to_u64() * rows + number)
             }
         };
+        if let Some((to, of_parts)) = params.max_logits.zip(params.max_logits_partial) {
+            let (largest, from) = (b.var("largest", f32::NEG_INFINITY), of_parts - params.lse_partial);
+            b.for_each((0, parts), 32, |first| {
+                // Lanes without a part of their own read the last one.
+                let number = (first + b.lane_id()).min(parts - 1);
+                largest.update(|x| x.max(b.load(part(number).lse + from)));
+            });
+            let of_lanes = largest.get();
+            let of_row = [16, 8, 4, 2, 1].into_iter().fold(of_lanes, |x, lanes| x.max(x.shfl_bfly(lanes)));
+            let is_first = (b.tid() & (32 * self.team.warps - 1)).eq(0);
+            b.guarded(is_there & is_first, || b.store(to + (number << 2), of_row));
+        }
         combine.row(parts, part, sink, to);
     }
 

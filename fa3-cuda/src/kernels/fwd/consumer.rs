@@ -41,12 +41,11 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         let scales = TileScales::new(fwd, &work, || work.row + fwd.row_block(me) * 64);
         let o = Frag::zeros(b, fwd.spec.tile.columns()); // A1:13
         let softmax = RowSoftmax::new(b, scales.scale_log2(), headroom);
+        let softmax = if fwd.spec.max_logits { softmax.with_max_logits() } else { softmax };
         let softmax = if attend.first.is_some() { softmax.with_scores_scale() } else { softmax };
         let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd), merged: Merged::new(fwd, &work) };
         let visits = work.kv.first.lt(work.kv.end);
-        let mask = fwd.spec.mask;
-        let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, mask).in_ranges(work.ranges, mask);
-        let blocks = blocks.listed(seen.is_some()).in_pieces(fwd.params.piece);
+        let blocks = fwd.blocks(&work).in_pieces(fwd.params.piece);
         b.if_uniform(visits, || {
             if let Some(loads) = &mut loads {
                 loads.begin(&work, &mut attend.k, &mut attend.v);
@@ -69,12 +68,13 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
             None => (o, epilogue::finish(fwd, softmax, &work, row)), // A1:24
             Some(merged) => epilogue::finish_merged(fwd, merged, (o, &softmax), (&work, row)),
         };
-        let Finished { inverse, lse, of_keys } = finished;
+        let Finished { inverse, lse, of_keys, max_logits } = finished;
         if let Some(first) = &mut attend.first {
             first.hand_over_end(inverse);
         }
         let columns = fwd.columns(0);
-        let results = epilogue::Results { o, v_scale, inverse, lse: Some(lse), of_keys, columns };
+        let lse = Some(lse);
+        let results = epilogue::Results { o, v_scale, inverse, lse, max_logits, of_keys, columns };
         epilogue::write(fwd, results, &work, row); // A1:24-25
     });
     attend.turn.end(b);

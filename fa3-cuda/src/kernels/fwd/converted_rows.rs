@@ -250,6 +250,7 @@ impl<'k> Converter<'k> {
             }
         }
         loads.for_each(|load| load());
-        free.commit_stored();
+        // Consumers execute the fence, which would wait for the loads.
+        free.commit_unfenced();
     }
 }

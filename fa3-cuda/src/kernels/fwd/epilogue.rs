@@ -22,6 +22,8 @@ struct Destination<'k> {
     writes_lse: V<'k, Pred>,
     /// The addresses of LSE of both rows.
     lse: [GlobalAddr; 2],
+    /// The addresses of the largest scores of both rows, if they are a result.
+    max_logits: Option<[GlobalAddr; 2]>,
     o: OfO<'k>,
 }
 
@@ -43,9 +45,9 @@ pub(super) fn finish<'k>(
 ) -> Finished<'k> {
     let softmax = if fwd.spec.lse_without_sink { softmax.with_lse_without_sink() } else { softmax };
     let sink = fwd.params.sink.map(|sinks| sinks_of(fwd, sinks, (work, row), true));
-    let Finished { inverse, lse, of_keys } = softmax.finish(sink); // A1:24
-    let (inverse, lse) = unless_unused(fwd, work, row, (inverse, lse));
-    Finished { inverse, lse, of_keys }
+    let Finished { inverse, lse, of_keys, max_logits } = softmax.finish(sink); // A1:24
+    let (inverse, lse, max_logits) = unless_unused(fwd, work, row, (inverse, lse, max_logits));
+    Finished { inverse, lse, of_keys, max_logits }
 }
 
 /// Like [`finish`], for the last of a tile's pieces, which have been merged otherwise. Gives O of all pieces as well.
@@ -58,8 +60,8 @@ pub(super) fn finish_merged<'k>(
 ) -> (Frag<'k>, Finished<'k>) {
     let sinks = fwd.params.sink.map(|sinks| sinks_of(fwd, sinks, (work, row), false));
     let (o, ends) = merged.end(last, sinks, fwd.spec.lse_without_sink);
-    let (inverse, lse) = unless_unused(fwd, work, row, ends);
-    (o, Finished { inverse, lse, of_keys: None })
+    let (inverse, lse, max_logits) = unless_unused(fwd, work, row, ends);
+    (o, Finished { inverse, lse, of_keys: None, max_logits })
 }
 
 /// The results for some columns of a tile of O, as the epilogue writes them.
@@ -72,6 +74,8 @@ pub(super) struct Results<'k> {
     pub(super) inverse: Rows<'k>,
     /// LSE of the rows; `None` if another warpgroup has the same rows and writes it.
     pub(super) lse: Option<Rows<'k>>,
+    /// The largest score of the rows, if it is a result.
+    pub(super) max_logits: Option<Rows<'k>>,
     /// The sum of P over keys, if there is a sink.
     pub(super) of_keys: Option<Rows<'k>>,
     /// The columns of O that `o` holds.
@@ -82,12 +86,19 @@ pub(super) struct Results<'k> {
 #[track_caller]
 pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>, row: ThreadRow<'k>) {
     let (b, params) = (fwd.builder, &fwd.params);
-    let Results { mut o, v_scale, inverse, lse, of_keys, columns } = results;
+    let Results { mut o, v_scale, inverse, lse, max_logits, of_keys, columns } = results;
     let destination = match row {
         ThreadRow::OfHead(row) => of_head(fwd, work, row),
         ThreadRow::OfHeads(row) => of_heads(fwd, work, row),
     };
     let store_lse = || {
+        if let Some((largest, to)) = max_logits.zip(destination.max_logits) {
+            let is_first = (b.tid() & 3).eq(0);
+            for half in Half::BOTH {
+                let at = half as usize;
+                b.guarded(destination.inside[at] & is_first, || b.store(to[at], largest[half]));
+            }
+        }
         let Some(lse) = lse else { return };
         for half in Half::BOTH {
             let at = half as usize;
@@ -131,14 +142,15 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
             store_part(
                 fwd,
                 rows,
-                |row| row.mad_wide(4, partials.lse),
-                (&o, columns, lse),
+                |row, array| row.mad_wide(4, array),
+                (&o, columns, lse, max_logits),
                 destination.inside,
             );
         }
         Some(all) => {
             let rows = rows_of_piece(fwd, partials, (out.split(), all), work, row);
-            store_part(fwd, rows, |row| partials.lse + (row << 2), (&o, columns, lse), destination.inside);
+            let results = (&o, columns, lse, max_logits);
+            store_part(fwd, rows, |row, array| array + (row << 2), results, destination.inside);
         }
     });
     b.if_uniform(out.is_tensor(), || {
@@ -190,21 +202,23 @@ fn rows_of_piece<'k>(
     OfPart { quad, rows, columns }
 }
 
-/// Writes O and LSE of a split. `lse_of` gives the address of a row's LSE.
+/// Writes O and LSE of a split, and the largest scores, if they are a result. `at_row` gives the address of a row's
+/// element in an array of the shape of LSE.
 #[track_caller]
 fn store_part<'k, T: Copy>(
     fwd: &Fwd<'k>,
     OfPart { quad, rows, columns }: OfPart<'k, T>,
-    lse_of: impl Fn(T) -> U64<'k>,
-    (o, of_o, lse): (&Frag<'k>, Columns, Option<Rows<'k>>),
+    at_row: impl Fn(T, U64<'k>) -> U64<'k>,
+    (o, of_o, lse, max_logits): (&Frag<'k>, Columns, Option<Rows<'k>>, Option<Rows<'k>>),
     inside: [V<'k, Pred>; 2],
 ) {
-    let b = fwd.builder;
-    if let Some(lse) = lse {
+    let (b, partials) = (fwd.builder, fwd.params.partials.as_ref().expect("there are splits"));
+    let arrays = [(lse, Some(partials.lse)), (max_logits, partials.max_logits)];
+    for (numbers, array) in arrays.into_iter().filter_map(|(numbers, array)| numbers.zip(array)) {
         for half in Half::BOTH {
             let at = half as usize;
-            let writes_lse = inside[at] & quad.eq(0);
-            b.guarded(writes_lse, || b.store(lse_of(rows[at]), lse[half]));
+            let is_first = inside[at] & quad.eq(0);
+            b.guarded(is_first, || b.store(at_row(rows[at], array), numbers[half]));
         }
     }
     for (at, pair) in o.pairs().filter(|(at, _)| at.col < of_o.count) {
@@ -231,9 +245,13 @@ fn of_head<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>, Position(row): Position<'k>) 
         None => work.batch.mad(params.heads, work.head).mul_wide(rows),
         Some(strides) => before(strides, work, work.head),
     };
-    let at = params.lse + ((before + in_memory.to_u64()) << 2);
-    let lse = Half::BOTH.map(|half| at.at(4 * half.rows() as i32));
-    Destination { inside, writes_lse, lse, o: OfO::Row(in_memory) }
+    let bytes = (before + in_memory.to_u64()) << 2;
+    let of = |array: U64<'k>| {
+        let at = array + bytes;
+        Half::BOTH.map(|half| at.at(4 * half.rows() as i32))
+    };
+    let (lse, max_logits) = (of(params.lse), params.max_logits.map(of));
+    Destination { inside, writes_lse, lse, max_logits, o: OfO::Row(in_memory) }
 }
 
 /// The destination of a tile's rows, if the tile may have rows of several heads (PackGQA).
@@ -242,11 +260,13 @@ fn of_heads<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>, row: PackedRow<'k>) -> Desti
     let rows = fwd.rows_of_heads(work, row);
     let (b, params) = (fwd.builder, &fwd.params);
     let first = first_row(fwd, work);
-    let lse = rows.map(|row| (params.lse + (number_of_lse(fwd, work, first, row) << 2)).at(0));
+    let of = |array: U64<'k>| rows.map(|row| (array + (number_of_lse(fwd, work, first, row) << 2)).at(0));
+    let (lse, max_logits) = (of(params.lse), params.max_logits.map(of));
     Destination {
         inside: rows.map(|row| row.is_inside & row.position.0.lt(work.rows_of_o())),
         writes_lse: (b.tid() & 3).eq(0) & params.lse.ne(0u64),
         lse,
+        max_logits,
         o: OfO::At(rows.map(|row| params.o.global().at([work.batch, row.head, first + row.position.0]))),
     }
 }
@@ -293,16 +313,17 @@ fn sinks_of<'k>(
     Rows(sinks).map(|sink| out.is_tensor().select(sink, f32::NEG_INFINITY))
 }
 
-/// Replaces the factor of O and LSE of padding rows by the values of a row without keys: 0 and -inf.
+/// Replaces the factor of O, LSE and the largest score of padding rows by the values of a row without keys: 0, -inf and
+/// -inf.
 #[track_caller]
 fn unless_unused<'k>(
     fwd: &Fwd<'k>,
     work: &WorkTile<'k>,
     row: ThreadRow<'k>,
-    (Rows(inverse), Rows(lse)): (Rows<'k>, Rows<'k>),
-) -> (Rows<'k>, Rows<'k>) {
+    (Rows(inverse), Rows(lse), max_logits): (Rows<'k>, Rows<'k>, Option<Rows<'k>>),
+) -> (Rows<'k>, Rows<'k>, Option<Rows<'k>>) {
     if work.varlen.is_none() {
-        return (Rows(inverse), Rows(lse));
+        return (Rows(inverse), Rows(lse), max_logits);
     }
     let positions = match row {
         ThreadRow::OfHead(Position(row)) => [row, row + 8],
@@ -312,5 +333,6 @@ fn unless_unused<'k>(
     let used = |[first, second]: [V<'k, F32>; 2], unused: f32| {
         Rows([upper.select(first, unused), lower.select(second, unused)])
     };
-    (used(inverse, 0.0), used(lse, f32::NEG_INFINITY))
+    let max_logits = max_logits.map(|Rows(largest)| used(largest, f32::NEG_INFINITY));
+    (used(inverse, 0.0), used(lse, f32::NEG_INFINITY), max_logits)
 }

@@ -151,10 +151,11 @@ impl<'k> Merged<'k> {
         b.if_uniform(begins_piece.negated(), || p.set(&softmax.step_lazily(s, ty, o)));
     }
 
-    /// Merges a piece whose sums are `o`. Where O of the pieces so far lies in memory, the result is in `o`.
+    /// Merges a piece whose sums are `o`. Where O of the pieces so far lies in memory, the result is in `o`. Gives the
+    /// largest scores of all pieces so far, if they are a result.
     #[track_caller]
-    fn add(&self, o: &mut Frag<'k>, softmax: &RowSoftmax<'k>) {
-        let Finished { inverse, lse, .. } = softmax.finish(None);
+    fn add(&self, o: &mut Frag<'k>, softmax: &RowSoftmax<'k>) -> Option<Rows<'k>> {
+        let Finished { inverse, lse, max_logits, .. } = softmax.finish(None);
         let max = self.max.get();
         let highest = max.max(lse);
         let reference = highest.map(reference);
@@ -175,25 +176,26 @@ impl<'k> Merged<'k> {
             }
             Running::Memory(memory) => memory.add_to(o, [of_before, of_piece]),
         }
+        max_logits
     }
 
-    /// Merges the tile's last piece, whose sums are `o`. Gives O, the factor of its rows, and their LSE, with the rows'
-    /// sinks.
+    /// Merges the tile's last piece, whose sums are `o`. Gives O, the factor of its rows, their LSE, with the rows'
+    /// sinks, and their largest scores.
     #[track_caller]
     pub(super) fn end(
         self,
         (mut o, softmax): (Frag<'k>, &RowSoftmax<'k>),
         sinks: Option<Rows<'k>>,
         lse_without_sink: bool,
-    ) -> (Frag<'k>, (Rows<'k>, Rows<'k>)) {
-        self.add(&mut o, softmax);
+    ) -> (Frag<'k>, (Rows<'k>, Rows<'k>, Option<Rows<'k>>)) {
+        let max_logits = self.add(&mut o, softmax);
         let (max, sum) = (self.max.get(), self.sum.get());
         let ends = Half::BOTH.map(|half| {
             let sink = sinks.map(|sinks| sinks[half]);
             end((max[half], sum[half]), sink, lse_without_sink)
         });
         let o = if let Running::Registers(running) = self.o { running } else { o };
-        (o, (Rows(ends.map(|(scale, _)| scale)), Rows(ends.map(|(_, lse)| lse))))
+        (o, (Rows(ends.map(|(scale, _)| scale)), Rows(ends.map(|(_, lse)| lse)), max_logits))
     }
 }
 

@@ -38,6 +38,8 @@ params! {
         lse: pointer,
         /// The form of LSE, if it is not the default.
         stored_lse: maybe all StoredLse,
+        /// The array of largest scores, if they are a result.
+        max_logits: maybe pointer,
         /// Sink logits of query heads, in natural units.
         sink: maybe pointer,
         /// Scales of e4m3 tensors.
@@ -80,6 +82,8 @@ params! {
     struct Partials {
         o: pointer = "o_partial",
         lse: pointer = "lse_partial",
+        /// The largest scores, in the shape of LSE, if they are a result.
+        max_logits: maybe pointer = "max_logits_partial",
         /// Number of rows of a split, which is the number of elements of LSE, if splits have a fixed size.
         rows: maybe u64 = "part_rows",
     }
@@ -129,6 +133,7 @@ impl Params<Form> {
             o: Strided::form(spec.output),
             lse: Elem::F32,
             stored_lse: spec.stored_lse.then_some(StoredLse::FORM),
+            max_logits: spec.max_logits.then_some(Elem::F32),
             sink: spec.sink.then_some(Elem::F32),
             descales: spec.has_scales().then(|| Descales::form(spec)),
             heads: (),
@@ -160,6 +165,7 @@ impl Params<Form> {
             partials: spec.shares.filter(|_| spec.merges.is_none()).map(|shares| Partials {
                 o: Elem::F32,
                 lse: Elem::F32,
+                max_logits: spec.max_logits.then_some(Elem::F32),
                 rows: (shares.said_by == ReductionSource::Lengths).then_some(()),
             }),
             piece: spec.merges.map(|_| FastDiv::new(1).map(|_| ())),
@@ -187,11 +193,10 @@ impl Params<Host> {
         let qv = latent(problem, program).map(|(buffer, qv)| view(buffer, qv));
         let views = ([Some(view_of(buffers::K, problem.k())), Some(v)], qv);
         let views = (view(buffers::Q, problem.q()), views);
-        let intervals = problem.mask().intervals().zip(program.find(INTERVALS));
-        let intervals = intervals.map(|(form, buffer)| IntervalRows::of(form, problem.q().shape, buffer));
         Params {
+            max_logits: program.find(buffers::MAX_LOGITS),
             sink: program.find(buffers::SINK),
-            intervals,
+            intervals: intervals(problem, program),
             tile_counter: program.find(buffers::TILE_COUNTER),
             ..Params::with(plan, program, views, Walk::Tiles(Lookup::Dense(geometry)))
         }
@@ -226,6 +231,7 @@ impl Params<Host> {
         let partials = plan.pieces().is_none().then(|| Partials {
             o: find(buffers::O_PARTIAL),
             lse: find(buffers::LSE_PARTIAL),
+            max_logits: program.find(buffers::MAX_LOGITS_PARTIAL),
             rows,
         });
         let lists = Lists::of(plan.problem(), shared, program);
@@ -259,7 +265,9 @@ impl Params<Host> {
         Params {
             o,
             descales: problem.has_scales().then(|| Descales::of(problem, true)),
+            max_logits: program.find(buffers::MAX_LOGITS),
             sink: program.find(buffers::SINK),
+            intervals: intervals(problem, program),
             strides: Some(BatchStrides {
                 q: of_q.batch,
                 k: of_k.batch,
@@ -293,6 +301,7 @@ impl Params<Host> {
             o: Strided::of(buffers::O, problem.o()),
             lse: buffers::LSE,
             stored_lse: StoredLse::of(problem.lse_form()),
+            max_logits: None,
             sink: None,
             descales: problem.has_scales().then(|| Descales::of(problem, false)),
             heads: problem.heads().q() as u32,
@@ -318,6 +327,12 @@ type Views = (Passed, ([Option<Passed>; 2], Option<Passed>));
 /// The buffer and the tensor `qv`, in latent attention.
 fn latent<'a, K>(problem: &'a Problem, program: &Program<K>) -> Option<(BufferId, &'a TensorDesc)> {
     program.find(buffers::QV).zip(problem.qv())
+}
+
+/// The location of the bounds of rows, under a mask of intervals.
+fn intervals<K>(problem: &Problem, program: &Program<K>) -> Option<IntervalRows<Host>> {
+    let (form, buffer) = problem.mask().intervals().zip(program.find(INTERVALS))?;
+    Some(IntervalRows::of(form, problem.q().shape, buffer))
 }
 
 /// Number of rows of a split of fixed size, which is the number of elements of LSE. `None` for other splits.

@@ -8,7 +8,6 @@ use super::state::Fwd;
 use crate::kernels::parts::gather::CopiedPart;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::FINDER;
-use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::tma_pipeline::{Keys, TmaPipeline, TmaProducer};
 
 /// Runs the producer's warps.
@@ -30,6 +29,12 @@ pub(super) fn run(fwd: &Fwd<'_>) {
         }
         Loading::Ranges => {
             b.if_uniform(is(0), || load_ranges(fwd));
+            b.if_uniform(is(FINDER), || fwd.scheduler.find());
+        }
+        Loading::WarpEach if fwd.spec.finds_ranges() => {
+            b.if_uniform(is(0), || load_queries_in_warp(fwd));
+            b.if_uniform(is(1), || load_ranges_in_warp(fwd, &of_k, 1));
+            b.if_uniform(is(2), || load_ranges_in_warp(fwd, &of_v, 2));
             b.if_uniform(is(FINDER), || fwd.scheduler.find());
         }
         Loading::WarpEach => {
@@ -132,8 +137,7 @@ fn load_ranges(fwd: &Fwd<'_>) {
         let WorkTile { head, kv_head, row, kv, .. } = work;
         let [of_q, of_k, of_v] = fwd.sequences(&work).map(Keys::Of);
         let visits = kv.first.lt(kv.end);
-        let mask = fwd.spec.mask;
-        let blocks = KvBlocks::of(b, kv, fwd.spec.tile.tile_n, mask).in_ranges(work.ranges, mask);
+        let blocks = fwd.blocks(&work);
         let key = b.var("key", blocks.at(0).key);
         b.if_uniform(visits, || {
             k.load_in_warp(kv_head, key.get(), &of_k);
@@ -188,6 +192,28 @@ fn load_in_warp<'k>(fwd: &Fwd<'k>, pipelines: &[&TmaPipeline<'k>], of: usize) {
         let last = kv.end * keys - keys;
         b.for_each((0, (kv.end - kv.first) * keys), keys, |loaded| {
             TmaProducer::load_parts_in_warp(&mut loaders, kv_head, last - loaded, &of); // A1:6
+        });
+    });
+}
+
+/// Loads Q in a warp, and requests work tiles from the warp that finds them.
+fn load_queries_in_warp(fwd: &Fwd<'_>) {
+    let (b, scheduler, mut q) = (fwd.builder, fwd.scheduler.begin(), fwd.q.producer());
+    scheduler.produce(|work, _, fetch_next| {
+        let [of_q, ..] = fwd.sequences(&work).map(Keys::Of);
+        let visits = work.kv.first.lt(work.kv.end);
+        b.if_uniform(visits, || q.load_in_warp(work.head, work.row, &of_q)); // A1:4-5
+        fetch_next();
+    });
+}
+
+/// Loads the blocks of tensor `of` (K is 1, V is 2) in a warp, in the ranges that another warp finds.
+fn load_ranges_in_warp<'k>(fwd: &Fwd<'k>, pipelines: &[&TmaPipeline<'k>], of: usize) {
+    let mut loaders: Vec<_> = pipelines.iter().map(|pipeline| pipeline.producer()).collect();
+    fwd.scheduler.consume(|work, _| {
+        let of = keys_of(fwd, &work, of);
+        fwd.blocks(&work).for_each_unmasked(0, |block| {
+            TmaProducer::load_parts_in_warp(&mut loaders, work.kv_head, block.key, &of); // A1:6
         });
     });
 }

@@ -93,6 +93,9 @@ fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &SplitKvPlan) -> (u3
         let cols = plan.problem().head_dim_v() as u32;
         program.buffer(buffers::O_PARTIAL, Elem::F32, &[partials, rows, cols], BufferRole::Scratch);
         program.buffer(buffers::LSE_PARTIAL, Elem::F32, &[partials, rows], BufferRole::Scratch);
+        if plan.problem().has_max_logits() {
+            program.buffer(buffers::MAX_LOGITS_PARTIAL, Elem::F32, &[partials, rows], BufferRole::Scratch);
+        }
     }
     if let Some(entries) = shared.reduction_entries() {
         program.buffer(buffers::BEGUN, Elem::U32, &[entries, Reduction::WORDS], BufferRole::Scratch);
@@ -157,6 +160,10 @@ fn of_caller(problem: &Problem) -> Program<Spec> {
         program.buffer("v_mean", Elem::F32, &shape, BufferRole::Input);
     }
     tensors::sink(&mut program, problem);
+    if problem.has_max_logits() {
+        let buffer = program.buffer(buffers::MAX_LOGITS, Elem::F32, &lse, BufferRole::Output);
+        program.align(buffer, 4);
+    }
     if let Some(form) = problem.mask().intervals() {
         interval_rows(&mut program, form, problem.q().shape);
     }

@@ -36,6 +36,8 @@ pub struct RowSoftmax<'k> {
     /// O.
     scores_scale: Option<RowsVar<'k>>,
     lse_without_sink: bool,
+    /// The thread's largest scores, if they are a result: not scaled.
+    max_logits: Option<RowsVar<'k>>,
 }
 
 /// The results of a tile's softmax.
@@ -46,6 +48,8 @@ pub struct Finished<'k> {
     pub lse: Rows<'k>,
     /// The sum of normalized P over keys, if there is a sink: 1 less the sink's share.
     pub of_keys: Option<Rows<'k>>,
+    /// The largest score of the rows, scaled, if it is a result.
+    pub max_logits: Option<Rows<'k>>,
 }
 
 /// A block under lazy rescaling.
@@ -76,6 +80,22 @@ impl<'k> RowSoftmax<'k> {
             rounding: zeros("rounding"),
             scores_scale: None,
             lse_without_sink: false,
+            max_logits: None,
+        }
+    }
+
+    /// Makes the softmax keep the largest score of each row.
+    #[track_caller]
+    pub(super) fn with_max_logits(self) -> RowSoftmax<'k> {
+        let max_logits = Some(self.builder.rows_var("max_logits", f32::NEG_INFINITY));
+        RowSoftmax { max_logits, ..self }
+    }
+
+    /// Notes the largest scores of a block, if they are a result.
+    #[track_caller]
+    fn note(&self, largest: Rows<'k>) {
+        if let Some(max_logits) = self.max_logits {
+            max_logits.set(max_logits.get().zip(largest, |old, new| old.max(new)));
         }
     }
 
@@ -108,6 +128,7 @@ impl<'k> RowSoftmax<'k> {
     #[track_caller]
     pub(super) fn first(&self, s: &mut Frag<'k>, ty: PType) -> AFrag<'k> {
         let largest = s.partial_row_max();
+        self.note(largest);
         let row_max = self.maximum(largest.over_quad(|x, y| x.max(y)), self.scale_log2);
         self.row_max.set(row_max);
         let shift = -row_max;
@@ -139,7 +160,9 @@ impl<'k> RowSoftmax<'k> {
     #[track_caller]
     pub(super) fn step_uncounted(&self, s: &mut Frag<'k>, unit: &Unit<'k>) -> Rows<'k> {
         let old = self.row_max.get();
-        let row_max = self.maximum(s.row_max(), unit.scale_log2);
+        let largest = s.row_max();
+        self.note(largest);
+        let row_max = self.maximum(largest, unit.scale_log2);
         self.row_max.set(row_max);
         let shrink = shrink(old, row_max);
         let shift = -row_max;
@@ -162,6 +185,8 @@ impl<'k> RowSoftmax<'k> {
         if let Some(scores_scale) = self.scores_scale {
             scores_scale.set(Rows([b.value(1.0); 2]));
         }
+        let largest = self.max_logits.map(|_| s.partial_row_max_of_bits());
+        largest.into_iter().for_each(|largest| self.note(largest));
         let (p, parts) = self.exponentials(s, self.row_max.get(), ty);
         let mut block = LazyBlock { s, p, ty, parts: b.rows_var("parts", 0.0) };
         block.parts.set(parts);
@@ -169,7 +194,7 @@ impl<'k> RowSoftmax<'k> {
         let row_sum = self.row_sum.get();
         let outweighs = parts.zip(row_sum, |part, sum| part.gt((sum * GROWTH).max(least).min(most)));
         b.if_uniform(outweighs.any().vote_any(), || {
-            let largest = s.partial_row_max_of_bits();
+            let largest = largest.unwrap_or_else(|| s.partial_row_max_of_bits());
             b.if_uniform(parts.gt(most).any().vote_any(), || {
                 self.make_smaller(&mut block, largest, o);
             });
@@ -297,9 +322,13 @@ impl<'k> RowSoftmax<'k> {
         let parts = self.row_sum.get();
         let [row_sum, rounded] =
             [parts, parts + self.rounding.get()].map(|parts| parts.over_quad(|x, y| x + y));
+        let unit = self.scale_log2;
+        let max_logits = self.max_logits.map(|largest| {
+            largest.get().over_quad(|x, y| x.max(y)).map(|largest| largest * unit * std::f32::consts::LN_2)
+        });
         let Some(sink) = sink else {
             let inverse = row_sum.zip(rounded, |sum, rounded| sum.eq(0.0).select(0.0, rounded.rcp()));
-            return Finished { inverse, lse: lse(self.row_max.get(), row_sum), of_keys: None };
+            return Finished { inverse, lse: lse(self.row_max.get(), row_sum), of_keys: None, max_logits };
         };
         let old = self.row_max.get();
         let row_max = old.zip(sink, |row_max, sink| row_max.max(sink));
@@ -312,6 +341,7 @@ impl<'k> RowSoftmax<'k> {
             inverse: row_sum.zip(inverse, |sum, inverse| sum.eq(0.0).select(0.0, inverse)),
             lse: if self.lse_without_sink { lse(old, row_sum) } else { lse(row_max, sum) },
             of_keys: Some(keys * sum.map(|sum| sum.rcp())),
+            max_logits,
         }
     }
 }

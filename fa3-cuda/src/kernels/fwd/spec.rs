@@ -37,6 +37,8 @@ pub struct FwdSpec {
     /// Whether LSE is stored in another form than the default one. Its numbers are arguments, which not all kernels
     /// have registers for.
     pub stored_lse: bool,
+    /// Whether the largest score of each row is a result.
+    pub max_logits: bool,
     /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
     /// The tile scheduler.
@@ -104,6 +106,7 @@ impl FwdSpec {
             sink: problem.has_sink(),
             lse_without_sink: problem.lse_form().without_sink,
             stored_lse: StoredLse::of(problem.lse_form()).is_some(),
+            max_logits: problem.has_max_logits(),
             order: form(plan.order()),
             scheduler: plan.scheduler(),
             cluster: plan.cluster(),
@@ -135,9 +138,15 @@ impl FwdSpec {
             (true, true) => Loading::WarpForBoth,
             (true, false) if self.gathers() => Loading::Gathered,
             (true, false) => Loading::WarpEach,
-            (false, false) if self.mask.intervals().is_some() => Loading::Ranges,
+            (false, false) if self.finds_ranges() => Loading::Ranges,
             (false, _) => Loading::Thread,
         }
+    }
+
+    /// Whether a warp finds the blocks that a tile visits under a mask of intervals. Otherwise tiles visit all blocks,
+    /// with the mask: where CTAs share keys, and where all warps of the producer copy rows.
+    pub(super) fn finds_ranges(&self) -> bool {
+        self.mask.intervals().is_some() && self.shares.is_none() && !self.gathers()
     }
 
     /// The form of lists, if keys are listed.

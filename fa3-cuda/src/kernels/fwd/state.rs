@@ -16,7 +16,8 @@ use super::tile_rows::ThreadRow;
 use super::transpose::Transposed;
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::WorkTile;
-use crate::kernels::parts::intervals::TilesUnderIntervals;
+use crate::kernels::parts::intervals::{IntervalRows, TilesUnderIntervals};
+use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::scores::Scores;
 use crate::kernels::parts::seen::Seen;
@@ -148,8 +149,8 @@ impl<'k> Fwd<'k> {
             scheduler: match params.walk {
                 Walk::Tiles(lookup) => {
                     let Params { intervals, tile_counter, .. } = params;
-                    let of =
-                        intervals.map(|rows| (TilesUnderIntervals::Rows(rows), [tile.tile_m, tile.tile_n]));
+                    let of = intervals.filter(|_| spec.finds_ranges());
+                    let of = of.map(|rows| (TilesUnderIntervals::Rows(rows), [tile.tile_m, tile.tile_n]));
                     TileScheduler::declare(b, spec.scheduler, &lookup, tile_counter, of, walkers)
                 }
                 Walk::Shares(shares) => TileScheduler::declare_shares(b, shares, walkers),
@@ -213,18 +214,52 @@ impl<'k> Fwd<'k> {
         let (lens, position) = (work.lens, self.positions(work, row));
         let modify = self.spec.softcap.then(|| Box::new(softcap) as _);
         if let Some(rows) = self.params.intervals {
-            let (b, of_head) = (self.builder, rows.of_head(work.batch, work.head));
-            let visible = Box::new(move |position| rows.visible(b, of_head, position, lens));
-            return Scores { modify, position, visible, in_bits: true };
+            let visible = self.visible_by_intervals(work, row, rows, position);
+            return Scores { modify, visible, in_bits: true };
         }
         Scores {
             modify,
-            position,
-            visible: Box::new(move |Position(row)| {
+            visible: Box::new(move |half| {
+                let Position(row) = position(half);
                 let keys = walk.keys(row, lens);
                 Visible { start: left.map(|_| keys.start), end: keys.end, other: None }
             }),
             in_bits: false,
         }
+    }
+
+    /// The keys that the thread's rows see by their intervals.
+    #[track_caller]
+    fn visible_by_intervals(
+        &self,
+        work: &WorkTile<'k>,
+        row: ThreadRow<'k>,
+        rows: IntervalRows<InKernel<'k>>,
+        position: Box<dyn Fn(Half) -> Position<'k> + 'k>,
+    ) -> Box<dyn Fn(Half) -> Visible<'k> + 'k> {
+        let (b, lens) = (self.builder, work.lens);
+        match row {
+            ThreadRow::OfHead(_) => {
+                let of_head = rows.of_tile(work);
+                Box::new(move |half| rows.visible(b, of_head, position(half), lens))
+            }
+            ThreadRow::OfHeads(row) => {
+                let (batch, first) = (work.batch, work.varlen.map(|varlen| varlen.q_row));
+                let (pack, group) = (self.spec.pack, work.head);
+                Box::new(move |half| {
+                    let head = group.mad(pack, row.head(half));
+                    rows.visible(b, rows.of_sequence([batch, head], first), position(half), lens)
+                })
+            }
+        }
+    }
+
+    /// The KV blocks that a work tile visits.
+    #[track_caller]
+    pub(super) fn blocks(&self, work: &WorkTile<'k>) -> KvBlocks<'k> {
+        let (mask, keys) = (self.spec.mask, self.spec.tile.tile_n);
+        let blocks = KvBlocks::of(self.builder, work.kv, keys, mask).in_ranges(work.ranges, mask);
+        let blocks = blocks.listed(self.seen.is_some());
+        if mask.intervals().is_some() && !self.spec.finds_ranges() { blocks.all_masked() } else { blocks }
     }
 }

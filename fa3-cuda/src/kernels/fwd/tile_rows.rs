@@ -46,6 +46,14 @@ impl<'k> ThreadRow<'k> {
     }
 }
 
+impl<'k> PackedRow<'k> {
+    /// The query head, within the tile, of the thread's first or second row.
+    #[track_caller]
+    pub(super) fn head(self, half: Half) -> U32<'k> {
+        self.pack.div_rem(self.number + half.rows()).1
+    }
+}
+
 impl<'k> Fwd<'k> {
     /// The first row of a thread of warpgroup `me`.
     #[track_caller]

@@ -7,9 +7,11 @@ use fa3_sched::{
 };
 use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
-use super::geometry::{Geometry, WorkTile};
+use super::geometry::{Varlen, WorkTile};
 use super::key_tiles::{KeyTile, KeyTiles};
+use super::lookup::Lookup;
 use super::out::Out;
+use super::summaries::Summaries;
 use super::visible::{Position, Visible};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
@@ -85,6 +87,20 @@ impl<'k> IntervalRows<InKernel<'k>> {
         at_head(self.address, [self.batch, self.head], [batch, head], row_bytes(self.of_row))
     }
 
+    /// The address of the bounds of the first row of a tile's sequence. Tiles divide rows.
+    #[track_caller]
+    pub(crate) fn of_tile(&self, work: &WorkTile<'k>) -> U64<'k> {
+        self.of_sequence([work.batch, work.head], work.varlen.map(|varlen| varlen.q_row))
+    }
+
+    /// The address of the bounds of the first row of a head in a sequence, which begins with row `first` of Q if it is
+    /// in a table.
+    #[track_caller]
+    pub(crate) fn of_sequence(&self, [batch, head]: [U32<'k>; 2], first: Option<U32<'k>>) -> U64<'k> {
+        let of_head = self.of_head(batch, head);
+        first.map_or(of_head, |first| first.mad_wide(row_bytes(self.of_row), of_head))
+    }
+
     /// The keys of the intervals of row `row`, in a head whose bounds begin at `of_head`. A row beyond the end has the
     /// keys of the last row.
     #[track_caller]
@@ -128,11 +144,16 @@ impl<'k> IntervalRows<InKernel<'k>> {
         work: &WorkTile<'k>,
         [tile_m, tile_n]: [u32; 2],
     ) -> BlockRanges<U32<'k>> {
-        let of_head = self.of_head(work.batch, work.head);
+        // Rows of a table's sequence that are not in use have bounds in memory, too, but see no key.
+        let lens = work.varlen.map_or(work.lens, |_| SeqLens {
+            q: work.lens.q.max(1),
+            k: work.row.lt(work.lens.q).select(work.lens.k, 0),
+        });
+        let of_head = self.of_tile(work);
         let first = work.row + b.lane_id();
-        let of_lane = |row: u32| self.keys(b, of_head, first + row, work.lens);
+        let of_lane = |row: u32| self.keys(b, of_head, first + row, lens);
         let rows = (0..tile_m).step_by(32).map(of_lane);
-        let bounds = rows.map(|keys| keys.into_iter().map(|keys| Bounds::of(keys, work.lens.k)).collect());
+        let bounds = rows.map(|keys| keys.into_iter().map(|keys| Bounds::of(keys, lens.k)).collect());
         let both = |one: Vec<Bounds<_>>, other: Vec<_>| {
             one.into_iter().zip(other).map(|(one, other)| one.and(other)).collect()
         };
@@ -165,7 +186,7 @@ pub(crate) const FINDER: u32 = 3;
 /// the other warps.
 #[derive(Clone, Copy)]
 pub(crate) struct IntervalTiles<'k> {
-    pub(crate) geometry: Geometry<U32<'k>>,
+    pub(crate) lookup: Lookup<InKernel<'k>>,
     /// The address of the counter from which tiles are fetched.
     pub(crate) tile_counter: U64<'k>,
     /// For tiles of rows: rows of a tile, keys of a block. For tiles of keys: keys of a tile, rows of a block.
@@ -180,72 +201,117 @@ pub(crate) enum TilesUnderIntervals<'k> {
     Rows(IntervalRows<InKernel<'k>>),
     /// Keys. Earlier kernels have found which blocks of rows see them.
     Keys(KeyTiles<InKernel<'k>>),
+    /// Keys of sequences of a table. Which blocks of rows see them follows from these summaries of blocks of rows, with
+    /// this number of query heads that share a head of K and V.
+    KeysOfTable(Summaries<InKernel<'k>>, U32<'k>),
 }
 
-/// Four words of a message about a tile. The first four are sequence, head, row, and whether there is a tile. For a
-/// tile of rows, four words follow for each range, the last of which is the count of all blocks. For a tile of keys,
-/// four words for the range of blocks follow, and four for the destination of gradients.
+/// Four words of a message about a tile. Under dense sequences, the first four are sequence, head, row and 1. Under
+/// sequences of a table, the first eight are the sequence, its first row of Q and of K, its rows of Q in use, its keys,
+/// its rows of O, the head, and the row; then comes the padded position, if there are padded arrays. For a tile of
+/// rows, four words follow for each range, the last of which is the count of all blocks. For a tile of keys, four words
+/// for the range of blocks follow, and where tiles are split, four for the destination of gradients. Behind the last
+/// tile, words are 0.
 pub(crate) type Words<'k> = [U32<'k>; 4];
 
 impl<'k> IntervalTiles<'k> {
     /// Number of work tiles, including the parts of split tiles of keys.
     #[track_caller]
     pub(crate) fn count(&self, b: &'k Builder) -> U32<'k> {
+        let tiles = match &self.lookup {
+            Lookup::Dense(geometry) => geometry.tiles,
+            Lookup::Varlen { table, .. } => table.tiles(b),
+        };
         match self.of {
-            TilesUnderIntervals::Rows(_) => self.geometry.tiles,
-            TilesUnderIntervals::Keys(keys) => self.geometry.tiles + keys.header(b).parts,
+            TilesUnderIntervals::Rows(_) | TilesUnderIntervals::KeysOfTable(..) => tiles,
+            TilesUnderIntervals::Keys(keys) => tiles + keys.header(b).parts,
         }
     }
 
-    /// The words about tile `number` of `count`. All lanes of a warp must call this. Behind the last tile, the words
-    /// say that there is none.
+    /// The words about tile `number`, which must exist. All lanes of a warp must call this.
     #[track_caller]
-    pub(crate) fn words(&self, b: &'k Builder, number: U32<'k>, count: U32<'k>) -> Vec<Words<'k>> {
-        let last = self.geometry.tiles - 1;
-        let (work, blocks): (_, Vec<Words<'k>>) = match self.of {
-            TilesUnderIntervals::Rows(rows) => {
-                let work = self.geometry.work(number.min(last));
-                let BlockRanges { count, ranges: stretches } = rows.block_ranges(b, &work, self.tile);
-                let words = |BlockRange { masked_end, plain_end, top }| [masked_end, plain_end, top, count];
-                (work, stretches.into_iter().map(words).collect())
+    pub(crate) fn words(&self, b: &'k Builder, number: U32<'k>) -> Vec<Words<'k>> {
+        let tile_of_keys = match self.of {
+            TilesUnderIntervals::Rows(_) | TilesUnderIntervals::KeysOfTable(..) => None,
+            TilesUnderIntervals::Keys(keys) => Some(keys.find(b, number)),
+        };
+        let tile = tile_of_keys.map_or(number, |of_keys| of_keys.tile);
+        let (work, mut words) = match &self.lookup {
+            Lookup::Dense(geometry) => {
+                let work = geometry.work(tile);
+                (work, vec![[work.batch, work.head, work.row, b.value(1)]])
             }
-            TilesUnderIntervals::Keys(keys) => {
-                let KeyTile { tile, blocks, out } = keys.find(b, number, last);
-                let KvRange { first, unmasked_first, unmasked_end, end } = blocks;
-                let words = vec![[first, unmasked_first, unmasked_end, end], [out.0; 4]];
-                (self.geometry.work(tile), words)
+            Lookup::Varlen { table, .. } => {
+                let (work, Varlen { q_row, q_rows, k_row, padded_row }) = table.tile(b, tile);
+                let of_sequence = [work.batch, q_row, k_row, work.lens.q];
+                let of_tile = [work.lens.k, q_rows, work.head, work.row];
+                let padded = padded_row.map(|padded_row| [padded_row; 4]);
+                (work, [of_sequence, of_tile].into_iter().chain(padded).collect())
             }
         };
-        let is_tile = number.lt(count).select::<B32>(1, 0);
-        [[work.batch, work.head, work.row, is_tile]].into_iter().chain(blocks).collect()
+        if let Some(KeyTile { blocks, out, .. }) = tile_of_keys {
+            words.extend([words_of(blocks), [out.0; 4]]);
+        }
+        match self.of {
+            TilesUnderIntervals::Rows(rows) => {
+                let BlockRanges { count, ranges } = rows.block_ranges(b, &work, self.tile);
+                let range = |BlockRange { masked_end, plain_end, top }| [masked_end, plain_end, top, count];
+                words.extend(ranges.into_iter().map(range));
+            }
+            TilesUnderIntervals::Keys(_) => {}
+            TilesUnderIntervals::KeysOfTable(summaries, group) => {
+                words.push(words_of(summaries.q_blocks(b, group, &work, self.tile, 1)));
+            }
+        }
+        words
+    }
+
+    /// The words behind the last tile.
+    #[track_caller]
+    pub(crate) fn end_words(b: &'k Builder) -> Vec<Words<'k>> {
+        let zero = b.value(0);
+        vec![[zero; 4]; 4]
     }
 
     /// The work tile whose words lie at `at` in shared memory, and whether there is one.
     #[track_caller]
     pub(crate) fn work(&self, b: &'k Builder, at: U32<'k>) -> (WorkTile<'k>, V<'k, Pred>) {
-        let [batch, head, row, is_tile] = load_words(b, at);
-        let [first, unmasked_first, unmasked_end, end] = load_words(b, at + RANGES);
-        let work = self.geometry.work_of(batch, head, row);
+        let (work, is_tile, blocks) = match &self.lookup {
+            Lookup::Dense(geometry) => {
+                let [batch, head, row, is_tile] = load_words(b, at);
+                (geometry.work_of(batch, head, row), is_tile, at + 16)
+            }
+            Lookup::Varlen { table, .. } => {
+                let [batch, q_row, k_row, q_len] = load_words(b, at);
+                let [k_len, q_rows, head, row] = load_words(b, at + 16);
+                let lens = SeqLens { q: q_len, k: k_len };
+                let padded_row = table.padded.map(|_| load_words(b, at + 32)[0]);
+                let varlen = Varlen { q_row, q_rows, k_row, padded_row };
+                let blocks = at + if padded_row.is_some() { 48 } else { 32 };
+                (table.work_of([batch, head, row], lens, varlen), q_rows, blocks)
+            }
+        };
+        let [first, unmasked_first, unmasked_end, end] = load_words(b, blocks);
+        let kv = KvRange { first, unmasked_first, unmasked_end, end };
         let work = match self.of {
             TilesUnderIntervals::Rows(_) => {
                 let kv = KvRange { first: end.lit(0), unmasked_first: end, unmasked_end: end, end };
-                WorkTile { kv, ranges: Some(at + RANGES), ..work }
+                WorkTile { kv, ranges: Some(blocks), ..work }
             }
             TilesUnderIntervals::Keys(_) => {
-                let [out, ..] = load_words(b, at + RANGES + 16);
-                WorkTile {
-                    kv: KvRange { first, unmasked_first, unmasked_end, end },
-                    out: Some(Out(out)),
-                    ..work
-                }
+                let [out, ..] = load_words(b, blocks + 16);
+                WorkTile { kv, out: Some(Out(out)), ..work }
             }
+            TilesUnderIntervals::KeysOfTable(..) => WorkTile { kv, ..work },
         };
         (work, is_tile.ne(0))
     }
 }
 
-/// Bytes of a message before the words about ranges.
-const RANGES: u32 = 16;
+/// The words about a range of blocks.
+fn words_of(KvRange { first, unmasked_first, unmasked_end, end }: KvRange<U32<'_>>) -> Words<'_> {
+    [first, unmasked_first, unmasked_end, end]
+}
 
 /// Loads four words from shared memory. All lanes read them, but take them from one lane, so that the compiler knows
 /// that all lanes have the same words.

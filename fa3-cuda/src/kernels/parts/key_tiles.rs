@@ -78,10 +78,10 @@ impl KeyTiles<Form> {
 }
 
 impl<'k> KeyTiles<InKernel<'k>> {
-    /// The tile or part with number `number` in a launch. Parts have the first numbers, and tiles the numbers behind
-    /// them, up to tile `last`. A split tile visits no block. Numbers behind the last tile give the last tile.
+    /// The tile or part with number `number` in a launch, which must exist. Parts have the first numbers, and tiles the
+    /// numbers behind them. A split tile visits no block.
     #[track_caller]
-    pub(crate) fn find(&self, b: &'k Builder, number: U32<'k>, last: U32<'k>) -> KeyTile<U32<'k>> {
+    pub(crate) fn find(&self, b: &'k Builder, number: U32<'k>) -> KeyTile<U32<'k>> {
         let Header { parts, size, .. } = self.header(b);
         let is_part = number.lt(parts);
         let [tile, of_tile] = [b.var("tile", number - parts), b.var("part", 0)];
@@ -90,7 +90,7 @@ impl<'k> KeyTiles<InKernel<'k>> {
             tile.set(its_tile);
             of_tile.set(its_number);
         });
-        let tile = tile.get().min(last);
+        let tile = tile.get();
         let blocks = self.load_blocks(b, tile);
         let all = blocks.end - blocks.first;
         let is_split = is_split(all, size);

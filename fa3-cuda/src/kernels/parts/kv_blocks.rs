@@ -19,6 +19,8 @@ pub(crate) struct KvBlocks<'k> {
     are_listed: bool,
     /// Number of keys of a piece, if blocks are told that they begin a piece.
     piece: Option<FastDiv<U32<'k>>>,
+    /// Whether every block needs the mask.
+    are_masked: bool,
     /// Whether the mask has a left side, and whether it has a right side.
     left: bool,
     right: bool,
@@ -50,13 +52,29 @@ impl<'k> KvBlocks<'k> {
         // Intervals may hide keys on either side.
         let both = mask.intervals().is_some();
         let (left, right) = (both || left.is_some(), both || right.is_some());
-        KvBlocks { builder: b, kv, count, keys, are_listed: false, piece: None, left, right, ranges: None }
+        KvBlocks {
+            builder: b,
+            kv,
+            count,
+            keys,
+            are_listed: false,
+            piece: None,
+            are_masked: false,
+            left,
+            right,
+            ranges: None,
+        }
     }
 
     /// The blocks in the ranges at shared-memory address `at`, if there is one. `kv` then counts steps.
     pub(crate) fn in_ranges(self, at: Option<U32<'k>>, mask: Mask) -> KvBlocks<'k> {
         let count = mask.intervals().map_or(0, |form| num_ranges(form.of_row.count()) as u32);
         KvBlocks { ranges: at.map(|at| (at, count)), ..self }
+    }
+
+    /// These blocks, all of which need the mask.
+    pub(crate) fn all_masked(self) -> KvBlocks<'k> {
+        KvBlocks { are_masked: true, ..self }
     }
 
     /// These blocks, which consist of list entries if `are_listed`.
@@ -159,10 +177,13 @@ impl<'k> KvBlocks<'k> {
             return self.for_each_range(ranges, from, true, body);
         }
         let KvRange { first: _, unmasked_first, unmasked_end, end } = self.kv;
-        let (right, left) = (end - unmasked_end, end - unmasked_first);
         let mut phase = |steps: (U32<'k>, U32<'k>), masked: bool| {
             self.builder.for_each(steps, 1, |step| body(self.block(end - step - 1, masked)));
         };
+        if self.are_masked {
+            return phase((self.builder.copy(from), self.count), true);
+        }
+        let (right, left) = (end - unmasked_end, end - unmasked_first);
         if self.right || from == 0 {
             phase((self.builder.copy(from), right), true);
         }

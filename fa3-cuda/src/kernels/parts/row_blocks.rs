@@ -64,6 +64,8 @@ pub(crate) struct VarlenBlock<'k> {
     pub(crate) first: U32<'k>,
     /// The position of the sequence's first row in padded arrays.
     pub(crate) padded_row: U32<'k>,
+    /// Number of keys of the sequence.
+    pub(crate) keys: U32<'k>,
     /// Number of rows of the sequence that see no key. They are its first rows.
     pub(crate) without_keys: U32<'k>,
 }
@@ -118,6 +120,7 @@ impl<'k> RowBlocks<InKernel<'k>> {
                         varlen: padded_row.map(|padded_row| VarlenBlock {
                             first: record.q_row,
                             padded_row,
+                            keys: record.k_len,
                             without_keys: table
                                 .tiling
                                 .rows_without_keys(SeqLens { q: record.q_len, k: record.k_len }),

@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 use fa3_types::Problem;
 
 use super::kv_blocks::KvBlock;
-use super::visible::{Position, Visible};
+use super::visible::Visible;
 
 /// Turns a product of Q and K into a score; the second argument is the scale of the product.
 type Modify<'k> = Box<dyn Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32> + 'k>;
@@ -47,10 +47,8 @@ pub(crate) struct Scores<'k> {
     /// Turns a product of Q and K into a score in units of the softmax. The second argument is the product's scale in
     /// units of the soft cap. `None` without a soft cap.
     pub(crate) modify: Option<Modify<'k>>,
-    /// The positions of the thread's rows.
-    pub(crate) position: Box<dyn Fn(Half) -> Position<'k> + 'k>,
-    /// The keys that a row may see.
-    pub(crate) visible: Box<dyn Fn(Position<'k>) -> Visible<'k> + 'k>,
+    /// The keys that each of the thread's rows may see.
+    pub(crate) visible: Box<dyn Fn(Half) -> Visible<'k> + 'k>,
     /// Whether visible keys are first turned into bits of words. Two intervals have four bounds, and testing a bit for
     /// each score takes fewer instructions than comparing with four bounds.
     pub(crate) in_bits: bool,
@@ -69,7 +67,7 @@ impl<'k> Scores<'k> {
         // Bounds are computed again for each block, one row at a time, because keeping them would take registers.
         let first = block.key + s.builder().frag_col();
         for half in Half::BOTH {
-            let visible = (self.visible)((self.position)(half)).from(first);
+            let visible = (self.visible)(half).from(first);
             if self.in_bits {
                 let seen = visible.bits(s.cols());
                 s.map_row_in_place(half, |score, at| seen.hide(score, at.col, f32::NEG_INFINITY));

@@ -3,7 +3,7 @@
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::packed::{HEADER, Sections, SequenceRecord, SequenceTile, Tiles, locate};
-use fa3_sched::{Longest, Order, SeqLens, Tiling};
+use fa3_sched::{KvRange, Longest, Order, SeqLens, Tiling};
 use fa3_types::Mask;
 
 use super::geometry::{Varlen, WorkTile};
@@ -184,6 +184,30 @@ impl<'k> Table<InKernel<'k>> {
         write(Word::KvUnmaskedFirst, kv.unmasked_first);
         write(Word::KvUnmaskedEnd, kv.unmasked_end);
         write(Word::KvEnd, kv.end);
+    }
+
+    /// Tile `number`, which must be in the table, and the location of its sequence. It visits no block yet.
+    #[track_caller]
+    pub(super) fn tile(&self, b: &'k Builder, number: U32<'k>) -> (WorkTile<'k>, Varlen<U32<'k>>) {
+        let (record, padded_row) = self.record(b, number);
+        let SequenceRecord { q_row, q_rows, q_len, k_row, k_len, sequence, .. } = record;
+        let SequenceTile { m_block, head } = self.locate(number, &record);
+        let (row, lens) = (m_block * self.tiling.tile_m(), SeqLens { q: q_len, k: k_len });
+        let varlen = Varlen { q_row, q_rows, k_row, padded_row };
+        (self.work_of([sequence, head, row], lens, varlen), varlen)
+    }
+
+    /// The tile of these lengths that begins with row `row` of a sequence. It visits no block yet.
+    #[track_caller]
+    pub(super) fn work_of(
+        &self,
+        [batch, head, row]: [U32<'k>; 3],
+        lens: SeqLens<U32<'k>>,
+        varlen: Varlen<U32<'k>>,
+    ) -> WorkTile<'k> {
+        let (kv_head, zero) = (self.tiling.kv_head(head), batch.constant(0));
+        let kv = KvRange { first: zero, unmasked_first: zero, unmasked_end: zero, end: zero };
+        WorkTile { batch, head, kv_head, lens, row, kv, ranges: None, out: None, varlen: Some(varlen) }
     }
 
     /// The work tile that a message describes; `read` gives the message's words.

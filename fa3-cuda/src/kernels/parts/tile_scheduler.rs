@@ -9,7 +9,7 @@ use fa3_ir::lang::*;
 use fa3_sched::{Scheduler, next_dynamic};
 
 use super::geometry::{Geometry, WorkTile};
-use super::intervals::{IntervalTiles, TilesUnderIntervals, load_words};
+use super::intervals::{IntervalTiles, TilesUnderIntervals, Words, load_words};
 use super::lookup::Lookup;
 use super::shares::{Shares, Start};
 use super::table::Table;
@@ -84,8 +84,12 @@ impl<'k> TileScheduler<'k> {
         of: Option<(TilesUnderIntervals<'k>, [u32; 2])>,
         consumers: u32,
     ) -> TileScheduler<'k> {
+        let tile_counter = match lookup {
+            Lookup::Varlen { tile_counter, .. } => Some(*tile_counter),
+            Lookup::Dense(_) => tile_counter,
+        };
         match (*lookup, of.zip(tile_counter)) {
-            (Lookup::Varlen { table, tile_counter }, _) => {
+            (Lookup::Varlen { table, tile_counter }, None) => {
                 let tiles = VarlenTiles { table, tile_counter, in_order: false };
                 TileScheduler::sent(b, WorkSource::Varlen(tiles), consumers)
             }
@@ -93,8 +97,8 @@ impl<'k> TileScheduler<'k> {
                 let tiles = TileIndices::declare(b, scheduler, geometry.tiles, tile_counter, consumers);
                 TileScheduler::Computed { tiles, geometry }
             }
-            (Lookup::Dense(geometry), Some(((of, tile), tile_counter))) => {
-                let tiles = IntervalTiles { geometry, tile_counter, tile, of };
+            (lookup, Some(((of, tile), tile_counter))) => {
+                let tiles = IntervalTiles { lookup, tile_counter, tile, of };
                 // The producer's warp receives work tiles, too.
                 let stages = TileScheduler::stages(b, consumers + 1);
                 let source = WorkSource::Intervals(tiles, b.pipeline("requests", 1, 1, []));
@@ -138,9 +142,7 @@ impl<'k> TileScheduler<'k> {
         let count = tiles.count(b);
         let tile = b.var("tile", b.cta_x());
         let fetched = b.var("fetched", 0);
-        b.repeat(|| {
-            let number = tile.get();
-            let words = tiles.words(b, number, count);
+        let mut send = |words: Vec<Words<'k>>| {
             stages.fill_by_warp(|stage| {
                 let [at] = stage.tiles().map(|tile| tile.element(0, 0));
                 for (number, words) in words.into_iter().enumerate() {
@@ -148,13 +150,18 @@ impl<'k> TileScheduler<'k> {
                 }
                 stage.commit();
             });
-            rounds.next();
+        };
+        b.repeat(|| {
+            let number = tile.get();
             b.break_if(number.ge(count));
+            send(tiles.words(b, number));
+            rounds.next();
             requests.wait().release();
             let mut next = CounterValue::new(tiles.tile_counter, count - 1);
             b.if_lanes(b.lane_id().eq(0), || fetched.set(next.fetch(b)));
             tile.set(next_dynamic(fetched.get().shfl_idx(0), b.grid_x()));
         });
+        send(IntervalTiles::end_words(b));
     }
 
     /// Makes tiles begin in the order of their indices (see [`TileIndices::in_order`]).

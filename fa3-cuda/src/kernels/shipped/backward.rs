@@ -46,6 +46,9 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
         Mask::Intervals(Intervals { of_row: IntervalsOfRow::Two, per_sequence: false, per_head: false });
     let under_intervals =
         [dims[0], dims[1], dims[3]].map(|dims| spec(dims, (Dtype::Bf16, intervals, None), 400));
+    let packed = [under_intervals[1].clone(), under_intervals[2].clone()];
+    let packed = packed.map(|spec| spec.seqs_q(sequences).seqs_k(sequences));
+    let under_intervals = under_intervals.into_iter().chain(packed);
     let specs = equal.chain(listed).chain(in_chunks).chain(under_intervals).flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
     specs

@@ -43,7 +43,13 @@ const MASKS: [Mask; 5] = [
 /// The kernels of plans for problems of every head dimension that has a tile, and the kernels of the ablation.
 pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
-    let specs = half().chain(fp8()).chain(packed()).chain(sinks()).chain(wide()).chain(intervals());
+    let specs = half()
+        .chain(fp8())
+        .chain(packed())
+        .chain(sinks())
+        .chain(wide())
+        .chain(intervals())
+        .chain(max_logits());
     let specs = specs.map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
     let specs = specs.chain(given().map(|spec| planned(spec, PlanOptions::default().given_table())));
     let specs = specs.chain(shared_plans().map(|plan| FwdSpec::of(&plan)));
@@ -172,8 +178,15 @@ fn sinks() -> impl Iterator<Item = ProblemSpec> {
     bf16.chain(e4m3).map(ProblemSpec::sink)
 }
 
-/// Problems under masks of intervals: every head dimension with two intervals, and a few with one interval or short
-/// sequences.
+/// Problems whose largest scores are a result, dense and packed.
+fn max_logits() -> impl Iterator<Item = ProblemSpec> {
+    let sequences = Sequences::packed(2).longest(4096);
+    let causal = |head_dim| problem(Dtype::Bf16, (4096, 4096), MANY_HEADS, head_dim).causal().max_logits();
+    [causal(128), causal(128).seqs_q(sequences).seqs_k(sequences), causal(256)].into_iter()
+}
+
+/// Problems under masks of intervals: every head dimension with two intervals, and a few with one interval, with short
+/// sequences, or with packed ones.
 fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let of = |of_row, dtype, keys: usize, dims: (usize, usize)| {
         let mask = Mask::Intervals(Intervals { of_row, per_sequence: false, per_head: false });
@@ -186,7 +199,11 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
         spec.softcap = Some(SOFTCAP);
         spec
     });
-    two.into_iter().chain(one).chain(short)
+    let sequences = Sequences::packed(2).longest(4096);
+    let packed = [(IntervalsOfRow::Two, 64), (IntervalsOfRow::One, 128), (IntervalsOfRow::Two, 256)];
+    let packed = packed
+        .map(|(of_row, dim)| of(of_row, Dtype::Bf16, 8192, (dim, dim)).seqs_q(sequences).seqs_k(sequences));
+    two.into_iter().chain(one).chain(short).chain(packed)
 }
 
 /// Problems with more columns of V than one warpgroup's registers hold, dense and packed. Some have all columns of a
@@ -247,7 +264,15 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
         ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences.used().left_padded())
     };
     let padded = [padded(Sequences::dense(2, 4096), 2), padded(Sequences::paged(2, 1), 9)];
-    decoding.chain(prefill).chain(e4m3_cache()).chain(padded)
+    // Decoding and prefill under masks of intervals: boxes of pages, and rows of pages one by one.
+    let intervals = [(16, 64), (4096, 64), (4096, 1)].map(|(seqlen, rows)| {
+        let q = Shape { batch: 2, seqlen, heads: 32, head_dim: 128 };
+        let kv = Shape { batch: 10_000, seqlen: rows, heads: 8, head_dim: 128 };
+        let of_row = IntervalsOfRow::Two;
+        let mask = Mask::Intervals(Intervals { of_row, per_sequence: true, per_head: false });
+        ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).seqs_k(Sequences::paged(2, 8192 / rows).used())
+    });
+    decoding.chain(prefill).chain(e4m3_cache()).chain(padded).chain(intervals)
 }
 
 /// Problems over pages whose rows are copied one by one: small pages, and pages of any size with padding on the left.
@@ -358,8 +383,12 @@ fn combines() -> impl Iterator<Item = Shipped> {
         PlanKind::SplitKv(_) | PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
     });
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| {
-        let words =
-            [(spec.sink, "/sink"), (spec.lse_without_sink, "/lse-without"), (spec.stored_lse, "/lse-form")];
+        let words = [
+            (spec.sink, "/sink"),
+            (spec.lse_without_sink, "/lse-without"),
+            (spec.stored_lse, "/lse-form"),
+            (spec.max_logits, "/max-logits"),
+        ];
         let words: String = words.iter().filter(|(is_so, _)| *is_so).map(|(_, word)| *word).collect();
         let pieces = spec.pieces.map_or(String::new(), |(ShareForm { q, k, .. }, mask)| {
             format!("/pieces/{}/{}/{}", rows_word(q), rows_word(k), sides_word(mask))
@@ -389,7 +418,7 @@ fn plan(spec: ProblemSpec, options: PlanOptions) -> Plan {
 fn name(spec: &FwdSpec) -> String {
     let FwdSpec { elem, output, tile, mask, softcap, sink, order, scheduler, cluster, sequences, .. } = *spec;
     let FwdSpec { shares, pack, page_block, gathered_cols, indexed, given_table, .. } = *spec;
-    let FwdSpec { lse_without_sink, stored_lse, .. } = *spec;
+    let FwdSpec { lse_without_sink, stored_lse, max_logits, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -433,6 +462,7 @@ fn name(spec: &FwdSpec) -> String {
         (lse_without_sink, "lse-without"),
         (stored_lse, "lse-form"),
         (spec.merges.is_some(), "merged-pieces"),
+        (max_logits, "max-logits"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     if let Some(ShareForm { q, k, said_by, twins, reduces_whole: _, lists }) = shares {

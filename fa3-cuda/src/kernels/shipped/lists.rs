@@ -15,6 +15,7 @@ pub(super) fn listed() -> impl Iterator<Item = ProblemSpec> {
     let extra = ExtraCache { k: two.k, v: two.v, sequences: Sequences::listed(2, 512).used() };
     [
         latent(Dtype::Bf16, 4096, 128, Sequences::listed(4096, 2048)),
+        latent(Dtype::Bf16, 4096, 128, Sequences::listed(4096, 2048)).max_logits(),
         latent(Dtype::F16, 128, 128, Sequences::listed(128, 2048).used()),
         two.extra(extra),
     ]

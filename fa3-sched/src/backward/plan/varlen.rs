@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use fa3_types::{Feature, Known, TensorDesc, TensorName};
+use fa3_types::{Feature, Known, Mask, TensorDesc, TensorName};
 
 use super::{Asked, DqBy, PlanError, STATS_ROWS, heads_between};
 use crate::backward::AddOrder;
@@ -16,7 +16,15 @@ use crate::{Longest, Scheduler};
 /// The features that kernels of varlen plans compute.
 const KNOWN: Known = Known::new(
     "the backward kernels of packed sequences",
-    &[Feature::Window, Feature::Chunks, Feature::SoftCap, Feature::Sinks, Feature::Packed, Feature::Used],
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::Intervals,
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::Packed,
+        Feature::Used,
+    ],
 );
 
 /// Plan of sequences whose lengths are data: the tiles of each kernel.
@@ -36,6 +44,8 @@ impl VarlenPlan {
         let (forward, tile) = (problem.forward(), dkv.tile);
         KNOWN.check(forward)?;
         let (mask, heads) = (forward.mask(), forward.heads());
+        // The order treats a mask of intervals as causal, as most masks of intervals are.
+        let order_mask = if mask.intervals().is_some() { Mask::Causal } else { mask };
         // Numbers of heads are below 2³¹ in every problem.
         let [heads_q, heads_kv, group] = [heads.q(), heads.kv(), heads.group_size()].map(|x| x as u32);
         let [q, k] = Side::both(forward);
@@ -58,14 +68,14 @@ impl VarlenPlan {
             }
             Some(AddOrder::Any) | None => {
                 let section = section(keys.div_ceil(tile.tile_n), [heads_kv, 1], sms);
-                (section, Longest::from(mask.transposed()))
+                (section, Longest::from(order_mask.transposed()))
             }
         };
         let of_dq = match dq {
             DqBy::Kernel(part) => {
                 let head_tiles = rows.div_ceil(part.tile.tile_m);
                 let heads = [heads_q, section(head_tiles, [heads_q, group], sms)];
-                Some(Tiles::new(blocks, heads, Longest::from(mask), sms)?)
+                Some(Tiles::new(blocks, heads, Longest::from(order_mask), sms)?)
             }
             DqBy::Additions | DqBy::AdditionsInOrder => None,
         };

@@ -28,6 +28,7 @@ const KNOWN: Known = Known::new(
         Feature::VChannels,
         Feature::TransposedV,
         Feature::LseForm,
+        Feature::MaxLogits,
     ],
 );
 

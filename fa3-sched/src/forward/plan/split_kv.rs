@@ -24,6 +24,7 @@ const KNOWN: Known = Known::new(
     &[
         Feature::Window,
         Feature::Chunks,
+        Feature::Intervals,
         Feature::SoftCap,
         Feature::Sinks,
         Feature::Qv,
@@ -37,6 +38,7 @@ const KNOWN: Known = Known::new(
         Feature::Lists,
         Feature::Extra,
         Feature::LseForm,
+        Feature::MaxLogits,
     ],
 );
 
@@ -190,8 +192,7 @@ fn check_lists(problem: &Problem, options: &PlanOptions) -> Result<(), PlanError
 impl SplitKvPlan {
     /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows.
     /// Without splits of a fixed size it is also `None` if a tile is given, if a sequence has many rows, or if there
-    /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead, unless Q has
-    /// no rows.
+    /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead.
     pub(super) fn choose(
         problem: &Problem,
         limits: &DeviceLimits,
@@ -271,11 +272,11 @@ impl SplitKvPlan {
                 let most = (blocks as u32 - 1).div_ceil(size).max(1);
                 // The fewest units that the rows of Q make.
                 let least_units = heads * (rows_of_lse(problem) / problem.heads().q() as u32 / positions);
-                if is_asked
-                    && merges_splits(problem, options, &tile, (has_few_rows, most, least_units, ctas))?
-                {
+                // Tiles that skip blocks by their intervals do not find where pieces begin.
+                let in_units = has_few_rows || problem.mask().intervals().is_some();
+                if is_asked && merges_splits(problem, options, &tile, (in_units, most, least_units, ctas))? {
                     let keys = size.saturating_mul(tile.tile_n);
-                    if !has_few_rows {
+                    if !in_units {
                         let tile = with_more_rows(problem, tile, limits);
                         return Ok(Some(Choice::Tiles { tile, pieces: keys }));
                     }

@@ -15,6 +15,7 @@ const KNOWN: Known = Known::new(
     &[
         Feature::Window,
         Feature::Chunks,
+        Feature::Intervals,
         Feature::SoftCap,
         Feature::Sinks,
         Feature::Qv,
@@ -27,6 +28,7 @@ const KNOWN: Known = Known::new(
         Feature::Index,
         Feature::Leftpad,
         Feature::LseForm,
+        Feature::MaxLogits,
     ],
 );
 

@@ -8,7 +8,7 @@ use fa3_tests::fwd::shapes::TINY;
 use fa3_tests::fwd::{dense, with_tile};
 use fa3_tests::intervals::Kind;
 use fa3_tests::{Case, Poison, pairs};
-use fa3_types::{Dtype, Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec};
+use fa3_types::{Dtype, Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec, SequenceRows};
 use rayon::prelude::*;
 
 use super::launch;
@@ -31,13 +31,25 @@ fn run(problem: &KnownProblem, tile: CtaTile, poison: Poison) -> Forward<f32> {
         .unwrap_or_else(|fault| panic!("{problem}: {fault}"))
 }
 
-/// Problem with intervals that equal `mask`. If each row has two intervals, they are two parts of the row's keys.
-fn said(mask: Mask, of_row: IntervalsOfRow) -> KnownProblem {
-    let known = spec().mask(mask).known().expect("it is valid");
+/// A dense sequence, and packed ones. Some of them have no rows or no keys.
+fn sequences() -> [(ProblemSpec, [SequenceRows; 2]); 2] {
+    let dense = [150, 140].map(|rows| SequenceRows::dense(1, rows));
+    let packed = [[150, 0, 3, 70], [140, 9, 0, 100]].map(|lengths| SequenceRows::packed_lengths(&lengths));
+    let of_packed = ProblemSpec::packed(Dtype::Bf16, (2, 1), 64, &packed[0], &packed[1]);
+    [(spec(), dense), (of_packed, packed)]
+}
+
+/// Problem with intervals that equal the mask of `known`. If each row has two intervals, they are two parts of the
+/// row's keys.
+fn said(spec: ProblemSpec, known: &KnownProblem, of_row: IntervalsOfRow) -> KnownProblem {
     let form = Intervals { of_row, per_sequence: false, per_head: false };
-    let bounds = (0..150).flat_map(|row| {
-        let sees = |key: &usize| known.allows([0, 0, row], *key);
-        let (start, end) = ((0..140).find(sees).unwrap_or(9), (0..140).rfind(sees).map_or(0, |key| key + 1));
+    let rows =
+        (0..known.batch()).flat_map(|index| (0..known.lengths(index).q).map(move |row| [index, 0, row]));
+    let bounds = rows.flat_map(|at| {
+        let keys = known.lengths(at[0]).k;
+        let sees = |key: &usize| known.allows(at, *key);
+        let (start, end) =
+            ((0..keys).find(sees).unwrap_or(9), (0..keys).rfind(sees).map_or(0, |key| key + 1));
         let middle = start.max(end) / 2;
         match of_row {
             IntervalsOfRow::One => vec![start as i32, end as i32],
@@ -46,17 +58,24 @@ fn said(mask: Mask, of_row: IntervalsOfRow) -> KnownProblem {
             }
         }
     });
-    let problem = spec().mask(Mask::Intervals(form)).validate().expect("it is valid");
-    problem.known_intervals(bounds.collect::<Vec<_>>()).expect("every row has bounds")
+    let problem = spec.mask(Mask::Intervals(form)).validate().expect("it is valid");
+    let bounds = bounds.collect::<Vec<_>>();
+    KnownProblem::with_intervals(problem, known.rows_q().clone(), known.rows_k().clone(), bounds)
+        .expect("every row has bounds")
 }
 
 #[test]
 fn they_have_the_bits_of_the_mask_that_they_say() {
     let masks = [Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     pairs(TILES, masks).into_par_iter().for_each(|(tile, mask)| {
-        let expected = run(&spec().mask(mask).known().expect("it is valid"), tile, Poison::None);
-        for of_row in [IntervalsOfRow::One, IntervalsOfRow::Two] {
-            assert_eq!(run(&said(mask, of_row), tile, Poison::None), expected, "{mask} {of_row:?} {tile}");
+        for (spec, [rows_q, rows_k]) in sequences() {
+            let known = spec.clone().seqs_q(rows_q.sequences()).seqs_k(rows_k.sequences()).mask(mask);
+            let known = known.with_rows(rows_q, rows_k).expect("it is valid");
+            let expected = run(&known, tile, Poison::None);
+            for of_row in [IntervalsOfRow::One, IntervalsOfRow::Two] {
+                let said = said(spec.clone(), &known, of_row);
+                assert_eq!(run(&said, tile, Poison::None), expected, "{mask} {of_row:?} {tile}");
+            }
         }
     });
 }

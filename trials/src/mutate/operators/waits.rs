@@ -50,8 +50,9 @@ fn moved(kernel: &Anatomy<'_>, full: bool, to: fn(&Inst) -> bool) -> Vec<Site> {
 /// The region of a wait outside of loops, if it is preceded by fewer waits than the region has mbarriers.
 fn unrolled(kernel: &Anatomy<'_>, wait: usize) -> Option<Region> {
     let region = kernel.mbarrier(kernel.inst(wait)?)?;
-    let earlier = kernel.waits_for(region).into_iter().filter(|&other| other < wait).count();
-    (kernel.innermost_loop(wait).is_none() && earlier < kernel.stages(region)?).then_some(region)
+    let waits = kernel.waits_for(region).into_iter().filter(|&other| other <= wait).collect::<Vec<_>>();
+    let are_in_no_loop = waits.iter().all(|&wait| kernel.innermost_loop(wait).is_none());
+    (are_in_no_loop && waits.len() <= kernel.stages(region)?).then_some(region)
 }
 
 /// Reason why the first wait for an empty stage is redundant: outside of loops, the first wait for each stage passes,

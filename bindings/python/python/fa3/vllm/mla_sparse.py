@@ -16,7 +16,9 @@ from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, MultipleOf
 from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
 
-from .mla import Fa3MLABackend, Fa3MLADecodeMetadata, Fa3MLALayer
+from .. import sparse_operator
+from ..sparse_operator import Lists, Options
+from .mla import Fa3MLABackend, Fa3MLALayer
 
 __all__ = ["Fa3MLASparseBackend", "Fa3MLASparseImpl", "Fa3MLASparseMetadata", "Fa3MLASparseMetadataBuilder"]
 
@@ -88,12 +90,6 @@ class Fa3MLASparseImpl(Fa3MLALayer, SparseMLACommonImpl[Fa3MLASparseMetadata]):
 
     group_conversion_decode_only: ClassVar[bool] = True
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        indices = self.topk_indices_buffer
-        assert indices is not None
-        self.ends = torch.arange(indices.shape[0] + 1, dtype=torch.int32, device=indices.device)
-
     def _forward_mqa_kernel(
         self,
         q: Tensor | tuple[Tensor, Tensor],
@@ -105,10 +101,16 @@ class Fa3MLASparseImpl(Fa3MLALayer, SparseMLACommonImpl[Fa3MLASparseMetadata]):
         block_size: int,
         is_decode: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Computes O (tokens, heads, kv_lora_rank). Each token is a sequence of its own, whose keys are pages of one
-        row. topk_indices, int32 (tokens, topk), has their row numbers in the cache; the first valid_counts are used.
+        """Computes O (tokens, heads, kv_lora_rank). topk_indices, int32 (tokens, topk), lists the rows of the cache that
+        are each token's keys; the first valid_counts are used.
         """
         rows, _ = flat_kv_row_view(kv_cache, block_size)
-        tokens, topk = topk_indices.shape
-        batch = Fa3MLADecodeMetadata(topk_indices, valid_counts, None, self.ends[: tokens + 1], 1, topk)
-        return self.attend(q, rows.unsqueeze(1), batch, with_lse=False)
+        q_latent, q_rotated = q if isinstance(q, tuple) else q.tensor_split((self.kv_lora_rank,), dim=-1)
+        q_latent, q_rotated = q_latent.unsqueeze(1), q_rotated.unsqueeze(1)
+        values, keys = rows[None, :, None].tensor_split((self.kv_lora_rank,), dim=-1)
+        has_rotated = q_rotated.shape[-1] > 0
+        tensors = (q_rotated, keys, values) if has_rotated else (q_latent, values, values)
+        options = Options(self.scale, 0, -1, qv=q_latent if has_rotated else None)
+        lists = Lists(topk_indices, valid_counts)
+        o, _ = sparse_operator.attention(tensors, lists, options, with_lse=False)
+        return o.squeeze(1), None

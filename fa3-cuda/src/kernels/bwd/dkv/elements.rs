@@ -31,7 +31,8 @@ impl<'k> Dkv<'k> {
     fn hidden(&self, work: &WorkTile<'k>, head: U32<'k>, key: U32<'k>, block: &KvBlock<'k>) -> Hidden<'k> {
         let (b, inputs, at) = (self.builder, &self.params.inputs, [key, block.key]);
         if let Some(rows) = inputs.intervals {
-            let of_head = rows.of_head(work.batch, head);
+            // Q is on the other side of tiles of keys.
+            let of_head = rows.of_sequence([work.batch, head], work.varlen.map(|varlen| varlen.k_row));
             return Hidden::Columns(IntervalColumns::new(b, rows, of_head, work.lens.transposed(), at));
         }
         let [upper, lower] = visible(b, inputs, work, self.spec.mask, at);

@@ -42,17 +42,19 @@ impl<'k> Dkv<'k> {
         let (mut k, mut v) = (self.k.producer(), self.v.producer());
         let mut stages = self.rows.producer();
         self.scheduler.begin().produce(|work, _, fetch_next| {
-            let WorkTile { head: kv_head, row: key, batch, .. } = work;
+            let WorkTile { head: kv_head, row: key, .. } = work;
             b.if_uniform(self.visits(&work), || {
-                let of = Keys::Of(batch.into());
-                k.load_in_warp(kv_head, key, &of); // A3:7-8
-                v.load_in_warp(kv_head, key, &of); // A3:7-8
+                let [of_k, of_v] = params.inputs.keys(&work, TilesOf::Keys).map(Keys::Of);
+                k.load_in_warp(kv_head, key, &of_k); // A3:7-8
+                v.load_in_warp(kv_head, key, &of_v); // A3:7-8
+                let [of_q, of_dout] = params.inputs.rows(&work, TilesOf::Keys);
                 self.for_each_row(&work, |head, row| {
                     // A3:9, for each block of rows
+                    let [batch, of_stats, padded_row] = self.padded_row(&work, head, row);
                     stages.fill_by_warp(|mut stage| {
-                        stage.load(0, &params.inputs.q, (0, head, row, batch)); // A3:11
-                        stage.load(1, &params.stats, (0, row >> 1, head, batch)); // A3:20
-                        stage.load(2, &params.inputs.dout, (0, head, row, batch)); // A3:11
+                        of_q.load(&mut stage, 0, &params.inputs.q, [head, row]); // A3:11
+                        stage.load(1, &params.stats, (0, padded_row >> 1, of_stats, batch)); // A3:20
+                        of_dout.load(&mut stage, 2, &params.inputs.dout, [head, row]); // A3:11
                         stage.commit(); // A3:12
                     });
                 });

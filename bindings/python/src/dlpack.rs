@@ -1,0 +1,147 @@
+//! DLPack's C exchange, by which torch 2.10 and newer describe a tensor in one call. Reading its attributes one by one
+//! takes three times as long.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::slice;
+
+use fa3_call::Element;
+use fa3_types::Dtype;
+use pyo3::ffi::{self, PyObject};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+/// A tensor, as DLPack describes it.
+#[repr(C)]
+pub(crate) struct DlTensor {
+    data: *mut c_void,
+    device_type: i32,
+    device: i32,
+    rank: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+/// Torch's functions for DLPack. Later minor versions add fields behind these.
+#[repr(C)]
+struct Exchange {
+    major: u32,
+    minor: u32,
+    previous: *const c_void,
+    unused: [*const c_void; 3],
+    describe: Option<Describe>,
+}
+
+/// Describes a Python tensor without a copy and without waiting. If the result is not 0, there is a Python exception.
+type Describe = unsafe extern "C" fn(*mut PyObject, *mut DlTensor) -> c_int;
+
+/// The version of the structures here.
+const MAJOR: u32 = 1;
+
+/// Numbers by which DLPack names devices.
+const CPU: i32 = 1;
+const CUDA: i32 = 2;
+
+/// The type torch.Tensor, and its function; `None` if torch has no such function.
+static TORCHS: PyOnceLock<Option<(Py<PyType>, Describe)>> = PyOnceLock::new();
+
+impl DlTensor {
+    /// The description of a tensor of torch on the CPU or on a GPU. `None` for every other object, for subclasses,
+    /// whose attributes may be their own, and for tensors without memory.
+    pub(crate) fn of(x: &Bound<'_, PyAny>) -> Option<DlTensor> {
+        let py = x.py();
+        let (tensor, describe) = TORCHS.get_or_init(py, || torchs(py).ok().flatten()).as_ref()?;
+        if x.get_type_ptr() != tensor.as_ptr().cast() {
+            return None;
+        }
+        let mut found = DlTensor {
+            data: ptr::null_mut(),
+            device_type: 0,
+            device: 0,
+            rank: 0,
+            code: 0,
+            bits: 0,
+            lanes: 0,
+            shape: ptr::null(),
+            strides: ptr::null(),
+            byte_offset: 0,
+        };
+        // SAFETY: x is a tensor of the type that has this function, the interpreter is attached, and the result has the
+        // layout of DLPack's version, which was checked.
+        #[allow(unsafe_code, reason = "it is a function of C")]
+        let result = unsafe { describe(x.as_ptr(), &raw mut found) };
+        if result != 0 {
+            // The tensor's attributes, which are read instead, say what is wrong.
+            drop(PyErr::take(py));
+            return None;
+        }
+        Some(found)
+    }
+
+    /// The number of the GPU, or -1 for the CPU, as torch's `get_device` counts. `None` for other devices.
+    pub(crate) fn device(&self) -> Option<i32> {
+        match self.device_type {
+            CPU => Some(-1),
+            CUDA => Some(self.device),
+            _ => None,
+        }
+    }
+
+    /// The address of the first element.
+    pub(crate) fn address(&self) -> u64 {
+        (self.data.addr() as u64).wrapping_add(self.byte_offset)
+    }
+
+    /// The type of elements, if operations take it.
+    pub(crate) fn element(&self) -> Option<Element> {
+        // DLPack's kinds of numbers, with their bits.
+        match (self.lanes, self.code, self.bits) {
+            (1, 0, 32) => Some(Element::Integer),
+            (1, 2, 16) => Some(Element::Number(Dtype::F16)),
+            (1, 2, 32) => Some(Element::Number(Dtype::F32)),
+            (1, 4, 16) => Some(Element::Number(Dtype::Bf16)),
+            (1, 10, 8) => Some(Element::Number(Dtype::E4m3)),
+            _ => None,
+        }
+    }
+
+    /// The extents and strides of the tensor, which must not have changed since.
+    pub(crate) fn dims(&self) -> [&[i64]; 2] {
+        let rank = usize::try_from(self.rank).unwrap_or(0);
+        [self.shape, self.strides].map(|numbers| {
+            if rank == 0 || numbers.is_null() {
+                return &[][..];
+            }
+            // SAFETY: both arrays have an element for each dimension and belong to the tensor, which the caller holds.
+            #[allow(unsafe_code, reason = "torch's arrays are plain addresses")]
+            unsafe {
+                slice::from_raw_parts(numbers, rank)
+            }
+        })
+    }
+}
+
+/// Torch's type of tensors, and its function that describes one.
+fn torchs(py: Python<'_>) -> PyResult<Option<(Py<PyType>, Describe)>> {
+    let tensor = py.import("torch")?.getattr("Tensor")?.cast_into::<PyType>()?;
+    let capsule = tensor.getattr("__dlpack_c_exchange_api__")?;
+    // SAFETY: the capsule is an object, and the name ends with a zero.
+    #[allow(unsafe_code, reason = "a capsule has a plain address")]
+    let exchange = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), c"dlpack_exchange_api".as_ptr()) };
+    if exchange.is_null() {
+        return Err(PyErr::fetch(py));
+    }
+    // SAFETY: DLPack says that a capsule of this name has such a table, with an equal head in every version, which
+    // lives as long as the process. Its other fields are read if the version is known.
+    #[allow(unsafe_code, reason = "a capsule has a plain address")]
+    let describe = unsafe {
+        let exchange = exchange.cast::<Exchange>();
+        if (*exchange).major == MAJOR { (*exchange).describe } else { None }
+    };
+    Ok(describe.map(|describe| (tensor.unbind(), describe)))
+}
