@@ -12,6 +12,7 @@ mod compare;
 mod cta_tile;
 mod error;
 mod options;
+mod pieces;
 mod plan;
 mod table;
 mod table_plan;
@@ -25,6 +26,7 @@ pub use compare::{OrderComparison, OrderTable};
 pub use cta_tile::{CtaTile, Fp8Inputs, Loads, Pipeline, Precision};
 pub use error::{PlanError, TileError};
 pub use options::{PlanOptions, SplitKeys};
+pub use pieces::{Pieces, RunningO};
 pub use plan::{
     Cost, DensePlan, Plan, PlanKind, ReductionSource, SplitKvPlan, V_TILE_KEYS, VarlenPlan, Work,
     packed_positions,

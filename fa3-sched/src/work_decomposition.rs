@@ -29,8 +29,7 @@
 //! Splits may have a fixed size instead ([`WorkDecomposition::fixed_size`]). Then they are pieces of the sequence:
 //! piece i has the blocks from i · size to (i + 1) · size, counted from the sequence's first key, whatever the mask and
 //! the tile. A unit's first split is the piece in which its first block lies, so that a row has the same pieces in any
-//! tile of any call. A CTA takes the splits that begin in its share, or all splits of the units that begin there
-//! ([`WorkDecomposition::merging`]), so that it can merge them itself.
+//! tile of any call. A CTA takes the splits that begin in its share.
 //!
 //! Where all sequences have equally many iterations, the host computes the iteration space
 //! ([`WorkDecomposition::equal_sequences`]), and a CTA finds its first sequence by a division.
@@ -65,8 +64,6 @@ pub struct WorkDecomposition<T> {
     split_blocks: Option<FastDiv<T>>,
     /// Whether a unit of one split leaves a partial result, too.
     reduces_whole: bool,
-    /// Whether the CTA in whose share a unit begins computes all of its splits, and merges them.
-    merges: bool,
     /// The iteration space, if all sequences have equally many iterations.
     equal: Option<EqualSequences<T>>,
 }
@@ -130,7 +127,6 @@ impl WorkDecomposition<u32> {
             cut,
             split_blocks: None,
             reduces_whole: false,
-            merges: false,
             equal: None,
         }
     }
@@ -163,14 +159,6 @@ impl WorkDecomposition<u32> {
         WorkDecomposition { reduces_whole: true, ..self }
     }
 
-    /// These shares with splits of a fixed size, where the CTA in whose share a unit begins computes all of its splits,
-    /// one after the other, and merges them. There are no partial results. Tiles with few blocks and with many take
-    /// turns, since under a causal mask the last tiles of a sequence are its longest ones.
-    #[must_use]
-    pub fn merging(self) -> WorkDecomposition<u32> {
-        WorkDecomposition { merges: true, ..self }
-    }
-
     /// These shares of `count` sequences that all have these rows and lengths. The iterations of all sequences must be
     /// fewer than 2³¹.
     #[must_use]
@@ -194,7 +182,6 @@ impl<T> WorkDecomposition<T> {
             cut: self.cut.map_named(&mut |name, number| f(&format!("cut_{name}"), number)),
             split_blocks: self.split_blocks.map(|blocks| blocks.map_named("share_piece", f)),
             reduces_whole: self.reduces_whole,
-            merges: self.merges,
             equal: self.equal.map(|equal| equal.map_named(f)),
         }
     }
@@ -204,11 +191,6 @@ impl<T: Int> WorkDecomposition<T> {
     /// Number of heads, with each co-scheduled head counted.
     pub fn heads(&self) -> T {
         self.co_scheduled.map_or(self.heads, |count| self.heads * count)
-    }
-
-    /// Whether a CTA merges the splits of its units.
-    pub fn merges_splits(&self) -> bool {
-        self.merges
     }
 
     /// The number of the share of CTA `cta`.
@@ -273,16 +255,11 @@ impl<T: Int> WorkDecomposition<T> {
     }
 
     /// The first iteration where a CTA may begin, `from` or later: with splits of a fixed size, the beginning of the
-    /// next split, or of the next unit if CTAs merge splits. `from` lies in the sequence with these units, and the
-    /// result may be one past the sequence.
+    /// next split. `from` lies in the sequence with these units, and the result may be one past the sequence.
     pub fn begin(&self, units: &WorkUnits<T>, from: T) -> T {
         let Some(size) = self.split_blocks else { return from };
         let first = from.div(units.iterations) * units.iterations;
         let passed = from.sub_sat(first);
-        if self.merges {
-            let one = passed.lit(1);
-            return first + passed.at_most(one) * units.iterations;
-        }
         let within = size.div_ceil(passed) * size.divisor();
         first + within.at_most(units.iterations)
     }
@@ -296,17 +273,8 @@ impl<T: Int> WorkDecomposition<T> {
         let head = unit.div(units.tiles.at_least(from.lit(1)));
         let iterations = units.iterations.sub_sat(within).at_most(most);
         let end = (within + iterations).sub_sat(self.extra).at_most(units.blocks);
-        let tile = unit.sub_sat(head * units.tiles);
-        let m_block = if self.merges {
-            let [zero, one] = [0, 1].map(|number| tile.lit(number));
-            let half = tile.shr(one);
-            let from_end = units.tiles.sub_sat(half + one);
-            T::select(tile.sub_sat(half + half).eq(zero), half, from_end)
-        } else {
-            tile
-        };
         Split {
-            m_block,
+            m_block: unit.sub_sat(head * units.tiles),
             head,
             first: within.sub_sat(self.extra).at_most(end),
             end,
@@ -315,20 +283,9 @@ impl<T: Int> WorkDecomposition<T> {
         }
     }
 
-    /// The step of a CTA that merges a split: 4, and 1 more if the unit begins with the split, and 2 more if it ends
-    /// there.
-    fn step_of_merge(&self, split: &Split<T>) -> T {
-        let [zero, one, two, four] = [0, 1, 2, 4].map(|number| split.first.lit(number));
-        let begins = T::select(split.first.eq(zero), one, zero);
-        four + begins + T::select(split.left.eq(zero), two, zero)
-    }
-
     /// The index of the partial result of a split that CTA `cta` computes, plus 1; 0 if the split is the whole unit.
     /// With a fixed size, it is the split's number within its unit.
     pub fn partial_index(&self, split: &Split<T>, cta: T) -> T {
-        if self.merges {
-            return self.step_of_merge(split);
-        }
         let number = self.split_blocks.map(|size| size.quotient(split.first));
         let (zero, one) = (cta.lit(0), cta.lit(1));
         if let Some(number) = number {

@@ -86,7 +86,7 @@ fn kernel(spec: &FwdSpec) -> Kernel {
         b.launch_dependents();
         b.grid_dependency_wait();
 
-        let (registers, all) = (tile.registers_of(spec.per_sm, spec.gathers()), tile.threads() / 32);
+        let (registers, all) = (tile.registers_of(spec.per_sm, spec.has_busy_loaders()), tile.threads() / 32);
         if let Some(registers) = registers.producer {
             b.role(Role::new("producer", 0..4).registers(registers), || {
                 producer::run(&fwd);

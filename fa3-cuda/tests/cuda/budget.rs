@@ -53,6 +53,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                     sequences: if converts_rows { SequenceForm::Varlen } else { SequenceForm::Dense },
                     given_table: false,
                     shares: None,
+                    merges: None,
                     per_sm: 1,
                     pack: 1,
                     page_block: None,

@@ -37,7 +37,8 @@ pub struct PlanOptions {
     /// How CTAs split the keys of a sequence ([`PlanKind::SplitKv`](super::PlanKind::SplitKv)); `None` for no split.
     pub split_keys: Option<SplitKeys>,
     /// Limit of the bytes of partial results of splits of a fixed size. Above it each CTA computes whole work tiles,
-    /// and merges their splits itself, where head_dim_v is at most 256. The bits of results do not change.
+    /// and merges their splits itself ([`Plan::pieces`](super::Plan::pieces)), where head_dim_v is at most 256. The
+    /// bits of results do not change.
     pub split_bytes: Option<u64>,
     /// Whether the caller gives the varlen table, which [`Plan::table`](super::Plan::table) describes, instead of a
     /// kernel that writes it first. The calls of a model's layers can share one table. Whatever a given table holds,

@@ -10,12 +10,13 @@ use std::num::NonZeroU32;
 
 use fa3_types::{Dtype, Feature, Problem, UnknownFeature};
 
-use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, TileRow};
+use super::{CtaTile, Pieces, PlanError, PlanOptions, Precision, Registers, RunningO, TileRow};
 use crate::dense::dense_lens;
 use crate::packed::{self, PageLayout};
 use crate::{DeviceLimits, Order, Scheduler, Tiling};
 
 pub use dense::{Cost, DensePlan, Work};
+use split_kv::Choice;
 pub use split_kv::{ReductionSource, SplitKvPlan, packed_positions};
 pub use v_tiles::V_TILE_KEYS;
 pub use varlen::VarlenPlan;
@@ -50,6 +51,7 @@ pub struct Plan {
     tiling: Tiling<u32>,
     kind: PlanKind,
     pages: Option<PageLayout>,
+    pieces: Option<Pieces>,
 }
 
 /// How a launch finds its tiles.
@@ -88,21 +90,31 @@ impl Plan {
             return Err(PlanError::GivenTable);
         }
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
-        if let Some((tile, tiling, split_kv)) = SplitKvPlan::new(problem, sms, options)? {
-            tile.check(limits)?;
-            check_intervals(problem, tile)?;
-            let pages = PageLayout::of(problem, tile.tile_n, tile.converts_rows())?;
-            let why = split_kv.why();
-            return Ok(Plan {
-                problem: problem.clone(),
+        let pieces = |tile: &CtaTile, keys| Pieces { keys, running: RunningO::of(tile, limits) };
+        let (tile, why, pieces) = match SplitKvPlan::choose(problem, limits, sms, options)? {
+            Some(Choice::Split { tile, tiling, plan: split_kv, pieces: keys }) => {
+                tile.check(limits)?;
+                check_intervals(problem, tile)?;
+                return Ok(Plan {
+                    problem: problem.clone(),
+                    tile,
+                    why: split_kv.why(),
+                    tiling,
+                    kind: PlanKind::SplitKv(split_kv),
+                    pages: PageLayout::of(problem, tile.tile_n, tile.converts_rows())?,
+                    pieces: keys.map(|keys| pieces(&tile, keys)),
+                });
+            }
+            Some(Choice::Tiles { tile, pieces: keys }) => (
                 tile,
-                why,
-                tiling,
-                kind: PlanKind::SplitKv(split_kv),
-                pages,
-            });
-        }
-        let (tile, why) = choose_tile(problem, options)?;
+                "pieces of a fixed size: results are the same bits in any batch",
+                Some(pieces(&tile, keys)),
+            ),
+            None => {
+                let (tile, why) = choose_tile(problem, options)?;
+                (tile, why, None)
+            }
+        };
         check_intervals(problem, tile)?;
         let tile = match problem.seqs_k().pages() {
             Some(2..) if options.tile.is_some() => tile,
@@ -114,6 +126,10 @@ impl Plan {
         let dense_lens = dense_lens(problem).filter(|_| !tile.converts_rows());
         let tiling =
             Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
+        // The workspace has a place for each CTA, so that there is one for each SM, and not for each tile.
+        let persistent = pieces.filter(|pieces| pieces.running == RunningO::Workspace);
+        let scheduler = options.scheduler.or(persistent.map(|_| Scheduler::DynamicPersistent));
+        let options = &PlanOptions { scheduler, ..*options };
         let asked = Asked { problem, tile, tiling, sms, options };
         let (tile, kind) = match dense_lens {
             None => {
@@ -126,7 +142,7 @@ impl Plan {
             }
         };
         let pages = PageLayout::of(problem, tile.tile_n, tile.converts_rows())?;
-        Ok(Plan { problem: problem.clone(), tile, why, tiling, kind, pages })
+        Ok(Plan { problem: problem.clone(), tile, why, tiling, kind, pages, pieces })
     }
 
     /// The varlen table through which tiles are found, if there is one: its size, and the data from which it is
@@ -171,6 +187,21 @@ impl Plan {
         self.pages
     }
 
+    /// The pieces of keys that CTAs merge in their main loop, where splits have a fixed size. Otherwise such splits
+    /// leave partial results, or there is one split.
+    pub fn pieces(&self) -> Option<Pieces> {
+        self.pieces
+    }
+
+    /// Number of CTAs: none if Q has no rows.
+    pub fn ctas(&self) -> u32 {
+        match &self.kind {
+            PlanKind::Dense(dense) => dense.schedule().grid(),
+            PlanKind::Varlen(varlen) => varlen.tiles().grid(),
+            PlanKind::SplitKv(split_kv) => split_kv.ctas(),
+        }
+    }
+
     /// The order of tiles.
     pub fn order(&self) -> Order {
         match &self.kind {
@@ -201,9 +232,8 @@ impl Plan {
             PlanKind::Dense(_) | PlanKind::Varlen(_) => 1,
             PlanKind::SplitKv(split_kv) => split_kv.per_sm(),
         };
-        let gathers =
-            self.pages.is_some_and(|pages| pages.is_gathered()) || self.problem.seqs_k().list().is_some();
-        self.tile.registers_of(per_sm, gathers)
+        let in_rows = self.pages.is_some_and(|pages| pages.is_gathered() || self.pieces.is_some());
+        self.tile.registers_of(per_sm, in_rows || self.problem.seqs_k().list().is_some())
     }
 }
 
@@ -297,6 +327,9 @@ impl fmt::Display for Plan {
         }
         writeln!(f, "           {} of them hold S, P and O", tile.accumulators().total())?;
         writeln!(f, "shared     {}", tile.smem())?;
+        if let Some(Pieces { keys, running }) = self.pieces {
+            writeln!(f, "pieces     of {keys} keys, with the sum in {running}")?;
+        }
         match &self.kind {
             PlanKind::Dense(dense) => dense.write_memory(f),
             PlanKind::Varlen(varlen) => varlen.write_memory(f),

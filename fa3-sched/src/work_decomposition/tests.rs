@@ -54,8 +54,7 @@ fn walk(shares: &OfKernel, units: &[WorkUnits<Checked>], cta: u32) -> Vec<(Unit,
     let (mut place, end) = (number * share.0, ((number + 1) * share.0).min(total));
     let (mut sequence, mut first, mut splits) = (0, 0, Vec::new());
     let mut begins = false;
-    let mut left = 0;
-    while place < end || left > 0 {
+    while place < end {
         while first + units[sequence].all().0 <= place {
             first += units[sequence].all().0;
             sequence += 1;
@@ -65,13 +64,11 @@ fn walk(shares: &OfKernel, units: &[WorkUnits<Checked>], cta: u32) -> Vec<(Unit,
             place = first + shares.begin(&units[sequence], Checked(place - first)).0;
             continue;
         }
-        let most = Checked(end.saturating_sub(place));
-        let split = shares.split(&units[sequence], Checked(place - first), most);
+        let split = shares.split(&units[sequence], Checked(place - first), Checked(end - place));
         let unit = (sequence, shares.head(split.head, cta.into()).0, split.m_block.0);
         let (index, count) = (shares.partial_index(&split, cta.into()).0, split.splits(share).0);
         splits.push((unit, split, index, count));
         place += split.iterations.0;
-        left = if shares.merges { split.left.0 } else { 0 };
     }
     splits
 }
@@ -174,12 +171,11 @@ proptest! {
     fn fixed_size_splits_are_a_sequences_own(
         lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
         ctas in 1_u32..40, blocks in 1_u32..12, mask in mask(),
-        reduces_whole in any::<bool>(), merges in any::<bool>(),
+        reduces_whole in any::<bool>(),
     ) {
         let (cut, tiling) = (Cut::new(16, 32, mask), Tiling::new(16, 32, 1, mask).map(Checked::from));
         let shares = WorkDecomposition::new(heads, ctas, 1, cut).fixed_size(blocks);
-        let shares = if reduces_whole && !merges { shares.reducing_whole_units() } else { shares };
-        let shares = checked(if merges { shares.merging() } else { shares });
+        let shares = checked(if reduces_whole { shares.reducing_whole_units() } else { shares });
         let units = units_of(&shares, &lengths);
         let total = units.iter().map(|units| units.all().0).sum::<u64>();
         let mut computed = BTreeMap::<Unit, Vec<[u64; 3]>>::new();
@@ -187,17 +183,7 @@ proptest! {
         for cta in 0..ctas {
             let splits = walk(&shares, &units, cta);
             let iterations = splits.iter().map(|(_, split, ..)| split.iterations.0).sum::<u64>();
-            let longest = units.iter().map(|units| units.iterations.0).max().unwrap_or(0);
-            let last = if merges { longest } else { blocks.into() };
-            prop_assert!(iterations < total.div_ceil(ctas.into()).max(1) + last);
-            if merges {
-                // Each unit that the CTA has begins and ends here.
-                let ends = splits.iter().map(|(.., index, _)| index - 4).scan(2, |before, step| {
-                    Some(std::mem::replace(before, step) & 2 == (step & 1) << 1)
-                });
-                prop_assert!(ends.clone().all(|follows| follows));
-                prop_assert!(splits.last().is_none_or(|(.., index, _)| index & 2 == 2));
-            }
+            prop_assert!(iterations < total.div_ceil(ctas.into()).max(1) + u64::from(blocks));
             for (unit, split, index, _) in splits {
                 let (q, k) = lengths[unit.0];
                 let kv = tiling.kv_range(Checked(unit.2), SeqLens { q: q.into(), k: k.into() });
@@ -212,9 +198,7 @@ proptest! {
             let (count, size) = (shares.partial_results(of).map_or(0, |count| count.0), u64::from(blocks));
             let split = |number: u64| {
                 let index = if count == 0 { 0 } else { number + 1 };
-                let last = of.blocks.0.div_ceil(size).max(1) - 1;
-                let step = 4 + u64::from(number == 0) + 2 * u64::from(number == last);
-                [number * size, ((number + 1) * size).min(of.blocks.0), if merges { step } else { index }]
+                [number * size, ((number + 1) * size).min(of.blocks.0), index]
             };
             prop_assert!(count != 1 || reduces_whole);
             let expected: Vec<_> = (0..of.blocks.0.div_ceil(size).max(1)).map(split).collect();

@@ -239,6 +239,7 @@ mod tests {
             sequences: SequenceForm::Dense,
             given_table: false,
             shares: None,
+            merges: None,
             per_sm: 1,
             pack: 1,
             page_block: None,

@@ -1,9 +1,10 @@
 //! Fixed-size splits: a sequence has the same bits in any batch and on any number of SMs.
 
 use fa3_ir::{Kernel, Program};
-use fa3_sched::forward::SplitKeys;
+use fa3_sched::forward::{PlanOptions, SplitKeys};
 use fa3_sim::{Mode, Policy, ProgramSimulation};
 use fa3_tests::cache::{Case, Keys, Pages, Queries, paged};
+use fa3_tests::fwd::{dense, trial};
 use fa3_tests::{Dist, chunks};
 use fa3_types::{Dtype, Mask};
 use rayon::prelude::*;
@@ -96,13 +97,50 @@ fn rows_have_the_same_bits_in_any_chunk_of_their_sequence() {
     });
 }
 
-/// CTAs that merge the splits of whole units give the bits of the reduction.
+/// Prompts for which kernels keep O of the pieces before in shared memory and in the workspace, with scales of V, and
+/// with `qv`.
+fn wide() -> [Case; 6] {
+    let case = Case { lengths: vec![330, 40], queries: Queries::Packed(90), heads: (1, 1), ..case() };
+    [
+        Case { queries: Queries::Dense(1540), sink: false, ..case.clone() },
+        Case { columns: (256, 256), mask: Mask::None, keys: Keys::Padded, sink: false, ..case.clone() },
+        Case { columns: (192, 192), queries: Queries::InPart(5), heads: (8, 1), ..case.clone() },
+        Case { columns: (128, 128), e4m3_keys: true, mask: Mask::None, sink: false, ..case.clone() },
+        Case { columns: (128, 128), dtype: Dtype::E4m3, keys: Keys::Pages(Pages::of(12)), ..case.clone() },
+        Case { columns: (64, 256), qv: true, sink: false, mask: Mask::None, ..case },
+    ]
+}
+
+/// CTAs that merge the pieces of their tiles give the bits of the reduction.
 #[test]
 fn merged_splits_have_the_bits_of_reduced_ones() {
-    cases().into_iter().chain(prompts()).collect::<Vec<_>>().into_par_iter().for_each(|case| {
-        let merging = Case { split_bytes: Some(0), ..case.clone() };
+    let cases = cases().into_iter().chain(prompts()).chain(wide());
+    let faults = cases.collect::<Vec<_>>().into_par_iter().filter_map(|case| {
+        let [reducing, merging] =
+            [u64::MAX, 0].map(|bytes| Case { split_bytes: Some(bytes), ..case.clone() });
         let run = |program: &_, before: &_| simulated(program, before, 5);
-        assert_eq!(case.check_against(&merging, run), Ok(()));
+        reducing.check_against(&merging, run).err()
+    });
+    assert_eq!(faults.collect::<Vec<_>>(), [""; 0]);
+}
+
+/// Pieces of dense problems, whose tiles are found by their index.
+#[test]
+fn merged_pieces_of_dense_problems() {
+    let problems = [
+        dense(Dtype::Bf16, 1, (140, 400), (2, 1), 128).causal(),
+        dense(Dtype::F16, 2, (130, 300), (2, 2), 64).mask(Mask::window(Some(90), Some(4))).sink(),
+        dense(Dtype::Bf16, 1, (140, 300), (1, 1), 256),
+        dense(Dtype::E4m3, 1, (150, 300), (2, 1), 64).causal(),
+    ];
+    problems.into_par_iter().for_each(|spec| {
+        let options = PlanOptions::default().split_keys(SplitKeys::FixedSize { keys: 128 });
+        let case = fa3_tests::Case::normal("pieces", spec.known().expect("lengths agree"), 3);
+        let trial = trial(case, 3, &options);
+        for policy in [Policy::Eager, Policy::Random(3)] {
+            let checked = trial.simulate(policy, Mode::Fast).and_then(|after| trial.check(&after));
+            assert_eq!(checked, Ok(()), "{}", trial.name);
+        }
     });
 }
 

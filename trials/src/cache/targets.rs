@@ -63,6 +63,9 @@ const GATHERED: &[Equivalent] = &[
 /// Equivalent mutants of the reduction kernel.
 const MERGED: &[Equivalent] = &[("comparison: the opposite", 1, SAME_LSE)];
 
+/// Files by which consumers merge pieces.
+const PIECES: &[&str] = &["fwd/merged.rs", "parts/kv_blocks.rs"];
+
 const SAME_LSE: &str = "the threads of a row have the same LSE, and store the same numbers";
 const MASKED: &str = "scores of keys behind a sequence's end are masked, whatever K has there";
 
@@ -73,9 +76,9 @@ const UNSEEN: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::M3, Rule::M4
 /// first K of a work unit, and once at the last V of a work unit.
 const ROUND: &[usize] = &[300, 600, 20];
 
-/// Kernels over pages that are copied in boxes; over pages that are copied row by row, with fixed-size splits; and over
-/// e4m3 pages that warps dequantize. In each target a CTA has more KV blocks than pipeline stages, one work unit has
-/// several splits, and another work unit has one.
+/// Kernels over pages that are copied in boxes; over pages that are copied row by row, with fixed-size splits; over
+/// e4m3 pages that warps dequantize; and one that merges pieces of two blocks. In each target a CTA has more KV blocks
+/// than pipeline stages, one work unit has several splits or pieces, and another work unit has one.
 ///
 /// The arithmetic by which a CTA finds its share of the blocks is not mutated: the host runs the same code, and a
 /// property test covers all of it.
@@ -92,6 +95,13 @@ pub(crate) fn targets() -> Vec<Target> {
     let nowhere = trials(&rows, &[(1, &[384])]).into_iter().map(|trial| with_pages(trial, 0, &[1 << 31; 34]));
     let rows = parts.into_iter().chain(nowhere).chain(trials(&rows, &[(1, &[1])]));
     let rows: Vec<Trial> = rows.collect();
+    let merging = Case {
+        split_keys: Some(SplitKeys::FixedSize { keys: 256 }),
+        split_bytes: Some(0),
+        heads: (16, 1),
+        ..case()
+    };
+    let merging = trials(&merging, &[(1, ROUND), (2, &[20, 0, 828])]);
     let attends =
         |name, trials: &[Trial]| Target::of_step(name, trials, 0, ATTENTION).with("comparison", PARTS);
     let merges = |name, trials: &[Trial]| Target::of_step(name, trials, 1, MERGED).with("comparison", PARTS);
@@ -99,6 +109,10 @@ pub(crate) fn targets() -> Vec<Target> {
         attends("cache, boxes", &boxes).also_equivalent(COPIED).with("bound", BOXES).with("number", BOXES),
         attends("cache, rows", &rows).also_equivalent(GATHERED).also_noticed(UNSEEN).with("number", ROWS),
         attends("cache, e4m3", &e4m3),
+        attends("cache, merged pieces", &merging)
+            .also_equivalent(COPIED)
+            .with("comparison", PIECES)
+            .with("number", PIECES),
         // A work unit with four splits.
         merges("cache, merge", &trials(&case(), &[(5, &[20, 1, 900])])),
         merges("cache, merge of pieces", &rows[..2]),

@@ -218,6 +218,8 @@ pub(crate) fn small() -> Vec<Trial> {
         Case { lengths: vec![700], heads: (3, 1), queries: Queries::Packed(4), ..SMALL },
         Case { lengths: vec![200, 90], split_keys: None, queries: Queries::Dense(70), ..SMALL },
         Case { lengths: vec![500, 20, 130], split_keys: SPLITS[2], ..SMALL },
+        Case { lengths: vec![300, 90], split_keys: SPLITS[3], queries: Queries::Dense(70), ..SMALL },
+        Case { lengths: vec![500, 20], split_keys: SPLITS[3], split_bytes: Some(0), ..SMALL },
         Case { lengths: vec![200, 90, 3], keys: Keys::IndexedPadded, mask: chunks(70, None), ..SMALL },
         Case { lengths: vec![300, 20, 130], keys: Keys::Pages(Pages::of(1)), ..SMALL },
         Case { lengths: vec![500, 20, 130], e4m3_keys: true, ..SMALL },

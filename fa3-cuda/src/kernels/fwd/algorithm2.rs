@@ -3,6 +3,7 @@
 use fa3_ir::lang::{Fresh, gemm};
 
 use super::attend::{Attend, Sum};
+use super::merged;
 use super::query::Query;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 
@@ -34,13 +35,16 @@ impl<'k> Attend<'_, 'k> {
             let shrink = (!lazily).then(|| sum.softmax.step(&mut s)); // A2:13, under PV
             let o = pv.wait(); // A2:14
             self.v.release(v); // A2:15
-            p.set(&match shrink {
+            match shrink {
                 Some(shrink) => {
                     o.scale_rows(shrink); // A2:14
-                    self.p.round(&s) // A2:16
+                    p.set(&self.p.round(&s)); // A2:16
                 }
-                None => sum.softmax.step_lazily(&s, self.p, o), // A2:13-14, A2:16
-            });
+                None => {
+                    let softmax = (&sum.softmax, sum.merged.as_ref());
+                    merged::step_lazily(softmax, &block, (&mut s, self.p), (&mut p, o)); // A2:13-14, A2:16
+                }
+            }
         });
         self.add_last_product(&p, &mut sum.o); // A2:18-19
     }

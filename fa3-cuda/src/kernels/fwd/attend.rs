@@ -3,6 +3,7 @@
 use fa3_ir::lang::*;
 
 use super::first::First;
+use super::merged::Merged;
 use super::p_type::PType;
 use super::query::Query;
 use super::row_softmax::RowSoftmax;
@@ -31,6 +32,8 @@ pub(super) struct Sum<'k> {
     pub(super) softmax: RowSoftmax<'k>,
     /// The scale of V in units of which O is kept at present, if V has a scale per block.
     pub(super) v_scale: Option<VScale<'k>>,
+    /// The pieces before, if the kernel merges pieces.
+    pub(super) merged: Option<Merged<'k>>,
 }
 
 impl<'k> Sum<'k> {

@@ -59,6 +59,8 @@ pub const O_PARTIAL: &str = "o_partial";
 pub const LSE_PARTIAL: &str = "lse_partial";
 /// Largest scores of splits, in the shape of their LSE; only in problems with max_logits.
 pub const MAX_LOGITS_PARTIAL: &str = "max_logits_partial";
+/// O in f32 of the pieces of a tile so far, for each CTA, where consumers merge pieces and keep it in memory.
+pub const RUNNING_O: &str = "running_o";
 /// Reduction messages: one for each split work unit, or one for each CTA, about the unit that begins in the CTA and
 /// that other CTAs continue.
 pub const BEGUN: &str = "begun";

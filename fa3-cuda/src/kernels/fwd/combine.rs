@@ -7,7 +7,8 @@
 //! 2c + 4, ... ([`fa3_sched::WorkDecomposition`]).
 //!
 //! Splits of fixed size need no messages: their number follows from the lengths of a sequence. CTA (i, j) reduces the
-//! rows of pair i of a sequence and a tile's heads, from row j on, and split p of all rows is at index p.
+//! rows of pair i of a sequence and a tile's heads, from row j on, and split p of all rows is at index p. It begins
+//! with the split whose keys a tile visits first: the last one, or the first one of a list.
 
 use fa3_ir::Program;
 use fa3_ir::lang::*;
@@ -222,7 +223,11 @@ impl FwdCombineSpec {
         };
         let part = |part| match params.rows {
             None => self.part(params, row, cta, part),
-            Some(rows) => self.piece(params, part.to_u64() * rows + number),
+            Some(rows) => {
+                let is_listed = self.pieces.is_some_and(|(shares, _)| shares.lists.is_some());
+                let piece = if is_listed { part } else { parts - 1 - part };
+                self.piece(params, piece.to_u64() * rows + number)
+            }
         };
         if let Some((to, of_parts)) = params.max_logits.zip(params.max_logits_partial) {
             let (largest, from) = (b.var("largest", f32::NEG_INFINITY), of_parts - params.lse_partial);

@@ -35,8 +35,6 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let first = fwd.hand_over.as_ref().map(|hand_over| First::new(fwd, hand_over));
     let mut attend = Attend { fwd, q, qv, k, v, p: fwd.p, turn, first };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
-    let merges = fwd.spec.shares.is_some_and(|shares| shares.merges);
-    let merged = merges.then(|| Merged::new(b, fwd.spec.max_logits));
     fwd.scheduler.consume(|work, again| {
         // The row is computed again for each tile, because keeping it would occupy a register all along.
         let row = fwd.first_row(&work, me);
@@ -45,9 +43,9 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         let softmax = RowSoftmax::new(b, scales.scale_log2(), headroom);
         let softmax = if fwd.spec.max_logits { softmax.with_max_logits() } else { softmax };
         let softmax = if attend.first.is_some() { softmax.with_scores_scale() } else { softmax };
-        let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd) };
+        let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd), merged: Merged::new(fwd, &work) };
         let visits = work.kv.first.lt(work.kv.end);
-        let blocks = fwd.blocks(&work);
+        let blocks = fwd.blocks(&work).in_pieces(fwd.params.piece);
         b.if_uniform(visits, || {
             if let Some(loads) = &mut loads {
                 loads.begin(&work, &mut attend.k, &mut attend.v);
@@ -65,14 +63,18 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
                 stage.released();
             }
         });
-        let (work, Sum { o, softmax, v_scale }) = (again(), sum);
-        let Finished { inverse, lse, of_keys, max_logits } = epilogue::finish(fwd, softmax, &work, row); // A1:24
+        let (work, Sum { o, softmax, v_scale, merged }) = (again(), sum);
+        let (o, finished) = match merged {
+            None => (o, epilogue::finish(fwd, softmax, &work, row)), // A1:24
+            Some(merged) => epilogue::finish_merged(fwd, merged, (o, &softmax), (&work, row)),
+        };
+        let Finished { inverse, lse, of_keys, max_logits } = finished;
         if let Some(first) = &mut attend.first {
             first.hand_over_end(inverse);
         }
         let columns = fwd.columns(0);
         let lse = Some(lse);
-        let results = epilogue::Results { o, v_scale, inverse, lse, max_logits, of_keys, columns, merged };
+        let results = epilogue::Results { o, v_scale, inverse, lse, max_logits, of_keys, columns };
         epilogue::write(fwd, results, &work, row); // A1:24-25
     });
     attend.turn.end(b);

@@ -44,10 +44,24 @@ pub(super) fn finish<'k>(
     row: ThreadRow<'k>,
 ) -> Finished<'k> {
     let softmax = if fwd.spec.lse_without_sink { softmax.with_lse_without_sink() } else { softmax };
-    let sink = fwd.params.sink.map(|sinks| sinks_of(fwd, sinks, work, row));
+    let sink = fwd.params.sink.map(|sinks| sinks_of(fwd, sinks, (work, row), true));
     let Finished { inverse, lse, of_keys, max_logits } = softmax.finish(sink); // A1:24
     let (inverse, lse, max_logits) = unless_unused(fwd, work, row, (inverse, lse, max_logits));
     Finished { inverse, lse, of_keys, max_logits }
+}
+
+/// Like [`finish`], for the last of a tile's pieces, which have been merged otherwise. Gives O of all pieces as well.
+#[track_caller]
+pub(super) fn finish_merged<'k>(
+    fwd: &Fwd<'k>,
+    merged: Merged<'k>,
+    last: (Frag<'k>, &RowSoftmax<'k>),
+    (work, row): (&WorkTile<'k>, ThreadRow<'k>),
+) -> (Frag<'k>, Finished<'k>) {
+    let sinks = fwd.params.sink.map(|sinks| sinks_of(fwd, sinks, (work, row), false));
+    let (o, ends) = merged.end(last, sinks, fwd.spec.lse_without_sink);
+    let (inverse, lse, max_logits) = unless_unused(fwd, work, row, ends);
+    (o, Finished { inverse, lse, of_keys: None, max_logits })
 }
 
 /// The results for some columns of a tile of O, as the epilogue writes them.
@@ -66,20 +80,18 @@ pub(super) struct Results<'k> {
     pub(super) of_keys: Option<Rows<'k>>,
     /// The columns of O that `o` holds.
     pub(super) columns: Columns,
-    /// The rows of the unit so far, if the CTA merges splits.
-    pub(super) merged: Option<Merged<'k>>,
 }
 
 /// Writes the tile's valid rows. The thread has the rows `row` and `row` + 8.
 #[track_caller]
 pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>, row: ThreadRow<'k>) {
     let (b, params) = (fwd.builder, &fwd.params);
-    let Results { mut o, v_scale, inverse, lse, max_logits, of_keys, columns, merged } = results;
+    let Results { mut o, v_scale, inverse, lse, max_logits, of_keys, columns } = results;
     let destination = match row {
         ThreadRow::OfHead(row) => of_head(fwd, work, row),
         ThreadRow::OfHeads(row) => of_heads(fwd, work, row),
     };
-    let store_lse = |lse: Option<Rows<'k>>, max_logits: Option<Rows<'k>>| {
+    let store_lse = || {
         if let Some((largest, to)) = max_logits.zip(destination.max_logits) {
             let is_first = (b.tid() & 3).eq(0);
             for half in Half::BOTH {
@@ -100,16 +112,21 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
     };
     let split = work.out.zip(params.partials.as_ref());
     if split.is_none() {
-        store_lse(lse, max_logits);
+        store_lse();
     }
 
-    let scale =
-        scales::of_v(fwd, work, v_scale).map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
+    // Merged pieces have been multiplied by the scale of V.
+    let of_v = fwd.spec.merges.is_none().then(|| scales::of_v(fwd, work, v_scale)).flatten();
+    let scale = of_v.map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
     o.scale_rows(scale); // A1:24
     let order = if fwd.transposed.is_some() { ColumnOrder::EvensFirst } else { ColumnOrder::Natural };
     channels::restore(fwd, &o, work, order, of_keys);
-    // A row that has seen no key becomes 0. Its accumulators may be NaN, because V may be.
-    let empty = inverse.map(|inverse| inverse.eq(0.0));
+    // A row that has seen no key becomes 0. Its accumulators may be NaN, because V may be. Where pieces are merged,
+    // only a padding row's may be, and its LSE is -inf.
+    let empty = match lse.filter(|_| fwd.spec.merges.is_some()) {
+        Some(lse) => lse.map(|lse| lse.eq(f32::NEG_INFINITY)),
+        None => inverse.map(|inverse| inverse.eq(0.0)),
+    };
     b.if_uniform(empty.any().vote_any(), || o.map_in_place(|o, at| empty[at].select(0.0, o)));
 
     let store = StoreRows { elem: fwd.spec.output, columns, order };
@@ -119,19 +136,6 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
         OfO::At(rows) => store.store_at(o, rows, destination.inside),
     };
     let Some(((out, partials), row)) = split.zip(row.packed()) else { return store_o(o) };
-    if let Some((merged, lse)) = merged.zip(lse) {
-        let OfPart { columns: places, .. } = rows_of_split(fwd, partials, b.cta_x());
-        merged.add(b, out, (&o, lse), (places, columns.count));
-        let max_logits = merged.largest(out, max_logits);
-        b.if_uniform(out.ends(), || {
-            let sinks = params.sink.map(|sinks| natural_sinks(fwd, sinks, work, row));
-            let (scale, lse) = merged.end(sinks, fwd.spec.lse_without_sink);
-            o.scale_rows(scale);
-            store_lse(Some(lse), max_logits);
-            store_o(o);
-        });
-        return;
-    }
     b.if_uniform(out.is_not_tensor(), || match partials.rows {
         None => {
             let rows = rows_of_split(fwd, partials, out.split());
@@ -150,7 +154,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>
         }
     });
     b.if_uniform(out.is_tensor(), || {
-        store_lse(lse, max_logits);
+        store_lse();
         store_o(o);
     });
 }
@@ -286,10 +290,19 @@ fn before<'k>(strides: &BatchStrides<InKernel<'k>>, work: &WorkTile<'k>, head: U
     work.batch.to_u64() * strides.lse + head.to_u64() * strides.lse_head
 }
 
-/// Sinks of both rows, in base 2. They are -inf in a split, because the reduction adds the sink, once.
+/// Sinks of both rows, in base 2 or in natural units. They are -inf in a split, because the reduction adds the sink,
+/// once.
 #[track_caller]
-fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: U64<'k>, work: &WorkTile<'k>, row: ThreadRow<'k>) -> Rows<'k> {
-    let load = |head: U32<'k>| fwd.builder.load::<F32>(head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E;
+fn sinks_of<'k>(
+    fwd: &Fwd<'k>,
+    sinks: U64<'k>,
+    (work, row): (&WorkTile<'k>, ThreadRow<'k>),
+    base_two: bool,
+) -> Rows<'k> {
+    let load = |head: U32<'k>| {
+        let sink = fwd.builder.load::<F32>(head.mad_wide(4, sinks));
+        if base_two { sink * std::f32::consts::LOG2_E } else { sink }
+    };
     let Some((out, row)) = work.out.zip(row.packed()) else {
         let sink = load(work.head);
         return Rows([sink, sink]);
@@ -298,16 +311,6 @@ fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: U64<'k>, work: &WorkTile<'k>, row: ThreadR
     let rows = fwd.rows_of_heads(work, row);
     let sinks = rows.map(|row| load(row.head.min(fwd.params.heads - 1)));
     Rows(sinks).map(|sink| out.is_tensor().select(sink, f32::NEG_INFINITY))
-}
-
-/// Sinks of both rows, in natural units; -inf in padding rows.
-#[track_caller]
-fn natural_sinks<'k>(fwd: &Fwd<'k>, sinks: U64<'k>, work: &WorkTile<'k>, row: PackedRow<'k>) -> Rows<'k> {
-    Rows(fwd.rows_of_heads(work, row).map(|row| {
-        let head = row.head.min(fwd.params.heads - 1);
-        let sink = fwd.builder.load::<F32>(head.mad_wide(4, sinks));
-        row.position.0.lt(work.lens.q).select(sink, f32::NEG_INFINITY)
-    }))
 }
 
 /// Replaces the factor of O, LSE and the largest score of padding rows by the values of a row without keys: 0, -inf and

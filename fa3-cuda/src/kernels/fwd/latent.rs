@@ -3,6 +3,7 @@
 use fa3_ir::lang::*;
 
 use super::attend::{Attend, Sum};
+use super::merged;
 use super::query::Query;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 
@@ -39,7 +40,8 @@ impl<'k> Attend<'_, 'k> {
             q.apply(&mut s, &block);
             let o = pv.wait(); // A2:14
             held.replace(v); // A2:15
-            p.set(&sum.softmax.step_lazily(&s, self.p, o)); // A2:13-14, A2:16
+            let softmax = (&sum.softmax, sum.merged.as_ref());
+            merged::step_lazily(softmax, &block, (&mut s, self.p), (&mut p, o)); // A2:13-14, A2:16
         });
         gemm(&p, held.tile(), &mut sum.o).wait(); // A2:18-19
         held.release();

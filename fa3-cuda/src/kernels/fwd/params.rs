@@ -2,7 +2,8 @@
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed, Program};
-use fa3_sched::forward::{DensePlan, Plan, ReductionSource, SplitKvPlan, VarlenPlan};
+use fa3_sched::FastDiv;
+use fa3_sched::forward::{DensePlan, Plan, ReductionSource, RunningO, SplitKvPlan, VarlenPlan};
 use fa3_sched::packed::MemoryRows;
 use fa3_types::{Problem, TensorDesc, ValueLayout};
 
@@ -64,6 +65,10 @@ params! {
         lists: maybe all Lists,
         /// The buffers of splits, if CTAs split keys.
         partials: maybe all Partials,
+        /// Number of keys of a piece, if consumers merge pieces.
+        piece: maybe div,
+        /// O of the pieces before, if it lies in the workspace: a tile for each CTA.
+        running_o: maybe pointer,
     }
 
     /// The memory of K and V, for row-wise copies.
@@ -157,12 +162,14 @@ impl Params<Form> {
                 Gathered { k, v }
             }),
             lists: spec.lists().map(|form| Lists::form(spec.key_elem(), form)),
-            partials: spec.shares.map(|shares| Partials {
+            partials: spec.shares.filter(|_| spec.merges.is_none()).map(|shares| Partials {
                 o: Elem::F32,
                 lse: Elem::F32,
                 max_logits: spec.max_logits.then_some(Elem::F32),
-                rows: (shares.said_by == ReductionSource::Lengths && !shares.merges).then_some(()),
+                rows: (shares.said_by == ReductionSource::Lengths).then_some(()),
             }),
+            piece: spec.merges.map(|_| FastDiv::new(1).map(|_| ())),
+            running_o: (spec.merges == Some(RunningO::Workspace)).then_some(Elem::F32),
         }
     }
 }
@@ -191,7 +198,7 @@ impl Params<Host> {
             sink: program.find(buffers::SINK),
             intervals: intervals(problem, program),
             tile_counter: program.find(buffers::TILE_COUNTER),
-            ..Params::with(problem, views, Walk::Tiles(Lookup::Dense(geometry)))
+            ..Params::with(plan, program, views, Walk::Tiles(Lookup::Dense(geometry)))
         }
     }
 
@@ -221,18 +228,14 @@ impl Params<Host> {
         let qv = latent(plan.problem(), program).zip(shared.latent_rows());
         let qv = qv.map(|((buffer, qv), rows)| (ragged_view_of_heads(buffer, qv, rows), rows));
         let rows = part_rows(plan.problem(), shared);
-        let partials = Partials {
+        let partials = plan.pieces().is_none().then(|| Partials {
             o: find(buffers::O_PARTIAL),
             lse: find(buffers::LSE_PARTIAL),
             max_logits: program.find(buffers::MAX_LOGITS_PARTIAL),
             rows,
-        };
+        });
         let lists = Lists::of(plan.problem(), shared, program);
-        Params {
-            partials: Some(partials),
-            lists,
-            ..Params::by_rows(plan, (q, shared.rows(), qv), walk, program)
-        }
+        Params { partials, lists, ..Params::by_rows(plan, (q, shared.rows(), qv), walk, program) }
     }
 
     /// The arguments of a launch over sequences whose lengths are data: Q's view, the rows of Q, K and V in memory, and
@@ -278,11 +281,17 @@ impl Params<Host> {
                 k: RowStrides::of(buffers::K, problem.k(), of_k),
                 v: RowStrides::of(buffers::V, problem.v(), of_v),
             }),
-            ..Params::with(problem, (q, (views, qv)), walk)
+            ..Params::with(plan, program, (q, (views, qv)), walk)
         }
     }
 
-    fn with(problem: &Problem, (q, ([k, v], qv)): Views, walk: Walk<Host>) -> Params<Host> {
+    fn with<K>(
+        plan: &Plan,
+        program: &Program<K>,
+        (q, ([k, v], qv)): Views,
+        walk: Walk<Host>,
+    ) -> Params<Host> {
+        let problem = plan.problem();
         let (scale_log2, into_cap) = units(problem);
         Params {
             q,
@@ -306,6 +315,8 @@ impl Params<Host> {
             gathered: None,
             lists: None,
             partials: None,
+            piece: plan.pieces().map(|pieces| FastDiv::new(pieces.keys)),
+            running_o: program.find(buffers::RUNNING_O),
         }
     }
 }
@@ -327,7 +338,7 @@ fn intervals<K>(problem: &Problem, program: &Program<K>) -> Option<IntervalRows<
 /// Number of rows of a split of fixed size, which is the number of elements of LSE. `None` for other splits.
 pub(super) fn part_rows(problem: &Problem, shared: &SplitKvPlan) -> Option<u64> {
     let rows = problem.lse_shape().into_iter().map(|extent| extent as u64).product();
-    (shared.reduction_source() == ReductionSource::Lengths && !shared.merges_splits()).then_some(rows)
+    (shared.reduction_source() == ReductionSource::Lengths).then_some(rows)
 }
 
 /// Strides of O, and strides of LSE from sequence to sequence and from head to head, if lengths are data.

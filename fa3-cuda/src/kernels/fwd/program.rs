@@ -1,7 +1,7 @@
 //! The program of a plan of the forward pass.
 
 use fa3_ir::{Buffer, BufferRole, Elem, Program};
-use fa3_sched::forward::{DensePlan, Plan, PlanKind, SplitKvPlan, VarlenPlan};
+use fa3_sched::forward::{DensePlan, Plan, PlanKind, RunningO, SplitKvPlan, VarlenPlan};
 use fa3_sched::{ListedRows, Scheduler};
 use fa3_types::{Granularity, Problem, ValueLayout};
 
@@ -32,6 +32,11 @@ pub fn program(plan: &Plan) -> Program<Spec> {
             let index = program.buffer(buffers::BATCH_IDX, Elem::U32, &[count], BufferRole::Input);
             program.align(index, 4);
         }
+    }
+    if plan.pieces().is_some_and(|pieces| pieces.running == RunningO::Workspace) {
+        let (tile, elem) = (plan.tile(), Elem::F32);
+        let dims = [plan.ctas(), tile.tile_m, tile.head_dim_v];
+        program.buffer(buffers::RUNNING_O, elem, &dims, BufferRole::Scratch);
     }
     let (grid, params) = match plan.kind() {
         PlanKind::Dense(tiles) => numbered(&mut program, plan, tiles),
@@ -83,12 +88,14 @@ fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &VarlenPlan) -> (u32
 fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &SplitKvPlan) -> (u32, Params<Host>) {
     packed::arrays(program, shared.sequences());
     lists(program, plan.problem(), shared);
-    let [partials, rows] = shared.partial_dims(plan.problem());
-    let cols = plan.problem().head_dim_v() as u32;
-    program.buffer(buffers::O_PARTIAL, Elem::F32, &[partials, rows, cols], BufferRole::Scratch);
-    program.buffer(buffers::LSE_PARTIAL, Elem::F32, &[partials, rows], BufferRole::Scratch);
-    if plan.problem().has_max_logits() {
-        program.buffer(buffers::MAX_LOGITS_PARTIAL, Elem::F32, &[partials, rows], BufferRole::Scratch);
+    if plan.pieces().is_none() {
+        let [partials, rows] = shared.partial_dims(plan.problem());
+        let cols = plan.problem().head_dim_v() as u32;
+        program.buffer(buffers::O_PARTIAL, Elem::F32, &[partials, rows, cols], BufferRole::Scratch);
+        program.buffer(buffers::LSE_PARTIAL, Elem::F32, &[partials, rows], BufferRole::Scratch);
+        if plan.problem().has_max_logits() {
+            program.buffer(buffers::MAX_LOGITS_PARTIAL, Elem::F32, &[partials, rows], BufferRole::Scratch);
+        }
     }
     if let Some(entries) = shared.reduction_entries() {
         program.buffer(buffers::BEGUN, Elem::U32, &[entries, Reduction::WORDS], BufferRole::Scratch);

@@ -116,8 +116,15 @@ impl<'k> RowSoftmax<'k> {
         self.scores_scale
     }
 
-    /// P of a tile's first block, relative to the block's maximum. Counts the rounding error of P of each thread's
-    /// largest score, as [`RowSoftmax::step_lazily`] does in the first block in which a row sees a key.
+    /// Forgets all keys; [`RowSoftmax::first`] follows.
+    #[track_caller]
+    pub(super) fn restart(&self) {
+        self.row_max.set(Rows([self.builder.copy(f32::MIN); 2]));
+    }
+
+    /// P of a tile's first block, or of the first block of a piece, relative to the block's maximum. Counts the
+    /// rounding error of P of each thread's largest score, as [`RowSoftmax::step_lazily`] does in the first block in
+    /// which a row sees a key.
     #[track_caller]
     pub(super) fn first(&self, s: &mut Frag<'k>, ty: PType) -> AFrag<'k> {
         let largest = s.partial_row_max();
@@ -311,7 +318,7 @@ impl<'k> RowSoftmax<'k> {
     /// amount, so the sums become relative to the larger of the two. LSE of a row without keys is then the sink. A sink
     /// of -inf changes no bit, and with a sink of +inf O is 0 and LSE +inf.
     #[track_caller]
-    pub fn finish(self, sink: Option<Rows<'k>>) -> Finished<'k> {
+    pub fn finish(&self, sink: Option<Rows<'k>>) -> Finished<'k> {
         let parts = self.row_sum.get();
         let [row_sum, rounded] =
             [parts, parts + self.rounding.get()].map(|parts| parts.over_quad(|x, y| x + y));

@@ -1,7 +1,7 @@
 //! The spec of a forward kernel, which is its key in caches.
 
 use fa3_ir::Elem;
-use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, PlanKind, Precision, packed_positions};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, PlanKind, Precision, RunningO, packed_positions};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
@@ -51,6 +51,8 @@ pub struct FwdSpec {
     pub given_table: bool,
     /// How CTAs find their shares of the keys, in a split-KV kernel.
     pub shares: Option<ShareForm>,
+    /// Where consumers keep O of the pieces before, if they merge pieces of a fixed size; the size is an argument.
+    pub merges: Option<RunningO>,
     /// Number of CTAs that an SM's registers must hold.
     pub per_sm: u32,
     /// Number of query heads whose rows share a tile (PackGQA): 1 except in split-KV kernels.
@@ -111,6 +113,7 @@ impl FwdSpec {
             sequences,
             given_table,
             shares,
+            merges: plan.pieces().map(|pieces| pieces.running),
             per_sm: shared.map_or(1, |shared| shared.per_sm()),
             pack: shared.map_or(1, |shared| shared.pack()),
             page_block: pages.map(|pages| pages.block_rows),
@@ -154,6 +157,12 @@ impl FwdSpec {
     /// Whether K and V are copied or converted row by row.
     pub(super) fn gathers(&self) -> bool {
         self.gathered_cols.is_some()
+    }
+
+    /// Whether warps that load K and V need more registers than a producer thread has: where they load row by row, and
+    /// where they find pages beside consumers that merge pieces, whose blocks are short.
+    pub(super) fn has_busy_loaders(&self) -> bool {
+        self.gathers() || self.merges.is_some() && self.page_block.is_some()
     }
 
     /// Rows of the first of two parts in which a block's second half of V's columns is copied, if rows are copied one

@@ -8,6 +8,7 @@ use fa3_types::softcap;
 use super::constants;
 use super::dequantized::{self, Dequantized};
 use super::hand_over::HandOver;
+use super::merged;
 use super::p_type::PType;
 use super::params::Params;
 use super::spec::FwdSpec;
@@ -54,6 +55,8 @@ pub(super) struct Fwd<'k> {
     pub(super) hand_over: Option<HandOver<'k>>,
     /// Which keys of blocks exist, if keys are listed.
     pub(super) seen: Option<Seen<'k>>,
+    /// O of the pieces before, if consumers merge pieces and keep it in shared memory.
+    pub(super) running_o: Option<Region>,
 }
 
 /// The columns of a tile in two halves of whole panels; a single panel is one half. Gives the first column and the
@@ -141,6 +144,7 @@ impl<'k> Fwd<'k> {
             pack: spec.shares.map(|_| FastDiv::new(spec.pack).map(|number| b.value(number))),
             hand_over,
             seen: spec.lists().map(|_| Seen::declare(b, tile.tile_n, [tile.stages, first])),
+            running_o: merged::declare(b, spec.merges, tile.bytes_of_o()),
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             scheduler: match params.walk {
                 Walk::Tiles(lookup) => {

@@ -150,8 +150,8 @@ pub(super) fn run_second<'k>(fwd: &Fwd<'k>, hand_over: &HandOver<'k>) {
         let row = fwd.first_row(&work, b.value(0));
         let Some(o) = sums.into_iter().reduce(Frag::beside) else { return };
         // The first warpgroup writes the other results.
-        let (v_scale, lse, max_logits, of_keys, merged) = (None, None, None, None, None);
-        let results = epilogue::Results { o, v_scale, inverse, lse, max_logits, of_keys, columns, merged };
+        let (v_scale, lse, max_logits, of_keys) = (None, None, None, None);
+        let results = epilogue::Results { o, v_scale, inverse, lse, max_logits, of_keys, columns };
         epilogue::write(fwd, results, &work, row);
     });
 }

@@ -1,7 +1,7 @@
 //! The KV blocks that a tile visits, in descending or ascending order. Some of them need the mask.
 
 use fa3_ir::lang::*;
-use fa3_sched::{KvRange, num_ranges};
+use fa3_sched::{FastDiv, KvRange, num_ranges};
 use fa3_types::Mask;
 
 use super::intervals::load_words;
@@ -17,6 +17,8 @@ pub(crate) struct KvBlocks<'k> {
     keys: u32,
     /// Whether blocks consist of list entries, of which no mask hides any.
     are_listed: bool,
+    /// Number of keys of a piece, if blocks are told that they begin a piece.
+    piece: Option<FastDiv<U32<'k>>>,
     /// Whether every block needs the mask.
     are_masked: bool,
     /// Whether the mask has a left side, and whether it has a right side.
@@ -36,6 +38,9 @@ pub(crate) struct KvBlock<'k> {
     pub(crate) last: V<'k, Pred>,
     /// Which of its keys exist, if keys are listed and this is known already.
     pub(crate) seen: Option<SeenKeys<'k>>,
+    /// Whether a tile visits it first of a piece, if blocks are in pieces of a fixed size: the last block of the piece,
+    /// or the first one in a list.
+    pub(crate) begins_piece: Option<V<'k, Pred>>,
 }
 
 impl<'k> KvBlocks<'k> {
@@ -53,6 +58,7 @@ impl<'k> KvBlocks<'k> {
             count,
             keys,
             are_listed: false,
+            piece: None,
             are_masked: false,
             left,
             right,
@@ -76,6 +82,11 @@ impl<'k> KvBlocks<'k> {
         KvBlocks { are_listed, ..self }
     }
 
+    /// These blocks, in pieces of `piece` keys, which are counted from the first key.
+    pub(crate) fn in_pieces(self, piece: Option<FastDiv<U32<'k>>>) -> KvBlocks<'k> {
+        KvBlocks { piece, ..self }
+    }
+
     /// The block that is visited after `step` other blocks. It counts as masked, because it may need the mask.
     #[track_caller]
     pub(crate) fn at(&self, step: u32) -> KvBlock<'k> {
@@ -89,13 +100,24 @@ impl<'k> KvBlocks<'k> {
     #[track_caller]
     fn block(&self, index: U32<'k>, masked: bool) -> KvBlock<'k> {
         let masked = masked && !self.are_listed;
-        KvBlock { key: index * self.keys, masked, last: index.eq(self.kv.first), seen: None }
+        let begins_piece = self.piece.map(|piece| {
+            // A list is visited from its first block on.
+            let end = if self.are_listed { self.kv.end - 1 - index } else { index + 1 };
+            piece.div_rem(end * self.keys).1.eq(0)
+        });
+        KvBlock { key: index * self.keys, masked, last: index.eq(self.kv.first), seen: None, begins_piece }
     }
 
     /// The block of step `step`, in a range whose top is `top`, of a tile that visits `count` blocks.
     #[track_caller]
     fn step(&self, step: U32<'k>, [top, count]: [U32<'k>; 2], masked: bool) -> KvBlock<'k> {
-        KvBlock { key: (top - step) * self.keys, masked, last: (step + 1).eq(count), seen: None }
+        KvBlock {
+            key: (top - step) * self.keys,
+            masked,
+            last: (step + 1).eq(count),
+            seen: None,
+            begins_piece: None,
+        }
     }
 
     /// Runs `body` for every block but the first `from`, range by range. With `are_told_apart`, `body` is built twice:

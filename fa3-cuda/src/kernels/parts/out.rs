@@ -32,18 +32,6 @@ impl<'k> Out<U32<'k>> {
         self.0.ne(Out::TENSOR) & self.0.ne(Out::NOWHERE)
     }
 
-    /// In a CTA that merges the splits of its units: whether a unit begins with the split.
-    #[track_caller]
-    pub(crate) fn begins(self) -> V<'k, Pred> {
-        (self.0 & 1).ne(0)
-    }
-
-    /// In a CTA that merges the splits of its units: whether a unit ends with the split.
-    #[track_caller]
-    pub(crate) fn ends(self) -> V<'k, Pred> {
-        (self.0 & 2).ne(0)
-    }
-
     /// The index of the split.
     #[track_caller]
     pub(crate) fn split(self) -> U32<'k> {

@@ -58,8 +58,6 @@ pub struct ShareForm {
     pub twins: bool,
     /// Whether a unit of one split is reduced, too ([`fa3_sched::WorkDecomposition::reducing_whole_units`]).
     pub reduces_whole: bool,
-    /// Whether a CTA merges the splits of its units ([`fa3_sched::WorkDecomposition::merging`]).
-    pub merges: bool,
     /// The lists, if keys are listed.
     pub lists: Option<ListForm>,
 }
@@ -69,8 +67,8 @@ impl ShareForm {
     pub(crate) fn of(shared: &SplitKvPlan, keys: u32) -> ShareForm {
         let (q, k) = (shared.sequences().q().arrays, shared.sequences().k().arrays);
         let (said_by, reduces_whole) = (shared.reduction_source(), shared.reduces_whole_units());
-        let (twins, merges) = (shared.co_schedules_tiles(), shared.merges_splits());
-        ShareForm { q, k, said_by, twins, reduces_whole, merges, lists: ListForm::of(shared, keys) }
+        let twins = shared.co_schedules_tiles();
+        ShareForm { q, k, said_by, twins, reduces_whole, lists: ListForm::of(shared, keys) }
     }
 }
 
@@ -100,13 +98,12 @@ copies!(Shares);
 impl Shares<Form> {
     /// The parameters that all launches with this mask share.
     pub(crate) fn form(form: ShareForm, mask: Mask) -> Shares<Form> {
-        let ShareForm { q, k, said_by, twins, reduces_whole, merges, lists } = form;
+        let ShareForm { q, k, said_by, twins, reduces_whole, lists } = form;
         let shares = WorkShares::new(1, 1, 0, Cut::new(1, 1, mask));
         let in_pieces = said_by == ReductionSource::Lengths;
         let shares = if in_pieces { shares.fixed_size(1) } else { shares.or_whole_units(0) };
         let shares = if twins { shares.co_scheduled(1) } else { shares };
         let shares = if reduces_whole { shares.reducing_whole_units() } else { shares };
-        let shares = if merges { shares.merging() } else { shares };
         let are_equal = lists.is_some_and(|lists| !k.seqused && lists.second_used != Some(true));
         let shares = if are_equal { shares.equal_sequences(1, 1, SeqLens { q: 1, k: 1 }) } else { shares };
         Shares {
@@ -303,11 +300,8 @@ impl<'k> Shares<InKernel<'k>> {
                 place.set(first.get() + self.shares.begin(&units, place.get() - first.get()));
             });
         }
-        // Blocks left of a unit whose splits this CTA merges.
-        let left: Option<Var<'k, B32>> = self.shares.merges_splits().then(|| b.var("left", 0));
         b.repeat(|| {
-            let in_share = place.get().lt(end);
-            let is_there = left.map_or(in_share, |left| in_share | left.get().gt(0));
+            let is_there = place.get().lt(end);
             let write = |store: &dyn Fn(Word, U32<'k>)| {
                 b.if_else_uniform(
                     is_there,
@@ -354,9 +348,6 @@ impl<'k> Shares<InKernel<'k>> {
                         WorkTileInfo { batch, q_row, k_row, lens, q_rows, head, row, kv }.store(store);
                         store(Word::Extra, out);
                         place.set(from + iterations);
-                        if let Some(left) = left {
-                            left.set(segment.left);
-                        }
                     },
                     || WorkTileInfo::store_end(|| b.value(0), true, store),
                 );

@@ -16,12 +16,27 @@ pub(super) fn fixed_size() -> impl Iterator<Item = (ProblemSpec, PlanOptions)> {
         *x = TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen: 2, ..x.shape });
     }
     let wide = Mask::window(Some(2000), Some(0));
-    // A prompt over pages, and packed training rows of the widest head that CTAs merge.
+    // Drafts over pages, and prompts and training rows, with O of the pieces before in each of its places.
     let merging = PlanOptions::default().split_keys(SplitKeys::Fixed).split_bytes(0);
-    let rows = |heads| Shape { batch: 1, seqlen: 8192, heads, head_dim: 256 };
-    let trained = ProblemSpec::dense(Dtype::F16, rows(32), rows(8)).causal().sink();
-    let trained = trained.seqs_q(Sequences::packed(2)).seqs_k(Sequences::packed(2));
-    let merged = [packed.clone(), trained];
+    let trained = |head_dim| {
+        let rows = |heads| Shape { batch: 1, seqlen: 8192, heads, head_dim };
+        ProblemSpec::dense(Dtype::Bf16, rows(32), rows(8)).causal()
+    };
+    let in_pack = |spec: ProblemSpec| spec.seqs_q(Sequences::packed(2)).seqs_k(Sequences::packed(2));
+    let prompt = ProblemSpec::dense(
+        Dtype::Bf16,
+        Shape { batch: 2, seqlen: 512, heads: 32, head_dim: 128 },
+        Shape { batch: 1000, seqlen: 16, heads: 8, head_dim: 128 },
+    );
+    let prompt = prompt.mask(wide).seqs_k(Sequences::paged(2, 512).used());
+    let merged = [
+        packed.clone(),
+        trained(64),
+        in_pack(trained(128)),
+        in_pack(trained(256)).sink(),
+        prompt.clone().e4m3_keys(),
+        prompt,
+    ];
     let pieces = [
         over_pages(Dtype::Bf16, 32, 128),
         packed,

@@ -471,14 +471,14 @@ fn name(spec: &FwdSpec) -> String {
         (sink, "sink"),
         (lse_without_sink, "lse-without"),
         (stored_lse, "lse-form"),
+        (spec.merges.is_some(), "merged-pieces"),
         (max_logits, "max-logits"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
-    if let Some(ShareForm { q, k, said_by, twins, reduces_whole: _, merges, lists }) = shares {
+    if let Some(ShareForm { q, k, said_by, twins, reduces_whole: _, lists }) = shares {
         let by = match said_by {
             ReductionSource::Units => "units",
             ReductionSource::Ctas => "ctas",
-            ReductionSource::Lengths if merges => "merged-pieces",
             ReductionSource::Lengths => "pieces",
         };
         let twins = if twins { "/twins" } else { "" };

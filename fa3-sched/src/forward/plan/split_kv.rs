@@ -14,8 +14,8 @@ use super::varlen::{latent_rows, memory_rows};
 use crate::combine::Team;
 use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
 use crate::packed::{self, MemoryRows, Side};
-use crate::{ListedRows, SeqLens, Tiling, WorkDecomposition};
-use fixed_size::{merges_splits, split_blocks};
+use crate::{DeviceLimits, ListedRows, SeqLens, Tiling, WorkDecomposition};
+use fixed_size::{merges_splits, split_blocks, with_more_rows};
 use tiles::tile;
 
 /// The features that split-KV kernels compute. They dequantize e4m3 to 16 bits.
@@ -72,9 +72,16 @@ pub struct SplitKvPlan {
     split: SplitRule,
     /// Whether a unit of one split of a fixed size is reduced, too: only the reduction adds sinks then.
     reduces_whole: bool,
-    /// Whether CTAs merge splits of a fixed size.
-    merges: bool,
     lists: Option<(ListedRows, Option<ListedRows>)>,
+}
+
+/// How a problem's tiles are found, where its keys are split or have pieces of a fixed size.
+#[allow(clippy::large_enum_variant, reason = "a plan has one of them while it is made")]
+pub(super) enum Choice {
+    /// As splits of all keys. If CTAs merge pieces of this number of keys, each has whole units.
+    Split { tile: CtaTile, tiling: Tiling<u32>, plan: SplitKvPlan, pieces: Option<u32> },
+    /// As where keys are not split, with this tile. CTAs merge pieces of this number of keys.
+    Tiles { tile: CtaTile, pieces: u32 },
 }
 
 /// How work tiles are split.
@@ -186,11 +193,12 @@ impl SplitKvPlan {
     /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows.
     /// Without splits of a fixed size it is also `None` if a tile is given, if a sequence has many rows, or if there
     /// are more blocks than can be numbered. Lists of keys have no other plan: they are refused instead.
-    pub(super) fn new(
+    pub(super) fn choose(
         problem: &Problem,
+        limits: &DeviceLimits,
         sms: NonZeroU32,
         options: &PlanOptions,
-    ) -> Result<Option<(CtaTile, Tiling<u32>, SplitKvPlan)>, PlanError> {
+    ) -> Result<Option<Choice>, PlanError> {
         let group = problem.heads().group_size() as u32;
         let lists = ListedRows::of(problem);
         if lists.is_some() {
@@ -198,15 +206,15 @@ impl SplitKvPlan {
         }
         let (pack, tile) =
             (if lists.is_some() { pack_of_position(group) } else { pack(group) }, tile(problem));
+        let rows = problem.longest().q;
+        let has_few_rows = rows <= FEW || rows.saturating_mul(pack as usize) <= ROWS as usize;
         let split_blocks = match options.split_keys {
             None if lists.is_some() => Some(MOST_ITERATIONS),
             None => return Ok(None),
             Some(SplitKeys::Even | SplitKeys::Whole) if KNOWN.check(problem).is_err() => return Ok(None),
             Some(split @ (SplitKeys::Even | SplitKeys::Whole)) => {
-                let positions = problem.longest().q;
-                let is_short = positions <= FEW || positions.saturating_mul(pack as usize) <= ROWS as usize;
                 let is_whole = split == SplitKeys::Whole;
-                if options.tile.is_some() || !is_short || is_whole && pack == 1 && lists.is_none() {
+                if options.tile.is_some() || !has_few_rows || is_whole && pack == 1 && lists.is_none() {
                     return Ok(None);
                 }
                 // No sequence has more blocks than one split of this size.
@@ -256,18 +264,28 @@ impl SplitKvPlan {
         let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
         let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
         let reduction_cost = REDUCTION_COST + unit_rows(problem, pack) * tile.head_dim_v / REDUCTION_ELEMENTS;
-        let mut merges = false;
+        let mut pieces = None;
         let split = match split_blocks {
             None => SplitRule::Even { extra, units },
             // A sequence has fewer than 2²⁴ blocks.
             Some(size) => {
                 let most = (blocks as u32 - 1).div_ceil(size).max(1);
-                if is_asked {
-                    // The fewest units that the rows of Q make.
-                    let least_units = heads * (rows_of_lse(problem) / problem.heads().q() as u32 / positions);
-                    merges = merges_splits(problem, options, &tile, (most, least_units, ctas))?;
+                // The fewest units that the rows of Q make.
+                let least_units = heads * (rows_of_lse(problem) / problem.heads().q() as u32 / positions);
+                // Tiles that skip blocks by their intervals do not find where pieces begin.
+                let in_units = has_few_rows || problem.mask().intervals().is_some();
+                if is_asked && merges_splits(problem, options, &tile, (in_units, most, least_units, ctas))? {
+                    let keys = size.saturating_mul(tile.tile_n);
+                    if !in_units {
+                        let tile = with_more_rows(problem, tile, limits);
+                        return Ok(Some(Choice::Tiles { tile, pieces: keys }));
+                    }
+                    pieces = Some(keys);
                 }
-                SplitRule::FixedSize { blocks: size, most }
+                match pieces {
+                    Some(_) => SplitRule::FixedSize { blocks: MOST_ITERATIONS, most: 1 },
+                    None => SplitRule::FixedSize { blocks: size, most },
+                }
             }
         };
         let plan = SplitKvPlan {
@@ -283,11 +301,10 @@ impl SplitKvPlan {
             reduction_cost,
             split,
             // Sinks of other splits are added by the kernel that has all of a unit's keys.
-            reduces_whole: is_asked && problem.has_sink() && !merges,
-            merges,
+            reduces_whole: is_asked && problem.has_sink() && pieces.is_none(),
             lists,
         };
-        Ok(Some((tile, tiling, plan)))
+        Ok(Some(Choice::Split { tile, tiling, plan, pieces }))
     }
 
     /// The reason for this tile.
@@ -365,7 +382,6 @@ impl SplitKvPlan {
             SplitRule::Even { extra, .. } => shares(extra),
             SplitRule::FixedSize { blocks, .. } => {
                 let shares = shares(0).fixed_size(blocks);
-                let shares = if self.merges { shares.merging() } else { shares };
                 if self.reduces_whole { shares.reducing_whole_units() } else { shares }
             }
         };
@@ -399,24 +415,17 @@ impl SplitKvPlan {
     }
 
     /// Number of partial results, and rows of each. With even shares each CTA has two, of a tile's rows. With splits of
-    /// a fixed size there is one for each split of a unit, with the rows of O of all query heads, or one for each CTA
-    /// that merges splits.
+    /// a fixed size there is one for each split of a unit, with the rows of O of all query heads.
     pub fn partial_dims(&self, problem: &Problem) -> [u32; 2] {
         match self.split {
             SplitRule::Even { .. } => [2 * self.ctas, ROWS],
-            SplitRule::FixedSize { .. } if self.merges => [self.ctas, ROWS],
             SplitRule::FixedSize { most, .. } => [most, rows_of_lse(problem)],
         }
     }
 
     /// Whether a unit may leave partial results.
     pub fn needs_reduction(&self) -> bool {
-        !self.merges && (self.reduces_whole || !matches!(self.split, SplitRule::FixedSize { most: 1, .. }))
-    }
-
-    /// Whether each CTA merges the splits of its units ([`WorkDecomposition::merging`]).
-    pub fn merges_splits(&self) -> bool {
-        self.merges
+        self.reduces_whole || !matches!(self.split, SplitRule::FixedSize { most: 1, .. })
     }
 
     /// Whether a unit of one split leaves a partial result, too ([`WorkDecomposition::reducing_whole_units`]).

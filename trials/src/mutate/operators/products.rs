@@ -57,6 +57,7 @@ pub(super) const OPERATORS: &[Operator] = &[
         let zeroed = kernel.find(|inst| matches!(inst, Inst::Set { src, .. } if *src == zero));
         deleted_unless(kernel, zeroed, set_again)
     })
+    .or_result()
     .or_verifier(&["V-4"]),
 ];
 

@@ -4,7 +4,7 @@ use fa3_types::{Dtype, ExtraCache, Mask, ProblemSpec, Sequences, Shape, TensorDe
 
 use super::*;
 use crate::DeviceLimits;
-use crate::forward::{Plan, PlanKind, Precision};
+use crate::forward::{Pieces, Plan, PlanKind, Precision, RunningO};
 
 /// Attention of `batch` sequences with `rows` rows of Q and `pages` pages of 16 rows each.
 fn plan_of(
@@ -70,7 +70,7 @@ fn few_rows_share_keys() {
 fn fixed_size_splits_do_not_depend_on_the_batch() {
     let plan =
         |batch, rows, keys| plan_of([batch, rows, 512], (32, 8), SplitKeys::FixedSize { keys }, |spec| spec);
-    for (batch, rows) in [(1, 1), (64, 1), (3, 300)] {
+    for (batch, rows) in [(1, 1), (64, 1), (3, 16)] {
         let plan = plan(batch, rows, 1024).unwrap();
         let PlanKind::SplitKv(split_kv) = plan.kind() else { panic!("{plan}") };
         assert_eq!(plan.tile().tile_m, ROWS);
@@ -79,11 +79,22 @@ fn fixed_size_splits_do_not_depend_on_the_batch() {
             (true, 1, None)
         );
         assert_eq!(split_kv.reduction_source(), ReductionSource::Lengths);
-        // Parts of many rows would exceed the L2 cache, and there are enough units for all CTAs.
-        let merges = rows == 300;
-        let dims = if merges { [132, ROWS] } else { [8, (batch * rows * 32) as u32] };
-        assert_eq!((split_kv.merges_splits(), split_kv.partial_dims(plan.problem())), (merges, dims));
+        let dims = [8, (batch * rows * 32) as u32];
+        assert_eq!((plan.pieces(), split_kv.partial_dims(plan.problem())), (None, dims));
     }
+    // Parts of more rows would exceed the L2 cache, and there are enough units for all CTAs.
+    let merging = plan(512, 16, 1024).unwrap();
+    let in_registers = |keys| Some(Pieces { keys, running: RunningO::Registers });
+    assert!(
+        matches!(merging.kind(), PlanKind::SplitKv(split_kv) if split_kv.pack() == 4 && !split_kv.needs_reduction())
+    );
+    assert_eq!((merging.tile().tile_m, merging.pieces()), (64, in_registers(1024)));
+    // Many rows take the tiles of a prefill, with the blocks of decoding.
+    let prefill = plan(3, 300, 1024).unwrap();
+    assert!(matches!(prefill.kind(), PlanKind::Varlen(_)), "{prefill}");
+    assert_eq!((prefill.tile().tile_m, prefill.tile().tile_n), (128, 64));
+    assert_eq!(prefill.pieces(), in_registers(1024));
+    assert!(prefill.to_string().contains("pieces     of 1024 keys, with the sum in registers"), "{prefill}");
     let whole = plan(1, 1, 8192).unwrap();
     assert!(matches!(whole.kind(), PlanKind::SplitKv(split_kv) if !split_kv.needs_reduction()));
     let text = whole.to_string();
@@ -101,6 +112,21 @@ fn fixed_size_splits_do_not_depend_on_the_batch() {
     let bytes =
         "splits of a fixed size would leave 8606711808 bytes of partial results, more than 1073741824";
     assert_eq!(refused_wide.to_string(), bytes);
+    // O of the pieces before lies where there is room, and a third warpgroup serves narrow heads.
+    let of = |head_dim, seqlen, change: fn(ProblemSpec) -> ProblemSpec| {
+        let shape = Shape { batch: 2, seqlen, heads: 8, head_dim };
+        let problem = change(ProblemSpec::dense(Dtype::Bf16, shape, shape).causal()).validate().unwrap();
+        let plan = Plan::with(&problem, &DeviceLimits::h100_sxm(), &options).unwrap();
+        let (tile, pieces) = (plan.tile(), plan.pieces().unwrap());
+        assert_eq!(plan.dense().map(|dense| dense.schedule().grid()), Some(plan.ctas()));
+        (tile.tile_m, tile.tile_n, pieces.keys, pieces.running)
+    };
+    let same = |spec: ProblemSpec| spec;
+    assert_eq!(of(64, 1024, same), (128, 128, 256, RunningO::Registers));
+    assert_eq!(of(64, 2048, same), (192, 128, 256, RunningO::Shared));
+    assert_eq!(of(128, 2048, same), (128, 64, 256, RunningO::Registers));
+    assert_eq!(of(256, 2048, same), (128, 64, 512, RunningO::Workspace));
+    assert_eq!(of(256, 100, ProblemSpec::e4m3_keys), (64, 64, 512, RunningO::Workspace));
     let most = "a sequence may have 67633152 KV blocks in all of its tiles, more than 16777216, for splits of a fixed \
                 size and for lists of keys";
     assert_eq!(refused(1024, 1 << 20), most);
@@ -169,8 +195,10 @@ fn plan_of_lists(
     let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(512);
     let problem = change(spec.seqs_k(Sequences::listed(tokens, 2048))).validate().unwrap();
     let limits = DeviceLimits::h100_sxm();
-    let plan = SplitKvPlan::new(&problem, limits.sms, options)?;
-    Ok(plan.map(|(_, tiling, split_kv)| (tiling, split_kv)).unwrap())
+    match SplitKvPlan::choose(&problem, &limits, limits.sms, options)? {
+        Some(Choice::Split { tiling, plan, .. }) => Ok((tiling, plan)),
+        Some(Choice::Tiles { .. }) | None => panic!("lists of keys are split"),
+    }
 }
 
 #[test]
