@@ -5,6 +5,7 @@
 
 mod append;
 mod backward;
+mod chunks;
 mod combine;
 mod fixed_size;
 mod forward;

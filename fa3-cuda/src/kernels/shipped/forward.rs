@@ -14,6 +14,7 @@ use fa3_types::{
     Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
 };
 
+use super::chunks::chunks;
 use super::fixed_size::fixed_size;
 use super::lists::listed;
 use super::packed::rows_word;
@@ -22,7 +23,7 @@ use super::{Shipped, scheduler_word, sides_word};
 use crate::kernels::fwd::{FwdCombineSpec, FwdSpec, SequenceForm, ShareForm};
 
 /// A number of heads with which tiles outnumber a GPU's SMs.
-const MANY_HEADS: usize = 400;
+pub(super) const MANY_HEADS: usize = 400;
 
 const SOFTCAP: f64 = 30.0;
 
@@ -304,26 +305,6 @@ fn gathered() -> impl Iterator<Item = ProblemSpec> {
     decoding.chain(prefill)
 }
 
-/// Problems with chunked attention, as in Llama 4: training, prefill, decoding, and e4m3.
-fn chunks() -> impl Iterator<Item = ProblemSpec> {
-    let (packed, pages) = (Sequences::packed(2).longest(4096), Sequences::paged(2, 512).used());
-    let shape = |batch, seqlen, heads| Shape { batch, seqlen, heads, head_dim: 128 };
-    let over_pages =
-        |rows| ProblemSpec::dense(Dtype::Bf16, shape(2, rows, 40), shape(1000, 64, 8)).seqs_k(pages);
-    let dense = |dtype, head_dim| problem(dtype, (8192, 8192), MANY_HEADS, head_dim);
-    let specs = [
-        dense(Dtype::Bf16, 64),
-        dense(Dtype::Bf16, 128),
-        dense(Dtype::F16, 256),
-        dense(Dtype::E4m3, 128),
-        dense(Dtype::Bf16, 128).seqs_q(packed).seqs_k(packed),
-        over_pages(1),
-        over_pages(512),
-    ];
-    let chunks = Mask::from_chunk(4096).expect("it is a size");
-    specs.into_iter().map(move |spec| spec.causal().mask(chunks))
-}
-
 /// Plans for problems over caches. Most are split-KV plans with equal shares; a few have splits of fixed size.
 fn shared_plans() -> impl Iterator<Item = Plan> {
     let equally = PlanOptions::default().split_keys(SplitKeys::Even);
@@ -409,7 +390,12 @@ fn combines() -> impl Iterator<Item = Shipped> {
     })
 }
 
-fn problem(dtype: Dtype, (rows, keys): (usize, usize), heads: usize, head_dim: usize) -> ProblemSpec {
+pub(super) fn problem(
+    dtype: Dtype,
+    (rows, keys): (usize, usize),
+    heads: usize,
+    head_dim: usize,
+) -> ProblemSpec {
     let q = Shape { batch: 1, seqlen: rows, heads, head_dim };
     ProblemSpec::dense(dtype, q, Shape { seqlen: keys, ..q })
 }
