@@ -41,8 +41,6 @@ pub struct Pipeline<'k, const N: usize> {
     consumers: u32,
     /// Number of CTAs that fill each other's stages.
     cluster: u32,
-    /// Whether consumers execute the fence between stores to a stage and products that read it.
-    fenced_by_consumers: bool,
     watched: PipelineId,
 }
 
@@ -113,7 +111,6 @@ impl Builder {
             tiles,
             consumers,
             cluster,
-            fenced_by_consumers: false,
             watched,
         }
     }
@@ -138,13 +135,6 @@ impl<'k, const N: usize> Pipeline<'k, N> {
     #[track_caller]
     pub fn producer_by(&self, rounds: Rounds<'k>) -> Producer<'k, N> {
         Producer { cursor: Cursor::by(self, rounds, 1) }
-    }
-
-    /// This pipeline, with the fence between stores to a stage and products that read it in each consumer's wait; stages
-    /// are committed by [`EmptyStage::commit_unfenced`]. A fence also waits for its thread's loads from global memory,
-    /// so that warps that load the next stage meanwhile should not execute it.
-    pub fn fenced_by_consumers(self) -> Pipeline<'k, N> {
-        Pipeline { fenced_by_consumers: true, ..self }
     }
 
     /// A pipeline over the same tiles with mbarriers of its own. One of the two passes on a part of each tile, the
@@ -269,9 +259,6 @@ impl<'k, const N: usize> Consumer<'k, N> {
         let pipeline = self.cursor.pipeline.clone();
         let _one = pipeline.builder.as_one();
         let index = self.cursor.next(pipeline.full);
-        if pipeline.fenced_by_consumers {
-            pipeline.builder.fence(FenceInst::ProxyAsyncShared);
-        }
         FullStage::new(pipeline, index, Location::caller())
     }
 

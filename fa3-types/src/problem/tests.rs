@@ -45,7 +45,7 @@ fn of_every_feature() -> Vec<ProblemSpec> {
     let pages = Sequences::indexed(2, [7, 3]).table_stride(5).longest(40).used().left_padded();
     let rows = SequenceRows::packed_lengths(&[5, 0, 6]);
     vec![
-        strided,
+        strided.max_logits(),
         spec().mask(chunks).softmax_scale(0.3).seqs_q(Sequences::dense(2, 16).used()),
         spec().mask(Mask::Intervals(intervals)).lse_form(LseForm { base_two: true, ..LseForm::default() }),
         spec().head_dim_v(32).qv(qv(Dtype::F16, 32)).mask(Mask::Window { left: Some(9), right: Some(99) }),

@@ -15,8 +15,8 @@ const PROBLEMS: u64 = 3000;
 const KERNELS: u64 = 100;
 
 /// The seeds of random problems: all seeds, or the range in `FA3_PROBLEMS`, such as `0..500`, which saves time.
-/// `3..3000/10` are every tenth of a range: ten processes share the problems and the kernels, which a driver compiles one
-/// by one.
+/// `3..3000/10` are every tenth of a range: ten processes share the problems and the kernels, which a driver compiles
+/// one by one.
 fn seeds() -> Fallible<StepBy<Range<u64>>> {
     let Ok(said) = std::env::var("FA3_PROBLEMS") else { return Ok((0..PROBLEMS).step_by(1)) };
     let parsed = || {

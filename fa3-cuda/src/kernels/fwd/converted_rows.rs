@@ -250,7 +250,6 @@ impl<'k> Converter<'k> {
             }
         }
         loads.for_each(|load| load());
-        // Consumers execute the fence, which would wait for the loads.
-        free.commit_unfenced();
+        free.commit_stored();
     }
 }

@@ -189,7 +189,7 @@ impl<'k> TmaPipeline<'k> {
         TmaPipeline::new(Source::Rows(copied), stages)
     }
 
-    /// Like `declare`, for tiles whose rows `producers` warps store, while they load other rows from global memory.
+    /// Like `declare`, for tiles whose rows `producers` warps store.
     #[track_caller]
     pub(crate) fn declare_stored(
         b: &'k Builder,
@@ -199,7 +199,7 @@ impl<'k> TmaPipeline<'k> {
         [producers, consumers]: [u32; 2],
     ) -> TmaPipeline<'k> {
         let stages = b.stored_pipeline(name, stages, [producers, consumers], [(name, shape)]);
-        TmaPipeline::new(Source::Stores, stages.fenced_by_consumers())
+        TmaPipeline::new(Source::Stores, stages)
     }
 
     /// Makes tiles begin with column `col` of the tensor.

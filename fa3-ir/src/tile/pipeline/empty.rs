@@ -133,8 +133,7 @@ impl<'k, const N: usize> EmptyStage<'k, N> {
         self.builder.fence(FenceInst::ProxyAsyncShared);
     }
 
-    /// Commits the stage without a fence: consumers read it by ordinary loads or execute the fence, or this warp has
-    /// executed it.
+    /// Commits the stage without a fence: consumers read it by ordinary loads, or this warp has executed a fence.
     #[track_caller]
     pub fn commit_unfenced(self) {
         let b = self.builder;

@@ -101,8 +101,8 @@ class Fa3MLASparseImpl(Fa3MLALayer, SparseMLACommonImpl[Fa3MLASparseMetadata]):
         block_size: int,
         is_decode: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Computes O (tokens, heads, kv_lora_rank). topk_indices, int32 (tokens, topk), lists the rows of the cache that
-        are each token's keys; the first valid_counts are used.
+        """Computes O (tokens, heads, kv_lora_rank). topk_indices, int32 (tokens, topk), lists the rows of the cache
+        that are each token's keys; the first valid_counts are used.
         """
         rows, _ = flat_kv_row_view(kv_cache, block_size)
         q_latent, q_rotated = q if isinstance(q, tuple) else q.tensor_split((self.kv_lora_rank,), dim=-1)
