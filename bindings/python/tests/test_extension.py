@@ -171,9 +171,10 @@ def test_what_stands_for_a_function_without_torch_documents_it():
         tree = ast.parse((package / f"{module}.py").read_text())
         *_, definition = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
         assert inspect.getdoc(function) == inspect.cleandoc(ast.get_docstring(definition))
-        arguments = ast.unparse(definition.args)
-        signature = str(inspect.signature(function)).replace("'", "").replace(" = ", "=")
-        assert signature.startswith(f"({arguments.replace(chr(39), '').replace(' = ', '=')}) -> ")
+        # Types are text in one of the two, and may have quotes of their own.
+        texts = ast.unparse(definition.args), str(inspect.signature(function))
+        arguments, signature = (re.sub("['\"]", "", text).replace(" = ", "=") for text in texts)
+        assert signature.startswith(f"({arguments}) -> ")
         assert (function.__name__, function.__module__) == (name, f"fa3.{module}")
         with pytest.raises(ImportError, match=f"^fa3.{name} needs PyTorch, which is not installed$"):
             function()
