@@ -296,6 +296,13 @@ def replayed(function, count):
     return graph.replay
 
 
+def milliseconds(calls, count, options):
+    """Milliseconds of a call of each function, by name: graphs of `count` calls are replayed in turns."""
+    graphs = {name: replayed(call, count) for name, call in calls.items()}
+    taken = timing.in_turns(graphs, options.rounds, options.slice_ms)
+    return {name: of_all / count for name, of_all in taken.items()}
+
+
 def error(setting, q, caches, new, function):
     """The largest relative error of O of the first batch, over two heads of the first and of the last sequence."""
     o, found = function(0), [0.0]
@@ -343,9 +350,7 @@ def main():
         new = New.draw(setting, options.head_dim) if options.append else None
         bound = implementations(options, q, caches, new)
         errors = {name: error(setting, q, caches, new, function) for name, function in bound.items()}
-        graphs = {name: replayed(function, len(caches)) for name, function in bound.items()}
-        taken = timing.in_turns(graphs, options.rounds, options.slice_ms)
-        ms = {name: of_all / len(caches) for name, of_all in taken.items()}
+        ms = milliseconds(bound, len(caches), options)
         heads = f"{setting.heads}/{setting.heads_kv}"
         cell = f"{table:11}  d {options.head_dim:<3}  heads {heads:5}  {setting.name:22}  {layout:10}"
         text = "  ".join(
@@ -364,7 +369,7 @@ def main():
         asked |= {"e4m3": options.e4m3, "e4m3_q": options.e4m3_q}
         results.append(row | asked | {"ms": ms, "errors": errors})
         # Memory is freed before other caches are drawn.
-        del caches, bound, graphs
+        del caches, bound
     if ratios:
         print(f"to {other}: {settings.mean_and_worst(ratios)}, {len(ratios)} cells")
     settings.write_json(options.json, results)

@@ -26,7 +26,6 @@ import torch
 import decode
 import judge
 import settings
-import timing
 
 # The number of latent columns, and of rotated columns.
 LATENT, ROTARY = 512, 64
@@ -191,9 +190,7 @@ def main():
             if options.flashmla and drawn.cache.shape[1] == 64:
                 bound["flashmla"] = drawn.flashmla
         errors = {by: drawn.error(function(0)) for by, function in bound.items()}
-        graphs = {by: decode.replayed(function, drawn.count) for by, function in bound.items()}
-        taken = timing.in_turns(graphs, options.rounds, options.slice_ms)
-        ms = {by: of_all / drawn.count for by, of_all in taken.items()}
+        ms = decode.milliseconds(bound, drawn.count, options)
         text = "  ".join(f"{by} {1e3 * of_one:8.1f} us {drawn.rates(of_one)}" for by, of_one in ms.items())
         ratios = "".join(f"  ratio {of_one / ms['ours']:.3f}" for by, of_one in ms.items() if by != "ours")
         print(f"{name:46}  {text}{ratios}", flush=True)
@@ -201,7 +198,7 @@ def main():
         shape = {"heads": drawn.q.shape[2], "lengths": drawn.lengths} if isinstance(drawn, Decoding) else {}
         results.append({"setting": name, "ms": ms, "errors": errors} | shape)
         # Memory is freed before other inputs are drawn.
-        del drawn, bound, graphs
+        del drawn, bound
     settings.write_json(options.json, results)
     return 0 if right else 1
 

@@ -21,7 +21,6 @@ import torch
 import decode
 import judge
 import settings
-import timing
 from latent import LATENT, ROTARY
 
 COLUMNS, TOPK = LATENT + ROTARY, 2048
@@ -174,9 +173,8 @@ def main():
             inputs = Inputs(setting, 2 if table == "decode" else 1, options.rows)
             bound = bind(inputs, options.flashmla)
             errors = {name: inputs.error(call(0), keys) for name, (call, keys) in bound.items()}
-            graphs = {name: decode.replayed(call, inputs.copies) for name, (call, _) in bound.items()}
-            taken = timing.in_turns(graphs, options.rounds, options.slice_ms)
-            ms = {name: of_all / inputs.copies for name, of_all in taken.items()}
+            calls = {name: call for name, (call, _) in bound.items()}
+            ms = decode.milliseconds(calls, inputs.copies, options)
             flops = 2 * (COLUMNS + LATENT) * setting.heads * TOPK * setting.batch * setting.new
             text = "  ".join(
                 f"{name} {1e3 * one:8.1f} us {flops / one / 1e9:5.0f} TFLOP/s" for name, one in ms.items()
@@ -190,7 +188,7 @@ def main():
             row = dataclasses.asdict(setting) | {"table": table, "row_bytes": options.rows}
             results.append(row | {"ms": ms, "errors": errors})
             # Memory is freed before other inputs are drawn.
-            del inputs, bound, graphs
+            del inputs, bound, calls
     if ratios:
         print(f"to flashmla: {settings.mean_and_worst(ratios)}, {len(ratios)} cells")
     settings.write_json(options.json, results)
