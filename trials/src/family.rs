@@ -23,14 +23,14 @@ pub struct Family {
 pub fn families() -> [Family; 11] {
     [
         family("ladder", 10, ladder::rungs, || ladder::small_rungs(3), ladder::targets),
-        family("fwd", 5, fwd::trials, fwd::small, forward_targets),
-        family("wide", 5, fwd::wide::trials, fwd::wide::small, wide_targets),
-        family("intervals", 5, intervals::trials, intervals::small, intervals::targets),
-        family("bwd", 5, bwd::trials, bwd::small, bwd::targets),
+        family("fwd", 3, fwd::trials, fwd::small, forward_targets),
+        family("wide", 3, fwd::wide::trials, fwd::wide::small, wide_targets),
+        family("intervals", 3, intervals::trials, intervals::small, intervals::targets),
+        family("bwd", 3, bwd::trials, bwd::small, bwd::targets),
         family("quantize", 10, quantize::trials, quantize::small, quantize::targets),
         family("packed", 20, packed::trials, packed::small, packed::targets),
-        family("cache", 5, cache::trials, cache::small, cache::targets),
-        family("sparse", 5, sparse::trials, sparse::small, sparse::targets),
+        family("cache", 3, cache::trials, cache::small, cache::targets),
+        family("sparse", 3, sparse::trials, sparse::small, sparse::targets),
         family("combine", 20, combine::trials, combine::small, combine::targets),
         family("append", 20, append::trials, append::small, append::targets),
     ]

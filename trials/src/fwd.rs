@@ -22,7 +22,7 @@ use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{CtaTile, Plan, PlanError, PlanOptions};
 use fa3_sim::{Loaded, Mode, Policy};
 use fa3_types::{Dtype, KnownProblem, LseForm, Problem, ProblemSpec, Shape, TensorDesc, ValueLayout};
-use ndarray::{Array3, Array4};
+use ndarray::{Array3, Array4, Axis};
 use std::num::NonZeroU32;
 
 use crate::memory::{Memory, UNWRITTEN, before, tensor_bytes, words};
@@ -113,25 +113,24 @@ pub(crate) fn check_max_logits(case: &Case, values: &Values, after: Memory<'_>) 
     let (case, values) = case.joined(values);
     let problem = &case.problem;
     let [_, heads, rows] = problem.lse_shape();
+    let [q, k] = [&values.q, &values.k].map(|x| x.mapv(f64::from));
     let mut expected = vec![f64::NEG_INFINITY; given.len()];
     for index in 0..problem.batch() {
         let (len, (batch_q, first_q), (batch_k, first_k)) =
             (problem.lengths(index), problem.rows_q().start(index), problem.rows_k().start(index));
-        for (head, row) in (0..heads).flat_map(|head| (0..len.q).map(move |row| (head, row))) {
-            let head_kv = problem.heads().kv_head(head);
-            let scores = (0..len.k).filter(|&key| problem.allows([index, head, row], key)).map(|key| {
-                let products = (0..problem.head_dim()).map(|col| {
-                    let (q, k) = (
-                        values.q[[batch_q, first_q + row, head, col]],
-                        values.k[[batch_k, first_k + key, head_kv, col]],
-                    );
-                    f64::from(q) * f64::from(k)
+        for head in 0..heads {
+            let [q, k] = [(&q, batch_q, head), (&k, batch_k, problem.heads().kv_head(head))]
+                .map(|(x, batch, head)| x.index_axis(Axis(0), batch).index_axis_move(Axis(1), head));
+            let products = q.dot(&k.t());
+            for row in 0..len.q {
+                let keys = (0..len.k).filter(|&key| problem.allows([index, head, row], key));
+                let scores = keys.map(|key| {
+                    let score = products[[first_q + row, first_k + key]] * problem.softmax_scale().natural();
+                    problem.softcap().map_or(score, |cap| cap.apply(score))
                 });
-                let score = products.sum::<f64>() * problem.softmax_scale().natural();
-                problem.softcap().map_or(score, |cap| cap.apply(score))
-            });
-            expected[(batch_q * heads + head) * rows + first_q + row] =
-                scores.fold(f64::NEG_INFINITY, f64::max);
+                expected[(batch_q * heads + head) * rows + first_q + row] =
+                    scores.fold(f64::NEG_INFINITY, f64::max);
+            }
         }
     }
     let is_near =

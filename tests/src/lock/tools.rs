@@ -82,7 +82,7 @@ impl Nvdisasm {
     pub fn disassemble(&self, name: &str, cubin: &[u8]) -> Listing {
         let path = temporary(name, "sass");
         fs::write(&path, cubin).expect("a temporary file can be written");
-        let output = run(&self.path, &["-c".as_ref(), path.as_ref()]);
+        let output = run(&self.path, &["-c".as_ref(), "-ndf".as_ref(), path.as_ref()]);
         remove(&[&path]);
         let text = String::from_utf8_lossy(&succeeded(name, output).stdout).into_owned();
         Listing::parse(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
