@@ -2,13 +2,12 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::FastDiv;
-use fa3_sched::forward::ROW_SUM_COLS;
+use fa3_sched::forward::{ROW_SUM_COLS, RunningO};
 use fa3_types::softcap;
 
 use super::constants;
 use super::dequantized::{self, Dequantized};
 use super::hand_over::HandOver;
-use super::merged;
 use super::p_type::PType;
 use super::params::Params;
 use super::spec::FwdSpec;
@@ -144,7 +143,8 @@ impl<'k> Fwd<'k> {
             pack: spec.shares.map(|_| FastDiv::new(spec.pack).map(|number| b.value(number))),
             hand_over,
             seen: spec.lists().map(|_| Seen::declare(b, tile.tile_n, [tile.stages, first])),
-            running_o: merged::declare(b, spec.merges, tile.bytes_of_o()),
+            running_o: (spec.merges == Some(RunningO::Shared))
+                .then(|| b.region("running_o", tile.bytes_of_o(), 16)),
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             scheduler: match params.walk {
                 Walk::Tiles(lookup) => {

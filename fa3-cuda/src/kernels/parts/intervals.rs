@@ -11,7 +11,7 @@ use super::geometry::{Varlen, WorkTile};
 use super::key_tiles::{KeyTile, KeyTiles};
 use super::lookup::Lookup;
 use super::out::Out;
-use super::summaries::Summaries;
+use super::summaries::{Summaries, at_head, strides};
 use super::visible::{Position, Visible};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
@@ -29,25 +29,6 @@ pub(crate) fn interval_rows<K>(program: &mut Program<K>, form: Intervals, q: Sha
     let intervals = program.buffer(INTERVALS, Elem::U32, &dims, BufferRole::Input);
     program.align(intervals, row_bytes(form.of_row));
     intervals
-}
-
-/// Strides of an array with `of_head` items per head: from one sequence to the next, and from one head to the next. A
-/// stride is 0 if sequences or heads share their items.
-pub(crate) fn strides(form: Intervals, heads: u64, of_head: u64) -> [u64; 2] {
-    let own = |is_own: bool, items: u64| if is_own { items } else { 0 };
-    [own(form.per_sequence, heads * of_head), own(form.per_head, of_head)]
-}
-
-/// The address of a head's first item. An item has `bytes` bytes, a power of two.
-#[track_caller]
-pub(crate) fn at_head<'k>(
-    address: U64<'k>,
-    [sequences, heads]: [U64<'k>; 2],
-    [batch, head]: [U32<'k>; 2],
-    bytes: u32,
-) -> U64<'k> {
-    let items = batch.to_u64() * sequences + head.to_u64() * heads;
-    address + (items << bytes.ilog2())
 }
 
 params! {

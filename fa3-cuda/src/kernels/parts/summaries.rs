@@ -7,8 +7,26 @@ use fa3_sched::{Bounds, FastDiv, KvRange, VisibleKeys};
 use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
 use super::geometry::WorkTile;
-use super::intervals::{at_head, strides};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
+
+/// Strides of an array with `of_head` items per head: from one sequence to the next, and from one head to the next. A
+/// stride is 0 if sequences or heads share their items.
+pub(crate) fn strides(form: Intervals, heads: u64, of_head: u64) -> [u64; 2] {
+    let own = |is_own: bool, items: u64| if is_own { items } else { 0 };
+    [own(form.per_sequence, heads * of_head), own(form.per_head, of_head)]
+}
+
+/// The address of a head's first item. An item has `bytes` bytes, a power of two.
+#[track_caller]
+pub(crate) fn at_head<'k>(
+    address: U64<'k>,
+    [sequences, heads]: [U64<'k>; 2],
+    [batch, head]: [U32<'k>; 2],
+    bytes: u32,
+) -> U64<'k> {
+    let items = batch.to_u64() * sequences + head.to_u64() * heads;
+    address + (items << bytes.ilog2())
+}
 
 params! {
     /// The array of summaries, each with the [`Bounds`] (union and intersection) of each interval of [`STATS_ROWS`]
