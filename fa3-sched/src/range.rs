@@ -121,6 +121,11 @@ impl<T: Int> Tiling<T> {
         self.tile_m
     }
 
+    /// Whether the mask may hide keys.
+    pub fn has_mask(&self) -> bool {
+        self.left.is_some() || self.right.is_some() || self.chunks.is_some()
+    }
+
     /// The KV head of a tile's head.
     pub fn kv_head(&self, head: T) -> T {
         self.group.quotient(head)
@@ -250,7 +255,26 @@ impl<T> KvRange<T> {
     }
 }
 
+impl<T: Int> VisibleKeys<T> {
+    /// The keys of both.
+    #[must_use]
+    pub fn and(self, other: VisibleKeys<T>) -> VisibleKeys<T> {
+        VisibleKeys { start: self.start.at_least(other.start), end: self.end.at_most(other.end) }
+    }
+}
+
 impl<T: Int> KvRange<T> {
+    /// The blocks of both ranges. Those without a mask have none in both.
+    #[must_use]
+    pub fn and(self, other: KvRange<T>) -> KvRange<T> {
+        let end = self.end.at_most(other.end);
+        let first = self.first.at_least(other.first).at_most(end);
+        let unmasked_first = self.unmasked_first.at_least(other.unmasked_first).at_least(first).at_most(end);
+        let unmasked_end =
+            self.unmasked_end.at_most(other.unmasked_end).at_least(unmasked_first).at_most(end);
+        KvRange { first, unmasked_first, unmasked_end, end }
+    }
+
     /// Number of blocks.
     pub fn blocks(&self) -> T {
         self.end.sub_sat(self.first)

@@ -241,7 +241,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         let o = TensorDesc::contiguous(T::Output::DTYPE, o);
         let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k);
         if let Some(intervals) = intervals {
-            spec = spec.mask(Mask::Intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
+            spec = spec.mask(Mask::of_intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
         }
         spec.qv = qv.as_ref().map(contiguous);
         scores.given_to(spec, [seqused_q, seqused_k].map(|used| Some(used.is_some())))

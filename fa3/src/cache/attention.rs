@@ -370,7 +370,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k);
         spec.qv = self.qv.as_ref().map(contiguous);
         if let Some(intervals) = &self.intervals {
-            spec = spec.mask(Mask::Intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
+            spec = spec.mask(Mask::of_intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
         }
         self.scores.given_to(spec, [Some(self.seqused_q.is_some()), None])
     }

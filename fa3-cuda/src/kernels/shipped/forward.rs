@@ -194,7 +194,7 @@ fn max_logits() -> impl Iterator<Item = ProblemSpec> {
 /// sequences, or with packed ones.
 fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let of = |of_row, dtype, keys: usize, dims: (usize, usize)| {
-        let mask = Mask::Intervals(Intervals { of_row, per_sequence: false, per_head: false });
+        let mask = Mask::of_intervals(Intervals { of_row, per_sequence: false, per_head: false });
         problem(dtype, (keys, keys), MANY_HEADS, dims.0).head_dim_v(dims.1).mask(mask)
     };
     let two = DIMS.map(|dims| of(IntervalsOfRow::Two, Dtype::Bf16, 8192, dims));
@@ -274,7 +274,7 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
         let q = Shape { batch: 2, seqlen, heads: 32, head_dim: 128 };
         let kv = Shape { batch: 10_000, seqlen: rows, heads: 8, head_dim: 128 };
         let of_row = IntervalsOfRow::Two;
-        let mask = Mask::Intervals(Intervals { of_row, per_sequence: true, per_head: false });
+        let mask = Mask::of_intervals(Intervals { of_row, per_sequence: true, per_head: false });
         ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).seqs_k(Sequences::paged(2, 8192 / rows).used())
     });
     decoding.chain(prefill).chain(e4m3_cache()).chain(padded).chain(intervals)
@@ -419,7 +419,7 @@ fn name(spec: &FwdSpec) -> String {
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
     let mut word = |word: &str| words.push(word.to_owned());
-    word(sides_word(mask));
+    word(&sides_word(mask));
     if softcap {
         word("cap");
     }
