@@ -264,7 +264,7 @@ impl<T: Int> VisibleKeys<T> {
 }
 
 impl<T: Int> KvRange<T> {
-    /// The blocks of both ranges. Those without a mask have none in both.
+    /// The blocks of both ranges. The middle part has the blocks of both middle parts.
     #[must_use]
     pub fn and(self, other: KvRange<T>) -> KvRange<T> {
         let end = self.end.at_most(other.end);
@@ -346,6 +346,33 @@ mod tests {
 
         fn check_all(self) {
             (0..self.q.div_ceil(self.tile_m) + 2).for_each(|m_block| self.check(m_block));
+        }
+    }
+
+    #[test]
+    fn ranges_intersect() {
+        let ranges = || {
+            let ends = (0..4_u32).flat_map(|first| (first..5).map(move |end| (first, end)));
+            ends.flat_map(|(first, end)| {
+                let inner = move |from: u32| (from..=end).map(move |to| [from, to]);
+                (first..=end).flat_map(inner).map(move |[unmasked_first, unmasked_end]| KvRange {
+                    first,
+                    unmasked_first,
+                    unmasked_end,
+                    end,
+                })
+            })
+        };
+        for (one, other) in ranges().flat_map(|one| ranges().map(move |other| (one, other))) {
+            let KvRange { first, unmasked_first, unmasked_end, end } = one.and(other);
+            assert!(first <= unmasked_first && unmasked_first <= unmasked_end && unmasked_end <= end);
+            for block in 0..6 {
+                let all = |of: KvRange<u32>| (of.first..of.end).contains(&block);
+                let plain = |of: KvRange<u32>| (of.unmasked_first..of.unmasked_end).contains(&block);
+                assert_eq!((first..end).contains(&block), all(one) && all(other), "{one:?} {other:?}");
+                let found = (unmasked_first..unmasked_end).contains(&block);
+                assert_eq!(found, plain(one) && plain(other), "{one:?} {other:?}");
+            }
         }
     }
 

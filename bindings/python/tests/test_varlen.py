@@ -60,7 +60,7 @@ def test_rows_that_are_not_in_use(nan_in_new_tensors, device, check, used, mask)
 
 @pytest.mark.parametrize("used", [None, USED[0]], ids=["all", "in part"])
 @pytest.mark.parametrize("make", INTERVALS, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("mask", [dict(), *MASKS[1:]], ids=str)
+@pytest.mark.parametrize("mask", [dict(), MASKS[1], MASKS[3]], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_intervals_count_the_keys_of_their_sequence(nan_in_new_tensors, device, check, used, make, mask, head_dim):
     packed = Packed(device, head_dims=(head_dim, head_dim), used=used)

@@ -14,7 +14,7 @@ pub(super) enum Hidden<'k> {
     /// Fragment rows are query rows: the columns that each of the thread's two rows sees.
     Rows([Visible<'k>; 2]),
     /// Fragment columns are query rows: their intervals say which of the fragment's rows, which are keys, they see. If
-    /// there is a mask beside the intervals, the columns that each of the thread's two keys is seen by.
+    /// there is a mask beside the intervals, the columns that see each of the thread's two keys by it.
     Columns(IntervalColumns<'k>, Option<[Visible<'k>; 2]>),
 }
 

@@ -47,7 +47,8 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
         [dims[0], dims[1], dims[3]].map(|dims| spec(dims, (Dtype::Bf16, intervals, None), 400));
     let packed = [under_intervals[1].clone(), under_intervals[2].clone()];
     let packed = packed.map(|spec| spec.seqs_q(sequences).seqs_k(sequences));
-    let under_intervals = under_intervals.into_iter().chain(packed);
+    let beside = [under_intervals[1].clone().causal(), packed[0].clone().mask(chunks)];
+    let under_intervals = under_intervals.into_iter().chain(packed).chain(beside);
     let specs = equal.chain(listed).chain(in_chunks).chain(under_intervals).flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
     specs

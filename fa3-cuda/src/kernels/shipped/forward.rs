@@ -191,7 +191,7 @@ fn max_logits() -> impl Iterator<Item = ProblemSpec> {
 }
 
 /// Problems under masks of intervals: every head dimension with two intervals, and a few with one interval, with short
-/// sequences, or with packed ones.
+/// sequences, with packed ones, or with another mask beside.
 fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let of = |of_row, dtype, keys: usize, dims: (usize, usize)| {
         let mask = Mask::of_intervals(Intervals { of_row, per_sequence: false, per_head: false });
@@ -208,7 +208,10 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let packed = [(IntervalsOfRow::Two, 64), (IntervalsOfRow::One, 128), (IntervalsOfRow::Two, 256)];
     let packed = packed
         .map(|(of_row, dim)| of(of_row, Dtype::Bf16, 8192, (dim, dim)).seqs_q(sequences).seqs_k(sequences));
-    two.into_iter().chain(one).chain(short).chain(packed)
+    let causal = of(IntervalsOfRow::One, Dtype::Bf16, 8192, (128, 128)).causal();
+    let chunks = of(IntervalsOfRow::Two, Dtype::Bf16, 8192, (256, 256)).causal();
+    let chunks = chunks.mask(Mask::from_chunk(7).expect("it is a size")).seqs_q(sequences).seqs_k(sequences);
+    two.into_iter().chain(one).chain(short).chain(packed).chain([causal, chunks])
 }
 
 /// Problems with more columns of V than one warpgroup's registers hold, dense and packed. Some have all columns of a
