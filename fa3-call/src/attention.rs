@@ -102,7 +102,7 @@ impl Attention {
         let spec = ProblemSpec::new(q, k, v, self.o);
         let mut spec = spec.mask(Mask::from_window(left, right)?).mask(Mask::from_chunk(chunk)?);
         if let Some(shape) = self.intervals {
-            spec = spec.mask(Mask::Intervals(Intervals::of_shape(shape, q.shape)?));
+            spec = spec.mask(Mask::of_intervals(Intervals::of_shape(shape, q.shape)?));
         }
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(numbers.softmax_scale), number(numbers.softcap));

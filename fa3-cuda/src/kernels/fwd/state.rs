@@ -228,7 +228,7 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// The keys that the thread's rows see by their intervals.
+    /// The keys that the thread's rows see by their intervals, and by the mask beside them.
     #[track_caller]
     fn visible_by_intervals(
         &self,
@@ -237,18 +237,19 @@ impl<'k> Fwd<'k> {
         rows: IntervalRows<InKernel<'k>>,
         position: Box<dyn Fn(Half) -> Position<'k> + 'k>,
     ) -> Box<dyn Fn(Half) -> Visible<'k> + 'k> {
-        let (b, lens) = (self.builder, work.lens);
+        let (b, lens, walk) = (self.builder, work.lens, self.params.walk);
         match row {
             ThreadRow::OfHead(_) => {
                 let of_head = rows.of_tile(work);
-                Box::new(move |half| rows.visible(b, of_head, position(half), lens))
+                Box::new(move |half| rows.visible(b, of_head, position(half), lens, walk.tiling()))
             }
             ThreadRow::OfHeads(row) => {
                 let (batch, first) = (work.batch, work.varlen.map(|varlen| varlen.q_row));
                 let (pack, group) = (self.spec.pack, work.head);
                 Box::new(move |half| {
                     let head = group.mad(pack, row.head(half));
-                    rows.visible(b, rows.of_sequence([batch, head], first), position(half), lens)
+                    let of_head = rows.of_sequence([batch, head], first);
+                    rows.visible(b, of_head, position(half), lens, walk.tiling())
                 })
             }
         }

@@ -3,7 +3,7 @@
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, BufferRole, Program};
 use fa3_sched::{
-    BlockRange, BlockRanges, Bounds, FastDiv, Int, KvRange, SeqLens, VisibleKeys, keys_of_interval,
+    BlockRange, BlockRanges, Bounds, FastDiv, Int, KvRange, SeqLens, Tiling, VisibleKeys, keys_of_interval,
 };
 use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
@@ -82,8 +82,8 @@ impl<'k> IntervalRows<InKernel<'k>> {
         first.map_or(of_head, |first| first.mad_wide(row_bytes(self.of_row), of_head))
     }
 
-    /// The keys of the intervals of row `row`, in a head whose bounds begin at `of_head`. A row beyond the end has the
-    /// keys of the last row.
+    /// The keys of the intervals of row `row`, in a head whose bounds begin at `of_head`. With `mask`, they are the keys
+    /// that the mask of this tiling lets the row see, too. A row beyond the end has the keys of the last row.
     #[track_caller]
     pub(crate) fn keys(
         &self,
@@ -91,8 +91,10 @@ impl<'k> IntervalRows<InKernel<'k>> {
         of_head: U64<'k>,
         row: U32<'k>,
         lens: SeqLens<U32<'k>>,
+        mask: Option<&Tiling<U32<'k>>>,
     ) -> Vec<VisibleKeys<U32<'k>>> {
-        let at = row.min(lens.q - 1).mad_wide(row_bytes(self.of_row), of_head);
+        let row = row.min(lens.q - 1);
+        let at = row.mad_wide(row_bytes(self.of_row), of_head);
         let bounds = match self.of_row {
             IntervalsOfRow::One => vec![b.load_read_only(at)],
             IntervalsOfRow::Two => {
@@ -100,10 +102,12 @@ impl<'k> IntervalRows<InKernel<'k>> {
                 vec![[start, end], [other, other_end]]
             }
         };
-        bounds.into_iter().map(|bounds| keys_of_interval(bounds, lens.k)).collect()
+        let seen = mask.filter(|mask| mask.has_mask()).map(|mask| mask.keys(row, lens));
+        let cut = |keys: VisibleKeys<U32<'k>>| seen.map_or(keys, |seen| keys.and(seen));
+        bounds.into_iter().map(|bounds| cut(keys_of_interval(bounds, lens.k))).collect()
     }
 
-    /// The keys that the row at `position` sees.
+    /// The keys that the row at `position` sees by its intervals and by the mask of `tiling`.
     #[track_caller]
     pub(crate) fn visible(
         &self,
@@ -111,18 +115,20 @@ impl<'k> IntervalRows<InKernel<'k>> {
         of_head: U64<'k>,
         Position(row): Position<'k>,
         lens: SeqLens<U32<'k>>,
+        tiling: &Tiling<U32<'k>>,
     ) -> Visible<'k> {
-        let mut keys = self.keys(b, of_head, row, lens).into_iter();
+        let mut keys = self.keys(b, of_head, row, lens, Some(tiling)).into_iter();
         let VisibleKeys { start, end } = keys.next().expect("a row has an interval");
         Visible { start: Some(start), end, other: keys.next() }
     }
 
-    /// Finds the KV blocks that a work tile visits. All lanes of a warp must call this.
+    /// Finds the KV blocks that a work tile visits, under the mask of `tiling`, too. All lanes of a warp must call this.
     #[track_caller]
     fn block_ranges(
         &self,
         b: &'k Builder,
         work: &WorkTile<'k>,
+        tiling: &Tiling<U32<'k>>,
         [tile_m, tile_n]: [u32; 2],
     ) -> BlockRanges<U32<'k>> {
         // Rows of a table's sequence that are not in use have bounds in memory, too, but see no key.
@@ -132,7 +138,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
         });
         let of_head = self.of_tile(work);
         let first = work.row + b.lane_id();
-        let of_lane = |row: u32| self.keys(b, of_head, first + row, lens);
+        let of_lane = |row: u32| self.keys(b, of_head, first + row, lens, Some(tiling));
         let rows = (0..tile_m).step_by(32).map(of_lane);
         let bounds = rows.map(|keys| keys.into_iter().map(|keys| Bounds::of(keys, lens.k)).collect());
         let both = |one: Vec<Bounds<_>>, other: Vec<_>| {
@@ -235,13 +241,15 @@ impl<'k> IntervalTiles<'k> {
         }
         match self.of {
             TilesUnderIntervals::Rows(rows) => {
-                let BlockRanges { count, ranges } = rows.block_ranges(b, &work, self.tile);
+                let BlockRanges { count, ranges } =
+                    rows.block_ranges(b, &work, self.lookup.tiling(), self.tile);
                 let range = |BlockRange { masked_end, plain_end, top }| [masked_end, plain_end, top, count];
                 words.extend(ranges.into_iter().map(range));
             }
             TilesUnderIntervals::Keys(_) => {}
             TilesUnderIntervals::KeysOfTable(summaries, group) => {
-                words.push(words_of(summaries.q_blocks(b, group, &work, self.tile, 1)));
+                let tiling = self.lookup.tiling();
+                words.push(words_of(summaries.q_blocks(b, group, &work, tiling, self.tile, 1)));
             }
         }
         words

@@ -3,7 +3,7 @@
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::backward::{STATS_ROWS, VisibleQBlocks};
-use fa3_sched::{Bounds, FastDiv, KvRange, VisibleKeys};
+use fa3_sched::{Bounds, FastDiv, KvRange, Tiling, VisibleKeys};
 use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
 use super::geometry::WorkTile;
@@ -127,14 +127,15 @@ impl<'k> Summaries<InKernel<'k>> {
 
     /// Finds the blocks of `tile_m` rows that see keys of a work tile of `tile_n` keys, over all `group` query heads
     /// that share the tile's head of K and V: the range from the first to the last block that sees some key of the
-    /// tile, and in this range the blocks that see all keys. All lanes of a warp must call this. A lane loads `at_once`
-    /// summaries before it uses the first.
+    /// tile, and in this range the blocks that see all keys. The mask of `tiling`, whose rows are keys, cuts the range.
+    /// All lanes of a warp must call this. A lane loads `at_once` summaries before it uses the first.
     #[track_caller]
     pub(crate) fn q_blocks(
         &self,
         b: &'k Builder,
         group: U32<'k>,
         work: &WorkTile<'k>,
+        tiling: &Tiling<U32<'k>>,
         [tile_n, tile_m]: [u32; 2],
         at_once: u32,
     ) -> KvRange<U32<'k>> {
@@ -149,7 +150,12 @@ impl<'k> Summaries<InKernel<'k>> {
             all.set(select(is_first, of_head, all.get().beside(of_head)));
         });
         let tile_m = FastDiv::new(tile_m).map(|number| b.value(number));
-        all.get().range(STATS_ROWS, work.lens.k, tile_m)
+        let by_intervals = all.get().range(STATS_ROWS, work.lens.k, tile_m);
+        if !tiling.has_mask() {
+            return by_intervals;
+        }
+        // A tile of keys is a power of two.
+        by_intervals.and(tiling.kv_range(work.row >> tile_n.ilog2(), work.lens))
     }
 
     /// The blocks of one query head that see keys of the tile.
