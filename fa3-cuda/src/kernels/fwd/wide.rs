@@ -13,6 +13,8 @@
 //! block j         P V, first columns ┐                     ┘
 //! ```
 //!
+//! If K and V are e4m3 and there is no `qv`, the second consumer also converts V, before it waits for P.
+//!
 //! P is handed over when the next block's scores are nearly complete. So the second consumer's products run under the
 //! softmax of the first consumer, and delay nothing that the softmax waits for. P is handed over earlier only if the
 //! next block has not been loaded yet.
