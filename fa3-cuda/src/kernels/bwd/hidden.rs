@@ -14,8 +14,8 @@ pub(super) enum Hidden<'k> {
     /// Fragment rows are query rows: the columns that each of the thread's two rows sees.
     Rows([Visible<'k>; 2]),
     /// Fragment columns are query rows: their intervals say which of the fragment's rows, which are keys, they see. If
-    /// there is a mask beside the intervals, the columns that see each of the thread's two keys by it.
-    Columns(IntervalColumns<'k>, Option<[Visible<'k>; 2]>),
+    /// there is a mask beside the intervals, it says which columns see each of the thread's two keys.
+    Columns(Box<(IntervalColumns<'k>, Option<[Visible<'k>; 2]>)>),
 }
 
 impl<'k> Hidden<'k> {
@@ -24,7 +24,8 @@ impl<'k> Hidden<'k> {
     pub(super) fn hide(&self, x: V<'k, F32>, at: At) -> V<'k, F32> {
         match self {
             Hidden::Rows(visible) => visible[at.half as usize].hide(x, at.col, 0.0),
-            Hidden::Columns(columns, visible) => {
+            Hidden::Columns(hidden) => {
+                let (columns, visible) = &**hidden;
                 let x = columns.hide(x, at);
                 visible.as_ref().map_or(x, |visible| visible[at.half as usize].hide(x, at.col, 0.0))
             }

@@ -36,7 +36,7 @@ impl<'k> Dkv<'k> {
             let has_mask = inputs.lookup.tiling().has_mask();
             let by_mask = has_mask.then(|| visible_by_mask(b, inputs, work, self.spec.mask, at));
             let columns = IntervalColumns::new(b, rows, of_head, work.lens.transposed(), at);
-            return Hidden::Columns(columns, by_mask);
+            return Hidden::Columns(Box::new((columns, by_mask)));
         }
         let [upper, lower] = visible_by_mask(b, inputs, work, self.spec.mask, at);
         if self.spec.tile.adds_dq.is_none() {
