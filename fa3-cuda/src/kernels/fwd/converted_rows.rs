@@ -16,20 +16,28 @@
 //!
 //! With `qv`, scores read K and V of one block, and each part has registers of its own.
 //!
-//! Zeros are stored for rows beyond the sequence's end, rows of a missing page, and columns that the tensor does not
-//! have; nothing is read for them.
+//! V of e4m3 beside K of 16 bits has scales of its own for each row, of [`SCALED_COLUMNS`] columns each. A code times its
+//! scale is rounded once. K's elements are stored as they are.
+//!
+//! Zeros are stored for rows beyond the sequence's end, rows of a missing page, entries of a list that are no row, and
+//! columns that the tensor does not have; nothing is read for them.
 
 use fa3_ir::lang::*;
+use fa3_types::SCALED_COLUMNS;
 
-use super::dequantized::{Chunks, store_converted};
+use super::dequantized::{Chunks, PART, store_converted};
 use super::state::Fwd;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::key_rows::{BlockRows, KeyRows};
+use crate::kernels::parts::seen::SeenProducer;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
 
 /// Indices of the tensors.
 const K: usize = 0;
 const V_: usize = 1;
+
+/// Columns that share a scale, where rows have their own ones.
+const GROUP: u32 = SCALED_COLUMNS as u32;
 
 /// Converts the blocks of every work tile in all warps of the producer. One thread sends work tiles and loads Q.
 pub(super) fn run<'k>(fwd: &Fwd<'k>, pipelines: [&[&TmaPipeline<'k>]; 2]) {
@@ -39,6 +47,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>, pipelines: [&[&TmaPipeline<'k>]; 2]) {
     let pipelines = Converter::order(fwd, pipelines);
     let mut stages: Vec<_> = pipelines.iter().map(|(_, pipeline)| pipeline.stages().producer()).collect();
     let converter = Converter::declare(fwd, &pipelines);
+    let mut seen = fwd.seen.as_ref().map(|seen| seen.producer());
     scheduler.produce_in_role(|work| {
         let visits = work.kv.first.lt(work.kv.end);
         b.if_uniform(visits, || {
@@ -53,7 +62,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>, pipelines: [&[&TmaPipeline<'k>]; 2]) {
                 }
             });
             b.warp_sync();
-            converter.convert_all(&mut stages, &keys, &work);
+            converter.convert_all(&mut stages, seen.as_mut(), &keys, &work);
         });
     });
 }
@@ -66,10 +75,24 @@ struct Part {
     /// Its first column, and its number of columns.
     first: u32,
     cols: u32,
+    /// Bytes of an element.
+    bytes: u32,
+    /// The scales of a row: their first one, and the one behind the last. None, unless rows have their own ones.
+    groups: [u32; 2],
     /// The index of its registers.
     registers: usize,
     /// Whether it is of the block before the block of K that is converted in the same round.
     is_late: bool,
+}
+
+impl Part {
+    /// The index of a column's scale among the scales of the part, in row number `row` of a thread. Columns that the
+    /// tensor does not have are zeros, and take the last scale.
+    fn scale_at(&self, row: usize, col: u32) -> usize {
+        let [first, end] = self.groups;
+        let in_row = (end - first) as usize;
+        row * in_row + ((col / GROUP) as usize).min(in_row.saturating_sub(1))
+    }
 }
 
 /// A thread's conversion of its chunks.
@@ -82,8 +105,10 @@ struct Converter<'k> {
     chunks: Chunks<'k>,
     /// In the order in which a round converts them.
     parts: Vec<Part>,
-    /// The chunks of one part of a block each, row by row.
+    /// The chunks of one part of a block each, row by row. A chunk of 16-bit elements takes two arrays.
     registers: Vec<Vec<[Var<'k, B32>; 4]>>,
+    /// The scales of one part of a block each, row by row.
+    scales: Vec<Vec<Var<'k, F32>>>,
     /// The rows of K and of V of the block that is being loaded.
     rows: [BlockRows<'k>; 2],
 }
@@ -106,23 +131,34 @@ impl<'k> Converter<'k> {
         let (b, tile) = (fwd.builder, &fwd.spec.tile);
         let panel = TileShape::new(fwd.spec.elem, tile.tile_n, tile.head_dim).panel_cols();
         let chunks = Chunks::new(b, panel);
-        let parts = pipelines.iter().enumerate().map(|(number, &(of, pipeline))| Part {
-            of,
-            first: pipeline.first_col(),
-            cols: pipeline.cols(),
-            registers: if tile.qv { number } else { number % 2 },
-            is_late: of == V_ && !tile.qv,
+        let parts = pipelines.iter().enumerate().map(|(number, &(of, pipeline))| {
+            let (first, cols) = (pipeline.first_col(), pipeline.cols());
+            let is_scaled = of == V_ && fwd.spec.row_scales;
+            let groups = if is_scaled { fwd.spec.head_dim_v.div_ceil(GROUP) } else { 0 };
+            Part {
+                of,
+                first,
+                cols,
+                bytes: if of == V_ { Elem::E4m3.bytes() } else { fwd.spec.key_elem().bytes() },
+                groups: [first, first + cols].map(|col| col.div_ceil(GROUP).min(groups)),
+                registers: if tile.qv { number } else { number % 2 },
+                is_late: of == V_ && !tile.qv,
+            }
         });
         let parts: Vec<_> = parts.collect();
         let rows: Vec<_> =
             (0..tile.tile_n).step_by(chunks.rows as usize).map(|row| chunks.row + row).collect();
         let count = parts.iter().map(|part| part.registers + 1).max().unwrap_or(0);
         let registers = (0..count).map(|number| {
-            let cols = parts.iter().filter(|part| part.registers == number).map(|part| part.cols).max();
-            let chunks = rows.len() * (cols.unwrap_or(0) / panel) as usize;
+            let of_part = |part: &Part| part.cols / panel * part.bytes;
+            let chunks = parts.iter().filter(|part| part.registers == number).map(of_part).max();
+            let chunks = rows.len() * chunks.unwrap_or(0) as usize;
             (0..chunks).map(|_| [(); 4].map(|()| b.var("codes", 0))).collect()
         });
-        let in_pages = fwd.params.pages.is_some();
+        let scales = parts.iter().map(|Part { groups: [first, end], .. }| {
+            (0..rows.len() as u32 * (end - first)).map(|_| b.var("scale", 0.0)).collect()
+        });
+        let are_found = fwd.params.pages.is_some() || fwd.params.lists.is_some();
         Converter {
             builder: b,
             elem: fwd.spec.elem,
@@ -130,8 +166,9 @@ impl<'k> Converter<'k> {
             panel,
             chunks,
             registers: registers.collect(),
+            scales: scales.collect(),
             parts,
-            rows: [K, V_].map(|_| BlockRows::declare(b, rows.clone(), in_pages)),
+            rows: [K, V_].map(|_| BlockRows::declare(b, rows.clone(), are_found)),
         }
     }
 
@@ -139,16 +176,16 @@ impl<'k> Converter<'k> {
     #[track_caller]
     fn begin(&self, keys: &[KeyRows<'k>; 2]) {
         let tensors = || self.rows.iter().zip(keys);
-        tensors().for_each(|(rows, keys)| rows.read_pages(keys, keys.last));
+        tensors().for_each(|(rows, keys)| rows.read_pages(keys, keys.begin));
         for (of, (rows, keys)) in tensors().enumerate() {
             if self.parts.iter().any(|part| part.of == of && part.is_late) {
                 rows.find_none();
             } else {
-                self.find(rows, keys, keys.last, None);
+                self.find(rows, keys, keys.begin, None);
             }
         }
         let parts = (0..self.registers.len()).map(|number| self.first_of(number));
-        parts.filter(|part| !part.is_late).for_each(|part| self.loads(part, keys).for_each(|load| load()));
+        parts.filter(|part| !part.is_late).for_each(|part| self.load(part, keys));
     }
 
     /// The first part in a round that has these registers.
@@ -156,29 +193,56 @@ impl<'k> Converter<'k> {
         self.parts.iter().find(|part| part.registers == registers).expect("each array is some part's")
     }
 
-    /// Finds the rows of the block that begins with row `first`, if that block `exists`, and reads the pages of the
-    /// block below.
+    /// Finds the rows of the block that begins with row `first`, if that block `exists`, and reads the pages or indices
+    /// of the block after it.
     #[track_caller]
     fn find(&self, rows: &BlockRows<'k>, keys: &KeyRows<'k>, first: U32<'k>, exists: Option<V<'k, Pred>>) {
         rows.find(keys, first, exists);
-        rows.read_pages(keys, first - self.keys);
+        rows.read_pages(keys, keys.after(first, self.keys));
+    }
+
+    /// Begins to load a part of the block whose rows have been found.
+    #[track_caller]
+    fn load(&self, part: &Part, keys: &[KeyRows<'k>; 2]) {
+        self.loads(part, keys).for_each(|load| load());
+        self.load_scales(part, keys);
+    }
+
+    /// Begins to load the scales of such a part, if rows have their own ones.
+    #[track_caller]
+    fn load_scales(&self, part: &Part, keys: &[KeyRows<'k>; 2]) {
+        let rows = self.rows[part.of].scales(&keys[part.of]).into_iter();
+        let groups = rows.flat_map(|row| (part.groups[0]..part.groups[1]).map(move |group| (row, group)));
+        for (((row, is_there), group), to) in groups.zip(&self.scales[part.registers]) {
+            to.set(0.0);
+            self.builder.guarded(is_there, || to.set(self.builder.load::<F32>(row.at(4 * group as i32))));
+        }
+    }
+
+    /// The first columns of this thread's arrays of registers in a row, before its own column is added.
+    fn places(&self, cols: std::ops::Range<u32>, bytes: u32) -> impl Iterator<Item = u32> + Clone + use<> {
+        let panels = cols.step_by(self.panel as usize);
+        panels.flat_map(move |first| {
+            (0..PART).step_by((PART / bytes) as usize).map(move |second| first + second)
+        })
     }
 
     /// The loads of this thread's chunks of a part of the block whose rows have been found.
     #[track_caller]
     fn loads(&self, part: &Part, keys: &[KeyRows<'k>; 2]) -> impl Iterator<Item = impl Fn()> {
         let (b, keys, panel, col) = (self.builder, &keys[part.of], self.panel, self.chunks.col);
-        let panels = (part.first..part.first + part.cols).step_by(panel as usize);
+        let places = self.places(part.first..part.first + part.cols, part.bytes);
         let rows = self.rows[part.of].addresses(keys).into_iter();
-        let chunks = rows.flat_map(move |row| panels.clone().map(move |first| (row, first)));
+        let chunks = rows.flat_map(move |row| places.clone().map(move |first| (row, first)));
         let registers = self.registers[part.registers].clone();
         chunks.zip(registers).map(move |(((row, is_there), first), to)| {
-            let inside = keys.cols.saturating_sub(first);
+            let (inside, at) = (keys.cols.saturating_sub(first), (first * keys.bytes) as i32);
             move || {
                 to.iter().for_each(|word| word.set(0));
-                let is_there = if inside < panel { is_there & col.lt(inside) } else { is_there };
+                let is_whole = inside + first % panel >= panel;
+                let is_there = if is_whole { is_there } else { is_there & col.lt(inside) };
                 if inside > 0 {
-                    b.guarded(is_there, || b.load_vector_to(to, row.at(first as i32)));
+                    b.guarded(is_there, || b.load_vector_to(to, row.at(at)));
                 }
             }
         })
@@ -187,12 +251,23 @@ impl<'k> Converter<'k> {
     /// Converts the blocks of a work tile, from the last to the first. In the first round there is no V to convert yet,
     /// and in the last one no K, unless each round has K and V of one block.
     #[track_caller]
-    fn convert_all(&self, stages: &mut [Producer<'k, 1>], keys: &[KeyRows<'k>; 2], work: &WorkTile<'k>) {
+    fn convert_all(
+        &self,
+        stages: &mut [Producer<'k, 1>],
+        mut seen: Option<&mut SeenProducer<'k>>,
+        keys: &[KeyRows<'k>; 2],
+        work: &WorkTile<'k>,
+    ) {
         let b = self.builder;
         let all = (work.kv.end - work.kv.first) * self.keys;
         let lags = self.parts.iter().any(|part| part.is_late);
         let end = if lags { all + self.keys } else { all };
         b.for_each((0, end), self.keys, |done| {
+            if let Some(seen) = seen.as_mut() {
+                // One of the threads that convert a row says whether it exists.
+                let says = self.chunks.col.eq(0);
+                seen.store(self.rows[K].found().map(|(key, row)| (says.select(key, u32::MAX), row)));
+            }
             let mut found = [false; 2];
             for (number, (&part, stages)) in self.parts.iter().zip(stages).enumerate() {
                 let next = self.next(number, keys, [done, all], &mut found);
@@ -202,7 +277,7 @@ impl<'k> Converter<'k> {
                     continue;
                 }
                 let is_there = if part.is_late { done.gt(0) } else { done.lt(all) };
-                b.if_else_uniform(is_there, convert, || self.loads(&next, keys).for_each(|load| load()));
+                b.if_else_uniform(is_there, convert, || self.load(&next, keys));
             }
         });
     }
@@ -225,7 +300,8 @@ impl<'k> Converter<'k> {
             let before = if next.is_late { done } else { done + self.keys };
             if !std::mem::replace(&mut found[next.of], true) {
                 let keys = &keys[next.of];
-                self.find(&self.rows[next.of], keys, keys.last - before, Some(before.lt(all)));
+                let first = keys.after(keys.begin, before);
+                self.find(&self.rows[next.of], keys, first, Some(before.lt(all)));
             }
             next
         })
@@ -240,16 +316,24 @@ impl<'k> Converter<'k> {
         let TileShape { rows, cols, .. } = tile.shape();
         let places = (0..rows)
             .step_by(self.chunks.rows as usize)
-            .flat_map(|row| (0..cols).step_by(self.panel as usize).map(move |col| (row, col)));
+            .enumerate()
+            .flat_map(|(number, row)| self.places(0..cols, part.bytes).map(move |col| (number, row, col)));
         let mut loads = self.loads(&next, keys);
-        for (chunk, (row, col)) in self.registers[part.registers].iter().zip(places) {
-            let codes = chunk.map(Var::get);
-            store_converted(self.builder, codes, self.elem, |second| to.at(row, col + second));
+        for (chunk, (number, row, col)) in self.registers[part.registers].iter().zip(places) {
+            let words = chunk.map(Var::get);
+            if part.bytes == self.elem.bytes() {
+                self.builder.store_vector(to.at(row, col), words);
+            } else {
+                let scale = self.scales[part.registers].get(part.scale_at(number, col));
+                let scale = scale.map(|scale| scale.get());
+                store_converted(self.builder, (words, scale), self.elem, |second| to.at(row, col + second));
+            }
             if let Some(load) = loads.next() {
                 load();
             }
         }
         loads.for_each(|load| load());
+        self.load_scales(&next, keys);
         free.commit_stored();
     }
 }

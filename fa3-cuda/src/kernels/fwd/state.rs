@@ -143,7 +143,7 @@ impl<'k> Fwd<'k> {
             p: PType(ty),
             pack: spec.shares.map(|_| FastDiv::new(spec.pack).map(|number| b.value(number))),
             hand_over,
-            seen: spec.lists().map(|_| Seen::declare(b, tile.tile_n, [tile.stages, first])),
+            seen: spec.lists().map(|_| Seen::declare(b, tile.tile_n, tile.stages, [loaders, first])),
             running_o: merged::declare(b, spec.merges, tile.bytes_of_o()),
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             scheduler: match params.walk {
