@@ -357,16 +357,10 @@ impl Problem {
         (self.v.dtype != self.k.dtype).then(|| {
             let bytes = Dtype::F32.bytes() as i64;
             let Strides { batch, seqlen, heads, head_dim: _ } = self.v.strides;
-            TensorDesc {
-                dtype: Dtype::F32,
-                shape: Shape { head_dim: self.head_dim_v().div_ceil(SCALED_COLUMNS), ..self.v.shape },
-                strides: Strides {
-                    batch: batch / bytes,
-                    seqlen: seqlen / bytes,
-                    heads: heads / bytes,
-                    head_dim: 1,
-                },
-            }
+            let strides =
+                Strides { batch: batch / bytes, seqlen: seqlen / bytes, heads: heads / bytes, head_dim: 1 };
+            let shape = Shape { head_dim: self.head_dim_v().div_ceil(SCALED_COLUMNS), ..self.v.shape };
+            TensorDesc { dtype: Dtype::F32, shape, strides }.canonical()
         })
     }
 
