@@ -432,7 +432,7 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
     let first = listed(of_kernel.below(2) == 0);
     let second = (of_kernel.below(2) == 0).then(|| listed(of_kernel.below(2) == 0));
     let splits = [Some(SplitKeys::Even), Some(SplitKeys::FixedSize { keys: 512 }), None];
-    Case {
+    let case = Case {
         sequences,
         heads: (heads, 1),
         columns,
@@ -450,8 +450,9 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
         split_bytes: None,
         sms: 132,
         seed,
-    }
-    .trial()
+    };
+    let may_scale = qv && columns.1 == 512 && case.dtype == Dtype::Bf16 && second.is_none();
+    Case { scaled: may_scale && of_kernel.below(2) == 0, ..case }.trial()
 }
 
 /// Files that turn entries of lists into rows of memory, and hide what is no row. The arithmetic of blocks is not

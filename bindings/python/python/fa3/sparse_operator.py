@@ -39,8 +39,8 @@ class Options(NamedTuple):
     lse_empty_is_infinite: bool = False
     # Whether LSE has the largest scores behind it: (2, tokens, heads_q, 1).
     max_logits: bool = False
-    # The scales of rows of v, if v is float8_e4m3fn beside k of bfloat16: float32 (pages, page_rows, 1, head_dim_v / 128),
-    # as far apart as rows of v. On a GPU.
+    # The scales of rows of v, if v is float8_e4m3fn beside k of bfloat16: float32 (pages, page_rows, 1, groups of 128
+    # columns), as far apart as rows of v. On a GPU.
     v_scales: Tensor | None = None
 
     @property

@@ -16,8 +16,8 @@
 //!
 //! With `qv`, scores read K and V of one block, and each part has registers of its own.
 //!
-//! V of e4m3 beside K of 16 bits has scales of its own for each row, of [`SCALED_COLUMNS`] columns each. A code times its
-//! scale is rounded once. K's elements are stored as they are.
+//! V of e4m3 beside K of 16 bits has scales for each row, of [`SCALED_COLUMNS`] columns each. A code times its scale is
+//! rounded once. K's elements are stored as they are.
 //!
 //! Zeros are stored for rows beyond the sequence's end, rows of a missing page, entries of a list that are no row, and
 //! columns that the tensor does not have; nothing is read for them.

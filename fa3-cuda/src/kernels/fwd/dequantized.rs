@@ -165,7 +165,8 @@ fn convert<'k>(b: &'k Builder, elem: Elem, from: Tile<'_, 'k>, to: Tile<'_, 'k>)
     }
 }
 
-/// Converts a chunk to numbers of `elem`, by its scale if it has one, and stores both halves, 8 columns apart, at addresses that `to` gives.
+/// Converts a chunk to numbers of `elem`, times its scale if it has one, and stores both halves, 8 columns apart, at
+/// addresses that `to` gives.
 #[track_caller]
 pub(super) fn store_converted<'k>(
     b: &'k Builder,

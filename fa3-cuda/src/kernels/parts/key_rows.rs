@@ -1,4 +1,4 @@
-//! Rows of K and V as the threads of a warp load them to registers: rows of pages, of memory, or rows that a list names.
+//! Rows of K and V as the threads of a warp load them to registers: rows of pages, of memory, or of a list.
 
 use fa3_ir::lang::*;
 
@@ -15,8 +15,8 @@ pub(crate) enum SequenceRows<'k> {
     Listed(ListSpan<'k>, usize),
 }
 
-/// The keys of a head of a sequence, whose blocks are loaded from the last to the first; by a list from the first to the
-/// last.
+/// The keys of a head of a sequence, whose blocks are loaded from the last to the first, or from the first to the last
+/// if a list names them.
 pub(crate) struct KeyRows<'k> {
     rows: SequenceRows<'k>,
     /// Columns that the tensor has, and bytes of an element.
@@ -43,8 +43,8 @@ pub(crate) struct BlockRows<'k> {
 }
 
 impl<'k> KeyRows<'k> {
-    /// Keys of `cols` columns with elements of `bytes`. `head` is the address of the head's first row of memory, and the
-    /// bytes from a row to the next.
+    /// Keys of `cols` columns with elements of `bytes`. The place is the address of the head's first row of memory, and
+    /// the bytes from a row to the next.
     pub(crate) fn new(
         rows: SequenceRows<'k>,
         [cols, bytes]: [u32; 2],
