@@ -117,11 +117,6 @@ impl<'k> BlockRows<'k> {
         }
     }
 
-    /// Loads nothing until rows are found.
-    pub(crate) fn find_none(&self) {
-        self.of_memory.iter().for_each(|row| row.set(NOWHERE));
-    }
-
     /// The rows of the block, and the rows of memory that have been found; [`NOWHERE`] for rows that do not exist.
     pub(crate) fn found(&self) -> impl Iterator<Item = (U32<'k>, U32<'k>)> {
         self.rows.iter().copied().zip(self.of_memory.iter().map(|row| row.get()))

@@ -16,6 +16,9 @@ use fa3_ir::lang::*;
 
 use super::pages::NOWHERE;
 
+/// Warps of a CTA that copy rows.
+pub(crate) const COPIERS: u32 = 3;
+
 /// Keys of which a warp reads words at once.
 const AT_ONCE: u32 = 64;
 
