@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_types::{
     Dtype, ExtraCache, Intervals, LseForm, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape,
-    TensorDesc,
+    Strides, TensorDesc,
 };
 
 use crate::call::Call;
@@ -27,6 +27,8 @@ pub struct Attention {
     pub sequences: Option<[Sequences; 2]>,
     /// The second cache, if keys are listed in two.
     pub extra: Option<ExtraCache>,
+    /// The scales of V's rows, if rows have their own ones.
+    pub v_scales: Option<TensorDesc>,
     /// The shape of the intervals that say which keys a query sees, if given.
     pub intervals: Option<[usize; 4]>,
     /// Whether query heads have sinks.
@@ -152,6 +154,7 @@ impl Attention {
             o,
             sequences,
             extra: tensors.extra_cache(of_o.shape.batch)?,
+            v_scales: tensors.optional("v_scales")?,
             intervals: tensors.extents("intervals")?,
             sink: tensors.has("sink")?,
             max_logits: tensors.has_output("max_logits", Dtype::F32)?,
@@ -199,7 +202,19 @@ impl Call for Attention {
     fn problem(&self) -> Result<Problem, Error> {
         let problem = self.spec()?.validate()?;
         problem.check_rows()?;
-        Ok(problem)
+        match (self.v_scales.map(TensorDesc::canonical), problem.v_scales()) {
+            (given, expected) if given == expected => Ok(problem),
+            (Some(given), Some(expected)) => {
+                let text = |TensorDesc { dtype, shape, strides }: TensorDesc| {
+                    let Strides { batch, seqlen, heads, head_dim } = strides;
+                    format!("{dtype} {:?} of strides {:?}", shape.dims(), [batch, seqlen, heads, head_dim])
+                };
+                let (found, expected) = (text(given), text(expected) + ", as far apart as rows of v");
+                Err(Error::Tensor { tensor: "v_scales", found, expected })
+            }
+            (None, _) => Err(Error::NoTensor { tensor: "v_scales" }),
+            (Some(_), None) => Err(Error::UnknownTensor { name: "v_scales".to_owned() }),
+        }
     }
 
     fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {

@@ -93,7 +93,7 @@ pub enum ProblemError {
     DimMismatch { tensor: TensorName, dim: Dim, given: usize, expected: usize },
     #[error("{tensor} is {given}, expected {expected} like q")]
     DtypeMismatch { tensor: TensorName, given: Dtype, expected: Dtype },
-    #[error("k is {k} and v is {v}, expected both of one type")]
+    #[error("k is {k} and v is {v}, expected both of one type, or v of e4m3 beside q and k of bf16")]
     KeysAndValues { k: Dtype, v: Dtype },
     #[error("o cannot be {given} when q is {input}")]
     OutputDtype { given: Dtype, input: Dtype },

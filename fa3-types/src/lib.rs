@@ -59,7 +59,7 @@ pub use known::KnownProblem;
 pub use lse_form::LseForm;
 pub use mask::{Chunk, Lengths, Mask};
 pub use partials::Partials;
-pub use problem::{Feature, Known, Problem, UnknownFeature};
+pub use problem::{Feature, Known, Problem, SCALED_COLUMNS, UnknownFeature};
 pub use quantize::{
     CHANNEL_GROUPS, CHANNEL_ROWS, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling, Signs,
 };

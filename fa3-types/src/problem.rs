@@ -2,7 +2,8 @@
 
 use crate::{
     Bytes, Dim, Dtype, ExtraCache, Granularity, Heads, Intervals, Lengths, LseForm, Mask, ProblemError,
-    ProblemSpec, ScaleBlocks, Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout,
+    ProblemSpec, ScaleBlocks, Sequences, Shape, SoftCap, SoftmaxScale, Strides, TensorDesc, TensorName,
+    ValueLayout,
 };
 
 mod checks;
@@ -16,6 +17,9 @@ pub use features::{Feature, Known, UnknownFeature};
 
 /// The largest head dimension of Q and K: 576, of latent attention (512 + 64 rotary).
 const HEAD_DIM_LIMIT: usize = 576;
+
+/// Columns of V that share a scale, where each row has its own scales ([`Problem::v_scales`]).
+pub const SCALED_COLUMNS: usize = 128;
 /// The largest head dimension of V and O.
 const HEAD_DIM_V_LIMIT: usize = 512;
 
@@ -335,7 +339,7 @@ impl Problem {
         &self.o
     }
 
-    /// Element type of Q, and of K and V unless [`Problem::converts_keys`].
+    /// Element type of Q, and of K and V unless [`Problem::converts_keys`] or [`Problem::v_scales`].
     pub fn dtype(&self) -> Dtype {
         self.q.dtype
     }
@@ -346,7 +350,21 @@ impl Problem {
         self.k.dtype != self.q.dtype
     }
 
-    /// Whether K and V have scales, because they are e4m3.
+    /// The scales of V's rows, f32, if V is e4m3 beside K of 16 bits, as in FlashMLA's caches: (batch, seqlen, heads_kv,
+    /// groups), a scale for each group of [`SCALED_COLUMNS`] columns. The scales of a row are as far from the scales of
+    /// the next as V's rows are. A code times its scale is rounded to Q's type, once.
+    pub fn v_scales(&self) -> Option<TensorDesc> {
+        (self.v.dtype != self.k.dtype).then(|| {
+            let bytes = Dtype::F32.bytes() as i64;
+            let Strides { batch, seqlen, heads, head_dim: _ } = self.v.strides;
+            let strides =
+                Strides { batch: batch / bytes, seqlen: seqlen / bytes, heads: heads / bytes, head_dim: 1 };
+            let shape = Shape { head_dim: self.head_dim_v().div_ceil(SCALED_COLUMNS), ..self.v.shape };
+            TensorDesc { dtype: Dtype::F32, shape, strides }.canonical()
+        })
+    }
+
+    /// Whether K and V have scales of heads, blocks or channels, because they are e4m3.
     pub fn has_scales(&self) -> bool {
         self.k.dtype == Dtype::E4m3
     }

@@ -136,7 +136,7 @@ fn rows(tensor: &TensorDesc) -> impl Iterator<Item = usize> {
 }
 
 /// A tensor's bytes in memory, with NaN in its gaps.
-pub(crate) fn tensor_bytes(tensor: &TensorDesc, x: &Array4<f32>) -> Vec<u8> {
+pub fn tensor_bytes(tensor: &TensorDesc, x: &Array4<f32>) -> Vec<u8> {
     let mut bytes = vec![UNWRITTEN; tensor.extent_bytes().0 as usize];
     put(&mut bytes, tensor, x.view(), |x| bits(tensor.dtype, x));
     bytes

@@ -6,13 +6,13 @@ use fa3_ir::Buffer;
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_sim::Rule;
 use fa3_types::{
-    Dtype, ExtraCache, KnownProblem, LseForm, Problem, ProblemSpec, SequenceRows, Sequences, Shape,
-    TensorDesc,
+    Dtype, ExtraCache, KnownProblem, LseForm, Problem, ProblemSpec, SCALED_COLUMNS, SequenceRows, Sequences,
+    Shape, Strides, TensorDesc,
 };
 use ndarray::{Array4, Axis};
 
 use crate::fwd::{check_max_logits, device, input, judged, outputs, with_qv};
-use crate::memory::{before, tensor_bytes, words};
+use crate::memory::{before, rounded, tensor_bytes, words};
 use crate::mutate::{Equivalent, QK_FENCE, Target};
 use crate::values::Rng;
 use crate::{Bits, Dist, Poison, Trial, Values};
@@ -43,8 +43,10 @@ pub struct Case {
     pub columns: (usize, usize),
     /// Whether the problem has `qv`.
     pub qv: bool,
-    /// Type of all tensors.
+    /// Type of all tensors, of V only if it is not scaled.
     pub dtype: Dtype,
+    /// Whether V is e4m3, and its rows have their own scales.
+    pub scaled: bool,
     /// The cache, and the second one.
     pub caches: (Listed, Option<Listed>),
     /// One in this number of entries is no row.
@@ -73,6 +75,8 @@ pub struct Case {
 struct Rows {
     k: Array4<f32>,
     v: Array4<f32>,
+    /// Codes of V, and the scales of its rows, if it has them.
+    codes: Option<[Array4<f32>; 2]>,
     indices: Vec<i32>,
     lengths: Vec<i32>,
     /// The rows that are keys of each sequence.
@@ -81,12 +85,14 @@ struct Rows {
 
 const LISTED: Listed = Listed { pages: (9, 16), gap: 0, keys: 200, list_gap: 0, used: false };
 
-const LATENT: Case = Case {
+/// Latent attention over a list of each of three sequences.
+pub const LATENT: Case = Case {
     sequences: 3,
     heads: (16, 1),
     columns: (64, 512),
     qv: true,
     dtype: Dtype::Bf16,
+    scaled: false,
     caches: (LISTED, None),
     holes: 5,
     softcap: None,
@@ -142,7 +148,11 @@ impl Case {
             let (extra, second) = (problem.extra(), second.as_ref());
             match buffer.name {
                 "k" => Some(tensor_bytes(problem.k(), &first.k)),
-                "v" => Some(tensor_bytes(problem.v(), &first.v)),
+                "v" => {
+                    let rows = first.codes.as_ref().map_or(&first.v, |[codes, _]| codes);
+                    Some(tensor_bytes(problem.v(), rows))
+                }
+                "v_scales" => Some(tensor_bytes(&problem.v_scales()?, &first.codes.as_ref()?[1])),
                 "indices" => list(&first.indices),
                 "seqused_k" => list(&first.lengths),
                 "extra_k" => Some(tensor_bytes(&extra?.k, &second?.k)),
@@ -204,7 +214,26 @@ impl Case {
             }
             x.into_shape_with_order((pages, page_rows, heads, columns)).expect("it has all rows")
         };
-        Rows { k: in_pages(k), v: in_pages(v), indices, lengths, keys: all }
+        let codes = self.scaled.then(|| {
+            let scale = |row: usize, group: usize| ((row * 5 + group * 7) % 23 + 1) as f32 * 0.07;
+            let code = |((_, row, _, col), v): ((usize, usize, usize, usize), f32)| {
+                rounded(Dtype::E4m3, v / scale(row, col / SCALED_COLUMNS))
+            };
+            let codes =
+                Array4::from_shape_vec(v.raw_dim(), v.indexed_iter().map(|(at, &v)| code((at, v))).collect());
+            let groups = self.columns.1.div_ceil(SCALED_COLUMNS);
+            let scales =
+                Array4::from_shape_fn((1, count, v.dim().2, groups), |(_, row, _, group)| scale(row, group));
+            [codes.expect("there are as many"), scales].map(in_pages)
+        });
+        let v = match &codes {
+            None => in_pages(v),
+            Some([codes, scales]) => Array4::from_shape_fn(codes.raw_dim(), |(page, row, head, col)| {
+                let scale = scales[[page, row, head, col / SCALED_COLUMNS]];
+                rounded(self.dtype, codes[[page, row, head, col]] * scale)
+            }),
+        };
+        Rows { k: in_pages(k), v, codes, indices, lengths, keys: all }
     }
 
     fn spec(&self, kv: Shape) -> ProblemSpec {
@@ -228,16 +257,25 @@ impl Case {
         let Listed { pages: (batch, seqlen), gap, .. } = *listed;
         let (head_dim, head_dim_v) = self.columns;
         let of = |head_dim| Shape { batch, seqlen, heads: self.heads.1, head_dim };
-        let both = head_dim + head_dim_v;
-        [head_dim, head_dim_v].map(|columns| {
-            let row = of(if self.qv { both } else { columns });
-            let mut tensor = TensorDesc {
-                strides: row.contiguous_strides(),
-                ..TensorDesc::contiguous(self.dtype, of(columns))
-            };
-            tensor.strides.batch += gap as i64 * tensor.strides.seqlen;
-            tensor
-        })
+        // A row of K's elements has V's codes, its scales, and K.
+        let scales = head_dim_v.div_ceil(SCALED_COLUMNS);
+        let both = head_dim
+            + if self.scaled { (head_dim_v / 2 + 2 * scales).next_multiple_of(8) } else { head_dim_v };
+        let of_k = self.tensor(of(head_dim), of(if self.qv { both } else { head_dim }), gap);
+        let of_v = self.tensor(of(head_dim_v), of(if self.qv { both } else { head_dim_v }), gap);
+        if !self.scaled {
+            return [of_k, of_v];
+        }
+        let Strides { batch, seqlen, heads, .. } = of_v.strides;
+        let strides = Strides { batch: 2 * batch, seqlen: 2 * seqlen, heads: 2 * heads, head_dim: 1 };
+        [of_k, TensorDesc { dtype: Dtype::E4m3, strides, ..of_v }]
+    }
+
+    /// A tensor of `shape` in rows of another shape, and pages with a gap of rows.
+    fn tensor(&self, shape: Shape, row: Shape, gap: usize) -> TensorDesc {
+        let mut strides = row.contiguous_strides();
+        strides.batch += gap as i64 * strides.seqlen;
+        TensorDesc { strides, ..TensorDesc::contiguous(self.dtype, shape) }
     }
 
     fn lists(&self, listed: &Listed) -> Sequences {
@@ -340,6 +378,17 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
             ..LATENT
         },
         Case { heads: (2, 1), columns: (64, 128), caches: (paged, None), max_logits: true, ..LATENT },
+        Case { scaled: true, caches: (used, None), lse: FLASH_MLA, max_logits: true, ..LATENT },
+        Case {
+            scaled: true,
+            columns: (40, 336),
+            heads: (120, 1),
+            sms: 4,
+            caches: (paged, None),
+            sink: true,
+            ..LATENT
+        },
+        Case { scaled: true, holes: 1, split_keys: Some(SplitKeys::Whole), ..LATENT },
         Case { heads: (9, 1), columns: (512, 512), qv: false, caches: (paged, None), sequences: 2, ..LATENT },
     ];
     cases.into_iter().map(|case| Case { seed, ..case }.trial()).collect()
@@ -351,6 +400,7 @@ pub(crate) fn small() -> Vec<Trial> {
     let cases = [
         Case { heads: (8, 1), caches: (LISTED, Some(second)), ..LATENT },
         Case { heads: (3, 1), columns: (128, 128), qv: false, caches: (second, None), ..LATENT },
+        Case { heads: (8, 1), scaled: true, caches: (LISTED, None), ..LATENT },
     ];
     cases.into_iter().map(Case::trial).collect()
 }
@@ -382,12 +432,13 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
     let first = listed(of_kernel.below(2) == 0);
     let second = (of_kernel.below(2) == 0).then(|| listed(of_kernel.below(2) == 0));
     let splits = [Some(SplitKeys::Even), Some(SplitKeys::FixedSize { keys: 512 }), None];
-    Case {
+    let case = Case {
         sequences,
         heads: (heads, 1),
         columns,
         qv,
         dtype: [Dtype::Bf16, Dtype::F16][of_kernel.below(2)],
+        scaled: false,
         caches: (first, second),
         holes: [1 << 40, 2, 9, 1][rng.below(4)],
         softcap: None,
@@ -399,8 +450,9 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
         split_bytes: None,
         sms: 132,
         seed,
-    }
-    .trial()
+    };
+    let may_scale = qv && columns.1 == 512 && case.dtype == Dtype::Bf16 && second.is_none();
+    Case { scaled: may_scale && of_kernel.below(2) == 0, ..case }.trial()
 }
 
 /// Files that turn entries of lists into rows of memory, and hide what is no row. The arithmetic of blocks is not

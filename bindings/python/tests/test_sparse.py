@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from packing import assert_equal, normal
 
+from fa3 import flash_mla
 from fa3.flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache
 
 F32, F16, BF16, I32, E4M3 = torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.float8_e4m3fn
@@ -215,16 +216,34 @@ def of_bytes(cache, scales):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, E4M3], ids=str)
-def test_rows_of_codes_are_the_numbers_that_they_stand_for(dtype):
-    sparse = Sparse("cpu", extra=(33, (4, 8), None))
+@pytest.mark.parametrize("given", [CASES["lists that end anywhere"], CASES["pages of one row"], TWO["two caches"]], ids=str)
+def test_rows_of_codes_are_the_numbers_that_they_stand_for(device, dtype, given):
+    if device != "cpu" and "extra" in given:
+        pytest.skip("a GPU has one cache of FP8 rows")
+    sparse = Sparse(device, **given)
     for i, cache in enumerate(sparse.caches):
         cache.nan_to_num_(0.5)
-        sparse.caches[i], _ = of_bytes(cache, normal(*cache.shape[:3], 4, dtype=F32, seed=i).abs() + 0.01)
+        sparse.caches[i], _ = of_bytes(cache, normal(*cache.shape[:3], 4, dtype=F32, seed=i, device=device).abs() + 0.01)
     rows = [of_bytes_to_numbers(x) for x in sparse.caches]
     sparse.caches = [x.view(dtype) for x in sparse.caches]
     results = sparse.call(is_fp8_kvcache=True)
     sparse.caches = rows
     assert_equal(results, sparse.check())
+
+
+def test_views_of_rows_of_codes_lie_in_the_cache():
+    """A GPU takes these views, so they are checked on the CPU, too."""
+    cache, numbers = of_bytes(normal(5, 9, 1, 576, dtype=BF16), normal(5, 9, 1, 4, dtype=F32).abs() + 0.01)
+    keys, codes, scales = flash_mla._views("k_cache", cache.view(torch.int8)[1::2])
+    assert (keys.dtype, codes.dtype, scales.dtype) == (BF16, E4M3, F32)
+    assert [x.stride()[:2] for x in (keys, codes, scales)] == [(2 * 9 * n, n) for n in (328, 656, 164)]
+    assert all(x.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr() for x in (keys, codes, scales))
+    found = (codes.float().unflatten(3, (4, 128)) * scales[..., None]).flatten(3).to(BF16)
+    assert_equal([torch.cat([found, keys], 3)], [numbers[1::2]])
+    with pytest.raises(ValueError, match="k_cache has strides .* expected rows without gaps at multiples of 16 bytes"):
+        flash_mla._views("k_cache", cache.view(-1)[8 : 8 + 656].view(1, 1, 1, 656))
+    with pytest.raises(NotImplementedError, match="extra_k_cache with is_fp8_kvcache is not supported on a GPU yet"):
+        flash_mla._views("extra_k_cache", cache)
 
 
 def of_bytes_to_numbers(cache):

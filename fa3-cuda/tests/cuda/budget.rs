@@ -58,6 +58,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                     pack: 1,
                     page_block: None,
                     gathered_cols: converts_rows.then_some(tile.head_dim),
+                    row_scales: false,
                     indexed: false,
                 };
                 let takes_listed = loads == Loads::Producer && scheduler == Scheduler::DynamicPersistent;

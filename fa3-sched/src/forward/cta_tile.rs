@@ -77,7 +77,7 @@ impl Fp8Inputs {
 impl Precision {
     /// The precision of a problem's tensors.
     pub fn of(problem: &Problem) -> Precision {
-        if problem.converts_keys() {
+        if problem.converts_keys() || problem.v_scales().is_some() {
             return Precision::Converted { q: false };
         }
         if problem.dtype() != Dtype::E4m3 {

@@ -23,7 +23,11 @@ impl Problem {
             f,
             "{}{} batch {} seqlen {} x {} heads {}/{} head_dim {}",
             self.dtype(),
-            if self.converts_keys() { " over e4m3" } else { "" },
+            match (self.converts_keys(), self.v_scales()) {
+                (true, _) => " over e4m3",
+                (false, Some(_)) => " over v of e4m3",
+                (false, None) => "",
+            },
             self.batch(),
             lengths(self.seqs_q, q),
             lengths(self.seqs_k, k),

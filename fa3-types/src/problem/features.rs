@@ -28,6 +28,8 @@ names! {
         E4m3 = "q, k and v of e4m3",
         /// [`Problem::converts_keys`].
         E4m3Keys = "k and v of e4m3 beside q of 16 bits",
+        /// [`Problem::v_scales`].
+        RowScales = "rows of v in e4m3 with their own scales",
         /// [`Problem::has_block_scales`].
         BlockScales = "scales of blocks",
         /// [`Problem::has_v_channels`].
@@ -110,7 +112,7 @@ impl Problem {
         let Problem {
             q,
             k,
-            v: _,
+            v,
             v_layout,
             scales: [of_q, _, of_v],
             qv,
@@ -136,6 +138,7 @@ impl Problem {
             (qv.is_some(), Feature::Qv),
             (q.dtype == Dtype::E4m3, Feature::E4m3),
             (q.dtype != k.dtype, Feature::E4m3Keys),
+            (k.dtype != v.dtype, Feature::RowScales),
             (matches!(of_q, Granularity::Block { .. }), Feature::BlockScales),
             (*of_v == Granularity::Channel, Feature::VChannels),
             (*v_layout == ValueLayout::Transposed, Feature::TransposedV),

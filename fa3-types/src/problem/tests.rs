@@ -52,6 +52,7 @@ fn of_every_feature() -> Vec<ProblemSpec> {
         spec().e4m3_keys().seqs_k(pages),
         listed().seqs_k(Sequences::listed(2, 7).table_stride(9)).sink(),
         codes().transposed_v().block_scales(64).v_channels(),
+        scaled_rows(),
         ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, &rows, &rows)
             .seqs_q(Sequences::packed(3).longest(6))
             .seqs_k(Sequences::packed(3)),
@@ -177,6 +178,31 @@ fn sequences_are_checked() {
     short.v.shape.seqlen = 6;
     let end = ProblemError::CuSeqlensEnd { tensor: TensorName::K, given: 7, rows: 6 };
     assert_eq!(short.with_rows(q, k).unwrap_err(), end);
+}
+
+/// Rows of 656 bytes: 512 codes of e4m3, four scales, and K of 64 columns.
+fn scaled_rows() -> ProblemSpec {
+    let q = Shape { batch: 2, seqlen: 1, heads: 4, head_dim: 64 };
+    let mut spec = ProblemSpec::dense(Dtype::Bf16, q, Shape { heads: 1, seqlen: 24, ..q }).head_dim_v(512);
+    spec.k.strides = Strides { batch: 24 * 328, seqlen: 328, heads: 328, head_dim: 1 };
+    spec.v = TensorDesc::contiguous(Dtype::E4m3, spec.v.shape);
+    spec.v.strides = Strides { batch: 24 * 656, seqlen: 656, heads: 656, head_dim: 1 };
+    spec.seqs_k(Sequences::listed(2, 7))
+}
+
+#[test]
+fn scales_of_rows_are_as_far_apart_as_rows() {
+    let problem = scaled_rows().validate().unwrap();
+    let scales = problem.v_scales().unwrap();
+    assert_eq!(scales.shape, Shape { batch: 2, seqlen: 24, heads: 1, head_dim: 4 });
+    assert_eq!((scales.strides.batch, scales.strides.seqlen, scales.dtype), (24 * 164, 164, Dtype::F32));
+    assert!(!problem.has_scales() && !problem.converts_keys());
+    assert!(problem.to_string().starts_with("bf16 over v of e4m3 batch 2"), "{problem}");
+    assert_eq!(spec().validate().unwrap().v_scales(), None);
+    // K must have Q's type.
+    let mut spec = scaled_rows();
+    spec.k = TensorDesc::contiguous(Dtype::F16, spec.k.shape);
+    assert!(matches!(spec.validate().unwrap_err(), ProblemError::KeysAndValues { .. }));
 }
 
 /// Lists of 7 rows of a cache of 48 rows, and of up to 3 rows of another cache of 5.

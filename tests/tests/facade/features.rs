@@ -115,6 +115,16 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
             }
             if feature == Feature::Extra { spec.extra(extra) } else { spec }
         }
+        Feature::RowScales => {
+            let mut spec = with(Feature::Lists, spec)?;
+            let of =
+                |x: &TensorDesc, head_dim| TensorDesc::contiguous(Dtype::Bf16, Shape { head_dim, ..x.shape });
+            [spec.q, spec.k] = [&spec.q, &spec.k].map(|x| of(x, 64));
+            spec.o = of(&spec.o, 512);
+            spec.v = TensorDesc::contiguous(Dtype::E4m3, Shape { head_dim: 512, ..spec.v.shape });
+            let qv = spec.o;
+            spec.qv(qv)
+        }
         other => panic!("there is no problem with {other} here"),
     };
     let problem = spec.clone().validate()?;

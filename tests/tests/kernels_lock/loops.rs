@@ -244,6 +244,7 @@ mod tests {
             pack: 1,
             page_block: None,
             gathered_cols: None,
+            row_scales: false,
             indexed: false,
         }
     }

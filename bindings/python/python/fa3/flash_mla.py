@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,7 +64,8 @@ def flash_mla_with_kvcache(
         causal: the last row of q is aligned with the last key in use, and each row sees keys up to its own
             position. Not with indices.
         is_fp8_kvcache: whether rows of the cache have 512 codes of e4m3, four float32 scales of 128 columns each, and
-            64 columns of bfloat16. A code times its scale is rounded to bfloat16. With indices, on the CPU.
+            64 columns of bfloat16. A code times its scale is rounded to bfloat16. With indices, and on a GPU without
+            extra_k_cache.
         indices: rows of the cache, int32 (batch, seqlen_q, topk): page * page_rows + row of the page. An index that is
             no row of the cache, such as -1, is no key, wherever it is. A row that is listed twice counts twice.
         attn_sink: a sink for each query head, float32 (heads_q,): O is multiplied by 1 / (1 + exp(attn_sink - LSE)).
@@ -176,8 +177,16 @@ def flash_mla_sparse_fwd(
     return (o.squeeze(1) if out is None else out), largest, lse
 
 
-# A cache (pages, page_rows, 1, head_dim) of 16 bits, its lists (tokens, topk), and their lengths (tokens,).
-_Cache = tuple[Tensor, Tensor, Tensor | None]
+class _Cache(NamedTuple):
+    """A cache: latent values, the columns that are not latent, or the latent ones if there are none, and the scales of
+    values in 8 bits, each (pages, page_rows, 1, ...); its lists (tokens, topk), and their lengths (tokens,).
+    """
+
+    values: Tensor
+    keys: Tensor
+    scales: Tensor | None
+    indices: Tensor
+    lengths: Tensor | None
 
 
 def _sparse(
@@ -206,19 +215,17 @@ def _sparse(
             raise ValueError(f"out is {found}, expected {expected}: (batch, seqlen_q, heads_q, head_dim_v)")
         are_tokens = batch == 1 or rows == 1 or out.stride(0) == rows * out.stride(1)
         into = out.flatten(0, 1).unsqueeze(1) if are_tokens else None
-        operator.refuse_grad(out, q, *(cache[0] for cache in caches if cache), *operator.given(attn_sink), function=function)
+        given = (x for cache in caches if cache for x in cache[:3])
+        operator.refuse_grad(out, q, *operator.given(*given, attn_sink), function=function)
     tokens = q.flatten(0, 1).unsqueeze(1)
-    # Columns that are not latent have a product of their own.
-    has_rotated = columns > latent
-    split = (lambda x: (x[..., latent:], x[..., :latent])) if has_rotated else (lambda x: (x, x))
-    (q_rotated, qv), (k, v) = split(tokens), split(caches[0][0])
-    more: tuple[Any, ...] = ()
-    if caches[1] is not None:
-        more = *split(caches[1][0]), *caches[1][1:]
-    lists = Lists(*caches[0][1:], *more)
-    qv = qv if has_rotated else None
-    options = Options(scale, 0, -1, attn_sink, qv, lse_without_sink=attn_sink is not None, **results)
-    o, lse = sparse_operator.attention((q_rotated, k, v), lists, options, True, into, function)
+    q_rotated, qv = (tokens[..., latent:], tokens[..., :latent]) if columns > latent else (tokens, None)
+    cache, extra = caches
+    more = (extra.keys, extra.values, extra.indices, extra.lengths) if extra is not None else ()
+    lists = Lists(cache.indices, cache.lengths, *more)
+    options = Options(
+        scale, 0, -1, attn_sink, qv, lse_without_sink=attn_sink is not None, v_scales=cache.scales, **results
+    )
+    o, lse = sparse_operator.attention((q_rotated, cache.keys, cache.values), lists, options, True, into, function)
     assert lse is not None
     if out is None:
         o = o.view(batch, rows, heads, latent)
@@ -241,12 +248,13 @@ def _listed(
                 operator.refuse_place("q", q, given_name, x)
     if cache.shape[2] != 1:
         raise NotImplementedError(f"{name} has {cache.shape[2]} heads, and lists of keys take one")
+    columns = _CODES + _ROTATED if fp8 else cache.shape[3]
     if fp8:
-        cache = _of_16_bits(name, cache, q, latent)
+        _check_codes(name, cache, q, latent)
     elif cache.dtype != q.dtype:
         raise ValueError(f"{name} is {cache.dtype} and q {q.dtype}, expected one dtype without is_fp8_kvcache")
-    if cache.shape[3] != q.shape[3] or not 0 < latent <= q.shape[3]:
-        found = f"{name} has {cache.shape[3]} and q {q.shape[3]} columns, {latent} of them latent"
+    if columns != q.shape[3] or not 0 < latent <= columns:
+        found = f"{name} has {columns} and q {q.shape[3]} columns, {latent} of them latent"
         raise ValueError(f"{found}, expected as many, and some latent")
     batch, rows = q.shape[:2]
     assert indices is not None
@@ -260,7 +268,14 @@ def _listed(
             found = f"{of_lengths} is {lengths.dtype} {tuple(lengths.shape)}"
             raise ValueError(f"{found}, expected torch.int32 ({batch},) or ({batch}, {rows})")
         lengths = (lengths if is_of_tokens else lengths[:, None].expand(batch, rows)).flatten()
-    return cache, indices.flatten(0, 1), lengths
+    scales = None
+    if fp8 and q.is_cuda:
+        keys, cache, scales = _views(name, cache)
+    else:
+        cache = _of_16_bits(cache) if fp8 else cache
+        # Columns that are not latent have a product of their own.
+        keys, cache = (cache[..., latent:] if columns > latent else cache), cache[..., :latent]
+    return _Cache(cache, keys, scales, indices.flatten(0, 1), lengths)
 
 
 def _listed_extra(
@@ -279,10 +294,8 @@ def _listed_extra(
     return _listed("extra_k_cache", cache, fp8, q, latent, given)
 
 
-def _of_16_bits(name: str, cache: Tensor, q: Tensor, latent: int) -> Tensor:
-    """A cache of FlashMLA's FP8 rows in bfloat16: codes times their scales, rounded once, and the rotated columns."""
-    if q.is_cuda:
-        raise NotImplementedError("is_fp8_kvcache is not supported on a GPU yet")
+def _check_codes(name: str, cache: Tensor, q: Tensor, latent: int) -> None:
+    """Refuses anything but FlashMLA's FP8 rows."""
     if q.dtype != torch.bfloat16:
         raise NotImplementedError(f"q is {q.dtype}, and rows of FP8 take torch.bfloat16: their rotated columns have it")
     if latent != _CODES:
@@ -292,6 +305,21 @@ def _of_16_bits(name: str, cache: Tensor, q: Tensor, latent: int) -> Tensor:
     if cache.dtype not in _BYTES or cache.shape[3] != _ROW_BYTES:
         found = f"{name} is {cache.dtype} with rows of {cache.shape[3]}"
         raise ValueError(f"{found}, expected rows of {_ROW_BYTES} bytes: uint8, int8 or float8_e4m3fn")
+
+
+def _views(name: str, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rotated columns, the codes and the scales of FlashMLA's FP8 rows, where they lie."""
+    if name == "extra_k_cache":
+        raise NotImplementedError("extra_k_cache with is_fp8_kvcache is not supported on a GPU yet")
+    if cache.stride(3) != 1 or any(x % 16 for x in (cache.storage_offset(), *cache.stride()[:3])):
+        found = f"{name} has strides {cache.stride()} and begins at byte {cache.storage_offset()} of its storage"
+        raise ValueError(f"{found}, expected rows without gaps at multiples of 16 bytes")
+    scales = cache.view(torch.float32)[..., _CODES // 4 : _CODES // 4 + _SCALES]
+    return cache.view(torch.bfloat16)[..., -_ROTATED:], cache.view(torch.float8_e4m3fn)[..., :_CODES], scales
+
+
+def _of_16_bits(cache: Tensor) -> Tensor:
+    """FlashMLA's FP8 rows in bfloat16: codes times their scales, rounded once, and the rotated columns."""
     codes, scales, rotated = cache.view(torch.uint8).split((_CODES, 4 * _SCALES, 2 * _ROTATED), dim=3)
     groups = codes.view(torch.float8_e4m3fn).float().unflatten(3, (_SCALES, _CODES // _SCALES))
     latents = (groups * scales.contiguous().view(torch.float32).unsqueeze(4)).flatten(3)

@@ -39,6 +39,9 @@ class Options(NamedTuple):
     lse_empty_is_infinite: bool = False
     # Whether LSE has the largest scores behind it: (2, tokens, heads_q, 1).
     max_logits: bool = False
+    # The scales of rows of v, if v is float8_e4m3fn beside k of bfloat16: float32 (pages, page_rows, 1, groups of 128
+    # columns), as far apart as rows of v. On a GPU.
+    v_scales: Tensor | None = None
 
     @property
     def out_dtype(self) -> None:
@@ -74,7 +77,7 @@ def compute(
         expected = *q.shape[:3], v.shape[3]
         operator.check_out_is(out, q, expected, "(tokens, 1, heads_q, head_dim_v)", None)
     fields, values = operator.with_lse_form(_NAMES, options[:3], options)
-    given: operator.Tensors = {"q": q, "k": k, "v": v, **lists._asdict()}
+    given: operator.Tensors = {"q": q, "k": k, "v": v, "v_scales": options.v_scales, **lists._asdict()}
     return operator.attend("forward", fields, values, given, options, v.shape[3], with_lse, out, options.max_logits)
 
 
@@ -112,14 +115,14 @@ def attention(
 
 def _floats(tensors: tuple[Tensor, Tensor, Tensor], lists: Lists, options: Options) -> list[Tensor]:
     """The tensors that may require grad."""
-    return operator.given(*tensors, lists.extra_k, lists.extra_v, options.s_aux, options.qv)
+    return operator.given(*tensors, lists.extra_k, lists.extra_v, options.s_aux, options.qv, options.v_scales)
 
 
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor indices, Tensor? seqused_k, Tensor? extra_k, Tensor? extra_v, "
     "Tensor? extra_indices, Tensor? extra_seqused_k, float? softmax_scale, SymInt sm_margin, SymInt split_keys, "
     "Tensor? s_aux=None, Tensor? qv=None, bool lse_base_two=False, bool lse_without_sink=False, "
-    "bool lse_empty_is_infinite=False, bool max_logits=False"
+    "bool lse_empty_is_infinite=False, bool max_logits=False, Tensor? v_scales=None"
 )
 operator.define_attention("sparse_forward", _ARGUMENTS, launch, "flash_mla_with_kvcache")
 refusal.register(f"{NAMES} {NO_GRADIENT}", "sparse_forward")

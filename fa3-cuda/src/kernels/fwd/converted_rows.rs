@@ -15,20 +15,28 @@
 //! registers of its own, to which the same part of the next block is loaded. In the second consumer, whose registers
 //! hold O, the parts take turns with one array of registers.
 //!
-//! Zeros are stored for rows beyond the sequence's end, rows of a missing page, and columns that the tensor does not
-//! have; nothing is read for them.
+//! V of e4m3 beside K of 16 bits has scales for each row, of [`SCALED_COLUMNS`] columns each. A code times its scale is
+//! rounded once. K's elements are stored as they are.
+//!
+//! Zeros are stored for rows beyond the sequence's end, rows of a missing page, entries of a list that are no row, and
+//! columns that the tensor does not have; nothing is read for them.
 
 use fa3_ir::lang::*;
+use fa3_types::SCALED_COLUMNS;
 
-use super::dequantized::{Chunks, store_converted};
+use super::dequantized::{Chunks, PART, store_converted};
 use super::state::Fwd;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::key_rows::{BlockRows, KeyRows};
+use crate::kernels::parts::seen::SeenProducer;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
 
 /// The numbers of K and of V among a problem's tensors.
 const K: usize = 1;
 const V_: usize = 2;
+
+/// Columns that share a scale, where rows have their own ones.
+const GROUP: u32 = SCALED_COLUMNS as u32;
 
 /// Converts blocks of every work tile in all warps of the producer. One thread sends work tiles and loads Q.
 pub(super) fn run<'k>(fwd: &Fwd<'k>, [of_k, of_v]: [&[&TmaPipeline<'k>]; 2]) {
@@ -37,6 +45,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>, [of_k, of_v]: [&[&TmaPipeline<'k>]; 2]) {
     let (mut q, mut qv) = (fwd.q.producer(), fwd.qv.as_ref().map(|qv| qv.producer()));
     let of_v = if fwd.spec.tile.qv { of_v } else { &[] };
     let mut converter = Converter::declare(fwd, [(K, of_k), (V_, of_v)], true);
+    let mut seen = fwd.seen.as_ref().map(|seen| seen.producer());
     scheduler.produce_in_role(|work| {
         let visits = work.kv.first.lt(work.kv.end);
         b.if_uniform(visits, || {
@@ -50,7 +59,12 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>, [of_k, of_v]: [&[&TmaPipeline<'k>]; 2]) {
             });
             b.warp_sync();
             let all = (work.kv.end - work.kv.first) * fwd.spec.tile.tile_n;
-            b.for_each((0, all), fwd.spec.tile.tile_n, |done| converter.convert(&keys, [done, all]));
+            b.for_each((0, all), fwd.spec.tile.tile_n, |done| {
+                if let Some(seen) = &mut seen {
+                    converter.say(seen);
+                }
+                converter.convert(&keys, [done, all]);
+            });
         });
     });
 }
@@ -63,8 +77,22 @@ struct Part {
     /// Its first column, and its number of columns.
     first: u32,
     cols: u32,
+    /// Bytes of an element.
+    bytes: u32,
+    /// The scales of a row: their first one, and the one behind the last. None, unless rows have their own ones.
+    groups: [u32; 2],
     /// The index of its registers.
     registers: usize,
+}
+
+impl Part {
+    /// The index of a column's scale among the scales of the part, in row number `row` of a thread. Columns that the
+    /// tensor does not have are zeros, and take the last scale.
+    fn scale_at(&self, row: usize, col: u32) -> usize {
+        let [first, end] = self.groups;
+        let in_row = (end - first) as usize;
+        row * in_row + ((col / GROUP) as usize).min(in_row.saturating_sub(1))
+    }
 }
 
 /// A thread's conversion of its chunks.
@@ -79,8 +107,10 @@ pub(super) struct Converter<'k> {
     tensors: Vec<(usize, BlockRows<'k>)>,
     /// In the order in which they are converted, with their pipelines' stages.
     parts: Vec<(Part, Producer<'k, 1>)>,
-    /// The chunks of one part of a block each, row by row.
+    /// The chunks of one part of a block each, row by row. A chunk of 16-bit elements takes two arrays.
     registers: Vec<Vec<[Var<'k, B32>; 4]>>,
+    /// The scales of each part, row by row, if rows have their own ones. Then each part has registers of its own.
+    scales: Vec<Vec<Var<'k, F32>>>,
 }
 
 impl<'k> Converter<'k> {
@@ -104,11 +134,22 @@ impl<'k> Converter<'k> {
         let chunks = Chunks::new(b, panel);
         let tensors = tensors.into_iter().filter(|(_, pipelines)| !pipelines.is_empty());
         let tensors: Vec<_> = tensors.collect();
-        let pipelines =
-            tensors.iter().enumerate().flat_map(|(of, (_, all))| all.iter().map(move |&x| (of, x)));
-        let parts = pipelines.enumerate().map(|(number, (of, pipeline))| {
-            let registers = if of_each { number } else { 0 };
-            let part = Part { of, first: pipeline.first_col(), cols: pipeline.cols(), registers };
+        let pipelines = tensors
+            .iter()
+            .enumerate()
+            .flat_map(|(of, (tensor, all))| all.iter().map(move |&x| (of, *tensor, x)));
+        let parts = pipelines.enumerate().map(|(number, (of, tensor, pipeline))| {
+            let (first, cols) = (pipeline.first_col(), pipeline.cols());
+            let is_scaled = tensor == V_ && fwd.spec.row_scales;
+            let groups = if is_scaled { fwd.spec.head_dim_v.div_ceil(GROUP) } else { 0 };
+            let part = Part {
+                of,
+                first,
+                cols,
+                bytes: if tensor == V_ { Elem::E4m3.bytes() } else { fwd.spec.key_elem().bytes() },
+                groups: [first, first + cols].map(|col| col.div_ceil(GROUP).min(groups)),
+                registers: if of_each { number } else { 0 },
+            };
             (part, pipeline.stages().producer())
         });
         let parts: Vec<_> = parts.collect();
@@ -117,14 +158,18 @@ impl<'k> Converter<'k> {
         let count = if of_each { parts.len() } else { 1 };
         let registers = (0..count).map(|number| {
             let of_parts = parts.iter().filter(|(part, _)| part.registers == number);
-            let cols = of_parts.map(|(part, _)| part.cols).max();
-            let chunks = rows.len() * (cols.unwrap_or(0) / panel) as usize;
+            let chunks = of_parts.map(|(part, _)| part.cols / panel * part.bytes).max();
+            let chunks = rows.len() * chunks.unwrap_or(0) as usize;
             (0..chunks).map(|_| [(); 4].map(|()| b.var("codes", 0))).collect()
         });
         let registers = registers.collect();
-        let in_pages = fwd.params.pages.is_some();
+        let scales = parts.iter().map(|(Part { groups: [first, end], .. }, _)| {
+            (0..rows.len() as u32 * (end - first)).map(|_| b.var("scale", 0.0)).collect()
+        });
+        let scales = scales.collect();
+        let are_found = fwd.params.pages.is_some() || fwd.params.lists.is_some();
         let tensors =
-            tensors.into_iter().map(|(number, _)| (number, BlockRows::declare(b, rows.clone(), in_pages)));
+            tensors.into_iter().map(|(number, _)| (number, BlockRows::declare(b, rows.clone(), are_found)));
         Converter {
             builder: b,
             elem: fwd.spec.elem,
@@ -134,6 +179,7 @@ impl<'k> Converter<'k> {
             tensors: tensors.collect(),
             parts,
             registers,
+            scales,
         }
     }
 
@@ -144,10 +190,12 @@ impl<'k> Converter<'k> {
         let keys = keys.map(|keys| keys.map(|keys| keys.at_column(self.chunks.col)));
         let keys: Vec<_> = keys.collect::<Option<_>>()?;
         let tensors = || self.tensors.iter().map(|(_, rows)| rows).zip(&keys);
-        tensors().for_each(|(rows, keys)| rows.read_pages(keys, keys.last));
-        tensors().for_each(|(rows, keys)| self.find(rows, keys, keys.last, None));
+        tensors().for_each(|(rows, keys)| rows.read_pages(keys, keys.begin));
+        tensors().for_each(|(rows, keys)| self.find(rows, keys, keys.begin, None));
         for number in 0..self.registers.len() {
-            self.loads(self.first_of(number), &keys).for_each(|load| load());
+            let part = self.first_of(number);
+            self.loads(part, &keys).for_each(|load| load());
+            self.load_scales(part, &keys);
         }
         Some(keys)
     }
@@ -158,35 +206,62 @@ impl<'k> Converter<'k> {
         parts.find(|part| part.registers == registers).expect("each array is some part's")
     }
 
-    /// Finds the rows of the block that begins with row `first`, if that block `exists`, and reads the pages of the
-    /// block below.
+    /// Finds the rows of the block that begins with row `first`, if that block `exists`, and reads the pages or indices
+    /// of the block after it.
     #[track_caller]
     fn find(&self, rows: &BlockRows<'k>, keys: &KeyRows<'k>, first: U32<'k>, exists: Option<V<'k, Pred>>) {
         rows.find(keys, first, exists);
-        rows.read_pages(keys, first - self.keys);
+        rows.read_pages(keys, keys.after(first, self.keys));
+    }
+
+    /// Begins to load the scales of a part of the block whose rows have been found, if rows have their own ones.
+    #[track_caller]
+    fn load_scales(&self, part: Part, keys: &[KeyRows<'k>]) {
+        let rows = self.tensors[part.of].1.scales(&keys[part.of]).into_iter();
+        let groups = rows.flat_map(|row| (part.groups[0]..part.groups[1]).map(move |group| (row, group)));
+        for (((row, is_there), group), to) in groups.zip(&self.scales[part.registers]) {
+            to.set(0.0);
+            self.builder.guarded(is_there, || to.set(self.builder.load::<F32>(row.at(4 * group as i32))));
+        }
+    }
+
+    /// The first columns of this thread's arrays of registers in a row, before its own column is added.
+    fn places(&self, cols: std::ops::Range<u32>, bytes: u32) -> impl Iterator<Item = u32> + Clone + use<> {
+        let panels = cols.step_by(self.panel as usize);
+        panels.flat_map(move |first| {
+            (0..PART).step_by((PART / bytes) as usize).map(move |second| first + second)
+        })
     }
 
     /// The loads of this thread's chunks of a part of the block whose rows have been found.
     #[track_caller]
     fn loads(&self, part: Part, keys: &[KeyRows<'k>]) -> impl Iterator<Item = impl Fn()> {
         let (b, keys, panel, col) = (self.builder, &keys[part.of], self.panel, self.chunks.col);
-        let panels = (part.first..part.first + part.cols).step_by(panel as usize);
+        let places = self.places(part.first..part.first + part.cols, part.bytes);
         let rows = self.tensors[part.of].1.addresses(keys).into_iter();
-        let chunks = rows.flat_map(move |row| panels.clone().map(move |first| (row, first)));
+        let chunks = rows.flat_map(move |row| places.clone().map(move |first| (row, first)));
         let registers = self.registers[part.registers].clone();
         chunks.zip(registers).map(move |(((row, is_there), first), to)| {
-            let inside = keys.cols.saturating_sub(first);
+            let (inside, at) = (keys.cols.saturating_sub(first), (first * keys.bytes) as i32);
             move || {
                 to.iter().for_each(|word| word.set(0));
-                let is_there = if inside < panel { is_there & col.lt(inside) } else { is_there };
+                let is_whole = inside + first % panel >= panel;
+                let is_there = if is_whole { is_there } else { is_there & col.lt(inside) };
                 if inside > 0 {
-                    b.guarded(is_there, || b.load_vector_to(to, row.at(first as i32)));
+                    b.guarded(is_there, || b.load_vector_to(to, row.at(at)));
                 }
             }
         })
     }
 
-    /// Converts the next block of a work tile; blocks go from the last to the first. `done` keys have been converted
+    /// Says which keys of the next block exist. One of the threads that convert a row says it.
+    #[track_caller]
+    fn say(&self, seen: &mut SeenProducer<'k>) {
+        let (says, (_, rows)) = (self.chunks.col.eq(0), &self.tensors[0]);
+        seen.store(rows.found().map(|(key, row)| (says.select(key, u32::MAX), row)));
+    }
+
+    /// Converts the next block of a work tile, in the order of loads. `done` keys have been converted
     /// before, of `all`.
     #[track_caller]
     pub(super) fn convert(&mut self, keys: &[KeyRows<'k>], [done, all]: [U32<'k>; 2]) {
@@ -214,7 +289,8 @@ impl<'k> Converter<'k> {
             let before = done + self.keys;
             if !std::mem::replace(&mut found[next.of], true) {
                 let keys = &keys[next.of];
-                self.find(&self.tensors[next.of].1, keys, keys.last - before, Some(before.lt(all)));
+                let first = keys.after(keys.begin, before);
+                self.find(&self.tensors[next.of].1, keys, first, Some(before.lt(all)));
             }
             next
         })
@@ -224,22 +300,30 @@ impl<'k> Converter<'k> {
     #[track_caller]
     fn convert_part(&mut self, number: usize, next: Part, keys: &[KeyRows<'k>]) {
         let free = self.parts[number].1.acquire();
-        let registers = self.parts[number].0.registers;
+        let part = self.parts[number].0;
         let [tile] = free.tiles();
         let to = tile.elements(self.chunks.row, self.chunks.col);
         let TileShape { rows, cols, .. } = tile.shape();
         let places = (0..rows)
             .step_by(self.chunks.rows as usize)
-            .flat_map(|row| (0..cols).step_by(self.panel as usize).map(move |col| (row, col)));
+            .enumerate()
+            .flat_map(|(number, row)| self.places(0..cols, part.bytes).map(move |col| (number, row, col)));
         let mut loads = self.loads(next, keys);
-        for (chunk, (row, col)) in self.registers[registers].iter().zip(places) {
-            let codes = chunk.map(Var::get);
-            store_converted(self.builder, codes, self.elem, |second| to.at(row, col + second));
+        for (chunk, (number, row, col)) in self.registers[part.registers].iter().zip(places) {
+            let words = chunk.map(Var::get);
+            if part.bytes == self.elem.bytes() {
+                self.builder.store_vector(to.at(row, col), words);
+            } else {
+                let scale = self.scales[part.registers].get(part.scale_at(number, col));
+                let scale = scale.map(|scale| scale.get());
+                store_converted(self.builder, (words, scale), self.elem, |second| to.at(row, col + second));
+            }
             if let Some(load) = loads.next() {
                 load();
             }
         }
         loads.for_each(|load| load());
+        self.load_scales(next, keys);
         free.commit_stored();
     }
 }

@@ -16,7 +16,7 @@ use crate::kernels::parts::tma_pipeline::TmaPipeline;
 pub(super) const WARPS: u32 = 4;
 
 /// Number of elements that a thread reads at once.
-const PART: u32 = 16;
+pub(super) const PART: u32 = 16;
 
 /// Number of chunks that a thread converts at a time, so that their latencies overlap.
 const AT_A_TIME: usize = 4;
@@ -160,28 +160,29 @@ fn convert<'k>(b: &'k Builder, elem: Elem, from: Tile<'_, 'k>, to: Tile<'_, 'k>)
         let load = |&(row, col): &(u32, u32)| b.load_vector(from.at(row, col));
         let loaded: Vec<[U32<'k>; 4]> = some.iter().map(load).collect();
         for (words, &(row, col)) in loaded.into_iter().zip(some) {
-            store_converted(b, words, elem, |second| to.at(row, col + second));
+            store_converted(b, (words, None), elem, |second| to.at(row, col + second));
         }
     }
 }
 
-/// Converts a chunk to numbers of `elem`, and stores both halves, 8 columns apart, at addresses that `to` gives.
+/// Converts a chunk to numbers of `elem`, times its scale if it has one, and stores both halves, 8 columns apart, at
+/// addresses that `to` gives.
 #[track_caller]
 pub(super) fn store_converted<'k>(
     b: &'k Builder,
-    chunk: [U32<'k>; 4],
+    (chunk, scale): ([U32<'k>; 4], Option<V<'k, F32>>),
     elem: Elem,
     to: impl Fn(u32) -> SharedAddr,
 ) {
-    let [first, second, third, fourth] = chunk.map(|word| of_16_bits(word, elem));
+    let [first, second, third, fourth] = chunk.map(|word| of_16_bits(word, scale, elem));
     for (number, [[x, y], [z, w]]) in [[first, second], [third, fourth]].into_iter().enumerate() {
         b.store_vector(to(8 * number as u32), [x, y, z, w]);
     }
 }
 
-/// Converts four e4m3 elements to two pairs of `elem`.
+/// Converts four e4m3 elements to two pairs of `elem`. Products by a scale are rounded once.
 #[track_caller]
-fn of_16_bits<'k>(word: U32<'k>, elem: Elem) -> [U32<'k>; 2] {
+fn of_16_bits<'k>(word: U32<'k>, scale: Option<V<'k, F32>>, elem: Elem) -> [U32<'k>; 2] {
     let (lower, upper) = word.halves();
     [lower, upper].map(|pair| {
         let pair = pair.e4m3x2_to_f16x2();
@@ -190,6 +191,10 @@ fn of_16_bits<'k>(word: U32<'k>, elem: Elem) -> [U32<'k>; 2] {
         }
         // The conversion goes through binary32, because PTX has none from f16 to bf16. NaN stays NaN.
         let (lower, upper) = pair.halves();
-        upper.f16_to_f32().bf16x2_above(lower.f16_to_f32())
+        let [lower, upper] = [lower, upper].map(|half| {
+            let number = half.f16_to_f32();
+            scale.map_or(number, |scale| number * scale)
+        });
+        upper.bf16x2_above(lower)
     })
 }

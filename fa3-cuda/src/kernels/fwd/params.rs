@@ -161,7 +161,10 @@ impl Params<Form> {
                 let [k, v] = [RowStrides::form(spec.key_elem()); 2];
                 Gathered { k, v }
             }),
-            lists: spec.lists().map(|form| Lists::form(spec.key_elem(), form)),
+            lists: spec.lists().map(|form| {
+                let (k, scaled) = (spec.key_elem(), spec.row_scales);
+                Lists::form([k, if scaled { Elem::E4m3 } else { k }], scaled, form)
+            }),
             partials: spec.shares.filter(|_| spec.merges.is_none()).map(|shares| Partials {
                 o: Elem::F32,
                 lse: Elem::F32,
@@ -252,9 +255,11 @@ impl Params<Host> {
             let (buffer, tensor) = something(problem, buffer, tensor);
             ragged_view(buffer, tensor, if is_empty { of_q } else { rows })
         };
-        let gathers = plan.tile().converts_rows() || plan.pages().is_some_and(|pages| pages.is_gathered());
+        let has_lists = problem.seqs_k().list().is_some();
+        let gathers = (plan.tile().converts_rows() && !has_lists)
+            || plan.pages().is_some_and(|pages| pages.is_gathered());
         let keys = [(buffers::K, problem.k(), of_k), (buffers::V, problem.v(), of_v)];
-        let has_views = !gathers && problem.seqs_k().list().is_none();
+        let has_views = !gathers && !has_lists;
         let views = keys.map(|(buffer, x, rows)| has_views.then(|| view_of(buffer, x, rows)));
         let (o, [lse, lse_head]) = out_strides(problem);
         let (qv, qv_stride) = latent.map(|(view, rows)| (view, rows.batch)).unzip();

@@ -116,6 +116,9 @@ fn lists(program: &mut Program<Spec>, problem: &Problem, shared: &SplitKvPlan) {
         None => 0,
     };
     array(program, buffers::INDICES, entries(first));
+    if let Some(scales) = problem.v_scales() {
+        tensors::input(program, buffers::V_SCALES, &scales);
+    }
     if let Some((list, extra)) = second.zip(problem.extra()) {
         array(program, buffers::EXTRA_INDICES, entries(list));
         if list.used {

@@ -7,7 +7,7 @@ use super::state::Fwd;
 use crate::kernels::parts::gather::{Columns, Found, Gather};
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::key_rows::{KeyRows, SequenceRows};
-use crate::kernels::parts::lists::ListSpan;
+use crate::kernels::parts::lists::{ListSpan, UNIT};
 use crate::kernels::parts::pages::PageSpan;
 use crate::kernels::parts::ragged::RowSpan;
 use crate::kernels::parts::tma_pipeline::Sequence;
@@ -56,18 +56,36 @@ impl<'k> Fwd<'k> {
     /// The rows of K (1) or V (2) of a work tile that visits some block, if warps convert them.
     #[track_caller]
     pub(super) fn key_rows(&self, work: &WorkTile<'k>, of: usize) -> Option<KeyRows<'k>> {
+        let (spec, tile) = (&self.spec, &self.spec.tile);
+        let cols = if of == 1 { spec.gathered_cols? } else { spec.head_dim_v };
+        if let Some(span) = self.listed(work) {
+            let (from, scales) = (span.addresses(work.kv.first)[of - 1], span.scales().filter(|_| of == 2));
+            let bytes = if of == 1 { spec.key_elem().bytes() } else { Elem::E4m3.bytes() };
+            let place = (from, self.builder.value(UNIT));
+            let rows = SequenceRows::Listed(span, of - 1);
+            return Some(
+                KeyRows::new(rows, [cols, bytes], place, work.kv.first * tile.tile_n).scaled_by(scales),
+            );
+        }
         let (strides, varlen) = (self.params.strides.as_ref()?, work.varlen?);
-        let (gathered, tile) = (self.params.gathered.as_ref()?, &self.spec.tile);
-        let (tensor, cols, apart) = match of {
-            1 => (&gathered.k, self.spec.gathered_cols?, strides.k),
-            _ => (&gathered.v, self.spec.head_dim_v, strides.v),
-        };
+        let gathered = self.params.gathered.as_ref()?;
+        let (tensor, apart) = if of == 1 { (&gathered.k, strides.k) } else { (&gathered.v, strides.v) };
         let rows = match self.pages(work, of) {
             Some(span) => SequenceRows::OfPages(span),
             None => SequenceRows::Of { first: work.batch.mad(apart, varlen.k_row), count: work.lens.k },
         };
         let last = work.kv.end * tile.tile_n - tile.tile_n;
-        Some(KeyRows::new(rows, cols, tensor.of_head(work.kv_head), last))
+        Some(KeyRows::new(rows, [cols, spec.key_elem().bytes()], tensor.of_head(work.kv_head), last))
+    }
+
+    /// The lists of a work tile, if keys are listed.
+    #[track_caller]
+    fn listed(&self, work: &WorkTile<'k>) -> Option<ListSpan<'k>> {
+        let (Some(lists), Walk::Shares(shares)) = (&self.params.lists, &self.params.walk) else {
+            return None;
+        };
+        let lens = shares.list_lens(self.builder, work.batch)?;
+        Some(ListSpan::new(self.builder, *lists, lens, [work.batch, work.kv_head]))
     }
 
     /// The row-wise copies of K and V of a work tile that visits some block, if rows are copied one by one, in copying
@@ -79,12 +97,9 @@ impl<'k> Fwd<'k> {
         let columns = [k, (tile.head_dim_v, self.spec.head_dim_v)].map(|(cols, used)| {
             Columns::new(b, TileShape::new(self.spec.key_elem(), tile.tile_n, cols), used)
         });
-        let found = match (&self.params.lists, &self.params.walk) {
-            (Some(lists), Walk::Shares(shares)) => {
-                let lens = shares.list_lens(b, work.batch)?;
-                Found::InLists(ListSpan::new(b, *lists, lens, [work.batch, work.kv_head]))
-            }
-            _ => {
+        let found = match self.listed(work) {
+            Some(span) => Found::InLists(span),
+            None => {
                 let (rows, strides) = (self.params.gathered.as_ref()?, self.params.strides.as_ref()?);
                 let span = self.pages(work, 1)?;
                 let spans = [span, span.of_tensor(strides.v)];

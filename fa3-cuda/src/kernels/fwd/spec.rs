@@ -61,6 +61,8 @@ pub struct FwdSpec {
     pub page_block: Option<u32>,
     /// Number of columns of K, if rows are copied or converted one by one.
     pub gathered_cols: Option<u32>,
+    /// Whether V is e4m3 beside K of 16 bits, and each of its rows has its own scales.
+    pub row_scales: bool,
     /// Whether the page table is indirect: cache_batch_idx has the row of each sequence.
     pub indexed: bool,
 }
@@ -118,6 +120,7 @@ impl FwdSpec {
             pack: shared.map_or(1, |shared| shared.pack()),
             page_block: pages.map(|pages| pages.block_rows),
             gathered_cols: (is_gathered || plan.tile().converts_rows()).then(|| problem.head_dim() as u32),
+            row_scales: problem.v_scales().is_some(),
             indexed: pages.is_some_and(|pages| pages.indexed.is_some()),
         }
     }
@@ -206,12 +209,12 @@ impl FwdSpec {
         if self.converts_q() { Elem::E4m3 } else { self.elem }
     }
 
-    /// The elements of K and V in memory.
+    /// The elements of K in memory, and of V unless rows have their own scales.
     pub(super) fn key_elem(&self) -> Elem {
-        if self.converts() { Elem::E4m3 } else { self.elem }
+        if self.converts() && !self.row_scales { Elem::E4m3 } else { self.elem }
     }
 
-    /// Whether K and V have scales.
+    /// Whether K and V have scales of heads, blocks or channels.
     pub(super) fn has_scales(&self) -> bool {
         self.key_elem() == Elem::E4m3
     }

@@ -142,7 +142,7 @@ impl<'k> Fwd<'k> {
             p: PType(ty),
             pack: spec.shares.map(|_| FastDiv::new(spec.pack).map(|number| b.value(number))),
             hand_over,
-            seen: spec.lists().map(|_| Seen::declare(b, tile.tile_n, [tile.stages, first])),
+            seen: spec.lists().map(|_| Seen::declare(b, tile.tile_n, tile.stages, [loaders, first])),
             running_o: (spec.merges == Some(RunningO::Shared))
                 .then(|| b.region("running_o", tile.bytes_of_o(), 16)),
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),

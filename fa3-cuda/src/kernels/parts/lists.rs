@@ -17,7 +17,7 @@ use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, pa
 use crate::kernels::tensors::strides;
 
 /// Bytes of the unit in which rows of memory are numbered: rows of a cache are a multiple of it apart.
-pub(super) const UNIT: u32 = 16;
+pub(crate) const UNIT: u32 = 16;
 
 /// The form of lists, beside the lengths of the first list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +68,8 @@ pub(crate) struct ListedCache<S: Side> {
     page_rows: FastDiv<S::U32>,
     k: ListedTensor<S>,
     v: ListedTensor<S>,
+    /// The scales of the first row of V, if rows have their own ones, as far apart as V's rows.
+    v_scales: Option<S::Pointer>,
 }
 
 /// K or V of a cache.
@@ -93,6 +95,7 @@ impl<A: Side> ListedCache<A> {
                 .map_named(&format!("{name}_page_rows"), &mut |name: &str, number| by.u32(name, number)),
             k: self.k.pass(by, &format!("{name}_k")),
             v: self.v.pass(by, &format!("{name}_v")),
+            v_scales: self.v_scales.map(|scales| by.pointer("v_scales", scales)),
         }
     }
 }
@@ -147,11 +150,12 @@ impl<'k> ListLengths<InKernel<'k>> {
 }
 
 impl Lists<Form> {
-    /// The parameters that a kernel declares, for tensors of `elem`.
-    pub(crate) fn form(elem: Elem, form: ListForm) -> Lists<Form> {
-        let tensor = ListedTensor { address: elem, head: (), page: (), row: () };
+    /// The parameters that a kernel declares, for K and V of these elements, and scales of V's rows if `is_scaled`.
+    pub(crate) fn form(elems: [Elem; 2], is_scaled: bool, form: ListForm) -> Lists<Form> {
+        let [k, v] = elems.map(|elem| ListedTensor { address: elem, head: (), page: (), row: () });
+        let v_scales = is_scaled.then_some(Elem::F32);
         let (indices, page_rows) = (Elem::U32, Form::div());
-        let cache = ListedCache { indices, stride: (), rows: (), page_rows, k: tensor, v: tensor };
+        let cache = ListedCache { indices, stride: (), rows: (), page_rows, k, v, v_scales };
         Lists { first: cache, second: form.second_used.map(|_| cache) }
     }
 }
@@ -180,6 +184,7 @@ impl Lists<Host> {
                 page_rows: FastDiv::new(list.page_rows.unwrap_or(list.rows).max(1)),
                 k: tensor(k, tensors[0]),
                 v: tensor(v, tensors[1]),
+                v_scales: program.find("v_scales"),
             }
         };
         let second = second.zip(problem.extra());
@@ -226,6 +231,12 @@ impl<'k> ListSpan<'k> {
         ListSpan { builder, lists, lens, log_keys, sequence, head }
     }
 
+    /// The block that begins with key `first` of the sequence.
+    #[track_caller]
+    pub(super) fn number(&self, first: U32<'k>) -> U32<'k> {
+        first >> self.log_keys
+    }
+
     /// The builder of the kernel that the lists belong to.
     pub(super) fn builder(&self) -> &'k Builder {
         self.builder
@@ -270,9 +281,16 @@ impl<'k> ListSpan<'k> {
         )
     }
 
+    /// The address from which units of the scales of V's rows count; `None` if rows have no own scales.
+    #[track_caller]
+    pub(crate) fn scales(&self) -> Option<U64<'k>> {
+        let ListedCache { v, v_scales, .. } = self.lists.first;
+        v_scales.map(|scales| self.head.to_u64() * v.head + scales)
+    }
+
     /// The addresses from which units of K and of V count, in the cache of block `number`.
     #[track_caller]
-    pub(super) fn addresses(&self, number: U32<'k>) -> [U64<'k>; 2] {
+    pub(crate) fn addresses(&self, number: U32<'k>) -> [U64<'k>; 2] {
         let is_second = self.lens.is_second(number, self.log_keys);
         let address = |tensor: ListedTensor<InKernel<'k>>| self.head.to_u64() * tensor.head + tensor.address;
         [

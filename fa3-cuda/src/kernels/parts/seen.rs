@@ -39,11 +39,17 @@ pub(crate) struct SeenKeys<'k> {
 }
 
 impl<'k> Seen<'k> {
-    /// Declares the pipeline, for blocks of `keys` keys, which `consumers` warps read.
+    /// Declares the pipeline, for blocks of `keys` keys, which `warps` say: how many copying warps write them, and how
+    /// many consumers read them.
     #[track_caller]
-    pub(crate) fn declare(b: &'k Builder, keys: u32, [stages, consumers]: [u32; 2]) -> Seen<'k> {
+    pub(crate) fn declare(b: &'k Builder, keys: u32, stages: u32, warps: [u32; 2]) -> Seen<'k> {
         let words = TileShape::new(Elem::U32, keys / 4, 4);
-        Seen(b, b.stored_pipeline("seen", stages, [COPIERS, consumers], [("seen", words)]))
+        Seen(b, b.stored_pipeline("seen", stages, warps, [("seen", words)]))
+    }
+
+    #[track_caller]
+    pub(crate) fn producer(&self) -> SeenProducer<'k> {
+        SeenProducer(self.0, self.1.producer())
     }
 
     #[track_caller]
@@ -61,7 +67,7 @@ impl<'k> SeenProducer<'k> {
     /// Says which keys of the next block exist: each thread has a few keys' numbers in the block and their rows of
     /// memory, which are [`NOWHERE`] if they do not exist. Numbers beyond the block are left out.
     #[track_caller]
-    pub(super) fn store(&mut self, rows: impl Iterator<Item = (U32<'k>, U32<'k>)>) {
+    pub(crate) fn store(&mut self, rows: impl Iterator<Item = (U32<'k>, U32<'k>)>) {
         let b = self.0;
         let stage = self.1.acquire();
         let [tile] = stage.tiles();

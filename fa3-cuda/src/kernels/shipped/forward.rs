@@ -462,6 +462,7 @@ fn name(spec: &FwdSpec) -> String {
         (stored_lse, "lse-form"),
         (spec.merges.is_some(), "merged-pieces"),
         (max_logits, "max-logits"),
+        (spec.row_scales, "row-scales"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     if let Some(ShareForm { q, k, said_by, twins, reduces_whole: _, lists }) = shares {

@@ -8,7 +8,7 @@ mod tiles;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Dtype, Feature, Known, Problem, TensorName, UnknownFeature};
+use fa3_types::{Dtype, Feature, Known, Problem, TensorName};
 
 use super::varlen::{latent_rows, memory_rows};
 use crate::combine::Team;
@@ -35,12 +35,49 @@ const KNOWN: Known = Known::new(
         Feature::Pages,
         Feature::Index,
         Feature::Leftpad,
+        Feature::LseForm,
+        Feature::MaxLogits,
+    ],
+);
+
+/// The features that they compute over lists of keys.
+const LISTED: Known = Known::new(
+    "the forward kernels of listed keys",
+    &[
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::Qv,
+        Feature::Used,
         Feature::Lists,
         Feature::Extra,
         Feature::LseForm,
         Feature::MaxLogits,
     ],
 );
+
+/// The features that they compute over lists of rows with their own scales.
+const SCALED: Known = Known::new(
+    "the forward kernels of listed rows with their own scales",
+    &[
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::Qv,
+        Feature::RowScales,
+        Feature::Used,
+        Feature::Lists,
+        Feature::LseForm,
+        Feature::MaxLogits,
+    ],
+);
+
+/// The features that the kernels of such a problem compute.
+fn known(problem: &Problem) -> Known {
+    match (problem.seqs_k().list(), problem.v_scales()) {
+        (Some(_), Some(_)) => SCALED,
+        (Some(_), None) => LISTED,
+        (None, _) => KNOWN,
+    }
+}
 
 /// Rows of a tile: the rows of one consumer warpgroup, or of two that divide the columns of O.
 pub(super) const ROWS: u32 = 64;
@@ -165,13 +202,7 @@ const LISTED_BYTES: u64 = 16 * (u32::MAX as u64);
 
 /// Checks that each list belongs to one row of Q, that rows can be numbered, and that options leave the plan open.
 fn check_lists(problem: &Problem, options: &PlanOptions) -> Result<(), PlanError> {
-    KNOWN.check(problem)?;
-    if let Some(feature) = [Feature::E4m3, Feature::E4m3Keys]
-        .into_iter()
-        .find(|e4m3| problem.features().any(|feature| feature == *e4m3))
-    {
-        return Err(UnknownFeature { who: "the forward kernels of listed keys", feature }.into());
-    }
+    known(problem).check(problem)?;
     let first = [(TensorName::K, problem.k()), (TensorName::V, problem.v())];
     let extra = problem.extra();
     let second =
@@ -211,7 +242,9 @@ impl SplitKvPlan {
         let split_blocks = match options.split_keys {
             None if lists.is_some() => Some(MOST_ITERATIONS),
             None => return Ok(None),
-            Some(SplitKeys::Even | SplitKeys::Whole) if KNOWN.check(problem).is_err() => return Ok(None),
+            Some(SplitKeys::Even | SplitKeys::Whole) if known(problem).check(problem).is_err() => {
+                return Ok(None);
+            }
             Some(split @ (SplitKeys::Even | SplitKeys::Whole)) => {
                 let is_whole = split == SplitKeys::Whole;
                 if options.tile.is_some() || !has_few_rows || is_whole && pack == 1 && lists.is_none() {

@@ -1,12 +1,15 @@
 //! Kernels that dequantize e4m3 K and V, or Q. With scales of 1, results equal the results of the 16-bit inputs.
 
 use fa3_quant::E4m3;
-use fa3_sched::forward::{CtaTile, Precision, TileRow};
+use fa3_sched::forward::{CtaTile, Precision, SplitKeys, TileRow};
 use fa3_sim::Policy;
 use fa3_tests::Trial;
 use fa3_tests::cache::{Case, Keys, Pages, paged};
 use fa3_tests::fwd::{dense, encode, trial, with_qv, with_tile};
-use fa3_types::Dtype;
+use fa3_tests::memory::{Memory, tensor_bytes};
+use fa3_tests::sparse::{self, Listed};
+use fa3_types::{Dtype, SCALED_COLUMNS};
+use ndarray::Array4;
 
 /// Whether a kernel that dequantizes K and V gives the bits of the 16-bit kernel on the dequantized keys. If Q is e4m3,
 /// it is dequantized, too, with a scale that is a power of 2.
@@ -58,6 +61,32 @@ fn shared_keys_have_the_bits_of_16_bit_keys() {
         // O of an e4m3 problem is bf16.
         let of_bf16 = Case { dtype: Dtype::Bf16, ..of_16_bits };
         assert!(agree(of_q.trial(), of_bf16.trial(), Dtype::Bf16), "Q of e4m3, {columns:?}");
+    }
+}
+
+/// Rows of V with their own scales, which lists name, give the bits of the 16-bit kernel on rows of the products.
+#[test]
+fn scaled_rows_have_the_bits_of_16_bit_rows() {
+    let first = Listed { pages: (5, 24), gap: 7, keys: 300, list_gap: 3, used: true };
+    for (columns, split_keys) in
+        [((64, 512), SplitKeys::Even), ((40, 336), SplitKeys::FixedSize { keys: 128 })]
+    {
+        let case =
+            sparse::Case { columns, split_keys: Some(split_keys), caches: (first, None), ..sparse::LATENT };
+        let scaled = sparse::Case { scaled: true, ..case.clone() }.trial();
+        let mut of_16_bits = case.trial();
+        let given = Memory::new(&scaled.program, &scaled.before);
+        let [k, codes, scales] = ["k", "v", "v_scales"].map(|name| given.tensor(name));
+        let v = Array4::from_shape_fn(codes.raw_dim(), |(page, row, head, col)| {
+            codes[[page, row, head, col]] * scales[[page, row, head, col / SCALED_COLUMNS]]
+        });
+        for (name, rows) in [("k", k), ("v", v)] {
+            let buffer = of_16_bits.program.find(name).expect("attention has both");
+            let tensor = of_16_bits.program.buffers[buffer.0].tensor.expect("it is a tensor");
+            *of_16_bits.buffer_mut(name) = tensor_bytes(&tensor, &rows);
+        }
+        let results = |trial: Trial| crate::o_and_lse(&trial.program, &trial.before, Policy::Eager);
+        assert!(results(scaled) == results(of_16_bits), "{columns:?}");
     }
 }
 

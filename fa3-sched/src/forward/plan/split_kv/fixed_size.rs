@@ -2,7 +2,7 @@
 
 use fa3_types::{Dtype, Problem};
 
-use super::{KNOWN, MOST_ITERATIONS, rows_of_lse};
+use super::{MOST_ITERATIONS, known, rows_of_lse};
 use crate::DeviceLimits;
 use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
 use crate::packed::PageLayout;
@@ -27,7 +27,7 @@ pub(super) fn split_blocks(
     split: SplitKeys,
     tile: Option<(CtaTile, bool)>,
 ) -> Result<u32, PlanError> {
-    KNOWN.check(problem).map_err(PlanError::FixedSizeSplits)?;
+    known(problem).check(problem).map_err(PlanError::FixedSizeSplits)?;
     if options.tile.is_some() {
         return Err(PlanError::SplitTile);
     }

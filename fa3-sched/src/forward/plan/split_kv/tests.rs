@@ -201,6 +201,28 @@ fn plan_of_lists(
     }
 }
 
+/// Latent attention over V of e4m3, whose rows have their own scales.
+fn scaled(ProblemSpec { q, k, seqs_k, .. }: ProblemSpec) -> ProblemSpec {
+    let [q, k] = [q, k].map(|x| Shape { head_dim: 64, ..x.shape });
+    let mut spec = ProblemSpec::dense(Dtype::Bf16, q, k).head_dim_v(512).seqs_k(seqs_k);
+    spec.v.dtype = Dtype::E4m3;
+    let qv = spec.o;
+    spec.qv(qv)
+}
+
+#[test]
+fn scaled_rows_have_the_plan_of_16_bit_rows() {
+    let options = PlanOptions::default().split_keys(SplitKeys::Even);
+    let of_16_bits = |spec| {
+        let mut spec = scaled(spec);
+        spec.v.dtype = Dtype::Bf16;
+        spec
+    };
+    let [one, other] = [plan_of_lists(8, 128, &options, scaled), plan_of_lists(8, 128, &options, of_16_bits)];
+    let [(tiling, plan), (other_tiling, other)] = [one.unwrap(), other.unwrap()];
+    assert_eq!((tiling, plan.ctas, plan.split), (other_tiling, other.ctas, other.split));
+}
+
 #[test]
 fn lists_of_keys_take_tiles_of_one_position() {
     let even = PlanOptions::default().split_keys(SplitKeys::Even);
@@ -273,6 +295,21 @@ fn lists_that_no_plan_takes() {
         e4m3,
         "the forward kernels of listed keys cannot compute attention with k and v of e4m3 beside q of 16 bits"
     );
+    let two_caches = |spec: ProblemSpec| {
+        let spec = scaled(spec);
+        let extra = ExtraCache { k: spec.k, v: spec.v, sequences: spec.seqs_k };
+        spec.extra(extra)
+    };
+    assert_eq!(
+        refused(&default, two_caches).to_string(),
+        "the forward kernels of listed rows with their own scales cannot compute attention with a second cache"
+    );
+    // K of more columns than the tile has, and no qv.
+    let joined = |mut spec: ProblemSpec| {
+        spec.v.dtype = Dtype::E4m3;
+        spec
+    };
+    assert!(matches!(refused(&default, joined), PlanError::HeadDim { .. }));
     let many = |spec: ProblemSpec| spec.seqs_k(Sequences::listed(2, (1 << 30) + 64));
     assert!(matches!(refused(&default, many), PlanError::SplitBlocks { .. }));
 }

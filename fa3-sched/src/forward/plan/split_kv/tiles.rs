@@ -51,6 +51,8 @@ pub(super) fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
         Precision::Half if has_qv => &LATENT,
         Precision::Half => &HALF,
         Precision::Converted { .. } if has_qv => &CONVERTED_LATENT,
+        // K is not converted.
+        Precision::Converted { .. } if problem.v_scales().is_some() => return None,
         Precision::Converted { .. } => &CONVERTED,
         Precision::Fp8(_) => return None,
     };
