@@ -303,7 +303,7 @@ def with_spans(spans: Tensor, seqlen_q: int | PackedRows, seqlen_kv: int | Tenso
 
 
 def within_sequences(intervals: Tensor, rows: PackedRows, keys: Tensor) -> Tensor:
-    """Makes a packed mask from a mask of all packed rows and all packed keys. Rows no longer see keys of other sequences.
+    """Makes a packed mask from a mask of all packed rows and all packed keys. A row sees no key of another sequence.
 
     intervals are int32 (1, heads or 1, total_q, 2 n). `from_mask_mod`, `from_dense` and `document` make them from
     functions, from a `BlockMask` and from tensors over all packed rows and keys. rows and keys are results of `packed`.
