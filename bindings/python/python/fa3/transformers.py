@@ -200,8 +200,11 @@ def _with_intervals(module: Any, tensors: tuple[Tensor, ...], mask: Tensor, opti
     """Attention under a mask of intervals. It is the layer's whole mask, with its window and its padding."""
     query = tensors[0]
     dtype = import_module("transformers.integrations.flash_attention").get_target_dtype(query, module) or query.dtype
+    q, k, v = (x.transpose(1, 2).to(dtype) for x in tensors)
     return flash_attn_func(
-        *(x.transpose(1, 2).to(dtype) for x in tensors),
+        q,
+        k,
+        v,
         softmax_scale=options.get("scaling"),
         softcap=options.get("softcap") or 0.0,
         deterministic=os.environ.get("FLASH_ATTENTION_DETERMINISTIC") == "1",
