@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from fa3 import flash_attn_func, masks
+from fa3 import flash_attn_func, flash_attn_varlen_func, masks
 
 I32 = torch.int32
 # (rows, keys), with as many rows as keys, with fewer, and with more.
@@ -76,6 +76,22 @@ def test_lengths_beyond_the_keys_count_as_far_as_there_are_keys():
     assert torch.equal(masks.prefix_lm(9, 2, 4), torch.tensor([[[[0, 4]] * 2]], dtype=I32))
 
 
+@pytest.mark.parametrize("left", [-1, 2])
+@pytest.mark.parametrize("rows, keys", SIZES)
+def test_spans(device, rows, keys, left):
+    at = keys - rows
+    spans = torch.tensor([[[1, 4], [5, 6], [0, 0]], [[-1, 0], [0, 3], [4, 99]]], device=device)
+
+    def sees(b, h, q, k):
+        q, (start, end) = q + at, spans[b].movedim(-1, 0)
+        own = ((start <= q[..., None]) & (q[..., None] < end) & (start <= k[..., None]) & (k[..., None] < end)).any(-1)
+        return (k <= q) & ((left < 0) | (k >= q - left)) | own
+
+    check(masks.with_spans(spans, rows, keys, left), sees, 2, None, rows, keys)
+    one = masks.with_spans(spans[:1, :0], rows, keys, left)
+    assert torch.equal(one, masks.sliding_window(rows, keys, left, 0, device=device))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_documents(device, causal):
     rows = 12
@@ -97,6 +113,194 @@ def test_documents(device, causal):
             return inside[q] & (of_row[q] == of_row[k]) & (k <= q if causal else k >= 0)
 
         check(masks.document_from_cu_seqlens(cu_seqlens, rows, causal=causal), packed, None, None, rows, rows)
+
+
+# The rows and keys of packed sequences, and how many of them are in use. Two rows lie behind the last sequence.
+ROWS, KEYS, BEHIND = [4, 0, 7, 3, 5], [9, 5, 2, 3, 8], 2
+USED = dict(all=(ROWS, KEYS), some=([4, 0, 5, 0, 3], [6, 0, 2, 3, 0]))
+
+
+def packed(device, used="all", **options):
+    """What `masks.packed` makes of these sequences."""
+    ends_q, ends_k = (torch.tensor([0, *x]).cumsum(0).to(device, I32) for x in (ROWS, KEYS))
+    lists = {} if used == "all" else dict(zip(("seqused_q", "seqused_k"), on(device, *USED[used])))
+    return masks.packed(ends_q, sum(ROWS) + BEHIND, cu_seqlens_k=ends_k, **lists, **options)
+
+
+def on(device, *lists):
+    return [torch.tensor(x, dtype=I32, device=device) for x in lists]
+
+
+def packed_makers(device):
+    """Functions that make a mask of some sequences, from what `masks.packed` makes or from one sequence's sizes."""
+    prefix = torch.tensor([2, 1, 6, 0, 4], device=device)
+    spans = torch.tensor([[[5, 8], [0, 2]], [[0, 4], [0, 0]], [[0, 1], [1, 2]], [[0, 3], [0, 0]], [[4, 9], [1, 2]]], device=device)
+    window = lambda i, *x: masks.sliding_window(*x, 2, 1, device=device)
+    return dict(
+        causal=lambda i, *x: masks.causal(*x, device=device),
+        window=window,
+        left=lambda i, *x: masks.sliding_window(*x, 1, -1, device=device),
+        sink=lambda i, *x: masks.sliding_window_with_sink(*x, 2, 0, 1, device=device),
+        prefix=lambda i, *x: masks.prefix_lm(prefix[i], *x),
+        chunks=lambda i, *x: masks.chunked(*x, 3, device=device),
+        spans=lambda i, *x: masks.with_spans(spans[i], *x, 3),
+        union=lambda i, *x: masks.union(window(i, *x), masks.prefix_lm(prefix[i], *x)),
+        intersection=lambda i, *x: masks.intersection(window(i, *x), masks.prefix_lm(prefix[i], *x)),
+    )
+
+
+def check_packed(found, of_sequence, used="all"):
+    """Compares a packed mask with the masks of its sequences. Other rows see no key."""
+    other = torch.ones(found.shape[1], dtype=torch.bool)
+    for i, (rows, keys, start) in enumerate(zip(*USED[used], torch.tensor([0, *ROWS]).cumsum(0))):
+        part = found[:, start : start + rows]
+        assert torch.equal(part, of_sequence(i, rows, keys).expand_as(part)), (i, found)
+        other[start : start + rows] = False
+    assert found.dtype == I32 and found.is_contiguous() and not found[:, other].any()
+
+
+@pytest.mark.parametrize("used", USED)
+@pytest.mark.parametrize("name", packed_makers("cpu"))
+def test_packed_masks_are_those_of_their_sequences(device, name, used):
+    make = packed_makers(device)[name]
+    found = make(slice(None), *packed(device, used))
+    check_packed(found, lambda i, *sizes: make(slice(i, i + 1), *sizes)[0], used)
+
+
+def test_sequences_that_are_not_there(device):
+    """Rows lie before the first sequence, there is no sequence, or there are no rows."""
+    for ends, rows in (([2, 5], 6), ([0], 3), ([0, 0], 0)):
+        found = masks.causal(*masks.packed(*on(device, ends), rows))
+        assert found.shape == (1, rows, 2) and found.count_nonzero() == (3 if rows == 6 else 0)
+
+
+def test_spans_of_rows(device):
+    """The form of FlashInfer's ranges: the first and the last key of each row's span, or -1 and -1."""
+    ranges = torch.full((sum(ROWS) + BEHIND, 2), -1, dtype=I32, device=device)
+    # Rows 1 and 2 of the first sequence have positions 6 and 7, and rows 0 to 2 of the third -5 to -3.
+    ranges[1:3] = torch.tensor([6, 7])
+    spans = torch.tensor([[[6, 8]]] + [[[0, 0]]] * 4, device=device)
+    rows, keys = packed(device)
+    found = masks.with_spans(ranges + ranges.new_tensor([0, 1]), rows, keys, 3)
+    assert torch.equal(found, masks.with_spans(spans, rows, keys, 3)) and found[0, 1].tolist() == [3, 8]
+
+
+@pytest.mark.parametrize("used", USED)
+def test_functions_of_packed_rows(device, used):
+    prefix = torch.tensor([2, 1, 6, 0, 4], device=device)
+
+    def mask_mod(b, h, q, k):
+        return (k < prefix[b]) | ((q - k).abs() <= h)
+
+    rows, keys = packed(device, used)
+    found = masks.from_mask_mod(mask_mod, None, 2, rows, keys)
+
+    def of_sequence(i, rows, keys):
+        at = keys - rows
+        of_one = masks.from_mask_mod(lambda b, h, q, k: mask_mod(b + i, h, q + at, k), None, 2, rows, keys, device)
+        end = of_one[..., 1:]
+        return (of_one if of_one.shape[-1] == 4 else torch.cat([of_one, end, end], -1))[0]
+
+    check_packed(found, of_sequence, used)
+    assert torch.equal(masks.from_mask_mod(mask_mod, None, 2, *packed(device, used, max_seqlen_k=30)), found)
+    assert masks.from_mask_mod(lambda b, h, q, k: k <= q, None, 2, rows, keys).shape == (1, *found.shape[1:2], 2)
+    with pytest.raises(ValueError, match=r"^row 2 sees \d intervals of keys, 0 to 0, 2 to 2, 4 to 4 first, expected"):
+        masks.from_mask_mod(lambda b, h, q, k: (k % 2 == 0) & (q > (6 if used == "all" else 3)), None, None, rows, keys)
+
+
+def test_trees_of_drafts(device):
+    """New rows see all older keys and their ancestors, if these are intervals."""
+    old, new, (ends,) = torch.tensor([5, 2], device=device), 4, on(device, [0, 4, 8])
+    rows, keys = masks.packed(ends, 8, seqused_k=old + new)
+
+    def intervals(parents):
+        tree = torch.eye(new, dtype=torch.bool, device=device).repeat(2, 1, 1)
+        for b, of_row in enumerate(parents):
+            for i, parent in enumerate(of_row):
+                if parent is not None:
+                    tree[b, i] |= tree[b, parent]
+        sees = lambda b, h, q, k: (k < old[b]) | tree[b, q - old[b], (k - old[b]).clamp(0, new - 1)]
+        return masks.from_mask_mod(sees, None, None, rows, keys)
+
+    found = intervals([[None, 0, 0, 2], [None, 0, 1, None]])
+    assert found[0, 1:4].tolist() == [[0, 7, 7, 7], [0, 6, 7, 8], [0, 6, 7, 9]]
+    assert found[0, 6:].tolist() == [[0, 5, 5, 5], [0, 2, 5, 6]]
+    with pytest.raises(ValueError, match="^row 7 sees 3 intervals of keys, 0 to 1, 3 to 3, 5 to 5 first"):
+        intervals([[None, 0, 1, 2], [None, None, 1, 1]])
+
+
+def test_masks_of_all_packed_rows_and_keys(device):
+    """A bool tensor, a function of FlexAttention and a BlockMask that know nothing of sequences."""
+    flex = pytest.importorskip("torch.nn.attention.flex_attention", reason="skipped: this torch has no FlexAttention")
+    rows, keys = packed(device)
+    total_q, total_k = sum(ROWS) + BEHIND, sum(KEYS)
+
+    def near(b, h, q, k):
+        return ((q - k).abs() <= 2 + h) | (k > 20)
+
+    heads, starts = torch.arange(2, device=device)[:, None, None], torch.tensor([0, *KEYS]).cumsum(0).tolist()
+    place = [torch.arange(n, device=device) for n in (total_q, total_k)]
+    seen = near(0, heads, place[0][:, None], place[1]).expand(2, -1, -1)
+    found = masks.within_sequences(masks.from_dense(seen[None]), rows, keys)
+    dense = masks.to_dense(found, max(KEYS))
+    for i, (count, keys_of, start) in enumerate(zip(ROWS, KEYS, torch.tensor([0, *ROWS]).cumsum(0))):
+        of_one = dense[:, start : start + count]
+        assert torch.equal(of_one[..., :keys_of], seen[:, start : start + count, starts[i] : starts[i + 1]])
+        assert not of_one[..., keys_of:].any()
+    assert not dense[:, sum(ROWS) :].any()
+    blocks = flex.create_block_mask(near, 1, 2, total_q, total_k, device=device, BLOCK_SIZE=16)
+    for given in (masks.from_mask_mod(blocks), masks.from_mask_mod(near, 1, 2, total_q, total_k, device)):
+        assert torch.equal(masks.within_sequences(given, rows, keys), found)
+    # Documents are sequences.
+    ends = torch.tensor([0, *ROWS]).cumsum(0).to(device)
+    rows, keys = masks.packed(ends, sum(ROWS))
+    documents = masks.document_from_cu_seqlens(ends, sum(ROWS), causal=True)
+    assert torch.equal(masks.within_sequences(documents, rows, keys), masks.causal(rows, keys))
+    with pytest.raises(ValueError, match=r"^intervals is \(1, 1, 18, 2\), expected \(1, heads or 1, 19, 2 or 4\)$"):
+        masks.within_sequences(masks.causal(18, 18, device=device), rows, keys)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.hopper)])
+def test_packed_masks_in_a_trace(device, backend):
+    """One graph makes the mask and attends, for any lengths."""
+    q, k = (torch.randn(n, 4, 64, device=device).bfloat16() for n in (sum(ROWS) + BEHIND, sum(KEYS)))
+    makers = packed_makers(device)
+
+    def attend(name, q, k, ends_q, ends_k, used_k):
+        rows, keys = masks.packed(ends_q, q.shape[0], cu_seqlens_k=ends_k, seqused_k=used_k, max_seqlen_k=9)
+        if name == "function":
+            intervals = masks.from_mask_mod(lambda b, h, q, k: (k <= q) & (k >= b), None, None, rows, keys)
+        elif name == "document":
+            ids = torch.bucketize(torch.arange(q.shape[0], device=q.device), ends_q, right=True)
+            rows, keys = masks.packed(ends_q, q.shape[0])
+            intervals = masks.within_sequences(masks.document(ids), rows, keys)
+        else:
+            intervals = makers[name](slice(None), rows, keys)
+        return flash_attn_varlen_func(q, k, k, ends_q, ends_k, 8, 9, seqused_k=used_k, intervals=intervals)
+
+    ends_q, ends_k = (torch.tensor([0, *x]).cumsum(0).to(device, I32) for x in (ROWS, KEYS))
+    for name in (*makers, "function", "document"):
+        torch._dynamo.reset()
+        compiled = torch.compile(attend, fullgraph=True, backend=backend)
+        for used in USED:
+            given = name, q, k, ends_q, ends_k, *on(device, USED[used][1])
+            assert torch.equal(compiled(*given), attend(*given)), name
+    rows, keys = packed(device)
+    with pytest.raises(Exception, match="max_seqlen_k is None, expected the number of keys that a sequence may have"):
+        of_trace = lambda keys: masks.from_mask_mod(lambda b, h, q, k: k <= q, None, None, rows, keys)
+        torch.compile(of_trace, fullgraph=True, backend=backend)(keys)
+
+
+def test_a_packed_mask_is_that_of_each_sequence_in_attention(device):
+    q, k, v = (torch.randn(n, 4, 64, device=device).bfloat16() for n in (sum(ROWS) + BEHIND, sum(KEYS), sum(KEYS)))
+    ends = [torch.tensor([0, *x]).cumsum(0).to(device, I32) for x in (ROWS, KEYS)]
+    make = packed_makers(device)["spans"]
+    out = flash_attn_varlen_func(q, k, v, *ends, 7, 9, intervals=make(slice(None), *packed(device)))
+    for i, (rows, keys) in enumerate(zip(ROWS, KEYS)):
+        of_q, of_k = (slice(x[i], x[i + 1]) for x in ends)
+        one = flash_attn_func(q[None, of_q], k[None, of_k], v[None, of_k], intervals=make(slice(i, i + 1), rows, keys))
+        torch.testing.assert_close(out[of_q], one[0], rtol=1e-2, atol=1e-2)
+    assert not out[sum(ROWS) :].any()
 
 
 def test_a_document_in_two_places_is_refused():
@@ -208,7 +412,7 @@ def test_masks_of_three_intervals_are_refused(device):
     def mask(*bounds):
         return torch.tensor([[0, 0] * (len(bounds) // 2), bounds], dtype=torch.int32, device=device)[None, None]
 
-    sentence = "row 1 of head 0 of entry 0 of the batch sees 3 intervals of keys, 0 to 1, 3 to 4, 6 to 6 first, expected"
+    sentence = "row 1 sees 3 intervals of keys, 0 to 1, 3 to 4, 6 to 6 first, expected"
     with pytest.raises(ValueError, match=f"^{sentence} at most 2$"):
         masks.union(mask(6, 7, 0, 2), mask(3, 5))
     with pytest.raises(ValueError, match=f"^{sentence} at most 2$"):
@@ -236,7 +440,7 @@ def test_dense_masks(device):
     lengths = torch.tensor([3, 5], device=device)
     padding = masks.padding(lengths, 6, 6)
     assert torch.equal(masks.from_dense(masks.to_dense(padding, 6)), padding)
-    with pytest.raises(ValueError, match="row 2 of head 0 of entry 0 of the batch sees 3 intervals of keys"):
+    with pytest.raises(ValueError, match="^row 2 sees 3 intervals of keys"):
         masks.from_dense((torch.arange(6)[:, None] >= 2) & (torch.arange(6) % 2 == 0))
     with pytest.raises(ValueError, match=r"^mask is torch.float32 \(2, 2\), expected torch.bool"):
         masks.from_dense(torch.zeros(2, 2))
@@ -315,7 +519,7 @@ def test_empty_masks():
 
 def test_bad_arguments_are_refused():
     yes = lambda b, h, q, k: q >= k
-    lengths = torch.tensor([1.0])
+    lengths, ends = torch.tensor([1.0]), torch.tensor([0, 3], dtype=I32)
     for call, error, sentence in [
         (lambda: masks.from_mask_mod(yes, -1, 1, 2, 2), ValueError, "batch is -1, expected 0 or more"),
         (lambda: masks.from_mask_mod(yes, 1, 1, 2.5, 2), TypeError, "seqlen_q is 2.5, expected an integer"),
@@ -329,6 +533,16 @@ def test_bad_arguments_are_refused():
         (lambda: masks.document(lengths), ValueError, "ids is torch.float32"),
         (lambda: masks.document([0, 1]), TypeError, "ids is list, expected torch.Tensor"),
         (lambda: masks.document_from_cu_seqlens(torch.zeros(0, dtype=I32), 3), ValueError, "cu_seqlens has no"),
+        (lambda: masks.packed(lengths, 3), ValueError, "cu_seqlens_q is torch.float32"),
+        (lambda: masks.packed(torch.zeros(0, dtype=I32), 3), ValueError, "cu_seqlens_q has no elements"),
+        (lambda: masks.packed(ends, 3, cu_seqlens_k=ends[1:]), ValueError, "cu_seqlens_k has 1 elements, expected 2"),
+        (lambda: masks.packed(ends, 3, seqused_k=ends), ValueError, "seqused_k has 2 elements, expected 1"),
+        (lambda: masks.prefix_lm(ends, *masks.packed(ends, 3)), ValueError, "prefix has 2 entries, expected 1"),
+        (lambda: masks.with_spans(ends, 3, 3), ValueError, "spans is torch.int32"),
+        (lambda: masks.with_spans([[0, 1]], 3, 3), TypeError, "spans is list, expected torch.Tensor"),
+        (lambda: masks.from_mask_mod(yes, 1, 1, *masks.packed(ends, 3)), ValueError, "there is a batch or a device"),
+        (lambda: masks.padding(ends, *masks.packed(ends, 3)), TypeError, "seqlen_q is a PackedRows"),
+        (lambda: masks.union(masks.causal(3, 3), masks.causal(*masks.packed(ends, 3))), ValueError, "x is"),
         (lambda: masks.to_dense(torch.zeros(1, 1, 3, 2), 3), ValueError, "intervals is torch.float32"),
         (lambda: masks.to_dense(torch.zeros(1, 1, 3, 6, dtype=I32), 3), ValueError, "intervals is torch.int32"),
     ]:

@@ -22,16 +22,19 @@ from transformers import (
     AttentionInterface,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     BartConfig,
     ContinuousBatchingConfig,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     GenerationConfig,
     GPTBigCodeConfig,
     GptOssConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    PaliGemmaConfig,
     Qwen3Config,
     T5Config,
     T5ForConditionalGeneration,
@@ -302,6 +305,75 @@ def test_a_compiled_bidirectional_model():
     assert torch.equal(found, expected)
 
 
+# Two images of five and four tokens in the first text and one of twelve in the second, which is longer than the window.
+IMAGES = torch.zeros_like(IDS)
+IMAGES[0, 8:13] = IMAGES[0, 14:18] = IMAGES[1, 3:15] = 1
+
+
+def with_images(name, attention):
+    """A tiny Gemma 3 or PaliGemma, whose masks follow token_type_ids."""
+    tower = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+    if name == "gemma3":
+        text = MODELS["gemma3"].to_dict()
+        config = Gemma3Config(text_config=text, vision_config=tower, mm_tokens_per_image=4, image_token_index=63)
+    else:
+        text = dict(**SIZES, model_type="gemma2" if name == "paligemma 2" else "gemma", head_dim=64)
+        text |= dict(WINDOWS, query_pre_attn_scalar=64) if name == "paligemma 2" else {}
+        tower |= dict(model_type="siglip_vision_model", projection_dim=64)
+        config = PaliGemmaConfig(text_config=text, vision_config=tower, projection_dim=64, image_token_index=63, vocab_size=64)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation=attention).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3 if parameter.dim() > 1 else 1)
+    return model
+
+
+@pytest.mark.parametrize("padding", MASKS)
+@pytest.mark.parametrize("name", ["gemma3", "paligemma", "paligemma 2"])
+def test_images_and_prefixes(device, name, padding, calls):
+    """Tokens of an image see each other, as all tokens of PaliGemma's prefix do. Decoding goes on from there."""
+    ids, mask, images = on(device, IDS, MASKS[padding], IMAGES)
+    # PaliGemma's prefix has type 0, and its suffix type 1.
+    types = images if name == "gemma3" else (torch.arange(20, device=device) >= 11).long().expand(2, -1)
+    given = dict(input_ids=ids, attention_mask=None if padding == "none" else mask, token_type_ids=types)
+    outs = []
+    for attention, dtype in (("eager", torch.float32), (NAME, torch.float32 if device == "cpu" else torch.bfloat16)):
+        model = with_images(name, attention).to(device, dtype)
+        with torch.no_grad():
+            outs.append([model(**given, use_cache=use_cache).logits.float()[mask.bool()] for use_cache in (False, True)])
+            if device == "cpu":
+                # Transformers itself fails to decode PaliGemma 2 with a static cache.
+                for cache in ("dynamic", "static")[: 1 if name == "paligemma 2" else 2]:
+                    outs[-1].append(model.generate(**given, cache_implementation=cache, **GREEDY).float())
+    assert any("intervals" in x for _, x in calls)
+    for ours, right in zip(*outs[::-1]):
+        assert (ours - right).abs().max() <= (1e-5 if device == "cpu" else 2**-4) * right.abs().max()
+
+
+def test_compiled_images():
+    torch._dynamo.reset()
+    model = with_images("gemma3", NAME).bfloat16()
+    given = dict(input_ids=IDS, attention_mask=LEFT, token_type_ids=IMAGES, use_cache=False)
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        found, expected = (m(**given).logits[LEFT.bool()] for m in (compiled, model))
+        assert torch.equal(found, expected)
+        with pytest.raises(RuntimeError, match="token_type_ids without attention_mask are not supported by fa3-rs"):
+            compiled(**(given | dict(attention_mask=None)))
+
+
+def test_a_training_step_with_images():
+    gradients = []
+    for attention in ("eager", NAME):
+        model = with_images("gemma3", attention).train()
+        labels = IDS.masked_fill(IMAGES == 1, -100)
+        model(input_ids=IDS, attention_mask=MASKS["none"], token_type_ids=IMAGES, labels=labels, use_cache=False).loss.backward()
+        gradients.append([x.grad for x in model.parameters() if x.grad is not None])
+    for right, ours in zip(*gradients, strict=True):
+        assert (ours - right).abs().max() <= 1e-5 * right.abs().max()
+
+
 def bidirectional(attention):
     torch.manual_seed(0)
     options = dict(head_dim=128, query_pre_attn_scalar=128, use_bidirectional_attention=True)
@@ -495,29 +567,36 @@ def test_what_flash_attention_has_not_is_refused():
     refuses("dropout is 0.25, and fa3-rs/flash-attn3 has none: set attention_dropout to 0")
 
 
-def test_masks_that_flash_attention_has_not_are_refused():
-    config = make("gemma3", NAME).config
+@pytest.mark.parametrize("padding", MASKS)
+def test_masks_that_flash_attention_has_not_are_intervals(padding):
+    """Images, functions of users, chunks, and windows that are not the layer's."""
+    config, eager = make("gemma3", NAME).config, make("gemma3", "eager").config
+    is_key = None if padding == "none" else MASKS[padding]
+    causal, window = masking_utils.create_causal_mask, masking_utils.create_sliding_window_causal_mask
+    zeros = torch.zeros(2, dtype=torch.int64)
+    chunks = lambda width: dict(and_mask_function=masking_utils.chunked_overlay(width, zeros))
 
-    def mask(make=masking_utils.create_causal_mask, **options):
-        # The names of arguments change with versions.
-        return make(config, torch.zeros(2, 20, 8), None, None, **options)
-
-    assert mask() is None and mask(masking_utils.create_sliding_window_causal_mask) is None
-    blocks = torch.zeros(2, 20, dtype=torch.int64)
-    for of_blocks in (dict(block_sequence_ids=blocks), dict(or_mask_function=masking_utils.blockwise_overlay(blocks))):
-        for make_mask in (masking_utils.create_causal_mask, masking_utils.create_sliding_window_causal_mask):
-            with pytest.raises(NotImplementedError, match="^a mask of or_masks.* is not supported by fa3-rs/flash-attn3"):
-                mask(make_mask, **of_blocks)
-    with pytest.raises(NotImplementedError, match="^a mask of test_masks.*lambda> is not supported"):
-        mask(and_mask_function=lambda batch, head, query, key: key < 3)
-    chunks = lambda width: dict(and_mask_function=masking_utils.chunked_overlay(width, torch.zeros(2, dtype=torch.int64)))
-    window = dict(and_mask_function=masking_utils.sliding_window_overlay(7))
-    assert mask(**chunks(20)) is None
-    for make_mask in (masking_utils.create_causal_mask, masking_utils.create_sliding_window_causal_mask):
-        with pytest.raises(NotImplementedError, match="^a mask of chunked_overlay with 19 keys is not supported by fa3"):
-            mask(make_mask, **chunks(19))
-        with pytest.raises(NotImplementedError, match="^a mask of sliding_window_overlay with 7 keys is not supported"):
-            mask(make_mask, **window)
+    # The names of arguments change with versions.
+    mask = lambda config, make, options: make(config, torch.zeros(2, 20, 8), is_key, None, **options)
+    for make_mask in (causal, window):
+        assert (mask(config, make_mask, {}) is None) == (padding == "none")
+        for options, is_plain in [
+            (dict(block_sequence_ids=IMAGES - 1), False),
+            (dict(or_mask_function=masking_utils.blockwise_overlay(IMAGES - 1)), False),
+            (dict(and_mask_function=lambda batch, head, query, key: key != 3 + batch), False),
+            (dict(and_mask_function=masking_utils.sliding_window_overlay(7)), False),
+            (chunks(19), False),
+            (chunks(20), True),
+        ]:
+            found = mask(config, make_mask, options)
+            if is_plain:
+                assert found is None or found.dim() == 2
+                continue
+            seen = mask(eager, make_mask, options) == 0
+            assert torch.equal(fa3.masks.to_dense(found.as_subclass(torch.Tensor), 20).expand_as(seen), seen)
+    every_third = dict(and_mask_function=lambda batch, head, query, key: key % 3 == 0)
+    with pytest.raises(ValueError, match=r"^row \d+( of entry 0 of the batch)? sees 3 intervals of keys, "):
+        mask(config, causal, every_third)
 
 
 def test_functions_are_our_own():

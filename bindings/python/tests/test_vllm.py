@@ -19,6 +19,7 @@ from packing import normal
 from reference import standard
 
 import fa3.vllm
+from fa3 import flash_attn_func, masks
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="skipped: vllm is not installed")
@@ -175,6 +176,40 @@ def test_sinks(backend, device):
     check(batch, make(backend, sinks=sinks), metadata, lambda *x: standard(*x, causal=True, s_aux=sinks)[0])
 
 
+# The first and the last key of each image of a decoding sequence, a prompt, and a part of a prompt, as vLLM has them.
+IMAGES = {0: [(3, 9)], 1: [(0, 1), (3, 5)], 2: [(2, 3), (12, 13), (15, 18)], 3: []}
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_images_see_themselves(backend, device, window, calls):
+    """Rows of an image see all its keys, and other rows the keys of the window up to their own."""
+    batch, impl = Batch(device), make(backend, sliding_window=window)
+    common = batch.lists(backend)
+    common.mm_req_doc_ranges, common.seq_lens_cpu_upper_bound = IMAGES, torch.tensor(KEYS)
+    metadata = build(backend, common)
+    sequence = iter(IMAGES)
+
+    def expected(q, k, v):
+        images, at = IMAGES[next(sequence)], k.shape[1] - q.shape[1]
+
+        def sees(b, h, i, j):
+            of_image = [(a <= i + at) & (i + at <= z) & (a <= j) & (j <= z) for a, z in images]
+            return (j <= i + at) & (window is None or j > i + at - window) | torch.stack(of_image).any(0)
+
+        intervals = masks.from_mask_mod(sees, None, None, q.shape[1], k.shape[1], device)
+        return flash_attn_func(q, k, v, intervals=intervals)
+
+    check(batch, impl, metadata, expected)
+    # All layers with one window have one mask. Layers whose images vLLM clears have none.
+    left = impl.left
+    assert metadata.mask(left) is metadata.mask(left) and metadata.mask(left + 3) is not metadata.mask(left)
+    metadata.mm_prefix_range_tensor = None
+    assert metadata.mask(left) is None
+    # No row of this batch is in an image.
+    common.mm_req_doc_ranges = {0: [(3, 9)], 2: [(0, 15)]}
+    assert build(backend, common).mask(left) is None
+
+
 @pytest.mark.parametrize("scales", ["one", "of heads"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_caches_of_8_bits(backend, device, layout, scales):
@@ -276,7 +311,9 @@ def test_the_lists_are_those_of_vllm(backend):
     assert torch.equal(other.block_table, metadata.block_table + 1) and other.seq_lens is metadata.seq_lens
     assert torch.equal(other.slot_mapping, metadata.slot_mapping + 1)
     assert metadata.block_table is common.block_table_tensor
-    assert builder.get_cudagraph_support(None, None).name == "ALWAYS"
+    for images, support in ((False, "ALWAYS"), (True, "UNIFORM_BATCH")):
+        config = SimpleNamespace(model_config=SimpleNamespace(is_mm_prefix_lm=images))
+        assert builder.get_cudagraph_support(config, None).name == support
     builder.update_draft_decode_metadata(metadata)
 
 
@@ -307,6 +344,10 @@ def test_what_the_backend_says_it_computes(backend):
     rest = (16, False, False, False, False, capability(9, 0))
     for size, dtype, works in ((128, "fp8", True), (72, "fp8", False), (512, "fp8", True), (512, "auto", True)):
         assert (ours.supports_combination(size, BF16, dtype, *rest) is None) == works
+    with_images = (*rest[:4], True, rest[-1])
+    assert ours.supports_mm_prefix() and ours.supports_combination(256, BF16, "auto", *with_images) is None
+    refusal = "images that see themselves need a cache of 16 bits, not of fp8"
+    assert ours.supports_combination(256, BF16, "fp8", *with_images) == refusal
     assert all(ours.supports_attn_type(x) for x in ("decoder", "encoder", "encoder_only", "encoder_decoder"))
 
 

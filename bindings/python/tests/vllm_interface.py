@@ -58,6 +58,10 @@ class AttentionBackend(ABC):
         return False
 
     @classmethod
+    def supports_mm_prefix(cls):
+        return False
+
+    @classmethod
     def supports_per_head_quant_scales(cls):
         return False
 
@@ -117,6 +121,8 @@ class CommonAttentionMetadata:
     block_table_tensor: torch.Tensor
     slot_mapping: torch.Tensor
     causal: bool | torch.Tensor = True
+    seq_lens_cpu_upper_bound: torch.Tensor | None = None
+    mm_req_doc_ranges: dict[int, list[tuple[int, int]]] | None = None
 
 
 class AttentionCGSupport(Enum):

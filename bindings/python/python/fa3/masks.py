@@ -9,6 +9,13 @@ A mask is one int32 tensor (batch or 1, heads or 1, seqlen_q, 2 n), where n is 1
 and with n = 2 start1, end1: row i sees the keys j with start0 <= j < end0 or start1 <= j < end1. The first two axes
 broadcast over the batch and the heads of q.
 
+A mask of packed sequences has no batch axis: it is (heads or 1, total_q, 2 n), as `flash_attn_varlen_func` and
+`flash_attn_with_kvcache` take it, and counts keys from the first key of the row's sequence. `packed` makes what takes
+the place of seqlen_q and seqlen_kv:
+
+    rows, keys = fa3.masks.packed(cu_seqlens_q, q.shape[0], seqused_k=cache_seqlens)
+    intervals = fa3.masks.sliding_window_with_sink(rows, keys, 1023, 0, 4)
+
 All functions here return contiguous tensors. Their intervals lie within 0 and seqlen_kv, in order, with at least one
 key between the two intervals of a row. A row that sees no key has zeros. If a row of a mask with n = 2 has one
 interval, start1 and end1 are end0.
@@ -20,7 +27,7 @@ a function that has to look at numbers cannot raise: it asserts when the trace o
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 __all__ = [
+    "PackedRows",
     "causal",
     "chunked",
     "document",
@@ -39,12 +47,15 @@ __all__ = [
     "from_dense",
     "from_mask_mod",
     "intersection",
+    "packed",
     "padding",
     "prefix_lm",
     "sliding_window",
     "sliding_window_with_sink",
     "to_dense",
     "union",
+    "with_spans",
+    "within_sequences",
 ]
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -53,16 +64,80 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 _AT_ONCE = 2**22
 
 
+class PackedRows(NamedTuple):
+    """The rows of packed sequences, which take the place of seqlen_q. Tensors are int64 (1, total_q)."""
+
+    # The sequence of each row; for rows that have none, the number of sequences.
+    sequence: Tensor
+    # The key with which a row is aligned, counted in its sequence. Negative if a sequence has more rows than keys.
+    position: Tensor
+    # Where the keys of the row's sequence begin in packed keys.
+    first_key: Tensor
+    # The number of sequences.
+    sequences: int
+    # How many keys a sequence may have, if that is known.
+    max_seqlen_k: int | None
+
+
+def packed(
+    cu_seqlens_q: Tensor,
+    total_q: int,
+    *,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    max_seqlen_k: int | None = None,
+) -> tuple[PackedRows, Tensor]:
+    """Finds the rows of packed sequences, and how many keys the sequence of each row has. Functions of this module that
+    take both in the place of seqlen_q and seqlen_kv make packed masks, (heads or 1, total_q, 2 n). The host waits for
+    nothing.
+
+    A dense q over a cache has cu_seqlens_q of equal lengths, and takes a mask (1, total_q, 2 n) as a view (batch, 1,
+    seqlen_q, 2 n).
+
+    Arguments:
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k: as in `flash_attn_varlen_func`. If cu_seqlens_k is None, keys
+            are packed as rows are. Over a cache seqused_k counts all keys of a sequence behind its left padding, also
+            the rows that the call appends.
+        total_q: the number of rows of q.
+        max_seqlen_k: how many keys a sequence may have. `from_mask_mod` needs it in a trace.
+
+    Returns: the rows, and the number of keys, int64 (1, total_q). Rows that have no sequence or are not in use have no
+        keys, and see none.
+
+    Raises:
+        TypeError, ValueError: a list has another type, or another number of elements than cu_seqlens_q has.
+    """
+    sequences = _check_ends("cu_seqlens_q", cu_seqlens_q)
+    given = dict(cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k)
+    for name, x in given.items():
+        if x is not None:
+            _check_list(name, x)
+            count = sequences + name.startswith("cu")
+            if x.shape[0] != count:
+                raise ValueError(f"{name} has {x.shape[0]} elements, expected {count} beside cu_seqlens_q")
+    row = torch.arange(_size("total_q", total_q), device=cu_seqlens_q.device)[None]
+    ends_q = cu_seqlens_q.to(torch.int64)
+    ends_k = ends_q if cu_seqlens_k is None else cu_seqlens_k.to(torch.int64)
+    sequence = (torch.searchsorted(ends_q, row, right=True) - 1) % ends_q.shape[0]
+    used = ends_q.diff() if seqused_q is None else seqused_q.to(torch.int64)
+    lengths = ends_k.diff() if seqused_k is None else seqused_k.to(torch.int64)
+    first, used, first_key, lengths = (_at(x, sequence) for x in (ends_q[:-1], used, ends_k[:-1], lengths))
+    keys = torch.where(row - first < used, lengths, 0)
+    return PackedRows(sequence, row - first + keys - used, first_key, sequences, max_seqlen_k), keys
+
+
 def from_mask_mod(
     mask_mod: "MaskMod | BlockMask",
     batch: int | None = None,
     heads: int | None = None,
-    seqlen_q: int | None = None,
-    seqlen_kv: int | None = None,
+    seqlen_q: int | PackedRows | None = None,
+    seqlen_kv: int | Tensor | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Makes intervals from a mask function of FlexAttention, which is evaluated for every row and key; or from a
-    `BlockMask`, which needs no other argument.
+    `BlockMask`, which needs no other argument. `within_sequences` makes packed masks from masks of all packed rows and
+    keys.
 
     4 million elements are evaluated at a time, and the host waits for the result. In a trace all are evaluated at once.
 
@@ -72,12 +147,13 @@ def from_mask_mod(
             of four dimensions that broadcast. Tensors that it captures are on the same device, and it may index them
             with its arguments.
         batch, heads: the number of batch entries, and of heads of q. None makes one mask that holds for all of them.
-        seqlen_q, seqlen_kv: the number of rows, and of keys.
+        seqlen_q, seqlen_kv: the number of rows, and of keys; or the results of `packed`. Then b is the sequence of a
+            row, q_idx the key of the sequence with which it is aligned, and kv_idx counts the sequence's keys.
         device: the device of the result; torch's default device if None.
 
-    Returns: int32 (batch or 1, heads or 1, seqlen_q, 2 n). An axis is 1 where None is given, or where the mask does not
-        change along it. n is 1 if no row has two intervals. In a trace n is 2, and an axis is 1 where mask_mod ignores
-        its index.
+    Returns: int32 (batch or 1, heads or 1, seqlen_q, 2 n), packed (heads or 1, total_q, 2 n). An axis is 1 where None
+        is given, or where the mask does not change along it. n is 1 if no row has two intervals. In a trace n is 2, and
+        an axis is 1 where mask_mod ignores its index.
 
     Raises:
         ValueError: a row has three or more intervals, and the message names the first such row; or a number is
@@ -90,6 +166,11 @@ def from_mask_mod(
         blocks: Any = mask_mod
         batch, heads, seqlen_q, seqlen_kv = blocks.shape
         mask_mod, device = _of_blocks(blocks), blocks.kv_num_blocks.device
+    if isinstance(seqlen_q, PackedRows):
+        if batch is not None or device is not None:
+            raise ValueError("there is a batch or a device beside packed rows, which know their own")
+        mask_mod, seqlen_q, seqlen_kv, device = _of_sequences(mask_mod, seqlen_q, seqlen_kv)
+        return from_mask_mod(mask_mod, None, heads, seqlen_q, seqlen_kv, device)[0]
     batch, heads = (1 if x is None else _size(name, x) for name, x in (("batch", batch), ("heads", heads)))
     rows, keys = _size("seqlen_q", seqlen_q), _size("seqlen_kv", seqlen_kv)
     if not batch * heads * rows * keys:
@@ -128,13 +209,22 @@ def from_dense(mask: Tensor) -> Tensor:
     return from_mask_mod(lambda b, h, q, k: mask[b, h, q, k], batch, heads, rows, keys, mask.device)
 
 
-def causal(seqlen_q: int, seqlen_kv: int, *, device: torch.device | str | None = None) -> Tensor:
-    """Makes a mask in which each row sees the keys up to its own position. Returns int32 (1, 1, seqlen_q, 2)."""
+def causal(
+    seqlen_q: int | PackedRows, seqlen_kv: int | Tensor, *, device: torch.device | str | None = None
+) -> Tensor:
+    """Makes a mask in which each row sees the keys up to its own position. Returns int32 (1, 1, seqlen_q, 2). With the
+    rows and keys of `packed` all functions return (1, total_q, 2 n) instead, on the device of the rows.
+    """
     return sliding_window(seqlen_q, seqlen_kv, -1, 0, device=device)
 
 
 def sliding_window(
-    seqlen_q: int, seqlen_kv: int, left: int, right: int, *, device: torch.device | str | None = None
+    seqlen_q: int | PackedRows,
+    seqlen_kv: int | Tensor,
+    left: int,
+    right: int,
+    *,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """Makes a mask in which each row sees `left` keys before its own position, the key at it, and `right` keys after
     it; -1 is unbounded. Returns int32 (1, 1, seqlen_q, 2).
@@ -142,12 +232,18 @@ def sliding_window(
     position, keys = _positions(seqlen_q, seqlen_kv, device)
     left, right = (arguments.integer(name, x) for name, x in (("left", left), ("right", right)))
     start = torch.zeros_like(position) if left < 0 else position - left
-    end = torch.full_like(position, keys) if right < 0 else position + right + 1
+    end = torch.zeros_like(position) + keys if right < 0 else position + right + 1
     return _one(start, end, keys)
 
 
 def sliding_window_with_sink(
-    seqlen_q: int, seqlen_kv: int, left: int, right: int, sink: int, *, device: torch.device | str | None = None
+    seqlen_q: int | PackedRows,
+    seqlen_kv: int | Tensor,
+    left: int,
+    right: int,
+    sink: int,
+    *,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """A sliding window together with the first `sink` keys, except keys beyond the window's right side (StreamingLLM's
     mask). Returns int32 (1, 1, seqlen_q, 4).
@@ -156,26 +252,69 @@ def sliding_window_with_sink(
     start, end = window.unbind(-1)
     # A row whose window is empty may be positioned behind all keys. It still sees the first keys.
     position, keys = _positions(seqlen_q, seqlen_kv, device)
-    reach = torch.full_like(position, keys) if right < 0 else position + right + 1
-    first = reach.clamp(0, min(_size("sink", sink), keys)).expand_as(start)
+    reach = torch.zeros_like(position) + keys if right < 0 else position + right + 1
+    first = reach.clamp(0, _size("sink", sink)).clamp(max=keys)
     return _united([(torch.zeros_like(start), first), (start, end)])
 
 
 def prefix_lm(
-    prefix: int | Tensor, seqlen_q: int, seqlen_kv: int, *, device: torch.device | str | None = None
+    prefix: int | Tensor,
+    seqlen_q: int | PackedRows,
+    seqlen_kv: int | Tensor,
+    *,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """Makes a mask in which each row sees the first `prefix` keys, and the keys up to its own position.
 
-    prefix is a number, or an integer tensor (batch,) on the device for the result. Returns int32
+    prefix is a number, or an integer tensor (batch,) or (sequences,) on the device for the result. Returns int32
     (1 or batch, 1, seqlen_q, 2).
     """
     if isinstance(prefix, Tensor):
         _check_list("prefix", prefix)
         device = prefix.device
     position, keys = _positions(seqlen_q, seqlen_kv, device)
-    seen = prefix.view(-1, 1, 1) if isinstance(prefix, Tensor) else arguments.integer("prefix", prefix)
+    seen = _each("prefix", prefix, seqlen_q) if isinstance(prefix, Tensor) else arguments.integer("prefix", prefix)
     end = (position + 1).clamp(min=seen)
     return _one(torch.zeros_like(end), end, keys)
+
+
+def with_spans(spans: Tensor, seqlen_q: int | PackedRows, seqlen_kv: int | Tensor, left: int = -1) -> Tensor:
+    """Makes a mask in which each row sees `left` keys before its own position, or all for -1, and the key at it. A row
+    whose position is in a span also sees all keys of the span, as images do in a causal prompt.
+
+    spans is an integer tensor (batch or 1, spans, 2) or (sequences, spans, 2) on the device for the result: the start
+    and the end of each span, counted in the sequence. Spans do not overlap, and empty ones count for nothing. Packed
+    rows also take (total_q, 2), the span of each row. Ends are exclusive: add 1 to the ends in vLLM's `mm_prefix_range`
+    and in the (N, 2) ranges of FlashInfer, whose (-1, -1) becomes empty. Returns int32 (1 or batch, 1, seqlen_q, 2).
+    """
+    arguments.tensor("spans", spans)
+    position, keys = _positions(seqlen_q, seqlen_kv, spans.device)
+    of_rows = isinstance(seqlen_q, PackedRows) and spans.shape == (position.shape[1], 2)
+    if not _is_of_integers(spans) or not of_rows and (spans.dim() != 3 or spans.shape[2] != 2):
+        raise ValueError(f"spans is {spans.dtype} {tuple(spans.shape)}, expected integers (batch, spans, 2)")
+    # An empty span, since there may be no other.
+    spans = torch.nn.functional.pad(spans[None, :, None] if of_rows else _each("spans", spans, seqlen_q), (0, 0, 0, 1))
+    start, end = spans.to(torch.int64).unbind(-1)
+    is_own = (start <= position[..., None]) & (position[..., None] < end)
+    first = torch.where(is_own, start, torch.iinfo(torch.int64).max).amin(-1)
+    last = torch.where(is_own, end, 0).amax(-1)
+    before = torch.zeros_like(position) if arguments.integer("left", left) < 0 else position - left
+    return _one(torch.minimum(before, first), torch.maximum(position + 1, last), keys)
+
+
+def within_sequences(intervals: Tensor, rows: PackedRows, keys: Tensor) -> Tensor:
+    """Makes a packed mask from a mask of all packed rows and all packed keys. A row sees no key of another sequence.
+
+    intervals are int32 (1, heads or 1, total_q, 2 n). `from_mask_mod`, `from_dense` and `document` make them from
+    functions, from a `BlockMask` and from tensors over all packed rows and keys. rows and keys are results of `packed`.
+    Returns int32 (heads or 1, total_q, 2 n). The host waits for nothing.
+    """
+    _check_intervals("intervals", intervals)
+    if intervals.dim() != 4 or intervals.shape[0] != 1 or intervals.shape[2] != rows.sequence.shape[1]:
+        expected = f"(1, heads or 1, {rows.sequence.shape[1]}, 2 or 4)"
+        raise ValueError(f"intervals is {tuple(intervals.shape)}, expected {expected}")
+    pieces = _pieces((intervals[0] - rows.first_key[..., None]).clamp(min=0).minimum(keys[..., None]))
+    return _ordered(*pieces[0]) if len(pieces) == 1 else _united(pieces)
 
 
 def document(ids: Tensor, *, causal: bool = False) -> Tensor:
@@ -217,22 +356,19 @@ def document_from_cu_seqlens(cu_seqlens: Tensor, seqlen: int, *, causal: bool = 
     `flash_attn_varlen_func`. seqlen is the number of all rows; rows outside all sequences see no key. The host waits
     for nothing. Returns int32 (1, 1, seqlen, 2) on the device of cu_seqlens.
     """
-    _check_list("cu_seqlens", cu_seqlens)
-    if not cu_seqlens.shape[0]:
-        raise ValueError("cu_seqlens has no elements, expected (sequences + 1,)")
-    rows = _size("seqlen", seqlen)
-    position = torch.arange(rows, device=cu_seqlens.device)
-    ends = cu_seqlens.to(torch.int64)
-    after = torch.searchsorted(ends, position, right=True)
-    inside = (after > 0) & (after < ends.shape[0])
-    start, end = (torch.where(inside, ends[i.clamp(0, ends.shape[0] - 1)], 0) for i in (after - 1, after))
-    if causal:
-        end = torch.where(inside, position + 1, 0)
-    return _one(start[None, None], end[None, None], rows)
+    _check_ends("cu_seqlens", cu_seqlens)
+    rows, keys = packed(cu_seqlens, seqlen)
+    end = torch.minimum(rows.position + 1, keys) if causal else keys
+    return _one(rows.first_key, rows.first_key + end, seqlen)[None]
 
 
 def chunked(
-    seqlen_q: int, seqlen_kv: int, chunk: int, *, causal: bool = True, device: torch.device | str | None = None
+    seqlen_q: int | PackedRows,
+    seqlen_kv: int | Tensor,
+    chunk: int,
+    *,
+    causal: bool = True,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """Keys are divided into chunks of `chunk` keys. Each row sees the chunk of its own position; if causal, up to that
     position. `attention_chunk` of `flash_attn_func` has the same effect. Returns int32 (1, 1, seqlen_q, 2).
@@ -372,6 +508,25 @@ def _traced(mask_mod: MaskMod, batch: int, heads: int, rows: int, keys: int, dev
     return intervals.unflatten(0, (entries, of_heads, rows))
 
 
+def _of_sequences(mask_mod: MaskMod, rows: PackedRows, keys: Any) -> tuple[MaskMod, int, int, torch.device]:
+    """A mask function of packed rows, in place of the given one of rows of sequences: the function, the number of rows
+    and of keys, and their device.
+    """
+    arguments.tensor("seqlen_kv", keys)
+    longest = rows.max_seqlen_k
+    if longest is None:
+        if _must_not_wait(keys):
+            raise ValueError("max_seqlen_k is None, expected the number of keys that a sequence may have, in a trace")
+        longest = int(keys.max()) if keys.numel() else 0
+    # Rows that see no key count as rows of the first sequence.
+    sequence, position, length = (torch.where(keys > 0, x, 0)[0] for x in (rows.sequence, rows.position, keys))
+
+    def of_row(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return mask_mod(sequence[q_idx], h, position[q_idx], kv_idx) & (kv_idx < length[q_idx])
+
+    return of_row, keys.shape[1], longest, keys.device
+
+
 def _of_blocks(mask: Any) -> MaskMod:
     """The mask function of a BlockMask: full blocks see all keys, and partial blocks follow the mask's mask_mod."""
 
@@ -421,7 +576,9 @@ def _check_counts(counts: Tensor, sides: Callable[[tuple[int, ...]], tuple[Tenso
     elif counts.numel() and int(counts.max()) > 2:
         at = tuple((counts > 2).nonzero()[0].tolist())
         first = ", ".join(f"{start} to {last}" for start, last in zip(*(x[:3].tolist() for x in sides(at))))
-        where = "row {2} of head {1} of entry {0} of the batch".format(*at)
+        names = "row {}", "head {}", "entry {} of the batch"
+        axes = zip(names, at[::-1], counts.shape[::-1])
+        where = " of ".join(name.format(i) for name, i, size in axes if name is names[0] or size > 1)
         raise ValueError(f"{where} sees {int(counts[at])} intervals of keys, {first} first, expected at most 2")
 
 
@@ -449,10 +606,34 @@ def _check_list(name: str, given: Any) -> None:
         raise ValueError(f"{name} is {given.dtype} {tuple(given.shape)}, expected integers (numbers,)")
 
 
+def _check_ends(name: str, given: Any) -> int:
+    """Checks cu_seqlens, and returns how many sequences there are."""
+    _check_list(name, given)
+    if not given.shape[0]:
+        raise ValueError(f"{name} has no elements, expected (sequences + 1,)")
+    return given.shape[0] - 1
+
+
+def _at(x: Tensor, sequence: Tensor) -> Tensor:
+    """The entry of each row's sequence in a tensor (sequences, ...), and 0 for rows that have no sequence."""
+    return torch.cat([x, x.new_zeros(1, *x.shape[1:])])[sequence]
+
+
+def _each(name: str, x: Tensor, rows: int | PackedRows) -> Tensor:
+    """The entries of a tensor (batch or 1, ...), with axes for heads and rows; for packed rows the entries of their
+    sequences, (1, total_q, ...).
+    """
+    if not isinstance(rows, PackedRows):
+        return x[:, None, None]
+    if x.shape[0] != rows.sequences:
+        raise ValueError(f"{name} has {x.shape[0]} entries, expected {rows.sequences}, one for each sequence")
+    return _at(x, rows.sequence)
+
+
 def _check_intervals(name: str, given: Any) -> None:
     arguments.tensor(name, given)
-    if given.dtype != torch.int32 or given.dim() != 4 or given.shape[-1] not in (2, 4):
-        expected = "torch.int32 (batch or 1, heads or 1, seqlen_q, 2 or 4)"
+    if given.dtype != torch.int32 or given.dim() not in (3, 4) or given.shape[-1] not in (2, 4):
+        expected = "torch.int32 (batch or 1, heads or 1, seqlen_q, 2 or 4), packed (heads or 1, total_q, 2 or 4)"
         raise ValueError(f"{name} is {given.dtype} {tuple(given.shape)}, expected {expected}")
 
 
@@ -460,9 +641,11 @@ def _check_two(x: Any, y: Any) -> None:
     _check_intervals("x", x)
     _check_intervals("y", y)
     try:
-        torch.broadcast_shapes(x.shape[:3], y.shape[:3])
+        fit = x.dim() == y.dim() and torch.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     except RuntimeError:
-        raise ValueError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}, expected the same rows") from None
+        fit = False
+    if not fit:
+        raise ValueError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}, expected the same rows")
 
 
 def _must_not_wait(x: Tensor) -> bool:
@@ -470,15 +653,18 @@ def _must_not_wait(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _positions(seqlen_q: Any, seqlen_kv: Any, device: Any) -> tuple[Tensor, int]:
-    """The position of each row, (1, 1, seqlen_q), and the number of keys."""
+def _positions(seqlen_q: Any, seqlen_kv: Any, device: Any) -> tuple[Tensor, Any]:
+    """The position of each row, (1, 1, seqlen_q) or packed (1, total_q), and the number of keys."""
+    if isinstance(seqlen_q, PackedRows):
+        arguments.tensor("seqlen_kv", seqlen_kv)
+        return seqlen_q.position, seqlen_kv
     rows, keys = _size("seqlen_q", seqlen_q), _size("seqlen_kv", seqlen_kv)
     return torch.arange(keys - rows, keys, device=device)[None, None], keys
 
 
-def _one(start: Tensor, end: Tensor, keys: int) -> Tensor:
+def _one(start: Tensor, end: Tensor, keys: Any) -> Tensor:
     """Intervals, clamped to the keys."""
-    return _ordered(start.clamp(0, keys), end.clamp(0, keys))
+    return _ordered(*(x.clamp(min=0).clamp(max=keys) for x in torch.broadcast_tensors(start, end)))
 
 
 def _ordered(start: Tensor, end: Tensor) -> Tensor:

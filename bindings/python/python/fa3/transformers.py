@@ -4,10 +4,12 @@
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="fa3-rs/flash-attn3")
 
 Transformers unpads, packs and caches as for its own "flash_attention_3", and calls `flash_attn_func`,
-`flash_attn_varlen_func` and `flash_attn_with_kvcache` of this package. Dropout, and masks and biases that
-FlashAttention has no argument for, would be silently ignored on that path: here they raise.
+`flash_attn_varlen_func` and `flash_attn_with_kvcache` of this package. Dropout and biases, which FlashAttention has no
+argument for, would be silently ignored on that path: here they raise. So would masks of images and of users: here they
+become intervals (`fa3.masks`), or raise if a row has more than two.
 """
 
+import os
 import weakref
 from importlib import import_module
 from typing import Any, Callable
@@ -15,6 +17,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
+from . import masks
 from .attention import flash_attn_func
 from .kvcache import flash_attn_with_kvcache
 from .varlen import flash_attn_varlen_func
@@ -32,7 +35,9 @@ _FLASH_ATTENTION_3 = {"flash_attention_3", "kernels-community/flash-attn3", "ker
 _OTHERS = ("position_bias", "relative_position_bias", "attention_bias", "indices", "block_indices")
 # The options by which transformers passes cu_seqlens and the longest lengths of packed sequences.
 _LISTS = "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"
-# The functions of transformers.masking_utils whose masks FlashAttention computes or this module handles.
+# The types of models that transformers runs without FlashAttention, only because it would ignore their images' masks.
+_WITH_IMAGES = {"gemma3", "paligemma"}
+# The functions of transformers.masking_utils whose masks FlashAttention computes without a tensor.
 _MASKS = {
     "causal_mask_function",
     "bidirectional_mask_function",
@@ -48,6 +53,10 @@ _MASKS_OF_MASKS = {"and_masks", "remap_positions_for_packed_sequence"}
 
 class _Positions(Tensor):
     """Positions that tell packed sequences apart, in the place of the mask: some models pass no position_ids."""
+
+
+class _Intervals(Tensor):
+    """A mask as intervals, int32 (batch or 1, heads or 1, rows, 2 or 4), in the place of the mask."""
 
 
 def register() -> str:
@@ -122,15 +131,20 @@ def _with_our_models(theirs: Callable[..., str]) -> Callable[..., str]:
 
     def check_and_adjust(self: Any, attn_implementation: str | None, *rest: Any, **options: Any) -> str:
         if _is_ours(attn_implementation):
-            _check_model(type(self))
+            _check_model(self)
         return theirs(self, attn_implementation, *rest, **options)
 
     return check_and_adjust
 
 
-def _check_model(model: type) -> None:
+def _check_model(self: Any) -> None:
     """Refuses a model that does not support FlashAttention, or lists other implementations than FlashAttention-3."""
-    if not getattr(model, "_supports_flash_attn", False):
+    model = type(self)
+    if self.config.model_type in _WITH_IMAGES and "_supports_flash_attn" not in vars(self):
+        # The class keeps its own attribute: with transformers' FlashAttention it would ignore masks.
+        self._supports_flash_attn = True
+        self.register_forward_pre_hook(_check_images, with_kwargs=True)
+    if not self._supports_flash_attn:
         raise ValueError(f"{model.__name__} does not support FlashAttention in transformers: {NAME} cannot run it")
     known = getattr(model, "_compatible_flash_implementations", None)
     if known is None or NAME in known:
@@ -138,6 +152,16 @@ def _check_model(model: type) -> None:
     if _FLASH_ATTENTION_3.isdisjoint(known):
         raise ValueError(f"{model.__name__} runs with {', '.join(known)} alone: {NAME} cannot run it")
     known.append(NAME)
+
+
+def _check_images(model: Any, given: Any, options: dict[str, Any]) -> None:
+    """Refuses images in a trace without attention_mask: their mask then looks like a mask of packed sequences. An error
+    would only break the graph, so this is an assertion.
+    """
+    types = options.get("token_type_ids")
+    if torch.compiler.is_compiling() and types is not None and options.get("attention_mask") is None:
+        sentence = f"token_type_ids without attention_mask are not supported by {NAME} in a graph"
+        torch._assert_async(torch.zeros((), dtype=torch.bool, device=types.device), sentence)
 
 
 def _attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[..., tuple[Tensor, None]]:
@@ -153,6 +177,8 @@ def _attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[..., tupl
         **options: Any,
     ) -> tuple[Tensor, None]:
         _refuse(attention_mask, dropout, options)
+        if isinstance(attention_mask, _Intervals):
+            return _with_intervals(module, (query, key, value), attention_mask, options), None
         if isinstance(attention_mask, _Positions):
             if options.get("position_ids") is None and _is_causal(module, options):
                 options["position_ids"] = attention_mask
@@ -168,6 +194,23 @@ def _attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[..., tupl
         return theirs(module, query, key, value, attention_mask, dropout=dropout, **options)
 
     return attention
+
+
+def _with_intervals(module: Any, tensors: tuple[Tensor, ...], mask: Tensor, options: dict[str, Any]) -> Tensor:
+    """Attention under a mask of intervals. It is the layer's whole mask, with its window and its padding."""
+    query = tensors[0]
+    dtype = import_module("transformers.integrations.flash_attention").get_target_dtype(query, module) or query.dtype
+    q, k, v = (x.transpose(1, 2).to(dtype) for x in tensors)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        softmax_scale=options.get("scaling"),
+        softcap=options.get("softcap") or 0.0,
+        deterministic=os.environ.get("FLASH_ATTENTION_DETERMINISTIC") == "1",
+        s_aux=options.get("s_aux"),
+        intervals=mask.as_subclass(Tensor),
+    )
 
 
 def _paged_attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[..., tuple[Tensor, None]]:
@@ -314,7 +357,7 @@ def _refuse(attention_mask: Any, dropout: float, options: dict[str, Any]) -> Non
     """Refuses arguments that FlashAttention does not have."""
     if dropout:
         raise NotImplementedError(f"dropout is {dropout}, and {NAME} has none: set attention_dropout to 0")
-    if attention_mask is not None and attention_mask.dim() != 2:
+    if attention_mask is not None and attention_mask.dim() != 2 and not isinstance(attention_mask, _Intervals):
         found = f"attention_mask is {tuple(attention_mask.shape)}"
         raise NotImplementedError(f"{found}, and {NAME} takes masks of padding alone: (batch, keys)")
     for name in _OTHERS:
@@ -324,30 +367,54 @@ def _refuse(attention_mask: Any, dropout: float, options: dict[str, Any]) -> Non
 
 def _mask(theirs: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
     """Wraps transformers' function that makes the mask for attention: which keys are not padding, (batch, keys), or
-    None if there is no padding. That function ignores `mask_function`, which masks further keys; the wrapper checks it.
+    None if there is no padding. That function ignores `mask_function`, which masks further keys: if it does, the
+    wrapper makes intervals.
     """
 
     def mask(
         batch_size: int, *rest: Any, mask_function: Callable[..., Any] | None = None, **options: Any
     ) -> Tensor | None:
         if mask_function is not None:
-            is_bidirectional = _is_bidirectional(options)
-            # In a trace the maker of a mask function is unknown: users' functions and bidirectional models are told
-            # apart by their options.
-            if not torch.compiler.is_compiling():
-                makers = _makers(mask_function, options)
+            # In a trace the parts of a mask function are unknown: images and users' functions are told from others by
+            # the outermost function and by transformers' options.
+            if torch.compiler.is_compiling():
+                is_union = mask_function.__name__ == "or_mask"
+                if (options.get("use_vmap") or is_union) and not _is_bidirectional(options):
+                    return _intervals(mask_function, batch_size, options)
+                if options.get("attention_mask") is None and isinstance(options.get("q_offset"), Tensor):
+                    raise NotImplementedError(
+                        f"a static cache without attention_mask is not supported by {NAME} in a graph"
+                    )
+            else:
+                leaves = _leaves(mask_function, options)
+                if not all(_is_plain(leaf, options) for leaf in leaves):
+                    return _intervals(mask_function, batch_size, options)
                 positions = _positions_of(mask_function)
                 if positions is not None:
                     return positions
-                if options.get("attention_mask") is None and "causal_mask_function" in makers:
+                is_causal = any(leaf.__qualname__ == "causal_mask_function" for leaf in leaves)
+                if options.get("attention_mask") is None and is_causal:
                     options["attention_mask"] = _of_static_cache(batch_size, options)
-            elif options.get("use_vmap") and not is_bidirectional:
-                raise NotImplementedError(f"a mask function is not supported by {NAME}, use sdpa or eager")
-            elif options.get("attention_mask") is None and isinstance(options.get("q_offset"), Tensor):
-                raise NotImplementedError(f"a static cache without attention_mask is not supported by {NAME} in a graph")
         return theirs(batch_size, *rest, **options)
 
     return mask
+
+
+def _intervals(mask_function: Callable[..., Any], batch: int, options: dict[str, Any]) -> Tensor:
+    """The intervals of a mask function and of padding."""
+    q_offset, keys, kv_offset = (options[name] for name in ("q_offset", "kv_length", "kv_offset"))
+    is_key = options.get("attention_mask")
+    if is_key is not None:
+        # A static cache has memory for more keys.
+        is_key = torch.nn.functional.pad(is_key, (0, max(0, kv_offset + keys - is_key.shape[1])))
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        q_idx, kv_idx = q_idx + q_offset, kv_idx + kv_offset
+        sees = mask_function(b, h, q_idx, kv_idx)
+        return sees if is_key is None else sees & is_key[b, kv_idx]
+
+    intervals = masks.from_mask_mod(mask_mod, batch, None, options["q_length"], keys, options["device"])
+    return intervals.as_subclass(_Intervals)
 
 
 def _of_static_cache(batch: int, sizes: dict[str, Any]) -> Tensor | None:
@@ -385,30 +452,26 @@ def _is_bidirectional(options: dict[str, Any]) -> bool:
     return getattr(options.get("config"), "use_bidirectional_attention", None) is True
 
 
-def _check_overlay(mask: Callable[..., Any], maker: str, options: dict[str, Any]) -> None:
-    """Refuses chunks that hide keys, and a window that is not the layer's. Attention gets the layer's window and no
-    chunks, so that it would ignore both.
+def _leaves(mask: Callable[..., Any], options: dict[str, Any]) -> list[Callable[..., Any]]:
+    """The functions that a mask combines. Bidirectional models (EmbeddingGemma) unite a causal mask with functions of
+    their own, and tell attention that it is not causal.
     """
-    [width] = [x for x in _insides(mask) if isinstance(x, int)]
-    chunked = maker == "chunked_overlay"
-    if options["kv_offset"] + options["kv_length"] > width if chunked else options.get("local_size") != width:
-        sentence = f"a mask of {maker} with {width} keys is not supported by {NAME}, use sdpa or eager"
-        raise NotImplementedError(sentence)
+    maker = mask.__qualname__.split(".")[0]
+    if maker in _MASKS_OF_MASKS or maker == "or_masks" and _is_bidirectional(options):
+        return [leaf for part in _parts(mask) for leaf in _leaves(part, options)]
+    return [mask]
 
 
-def _makers(mask: Callable[..., Any], options: dict[str, Any]) -> set[str]:
-    """The names of the functions that made a mask and its parts. Masks that FlashAttention does not support raise.
-    Bidirectional models (EmbeddingGemma) combine a causal mask with functions of their own, and tell attention that it
-    is not causal.
+def _is_plain(mask: Callable[..., Any], options: dict[str, Any]) -> bool:
+    """Whether FlashAttention computes a mask without a tensor. Attention gets the layer's window and no chunks, so
+    chunks may not hide keys.
     """
-    is_bidirectional = _is_bidirectional(options)
     maker = mask.__qualname__.split(".")[0]
     if maker in _MASKS and mask.__module__ == "transformers.masking_utils":
-        if maker.endswith("_overlay"):
-            _check_overlay(mask, maker, options)
-        return {maker}
-    if is_bidirectional and mask.__module__.startswith("transformers.models."):
-        return {maker}
-    if maker not in _MASKS_OF_MASKS and not (is_bidirectional and maker == "or_masks"):
-        raise NotImplementedError(f"a mask of {mask.__qualname__} is not supported by {NAME}, use sdpa or eager")
-    return set().union(*(_makers(part, options) for part in _parts(mask)))
+        if not maker.endswith("_overlay"):
+            return True
+        [width] = [x for x in _insides(mask) if isinstance(x, int)]
+        if maker == "chunked_overlay":
+            return options["kv_offset"] + options["kv_length"] <= width
+        return options.get("local_size") == width
+    return _is_bidirectional(options) and mask.__module__.startswith("transformers.models.")

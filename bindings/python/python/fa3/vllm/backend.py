@@ -1,7 +1,7 @@
 """The classes of an attention backend of vLLM 0.33: its capabilities, the metadata of a batch, and a layer's attention.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,6 +21,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
+from .. import masks
 from ..varlen import flash_attn_varlen_func
 from . import NAME
 
@@ -62,10 +63,21 @@ class Fa3Backend(AttentionBackend):
 
     @classmethod
     def supports_combination(
-        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: Any, *rest: Any, **others: Any
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: Any,
+        block_size: int | None,
+        use_mla: bool,
+        has_sink: bool,
+        use_sparse: bool,
+        use_mm_prefix: bool,
+        device_capability: DeviceCapability,
     ) -> str | None:
         if kv_cache_dtype is None or not is_quantized_kv_cache(kv_cache_dtype):
             return None
+        if use_mm_prefix:
+            return f"images that see themselves need a cache of 16 bits, not of {kv_cache_dtype}"
         if head_size % 16 == 0:
             return None
         return f"a cache of {kv_cache_dtype} has a head size that is a multiple of 16, not {head_size}"
@@ -88,6 +100,10 @@ class Fa3Backend(AttentionBackend):
 
     @classmethod
     def supports_non_causal(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_mm_prefix(cls) -> bool:
         return True
 
     @classmethod
@@ -116,6 +132,21 @@ class Fa3Metadata(AttentionMetadata):
     # int64 (rows,): the row of the cache to which each new key goes; negative if it goes nowhere.
     slot_mapping: Tensor
     causal: bool
+    # int32 (sequences, spans, 2): the images of each sequence, as `fa3.masks.with_spans` takes them. vLLM clears the
+    # attribute of this name for layers whose images do not see themselves.
+    mm_prefix_range_tensor: Tensor | None = None
+    # The masks made of these spans, by the keys before a row that layers' windows show.
+    intervals: dict[int, Tensor] = field(default_factory=dict)
+
+    def mask(self, left: int) -> Tensor | None:
+        """The mask of a layer, if there are images. All layers with one window share it."""
+        spans = self.mm_prefix_range_tensor
+        if spans is None:
+            return None
+        if left not in self.intervals:
+            rows = masks.packed(self.query_start_loc, self.num_actual_tokens, seqused_k=self.seq_lens)
+            self.intervals[left] = masks.with_spans(spans, *rows, left)
+        return self.intervals[left]
 
 
 class Fa3MetadataBuilder(AttentionMetadataBuilder[Fa3Metadata]):
@@ -127,6 +158,12 @@ class Fa3MetadataBuilder(AttentionMetadataBuilder[Fa3Metadata]):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """Graphs of models with images are captured of batches that decode, whose rows are in no image."""
+        has_images = vllm_config.model_config.is_mm_prefix_lm
+        return AttentionCGSupport.UNIFORM_BATCH if has_images else cls._cudagraph_support
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -145,6 +182,7 @@ class Fa3MetadataBuilder(AttentionMetadataBuilder[Fa3Metadata]):
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             causal=common.causal,
+            mm_prefix_range_tensor=_spans(common),
         )
 
     def update_block_table(self, metadata: Fa3Metadata, blk_table: Tensor, slot_mapping: Tensor) -> Fa3Metadata:
@@ -152,6 +190,27 @@ class Fa3MetadataBuilder(AttentionMetadataBuilder[Fa3Metadata]):
 
     def update_draft_decode_metadata(self, metadata: Fa3Metadata) -> None:
         """Does nothing: kernels read the lengths from vLLM's tensors, also in a captured graph."""
+
+
+def _spans(common: CommonAttentionMetadata) -> Tensor | None:
+    """The images of each sequence, int32 (sequences, spans, 2), or None if no new row is in an image. vLLM's lists
+    give the first and the last key of each.
+    """
+    given = common.mm_req_doc_ranges
+    if not given:
+        return None
+    ends, keys = common.query_start_loc_cpu.tolist(), common.seq_lens_cpu_upper_bound
+    assert keys is not None
+    images = []
+    for i in range(len(ends) - 1):
+        new = int(keys[i]) - (ends[i + 1] - ends[i])
+        images.append([[first, last + 1] for first, last in given.get(i, ()) if last >= new])
+    spans = max(map(len, images))
+    if not spans:
+        return None
+    padded = torch.tensor([x + [[0, 0]] * (spans - len(x)) for x in images], dtype=torch.int32)
+    device = common.query_start_loc.device
+    return padded.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else padded
 
 
 class Fa3Impl(AttentionImpl[Fa3Metadata]):
@@ -218,14 +277,20 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
         rows, ends = attn_metadata.num_actual_tokens, attn_metadata.query_start_loc
         # Without a causal mask the window has the same width to the right as to the left.
         causal = attn_metadata.causal and not self.is_encoder
+        window = self.left, 0 if causal else self.left
+        intervals = attn_metadata.mask(self.left) if causal else None
+        if intervals is not None:
+            # They are the whole mask.
+            causal, window = False, (-1, -1)
         scores: dict[str, Any] = dict(
             softmax_scale=self.scale,
             causal=causal,
-            window_size=(self.left, 0 if causal else self.left),
+            window_size=window,
             softcap=self.soft_cap,
             s_aux=self.sinks,
             out=output[:rows],
             split_keys=self.split_keys,
+            intervals=intervals,
         )
         longest = attn_metadata.max_query_len
         if self.is_encoder:
