@@ -110,7 +110,7 @@ impl Problem {
             return Err(ProblemError::ListsAndMask { mask });
         }
         extra.as_ref().map_or(Ok(()), |extra| extra.check([&k, &v], seqs_k))?;
-        if let Mask::Intervals(form) = &mut mask {
+        if let Mask::Intervals { form, .. } = &mut mask {
             Intervals::check([q.dtype, k.dtype], qv.is_some())?;
             *form = form.simplified(q.shape);
         }
