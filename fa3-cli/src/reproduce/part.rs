@@ -25,7 +25,7 @@ pub(super) struct Part {
     pub(super) shows: bool,
 }
 
-/// What a part does with a GPU.
+/// The use that a part makes of a GPU.
 enum Needs {
     /// Nothing.
     Cpu,
@@ -111,14 +111,14 @@ pub(super) struct Ran {
     pub(super) outcome: Outcome,
 }
 
-/// How a part ended.
+/// The end of a part, with a result or without one.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Outcome {
     Done {
         /// Whether all checks of the results passed.
         right: bool,
-        /// What the command printed, unless that is its data.
+        /// The command's output, unless that is its data.
         text: String,
         data: Value,
         svg: Option<String>,
