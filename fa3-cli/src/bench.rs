@@ -2,7 +2,6 @@
 
 mod ablation;
 mod chart;
-mod paper;
 mod report;
 
 use std::error::Error;

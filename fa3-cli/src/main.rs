@@ -11,6 +11,7 @@
 mod accuracy;
 mod archive;
 mod args;
+mod bars;
 mod bench;
 mod cache;
 mod completions;
@@ -28,10 +29,12 @@ mod kernels;
 mod launches;
 mod measure;
 mod memory;
+mod paper;
 mod plan;
 mod progress;
 mod ptx;
 mod quantize;
+mod reproduce;
 mod run;
 mod sass;
 mod sim;
@@ -76,6 +79,9 @@ enum Verb {
     /// Measures the forward pass on a GPU, next to the paper's Figure 5 and Table 2
     #[command(long_about = bench::ABOUT)]
     Bench(bench::Options),
+    /// Makes one page of the FlashAttention-3 paper's figures, tables and claims, next to this machine's numbers
+    #[command(long_about = reproduce::ABOUT)]
+    Reproduce(reproduce::Options),
     /// Looks for tiles and orders of tiles that are faster on a GPU than the table's
     #[command(long_about = tune::ABOUT)]
     Tune(tune::Options),
@@ -120,6 +126,7 @@ fn main() -> ExitCode {
         Verb::Quantize(options) => quantize::run(&options),
         Verb::Accuracy(options) => accuracy::run(&options),
         Verb::Bench(options) => bench::run(&options),
+        Verb::Reproduce(options) => reproduce::run(&options),
         Verb::Tune(options) => tune::run(&options),
         Verb::Plan(options) => plan::run(&options),
         Verb::Kernels(options) => kernels::run(&options),
@@ -235,7 +242,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 42, "commands of documents: another number is no fault, if it is meant");
+        assert_eq!(count, 46, "commands of documents: another number is no fault, if it is meant");
         assert!(
             check("bench --backward").is_err() && check("plan --seqlen 8 --heads 0 --head-dim 64").is_err()
         );

@@ -92,9 +92,14 @@ pub(crate) fn write(files: impl IntoIterator<Item = (NewFile, Vec<u8>)>) -> Resu
     Ok(())
 }
 
+/// Makes a folder, unless it is there.
+pub(crate) fn make_folder(path: &Path) -> Result<(), WriteError> {
+    fs::create_dir_all(path).map_err(|error| WriteError::Io { path: path.into(), kind: error.kind() })
+}
+
 /// Writes files by their names to a folder, which is made if it is not there. All of them are written, or none.
 pub(crate) fn write_into(path: &Path, files: Vec<(String, Vec<u8>)>) -> Result<(), WriteError> {
-    fs::create_dir_all(path).map_err(|error| WriteError::Io { path: path.into(), kind: error.kind() })?;
+    make_folder(path)?;
     let open = |(name, bytes): (String, Vec<u8>)| Ok((NewFile::open(&path.join(name))?, bytes));
     write(files.into_iter().map(open).collect::<Result<Vec<_>, _>>()?)
 }

@@ -29,7 +29,7 @@ struct Group {
     forms: &'static [Form],
 }
 
-const GROUPS: [Group; 2] = [
+const GROUPS: [Group; 3] = [
     Group {
         name: "the paper's kernel",
         mask: Mask::None,
@@ -41,6 +41,16 @@ const GROUPS: [Group; 2] = [
             ("no pipelining and no ping-pong", |plan| tile(plan, Serial, Producer, false), None, Some(580)),
             ("lazy rescaling", |plan| tile(plan, Paired, Producer, true), None, None),
             ("lazy rescaling, in clusters", |plan| planned_tile(plan).clusters(true), None, None),
+        ],
+    },
+    Group {
+        name: "the paper's kernel with two consumer warpgroups",
+        mask: Mask::None,
+        forms: &[
+            ("full", |plan| two(plan, TwoStage, true), Some(661), Some(670)),
+            ("no GEMM-softmax pipelining", |plan| two(plan, Serial, true), Some(582), Some(640)),
+            ("no ping-pong", |plan| two(plan, TwoStage, false), None, None),
+            ("no pipelining and no ping-pong", |plan| two(plan, Serial, false), None, Some(580)),
         ],
     },
     Group {
@@ -62,6 +72,13 @@ const STATIC: Scheduler = Scheduler::StaticPersistent;
 /// overlaps GEMMs within a warpgroup and between warpgroups, and every block rescales O. Clusters are off.
 fn tile(plan: &Plan, pipeline: Pipeline, loads: Loads, ping_pong: bool) -> PlanOptions {
     let tile = CtaTile { pipeline, loads, ping_pong, ..plan.tile() };
+    PlanOptions::default().tile(tile).clusters(false)
+}
+
+/// The tile of [`tile`] with two consumer warpgroups, as in the paper, and as many keys as registers have room for.
+fn two(plan: &Plan, pipeline: Pipeline, ping_pong: bool) -> PlanOptions {
+    let (tile_m, tile_n, stages, consumers) = (128, 176, 2, 2);
+    let tile = CtaTile { tile_m, tile_n, stages, consumers, pipeline, ping_pong, ..plan.tile() };
     PlanOptions::default().tile(tile).clusters(false)
 }
 
@@ -218,9 +235,10 @@ mod tests {
 
     #[test]
     fn the_full_form_overlaps_in_both_ways_and_the_planned_order_is_the_longest_first() {
-        let [dense, causal] = &GROUPS;
-        let full = options(dense)[0].tile.unwrap();
-        assert!(full.ping_pong && full.pipeline == TwoStage);
+        let [dense, two, causal] = &GROUPS;
+        let full = [dense, two].map(|group| options(group)[0].tile.unwrap());
+        assert!(full.iter().all(|tile| tile.ping_pong && tile.pipeline == TwoStage));
+        assert_eq!(full.map(|tile| tile.consumers), [3, 2]);
         assert!(matches!(options(causal)[0].order, Some(Order::LongestFirst { .. })));
     }
 

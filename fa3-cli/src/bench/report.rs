@@ -4,10 +4,10 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::paper::Figure5;
 use crate::args::number::size_label;
 use crate::grid::Setting;
 use crate::measure::{Machine, Outcome, Pace};
+use crate::paper::Figure5;
 use crate::table::Table;
 
 /// A setting and its outcome.

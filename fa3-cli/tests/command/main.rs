@@ -11,6 +11,7 @@ mod plan;
 mod quantize;
 mod reading;
 mod refusals;
+mod reproduce;
 mod run;
 mod sass;
 mod sim;

@@ -1,0 +1,365 @@
+//! The page: all claims in one table, and a section for each figure, table and listing.
+
+use std::fmt::Write;
+
+use super::Report;
+use super::claim::{Judged, Verdict};
+use super::part::{Outcome, Ran};
+use crate::args::number::size_label;
+use crate::bars::{self, OURS, PAPER, Panel, Series};
+use crate::draw::DrawError;
+use crate::paper::{PANELS, SEQLENS};
+
+/// A section: its id, title, text, and the parts whose commands and pictures it shows.
+type Section = (&'static str, &'static str, &'static str, &'static [&'static str]);
+
+const SECTIONS: [Section; 13] = [
+    (
+        "table-1",
+        "Table 1: the GPU",
+        "Rates of an H100 that the paper's arguments need.",
+        &["two-stage-ping-pong"],
+    ),
+    (
+        "figure-1",
+        "Figure 1: ping-pong of two warpgroups",
+        "Serial consumers that take turns. All timelines are of the simulator's model of an H100, which shows the order \
+         of events and no speed. A timeline of a few blocks has a long beginning and end beside its steady state.",
+        &["figure-1", "serial", "serial-ping-pong"],
+    ),
+    (
+        "figure-2",
+        "Figure 2: products and softmax within a warpgroup",
+        "Two stages, without turns.",
+        &["figure-2", "two-stage-ping-pong"],
+    ),
+    (
+        "figure-8",
+        "Figure 8: 3-stage pipelining",
+        "Three stages, without turns.",
+        &["figure-8", "two-stage", "three-stage"],
+    ),
+    (
+        "algorithms",
+        "Algorithms 1 to 4",
+        "The kernels run on the CPU under random schedules, and their results are compared with f64 arithmetic.",
+        &["algorithm-1", "algorithm-2", "algorithm-3", "algorithm-4"],
+    ),
+    (
+        "figure-3",
+        "Figures 3 and 4: registers in FP8",
+        "The kernel's results are compared with f64 arithmetic.",
+        &["fp8"],
+    ),
+    (
+        "listing-b2",
+        "Listing B.2: machine code of the main loop",
+        "What ptxas makes of this library's kernels. A product hides what runs between its start and the wait for it.",
+        &["sass", "sass-three-stage"],
+    ),
+    ("figure-5", "Figure 5: forward pass, fp16", "16k tokens, hidden size 2048.", &["figure-5"]),
+    ("figure-6", "Figure 6: backward pass, fp16", "16k tokens, hidden size 2048, without a mask.", &[]),
+    ("figure-7", "Figure 7: forward pass, FP8", "16k tokens, hidden size 2048, head_dim 256.", &[]),
+    (
+        "table-2",
+        "Table 2: what each technique gains",
+        "This library's table of tiles has three consumer warpgroups here. The second group has two, as the paper's kernel.",
+        &["table-2"],
+    ),
+    (
+        "table-3",
+        "Table 3: errors",
+        "RMSE against f64 arithmetic on data with outliers. The paper states no length; 8448 is assumed.",
+        &["table-3"],
+    ),
+    ("talk", "The authors' talk: tiles and decoding", "Schedules of causal tiles on 132 SMs.", &["schedule"]),
+];
+
+const STYLE: &str = "\
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1240px; margin: 2em auto; padding: 0 1em; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; vertical-align: top; padding: .25em .6em; border-bottom: 1px solid #8886; }
+td.agrees { color: #00794f; } td.differs { color: #c1440e; font-weight: 600; } td.not { color: #777; }
+figure { margin: 1em 0; overflow-x: auto; } svg { max-width: 100%; height: auto; background: #fff; }
+pre, code { font-size: 13px; } pre { overflow-x: auto; }
+@media (prefers-color-scheme: dark) {
+  svg { filter: invert(.9) hue-rotate(180deg); }
+  td.agrees { color: #4fd1a1; } td.differs { color: #ff9a6b; } td.not { color: #aaa; }
+}
+";
+
+/// The page as HTML, without scripts and without anything from a network.
+pub(super) fn html(report: &Report, judged: &[Judged]) -> Result<String, DrawError> {
+    let mut body = String::new();
+    let count = |is: fn(&Verdict) -> bool| judged.iter().filter(|claim| is(&claim.verdict)).count();
+    let length = if report.quick { ", with --quick" } else { "" };
+    line(&mut body, "p", &format!("{}; fa3 {}{length}", report.machine, env!("CARGO_PKG_VERSION")));
+    let counts = format!(
+        "{} claims: {} agree, {} differ, {} not run. The paper's numbers are for an H100 80GB SXM5. Origins: the text \
+         of the paper, labels of its figures, the talk of its authors, and this project, which carries numbers of the \
+         paper's tables. Speeds agree from 0.9 of the paper's on, ratios within 5 %, errors within 25 %. Numbers of the \
+         model are cycles of a simulated GPU, of which only the order counts.",
+        judged.len(),
+        count(|verdict| *verdict == Verdict::Agrees),
+        count(|verdict| *verdict == Verdict::Differs),
+        count(|verdict| matches!(verdict, Verdict::NotRun(_)))
+    );
+    line(&mut body, "p", &counts);
+    body += &table(judged.iter());
+    for (id, title, about, parts) in SECTIONS {
+        let _ = writeln!(body, "<h2 id=\"{id}\">{}</h2>", escaped(title));
+        line(&mut body, "p", about);
+        body += &table(judged.iter().filter(|claim| claim.section == id));
+        for svg in charts(report, id)? {
+            body += &figure(id, &svg);
+        }
+        for ran in parts.iter().filter_map(|id| report.part(id)) {
+            body += &shown(ran);
+        }
+    }
+    Ok(format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width\">\n<title>FlashAttention-3, reproduced</title>\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n<h1>FlashAttention-3, reproduced</h1>\n{body}</body>\n</html>\n"
+    ))
+}
+
+/// Appends a paragraph or another element with text.
+fn line(html: &mut String, element: &str, text: &str) {
+    let _ = writeln!(html, "<{element}>{}</{element}>", escaped(text));
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+fn table<'a>(claims: impl Iterator<Item = &'a Judged>) -> String {
+    let heads = ["claim", "where", "paper", "origin", "its figures", "here", "verdict"];
+    let heads = heads.map(|head| format!("<th>{head}</th>")).concat();
+    let rows = claims.map(|claim| {
+        let class = match claim.verdict {
+            Verdict::Agrees => "agrees",
+            Verdict::Differs => "differs",
+            Verdict::NotRun(_) => "not",
+        };
+        let [figures, here] = [&claim.figures, &claim.here].map(|text| text.as_deref().unwrap_or_default());
+        let cells = [&claim.claim, &claim.place, &claim.paper, &claim.origin.to_string(), figures, here];
+        let cells = cells.map(|cell| format!("<td>{}</td>", escaped(cell))).concat();
+        format!("<tr>{cells}<td class=\"{class}\">{}</td></tr>\n", escaped(&claim.verdict.to_string()))
+    });
+    format!("<table>\n<tr>{heads}</tr>\n{}</table>\n", rows.collect::<String>())
+}
+
+/// A picture within the page. Names within it are made its own, since the page has several pictures.
+fn figure(id: &str, svg: &str) -> String {
+    let svg = svg.get(svg.find("<svg").unwrap_or(0)..).unwrap_or_default();
+    let svg = svg.replace(" id=\"", &format!(" id=\"{id}-")).replace("url(#", &format!("url(#{id}-"));
+    let svg = svg.replace("\"title about\"", &format!("\"{id}-title {id}-about\""));
+    format!("<figure>\n{svg}\n</figure>\n")
+}
+
+/// The command of a part, with what it printed.
+fn shown(Ran { command, seconds, outcome, .. }: &Ran) -> String {
+    let command = format!("<code>fa3 {}</code>", escaped(command));
+    match outcome {
+        Outcome::Skipped(why) => format!("<p>{command}: {}</p>\n", escaped(why)),
+        Outcome::Done { right, text, data, .. } => {
+            let wrong = if *right { "" } else { ", <strong>a check failed</strong>" };
+            let text = if text.is_empty() { format!("{data:#}") } else { text.clone() };
+            format!(
+                "<details><summary>{command}: {seconds:.1} s{wrong}</summary>\n<pre>{}</pre></details>\n",
+                escaped(&text)
+            )
+        }
+    }
+}
+
+/// The pictures of a section.
+fn charts(report: &Report, id: &str) -> Result<Vec<String>, DrawError> {
+    Ok(match id {
+        "figure-5" => vec![bars::draw(&panels(report, 5), 2)?],
+        "figure-6" => vec![bars::draw(&panels(report, 6), 2)?],
+        "figure-7" => vec![bars::draw(&panels(report, 7), 2)?],
+        "table-3" => errors(report).map(|panels| bars::draw(&panels, 2)).transpose()?.into_iter().collect(),
+        "talk" => picture(report, "schedule"),
+        id => picture(report, id),
+    })
+}
+
+/// The picture that a part drew.
+fn picture(report: &Report, id: &str) -> Vec<String> {
+    match report.part(id).map(|ran| &ran.outcome) {
+        Some(Outcome::Done { svg, .. }) => svg.clone().into_iter().collect(),
+        Some(Outcome::Skipped(_)) | None => Vec::new(),
+    }
+}
+
+/// The panels of one of the paper's figures with the numbers that were measured here.
+fn panels(report: &Report, figure: u32) -> Vec<Panel> {
+    let panels = PANELS.iter().filter(|panel| panel.figure == figure).map(|panel| {
+        let papers = panel.series.iter().map(|(name, tflops)| {
+            let heights = (0..SEQLENS.len()).map(|index| tflops.get(index).copied().map(f64::from));
+            Series::of_paper(name, heights.collect())
+        });
+        let heights = SEQLENS.map(|seqlen| report.tflops(panel, seqlen)).to_vec();
+        let ours = Series { name: "here".to_owned(), color: OURS, heights };
+        Panel {
+            caption: format!("head_dim {}, mask {}: figure {figure}", panel.head_dim, panel.mask),
+            axes: ["sequence length", "TFLOP/s"],
+            groups: SEQLENS.map(size_label).to_vec(),
+            series: papers.chain([ours]).filter(Series::has_bars).collect(),
+            missing: Vec::new(),
+        }
+    });
+    panels.collect()
+}
+
+/// A panel of Table 3: its elements, what errors are multiplied by, the axis, and the methods with short names.
+type Errors = (&'static str, f64, &'static str, &'static [(&'static str, &'static str)]);
+
+const ERRORS: [Errors; 2] = [
+    (
+        "fp16",
+        1e5,
+        "RMSE / 1e-5",
+        &[("StandardFp16", "standard"), ("Flash2Fp16", "FA-2"), ("Flash3Fp16", "FA-3")],
+    ),
+    (
+        "FP8",
+        1e4,
+        "RMSE / 1e-4",
+        &[
+            ("StandardFp8", "standard"),
+            ("Flash3Fp8", "FA-3"),
+            ("NoBlockQuantization", "one scale"),
+            ("NoIncoherentProcessing", "no Hadamard"),
+            ("TwoLevel", "two levels"),
+            ("VChannels", "V channels"),
+        ],
+    ),
+];
+
+/// Table 3 as bars, if it was measured.
+fn errors(report: &Report) -> Option<Vec<Panel>> {
+    let (data, _) = report.data("table-3").ok()?;
+    let rows = data["table"].as_array()?;
+    let panels = ERRORS.map(|(dtype, unit, axis, methods)| {
+        let height = |key: &str, method: &str| {
+            let row = rows.iter().find(|row| row["method"] == method)?;
+            Some(unit * row[key].as_f64()?)
+        };
+        let heights = |key| methods.iter().map(|(method, _)| height(key, method)).collect();
+        let here = format!("here, {} keys", data["seqlen"]);
+        let paper = "the paper, at no stated length".to_owned();
+        Panel {
+            caption: format!("Error of O in {dtype}"),
+            axes: ["", axis],
+            groups: methods.iter().map(|(_, name)| (*name).to_owned()).collect(),
+            series: vec![
+                Series { name: paper, color: PAPER, heights: heights("paper") },
+                Series { name: here, color: OURS, heights: heights("median") },
+            ],
+            missing: Vec::new(),
+        }
+    });
+    Some(panels.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::reproduce::claim;
+    use crate::reproduce::part::PARTS;
+
+    /// A report in which the parts without a GPU are skipped, too, but for one with this data.
+    fn report(id: &str, right: bool, data: serde_json::Value) -> Report {
+        let parts = PARTS.iter().map(|part| {
+            let (text, svg) =
+                ("a < b".to_owned(), Some("<svg id=\"x\"><g fill=\"url(#x)\"/></svg>".to_owned()));
+            let done = Outcome::Done { right, text, data: data.clone(), svg };
+            let outcome = if part.id == id { done } else { Outcome::Skipped("no <GPU>".to_owned()) };
+            Ran { id: part.id.to_owned(), command: part.command(false, false), seconds: 1.0, outcome }
+        });
+        Report { machine: "a machine".to_owned(), quick: false, parts: parts.collect() }
+    }
+
+    fn verdicts(report: &Report, section: &str) -> Vec<String> {
+        let judged = claim::judge(report).into_iter().filter(|claim| claim.section == section);
+        judged.map(|claim| claim.verdict.to_string()).collect()
+    }
+
+    /// Claims and sections fit together, and so do sections and parts.
+    #[test]
+    fn every_claim_and_part_has_its_section() {
+        let sections: Vec<&str> = SECTIONS.iter().map(|section| section.0).collect();
+        let mut claimed: Vec<String> = Vec::new();
+        for claim in claim::judge(&report("", true, json!(null))) {
+            let known = sections.contains(&claim.section.as_str());
+            assert!(known && matches!(&claim.verdict, Verdict::NotRun(_)), "{claim:?}");
+            claimed.push(claim.section);
+        }
+        claimed.dedup();
+        assert_eq!(claimed, sections, "claims are in the order of the page");
+        let shown: BTreeSet<&str> = SECTIONS.iter().flat_map(|section| section.3).copied().collect();
+        assert_eq!(shown, PARTS.iter().map(|part| part.id).collect());
+    }
+
+    #[test]
+    fn numbers_have_verdicts() {
+        let sass = |first: u32| {
+            let under = |count: u32| json!({ "under": { "exponentials": count } });
+            json!({ "spill_bytes": 0, "loops": [{
+                "counts": { "exponentials": 42 }, "products": [under(first), under(12)],
+                "order": ["HGMMA×8", "F2FP×18+MUFU.EX2×29+FADD×34"],
+            }] })
+        };
+        let said = verdicts(&report("sass", true, sass(0)), "listing-b2");
+        assert_eq!(said[1..5], ["differs", "differs", "differs", "agrees"]);
+        assert_eq!(verdicts(&report("sass", true, sass(1)), "listing-b2")[1], "agrees");
+        let forms = |full: f64| json!({ "groups": [{ "forms": [{ "name": "full", "tflops": full }] }] });
+        assert_eq!(verdicts(&report("table-2", true, forms(595.0)), "table-2")[0], "agrees");
+        let low = verdicts(&report("table-2", true, forms(594.0)), "table-2");
+        assert_eq!(low[..2], ["differs", "not run: no time of the form no GEMM-softmax pipelining"]);
+        let wrong = report("fp8", false, json!({}));
+        assert_eq!(verdicts(&wrong, "figure-3")[0], "differs");
+        assert!(!wrong.is_right() && report("fp8", true, json!({})).is_right());
+    }
+
+    #[test]
+    fn figures_have_bars_of_both() {
+        let cell = json!({ "head_dim": 64, "mask": "none", "seqlen": 512, "tflops": 299.0 });
+        let low = report("figure-5", true, json!({ "cells": [cell] }));
+        let panels = panels(&low, 5);
+        assert_eq!(panels.len(), 6);
+        assert_eq!((panels[0].series.len(), panels[1].series.len(), panels[4].series.len()), (6, 5, 3));
+        assert_eq!(panels[0].series[5].heights, [Some(299.0), None, None, None, None, None]);
+        let judged = claim::judge(&low).into_iter().filter(|claim| claim.section == "figure-5");
+        let here: Vec<_> = judged.filter_map(|claim| claim.here).collect();
+        assert_eq!(here, ["at least 0.9 of it in 0 of 1 cells", "299"]);
+    }
+
+    #[test]
+    fn the_page_stands_alone() {
+        let report = report("figure-1", true, json!(null));
+        let html = html(&report, &claim::judge(&report)).unwrap();
+        for text in [
+            "a &lt; b",
+            "no &lt;GPU&gt;",
+            "id=\"figure-1-x\"",
+            "url(#figure-1-x)",
+            "prefers-color-scheme: dark",
+        ] {
+            assert!(html.contains(text), "{text}");
+        }
+        let links = html.replace("http://www.w3.org/2000/svg", "");
+        for foreign in ["http", "<script", "<link", "src="] {
+            assert!(!links.contains(foreign), "{foreign}");
+        }
+        assert_eq!(html.matches("<h2").count(), SECTIONS.len());
+    }
+}
