@@ -2,7 +2,8 @@
 
 use crate::{
     Bytes, Dim, Dtype, ExtraCache, Granularity, Heads, Intervals, Lengths, LseForm, Mask, ProblemError,
-    ProblemSpec, ScaleBlocks, Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout,
+    ProblemSpec, ScaleBlocks, ScoreExpr, Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName,
+    ValueLayout,
 };
 
 mod checks;
@@ -39,6 +40,7 @@ pub struct Problem {
     mask: Mask,
     softmax_scale: SoftmaxScale,
     softcap: Option<SoftCap>,
+    score: Option<ScoreExpr>,
     sink: bool,
     extra: Option<ExtraCache>,
     lse: LseForm,
@@ -64,6 +66,7 @@ impl Problem {
             mask,
             softmax_scale,
             softcap,
+            score,
             sink,
             extra,
             lse,
@@ -130,6 +133,7 @@ impl Problem {
             mask,
             softmax_scale,
             softcap,
+            score,
             sink,
             extra: extra.map(ExtraCache::canonical),
             lse: LseForm { without_sink: lse.without_sink && sink, ..lse },
@@ -155,6 +159,7 @@ impl Problem {
             mask,
             softmax_scale,
             softcap,
+            ref score,
             sink,
             extra,
             lse,
@@ -173,6 +178,7 @@ impl Problem {
             mask: Ok(mask),
             softmax_scale: Some(softmax_scale.natural()),
             softcap: softcap.map(SoftCap::bound),
+            score: score.clone(),
             sink,
             extra,
             lse,
@@ -242,7 +248,7 @@ impl Problem {
     /// these `keys`, without a mask, of contiguous tensors.
     ///
     /// # Panics
-    /// If there are no rows or no keys.
+    /// If there are no rows or no keys, or the problem has a function of scores, which depends on positions.
     #[must_use]
     pub fn of_rows(&self, rows: usize, keys: usize) -> Problem {
         // No `..` here: a feature that depends on positions must not be copied to a problem of other rows.
@@ -260,11 +266,13 @@ impl Problem {
             mask: _,
             softmax_scale,
             softcap,
+            score,
             sink,
             extra: _,
             lse,
             max_logits,
         } = self;
+        assert!(score.is_none(), "a function of scores depends on positions");
         let some = |x: &TensorDesc, seqlen| {
             TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen, heads: 1, ..x.shape })
         };
@@ -282,6 +290,7 @@ impl Problem {
             mask: Mask::None,
             softmax_scale: *softmax_scale,
             softcap: *softcap,
+            score: None,
             sink: *sink,
             extra: None,
             lse: *lse,
@@ -385,6 +394,17 @@ impl Problem {
     /// The soft cap, if any.
     pub fn softcap(&self) -> Option<SoftCap> {
         self.softcap
+    }
+
+    /// The function of scores, if any. It takes scaled and capped scores; see
+    /// [`ScoreFunction`](crate::ScoreFunction), which has the values of its numbers and tables.
+    pub fn score(&self) -> Option<&ScoreExpr> {
+        self.score.as_ref()
+    }
+
+    /// This problem with a function of scores.
+    pub(crate) fn scored(self, expr: ScoreExpr) -> Problem {
+        Problem { score: Some(expr), ..self }
     }
 
     /// Whether each query head has an attention sink: a logit in the softmax's denominator that has no value. It is in
