@@ -44,8 +44,3 @@ pub use sparse::{ListedCache, SparseAttention};
 pub use fa3_quant::{E4m3, QuantError, Rope, RopeStyle, RopeTable};
 pub use fa3_types::{LseForm, Mask, Scaling, ScoreError, ScoreFunction, ScoreTable, ScoreValue};
 pub use {half, ndarray};
-
-/// The Rust code of docs/expressions.md, as a test.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/expressions.md")]
-struct Expressions;
