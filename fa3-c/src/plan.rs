@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use fa3_call::{
-    At, Attention, Cached, Call, Combination, Error, Fp8Attention, Gradients, Memory, Options, Place,
+    At, Attention, Cached, Combination, CpuCall, Error, Fp8Attention, Gradients, Memory, Options, Place,
     Quantization, threads,
 };
 use fa3_cuda::host::{Compiled, OperationError, PlacementError, Stream, Workspace};
@@ -39,7 +39,7 @@ struct OnCpu<C> {
     bytes: Vec<(&'static str, u64)>,
 }
 
-impl<C: Call> Planned for OnCpu<C> {
+impl<C: CpuCall> Planned for OnCpu<C> {
     fn workspace_bytes(&self) -> usize {
         0
     }
@@ -122,7 +122,7 @@ impl Plan {
     }
 }
 
-fn plan<C: Call>(device: i32, given: Vec<Named>, options: &Choices) -> Result<Plan, Error> {
+fn plan<C: CpuCall>(device: i32, given: Vec<Named>, options: &Choices) -> Result<Plan, Error> {
     let options = Options::new(options);
     let numbers = C::numbers(&options)?;
     options.refuse_others()?;

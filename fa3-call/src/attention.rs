@@ -9,10 +9,9 @@ use fa3_types::{
 };
 
 use crate::call::Call;
-use crate::cpu::{self, Memory};
 use crate::devices;
 use crate::error::Error;
-use crate::options::Options;
+use crate::options::{Bounds, Options};
 use crate::tensors::Tensors;
 
 /// A forward pass.
@@ -82,17 +81,6 @@ pub(crate) fn is_packed(sequences: Option<[Sequences; 2]>) -> bool {
     sequences.is_some_and(|[of_q, _]| of_q.is_packed())
 }
 
-/// The keys that a query sees, as given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Bounds {
-    /// Number of keys to the left of its position; -1 is unbounded.
-    pub left: i64,
-    /// Number of keys to the right of its position; -1 is unbounded.
-    pub right: i64,
-    /// Number of keys of a chunk; 0 for no chunks.
-    pub chunk: i64,
-}
-
 /// The bits of a number, so that NaN, which every problem refuses, equals itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bits(u64);
@@ -114,7 +102,7 @@ impl Attention {
         let spec = ProblemSpec::new(q, k, v, self.o);
         let mut spec = spec.mask(Mask::from_window(left, right)?).mask(Mask::from_chunk(chunk)?);
         if let Some(shape) = self.intervals {
-            spec = spec.mask(Mask::Intervals(Intervals::of_shape(shape, q.shape)?));
+            spec = spec.mask(Mask::of_intervals(Intervals::of_shape(shape, q.shape)?));
         }
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(numbers.softmax_scale), number(numbers.softcap));
@@ -233,13 +221,5 @@ impl Call for Attention {
             Some(given) if given != needed => Err(Error::TableWords { given, needed }),
             _ => Ok(()),
         }
-    }
-
-    fn check_for_cpu(&self) -> Result<(), Error> {
-        cpu::problem(self).map(drop)
-    }
-
-    fn compute(&self, memory: &Memory<'_>) -> Result<(), Error> {
-        cpu::forward(self, memory)
     }
 }

@@ -11,7 +11,6 @@ use fa3_types::{
 
 use crate::attention::{Attention, Numbers, Pass};
 use crate::call::Call;
-use crate::cpu::{self, Memory};
 use crate::error::Error;
 use crate::options::Options;
 use crate::tensors::Tensors;
@@ -69,13 +68,5 @@ impl Call for Cached {
 
     fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {
         self.attention.options(sms)
-    }
-
-    fn check_for_cpu(&self) -> Result<(), Error> {
-        cpu::cached_problem(self).map(drop)
-    }
-
-    fn compute(&self, memory: &Memory<'_>) -> Result<(), Error> {
-        cpu::append_forward(self, memory)
     }
 }

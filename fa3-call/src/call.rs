@@ -6,7 +6,6 @@ use std::num::NonZeroU32;
 use fa3_cuda::host::{Compiled, Operation, OperationError};
 use fa3_sched::DeviceLimits;
 
-use crate::cpu::Memory;
 use crate::devices;
 use crate::error::Error;
 use crate::options::Options;
@@ -67,18 +66,6 @@ pub trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     fn check_plan(&self, _plan: &Self::Plan) -> Result<(), Error> {
         Ok(())
     }
-
-    /// Checks the call by the rules of the CPU, which takes any strides.
-    ///
-    /// # Errors
-    /// The call is invalid.
-    fn check_for_cpu(&self) -> Result<(), Error>;
-
-    /// Computes the call on the CPU, over its tensors in `memory`, with the threads of the current pool.
-    ///
-    /// # Errors
-    /// The call or an address is invalid.
-    fn compute(&self, memory: &Memory<'_>) -> Result<(), Error>;
 
     /// Plans and compiles the call for a GPU.
     ///

@@ -7,7 +7,6 @@ use fa3_sched::combine::Plan;
 use fa3_types::{CombineProblem, CombineSpec, Partials, TensorDesc};
 
 use crate::call::Call;
-use crate::cpu::{self, Memory};
 use crate::error::Error;
 use crate::options::Options;
 use crate::tensors::Tensors;
@@ -67,13 +66,5 @@ impl Call for Combination {
 
     fn options(&self, _sms: NonZeroU32) -> Result<(), Error> {
         Ok(())
-    }
-
-    fn check_for_cpu(&self) -> Result<(), Error> {
-        self.problem_for_cpu().map(drop)
-    }
-
-    fn compute(&self, memory: &Memory<'_>) -> Result<(), Error> {
-        cpu::combine(self, memory)
     }
 }

@@ -9,7 +9,6 @@ use fa3_types::{Dtype, Fp8Problem, Fp8Spec, ProblemSpec, QkRotary, RopeStyle, Ro
 
 use crate::attention::{self, Attention, Pass};
 use crate::call::Call;
-use crate::cpu::{self, Memory};
 use crate::error::Error;
 use crate::options::Options;
 use crate::tensors::Tensors;
@@ -89,13 +88,5 @@ impl Call for Fp8Attention {
 
     fn options(&self, _sms: NonZeroU32) -> Result<(), Error> {
         Ok(())
-    }
-
-    fn check_for_cpu(&self) -> Result<(), Error> {
-        cpu::fp8_problem(self).map(drop)
-    }
-
-    fn compute(&self, memory: &Memory<'_>) -> Result<(), Error> {
-        cpu::fp8_forward(self, memory)
     }
 }

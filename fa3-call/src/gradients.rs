@@ -7,7 +7,6 @@ use fa3_types::{BackwardProblem, BackwardSpec, Dtype, ProblemError, TensorDesc};
 
 use crate::attention::{Attention, Numbers, Pass, is_packed};
 use crate::call::Call;
-use crate::cpu::{self, Memory};
 use crate::devices;
 use crate::error::Error;
 use crate::options::Options;
@@ -75,13 +74,5 @@ impl Call for Gradients {
         let mut options = PlanOptions::default().sms(devices::without(sms, self.forward.numbers.sm_margin)?);
         options.deterministic = self.deterministic;
         Ok(options)
-    }
-
-    fn check_for_cpu(&self) -> Result<(), Error> {
-        cpu::backward_problem(self).map(drop)
-    }
-
-    fn compute(&self, memory: &Memory<'_>) -> Result<(), Error> {
-        cpu::backward(self, memory)
     }
 }

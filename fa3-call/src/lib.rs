@@ -12,7 +12,7 @@
 //!
 //! A binding has two traits to implement: [`Given`] finds its tensors by their names, and [`Values`] its options. An
 //! operation is a type with the trait [`Call`]: [`Call::numbers`] reads its options, [`Call::given`] its tensors.
-//! Together they determine the call's problem and plan. A tensor is a type of elements, a shape, strides and an address
+//! Together they determine the call's problem and plan. [`CpuCall`] computes it on the CPU. A tensor is a type of elements, a shape, strides and an address
 //! in the memory of a GPU or of the CPU.
 
 // Arguments of a call, and the reasons for refusing them.
@@ -37,17 +37,17 @@ mod table;
 mod cpu;
 mod devices;
 
-pub use attention::{Attention, Bits, Bounds, Numbers};
+pub use attention::{Attention, Bits, Numbers};
 pub use cached::Cached;
 pub use call::{At, Call};
 pub use caught::caught;
 pub use combine::Combination;
-pub use cpu::{Memory, threads};
+pub use cpu::{CpuCall, Memory, threads};
 pub use devices::{open_device, use_archive};
 pub use error::{Error, ErrorKind};
 pub use fp8::Fp8Attention;
 pub use gradients::Gradients;
-pub use options::{Options, Values};
+pub use options::{Bounds, Options, Values};
 pub use place::Place;
 pub use quantize::{Quantization, Scales};
 pub use table::Table;

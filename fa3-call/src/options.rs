@@ -5,8 +5,18 @@ use std::cell::RefCell;
 use fa3::problem::hint;
 use fa3_types::RopeStyle;
 
-use crate::attention::Bounds;
 use crate::error::Error;
+
+/// The keys that a query sees, as given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Bounds {
+    /// Number of keys to the left of its position; -1 is unbounded.
+    pub left: i64,
+    /// Number of keys to the right of its position; -1 is unbounded.
+    pub right: i64,
+    /// Number of keys of a chunk; 0 for no chunks.
+    pub chunk: i64,
+}
 
 /// The values of a caller's options, by their names. An option that is not given is `None`.
 pub trait Values {

@@ -8,7 +8,6 @@ use fa3_sched::quantize::Plan;
 use fa3_types::{Dtype, QuantizeProblem, QuantizeSpec, RopeStyle, Rotary, Scaling, TensorDesc, ValueLayout};
 
 use crate::call::Call;
-use crate::cpu::{self, Memory};
 use crate::error::Error;
 use crate::options::Options;
 use crate::tensors::Tensors;
@@ -125,13 +124,5 @@ impl Call for Quantization {
 
     fn options(&self, _sms: NonZeroU32) -> Result<(), Error> {
         Ok(())
-    }
-
-    fn check_for_cpu(&self) -> Result<(), Error> {
-        self.contiguous().problem().map(drop)
-    }
-
-    fn compute(&self, memory: &Memory<'_>) -> Result<(), Error> {
-        cpu::quantize(self, memory)
     }
 }

@@ -9,7 +9,6 @@ use fa3_types::Problem;
 
 use crate::attention::{Attention, Numbers, Pass};
 use crate::call::Call;
-use crate::cpu::Memory;
 use crate::error::Error;
 use crate::options::Options;
 use crate::tensors::Tensors;
@@ -48,14 +47,5 @@ impl Call for Table {
 
     fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {
         self.0.options(sms)
-    }
-
-    fn check_for_cpu(&self) -> Result<(), Error> {
-        self.0.check_for_cpu()
-    }
-
-    /// The CPU needs no table.
-    fn compute(&self, _memory: &Memory<'_>) -> Result<(), Error> {
-        Ok(())
     }
 }

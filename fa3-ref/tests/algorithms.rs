@@ -61,7 +61,7 @@ prop_compose! {
         spec.sink = sink.is_some();
         let problem = match intervals {
             None => spec.mask(mask).known(),
-            Some((form, bounds)) => spec.mask(Mask::Intervals(form)).validate().and_then(|problem| {
+            Some((form, bounds)) => spec.mask(Mask::of_intervals(form)).mask(mask).validate().and_then(|problem| {
                 let count = form.shape(q).into_iter().product();
                 problem.known_intervals(bounds.into_iter().cycle().take(count).collect::<Vec<_>>())
             }),

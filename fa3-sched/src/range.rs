@@ -121,6 +121,11 @@ impl<T: Int> Tiling<T> {
         self.tile_m
     }
 
+    /// Whether the mask may hide keys.
+    pub fn has_mask(&self) -> bool {
+        self.left.is_some() || self.right.is_some() || self.chunks.is_some()
+    }
+
     /// The KV head of a tile's head.
     pub fn kv_head(&self, head: T) -> T {
         self.group.quotient(head)
@@ -250,7 +255,26 @@ impl<T> KvRange<T> {
     }
 }
 
+impl<T: Int> VisibleKeys<T> {
+    /// The keys of both.
+    #[must_use]
+    pub fn and(self, other: VisibleKeys<T>) -> VisibleKeys<T> {
+        VisibleKeys { start: self.start.at_least(other.start), end: self.end.at_most(other.end) }
+    }
+}
+
 impl<T: Int> KvRange<T> {
+    /// The blocks of both ranges. The middle part has the blocks of both middle parts.
+    #[must_use]
+    pub fn and(self, other: KvRange<T>) -> KvRange<T> {
+        let end = self.end.at_most(other.end);
+        let first = self.first.at_least(other.first).at_most(end);
+        let unmasked_first = self.unmasked_first.at_least(other.unmasked_first).at_least(first).at_most(end);
+        let unmasked_end =
+            self.unmasked_end.at_most(other.unmasked_end).at_least(unmasked_first).at_most(end);
+        KvRange { first, unmasked_first, unmasked_end, end }
+    }
+
     /// Number of blocks.
     pub fn blocks(&self) -> T {
         self.end.sub_sat(self.first)
@@ -322,6 +346,33 @@ mod tests {
 
         fn check_all(self) {
             (0..self.q.div_ceil(self.tile_m) + 2).for_each(|m_block| self.check(m_block));
+        }
+    }
+
+    #[test]
+    fn ranges_intersect() {
+        let ranges = || {
+            let ends = (0..4_u32).flat_map(|first| (first..5).map(move |end| (first, end)));
+            ends.flat_map(|(first, end)| {
+                let inner = move |from: u32| (from..=end).map(move |to| [from, to]);
+                (first..=end).flat_map(inner).map(move |[unmasked_first, unmasked_end]| KvRange {
+                    first,
+                    unmasked_first,
+                    unmasked_end,
+                    end,
+                })
+            })
+        };
+        for (one, other) in ranges().flat_map(|one| ranges().map(move |other| (one, other))) {
+            let KvRange { first, unmasked_first, unmasked_end, end } = one.and(other);
+            assert!(first <= unmasked_first && unmasked_first <= unmasked_end && unmasked_end <= end);
+            for block in 0..6 {
+                let all = |of: KvRange<u32>| (of.first..of.end).contains(&block);
+                let plain = |of: KvRange<u32>| (of.unmasked_first..of.unmasked_end).contains(&block);
+                assert_eq!((first..end).contains(&block), all(one) && all(other), "{one:?} {other:?}");
+                let found = (unmasked_first..unmasked_end).contains(&block);
+                assert_eq!(found, plain(one) && plain(other), "{one:?} {other:?}");
+            }
         }
     }
 

@@ -181,8 +181,8 @@ pub enum ProblemError {
     UnknownScore,
     #[error("bounds of intervals are given beside the mask {mask}, which has none")]
     NoIntervals { mask: Mask },
-    #[error("intervals exclude any other mask, and the mask {mask} is given")]
-    IntervalsAndMask { mask: Mask },
+    #[error("two masks of intervals are given, whose intersection is no mask")]
+    IntervalsTwice,
     #[error("intervals take f32, f16 or bf16, not {given}")]
     IntervalsDtype { given: Dtype },
     #[error("intervals and qv exclude each other")]

@@ -1,5 +1,6 @@
 //! The operations of a problem.
 
+use crate::mask::keys_of_row;
 use crate::{Elems, KnownProblem, Lengths, Mask};
 
 impl KnownProblem {
@@ -33,28 +34,13 @@ impl KnownProblem {
         let all = len.q as f64 * len.k as f64;
         match self.mask() {
             // Pairs under a mask of intervals are counted elsewhere (`pairs_of_intervals`).
-            Mask::None | Mask::Intervals(_) => all,
+            Mask::None | Mask::Intervals { .. } => all,
             Mask::Causal => all / 2.0,
             mask @ (Mask::Window { .. } | Mask::Chunk { .. }) => {
-                (0..len.q).map(|row| visible(mask, row, len)).sum::<i128>() as f64
+                (0..len.q).map(|row| keys_of_row(mask, row, len).len()).sum::<usize>() as f64
             }
         }
     }
-}
-
-/// Number of keys that a row sees.
-fn visible(mask: Mask, row: usize, len: Lengths) -> i128 {
-    let (left, right) = mask.reach();
-    let position = (row + len.k) as i128 - len.q as i128;
-    let first = left.map_or(0, |left| (position - i128::from(left)).max(0));
-    let last = right.map_or(len.k as i128, |right| position + i128::from(right) + 1).min(len.k as i128);
-    let chunk = mask.chunks().map_or(0..len.k as i128, |chunk| {
-        let (keys, row) = (i128::from(chunk.keys.get()), row as i128);
-        let (counted, ahead) = if chunk.transposed { (row, position - row) } else { (position, 0) };
-        let start = counted.div_euclid(keys) * keys + ahead;
-        start..start + keys
-    });
-    (last.min(chunk.end) - first.max(chunk.start)).max(0)
 }
 
 #[cfg(test)]

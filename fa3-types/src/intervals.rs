@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::{Dtype, ProblemError, Shape};
 
 /// The form of an interval mask: a contiguous i32 tensor (batch or 1, heads_q or 1, seqlen_q, 2 or 4), whose last axis
-/// is `start, end` or `start, end, start, end`. A query row sees the keys of its intervals `start .. end`, which may be
-/// in any order, overlap and be empty. Bounds count keys from the sequence's first one, and are clamped to its keys.
+/// is `start, end` or `start, end, start, end`. A query row sees keys of its intervals `start .. end`, which may be in
+/// any order, overlap and be empty. Bounds count keys from the sequence's first one, and are clamped to its keys.
 /// Batch and seqlen_q are Q's: packed sequences have (1, heads_q or 1, total_q, 2 or 4).
 ///
 /// Interval masks express documents, prefixes, windows beside the first keys (attention sinks), chunks and padding.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
+use crate::mask::keys_of_row;
 use crate::{
     IntervalRows, Lengths, Problem, ProblemError, ScoreFunction, SequenceRows, Sequences, TensorName,
 };
@@ -56,7 +57,7 @@ impl KnownProblem {
     /// let rows = SequenceRows::packed(&[0, 2, 5])?;
     /// let spec = ProblemSpec::packed(Dtype::F16, (4, 2), 64, &rows, &rows);
     /// let form = Intervals::of_shape([1, 1, 5, 2], spec.q.shape)?;
-    /// let problem = spec.mask(Mask::Intervals(form)).validate()?;
+    /// let problem = spec.mask(Mask::of_intervals(form)).validate()?;
     /// let bounds = [0, 0, 0, 1, 0, 0, 0, 0, 0, 1];
     /// let problem = KnownProblem::with_intervals(problem, rows.clone(), rows, bounds)?;
     /// assert!(problem.allows([1, 3, 2], 0) && !problem.allows([1, 3, 1], 0));
@@ -64,8 +65,8 @@ impl KnownProblem {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`KnownProblem::new`], except that of the mask. [`ProblemError::NoIntervals`] if the mask is not one
-    /// of intervals, [`ProblemError::IntervalsCount`] if the number of bounds is wrong.
+    /// The errors of [`KnownProblem::new`], except the one of the mask. [`ProblemError::NoIntervals`] if the mask is not
+    /// one of intervals, [`ProblemError::IntervalsCount`] if the number of bounds is wrong.
     pub fn with_intervals(
         problem: Problem,
         rows_q: SequenceRows,
@@ -129,12 +130,22 @@ impl KnownProblem {
         self.intervals.as_ref()
     }
 
-    /// The keys that query row `row` of a sequence and a head sees by its intervals, as two disjoint ranges; `None` if
-    /// the mask is not one of intervals. Rows and keys are counted from 0 within the sequence.
+    /// The keys that query row `row` of a sequence and a head sees under a mask of intervals, as two disjoint ranges;
+    /// `None` if the mask is not one of intervals. Rows and keys are counted from 0 within the sequence.
     ///
     /// # Panics
     /// If the tensor has no such row.
-    pub fn intervals_of_row(&self, [sequence, head, row]: [usize; 3]) -> Option<[Range<usize>; 2]> {
+    pub fn intervals_of_row(&self, at @ [sequence, _, row]: [usize; 3]) -> Option<[Range<usize>; 2]> {
+        let seen = keys_of_row(self.mask(), row, self.lengths(sequence));
+        let cut = |keys: Range<usize>| {
+            let start = keys.start.clamp(seen.start, seen.end);
+            start..keys.end.clamp(start, seen.end)
+        };
+        self.bounds_of_row(at).map(|ranges| ranges.map(cut))
+    }
+
+    /// The intervals of a row.
+    fn bounds_of_row(&self, [sequence, head, row]: [usize; 3]) -> Option<[Range<usize>; 2]> {
         let (entry, first) = self.rows_q.start(sequence);
         let keys = self.rows_k.len(sequence);
         self.intervals.as_ref().map(|intervals| intervals.of_row([entry, head, first + row], keys))
@@ -146,10 +157,8 @@ impl KnownProblem {
         if row >= len.q {
             return false;
         }
-        match self.intervals_of_row(at) {
-            Some(ranges) => ranges.iter().any(|keys| keys.contains(&key)),
-            None => self.mask().allows(row, key, len),
-        }
+        let is_in_one = |ranges: [Range<usize>; 2]| ranges.iter().any(|keys| keys.contains(&key));
+        self.mask().allows(row, key, len) && self.bounds_of_row(at).is_none_or(is_in_one)
     }
 
     /// The rows of the sequences of Q and O.
@@ -221,7 +230,7 @@ impl Problem {
     ///
     /// // Two documents of three keys each; all heads have the same intervals.
     /// let shape = Shape { batch: 1, seqlen: 6, heads: 4, head_dim: 64 };
-    /// let mask = Mask::Intervals(Intervals::of_shape([1, 1, 6, 2], shape)?);
+    /// let mask = Mask::of_intervals(Intervals::of_shape([1, 1, 6, 2], shape)?);
     /// let problem = ProblemSpec::dense(Dtype::F16, shape, shape).mask(mask).validate()?;
     /// let problem = problem.known_intervals([0, 3, 0, 3, 0, 3, 3, 6, 3, 6, 3, 6])?;
     /// assert!(problem.allows([0, 2, 1], 2) && !problem.allows([0, 2, 1], 3));

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 use crate::{Intervals, ProblemError};
 
@@ -40,8 +41,18 @@ pub enum Mask {
         /// As in [`Mask::Window`].
         right: Option<u32>,
     },
-    /// Keys of the row's intervals. The bounds are data, which [`KnownProblem`](crate::KnownProblem) has.
-    Intervals(Intervals),
+    /// Keys of the row's intervals that a window and chunks show, too. The bounds are data, which
+    /// [`KnownProblem`](crate::KnownProblem) has.
+    Intervals {
+        /// The form of the intervals.
+        form: Intervals,
+        /// The chunks, if any.
+        chunk: Option<Chunk>,
+        /// As in [`Mask::Window`].
+        left: Option<u32>,
+        /// As in [`Mask::Window`].
+        right: Option<u32>,
+    },
 }
 
 /// Chunks of a sequence: keys `0 .. keys`, then `keys .. 2 · keys`, and so on. A position before the first key lies in
@@ -92,19 +103,37 @@ impl Mask {
         Mask::Chunk { chunk: Chunk { keys, transposed: false }, left: None, right: None }
     }
 
-    /// A window, in chunks if given, in its simplest variant: its sides are cut to the chunk size.
-    fn of(chunk: Option<Chunk>, left: Option<u32>, right: Option<u32>) -> Mask {
-        let Some(chunk) = chunk else { return Mask::window(left, right) };
-        let bounded = |side: Option<u32>| side.filter(|&side| side < chunk.keys.get() - 1);
-        Mask::Chunk { chunk, left: bounded(left), right: bounded(right) }
+    /// The mask that lets a query see the keys of its row's intervals.
+    pub const fn of_intervals(form: Intervals) -> Mask {
+        Mask::Intervals { form, chunk: None, left: None, right: None }
+    }
+
+    /// A window, in chunks and in intervals if given, in its simplest variant: its sides are cut to the chunk size.
+    pub fn of(
+        intervals: Option<Intervals>,
+        chunk: Option<Chunk>,
+        left: Option<u32>,
+        right: Option<u32>,
+    ) -> Mask {
+        let is_bounded = |side: &u32| chunk.is_none_or(|chunk| *side < chunk.keys.get() - 1);
+        let (left, right) = (left.filter(is_bounded), right.filter(is_bounded));
+        match (intervals, chunk) {
+            (Some(form), chunk) => Mask::Intervals { form, chunk, left, right },
+            (None, Some(chunk)) => Mask::Chunk { chunk, left, right },
+            (None, None) => Mask::window(left, right),
+        }
+    }
+
+    /// The mask without its intervals, which are data.
+    #[must_use]
+    pub fn without_intervals(self) -> Mask {
+        let (left, right) = self.reach();
+        Mask::of(None, self.chunks(), left, right)
     }
 
     /// The simplest mask that allows the same pairs in sequences of at most `longest` rows. Bounds that no query can
     /// reach are left out, and so are chunks that hide no key.
     pub(crate) fn simplified(self, longest: Lengths) -> Mask {
-        if self.intervals().is_some() {
-            return self;
-        }
         let notices = |reach: Option<u32>, rows: usize| {
             reach.filter(|&reach| (reach as usize) < rows.saturating_sub(1))
         };
@@ -115,36 +144,37 @@ impl Mask {
         let none_is_before = right == Some(0) || longest.q <= 1;
         let holds_all = |chunk: &Chunk| chunk.keys.get() as usize >= longest.k && !chunk.transposed;
         let chunk = self.chunks().filter(|chunk| !(holds_all(chunk) && none_is_before));
-        Mask::of(chunk, notices(left, longest.k), notices(right, longest.q))
+        Mask::of(self.intervals(), chunk, notices(left, longest.k), notices(right, longest.q))
     }
 
     /// The number of keys that a query sees before and after its own position; `None` is unbounded. It is below the
     /// chunk size.
     pub fn reach(self) -> (Option<u32>, Option<u32>) {
-        match self {
-            Mask::None | Mask::Intervals(_) => (None, None),
+        let (left, right) = match self {
+            Mask::None => (None, None),
             Mask::Causal => (None, Some(0)),
-            Mask::Window { left, right } => (left, right),
-            Mask::Chunk { chunk, left, right } => {
-                let most = chunk.keys.get() - 1;
-                let within = |side: Option<u32>| Some(side.map_or(most, |side| side.min(most)));
-                (within(left), within(right))
-            }
-        }
+            Mask::Window { left, right }
+            | Mask::Chunk { left, right, .. }
+            | Mask::Intervals { left, right, .. } => (left, right),
+        };
+        let most = self.chunks().map(|chunk| chunk.keys.get() - 1);
+        let within = |side: Option<u32>| side.into_iter().chain(most).min();
+        (within(left), within(right))
     }
 
     /// The chunks, if any.
     pub fn chunks(self) -> Option<Chunk> {
         match self {
-            Mask::None | Mask::Causal | Mask::Window { .. } | Mask::Intervals(_) => None,
+            Mask::None | Mask::Causal | Mask::Window { .. } => None,
             Mask::Chunk { chunk, .. } => Some(chunk),
+            Mask::Intervals { chunk, .. } => chunk,
         }
     }
 
     /// The form of the intervals, if the mask is one of intervals.
     pub fn intervals(self) -> Option<Intervals> {
         match self {
-            Mask::Intervals(form) => Some(form),
+            Mask::Intervals { form, .. } => Some(form),
             Mask::None | Mask::Causal | Mask::Window { .. } | Mask::Chunk { .. } => None,
         }
     }
@@ -159,17 +189,12 @@ impl Mask {
     ///
     /// # Errors
     /// [`ProblemError::Chunks`] for two masks with different chunks, whose intersection is no [`Mask`].
-    /// [`ProblemError::IntervalsAndMask`] for intervals and any other mask.
+    /// [`ProblemError::IntervalsTwice`] for two masks of intervals.
     pub fn and(self, other: Mask) -> Result<Mask, ProblemError> {
-        match (self, other) {
-            (mask @ Mask::Intervals(_), Mask::None) | (Mask::None, mask @ Mask::Intervals(_)) => {
-                return Ok(mask);
-            }
-            (Mask::Intervals(_), mask) | (mask, Mask::Intervals(_)) => {
-                return Err(ProblemError::IntervalsAndMask { mask });
-            }
-            _ => {}
-        }
+        let intervals = match (self.intervals(), other.intervals()) {
+            (Some(_), Some(_)) => return Err(ProblemError::IntervalsTwice),
+            (one, other) => one.or(other),
+        };
         let chunk = match (self.chunks(), other.chunks()) {
             (Some(one), Some(other)) if one != other => {
                 return Err(ProblemError::Chunks { one: one.keys, other: other.keys });
@@ -178,24 +203,22 @@ impl Mask {
         };
         let nearer = |one: Option<u32>, other: Option<u32>| one.into_iter().chain(other).min();
         let (one, other) = (self.reach(), other.reach());
-        Ok(Mask::of(chunk, nearer(one.0, other.0), nearer(one.1, other.1)))
+        Ok(Mask::of(intervals, chunk, nearer(one.0, other.0), nearer(one.1, other.1)))
     }
 
     /// The mask seen from the keys: `mask.transposed()` lets key row `k` "see" query row `q` where this mask lets the
     /// query see the key. Intervals belong to query rows in both directions.
     #[must_use]
     pub fn transposed(self) -> Mask {
-        if self.intervals().is_some() {
-            return self;
-        }
         let (left, right) = self.reach();
         let chunk = self.chunks().map(|chunk| Chunk { transposed: !chunk.transposed, ..chunk });
-        Mask::of(chunk, right, left)
+        Mask::of(self.intervals(), chunk, right, left)
     }
 
     /// Whether query row `q` may see key row `k` in a sequence of `len`. Rows are counted from 0 within the sequence; a
-    /// row at or past the sequence's end sees nothing and is not seen. A mask of intervals does not know its bounds: it
-    /// allows every pair here, and [`KnownProblem::allows`](crate::KnownProblem::allows) decides.
+    /// row at or past the sequence's end sees nothing and is not seen. A mask of intervals does not know their bounds:
+    /// here it allows what its window and chunks allow, and [`KnownProblem::allows`](crate::KnownProblem::allows)
+    /// decides.
     pub fn allows(self, q: usize, k: usize, len: Lengths) -> bool {
         if q >= len.q || k >= len.k {
             return false;
@@ -220,6 +243,24 @@ impl Mask {
     }
 }
 
+/// The keys that a row sees by its window and its chunk.
+pub(crate) fn keys_of_row(mask: Mask, row: usize, len: Lengths) -> Range<usize> {
+    let (left, right) = mask.reach();
+    let (keys, position) = (len.k as i128, (row + len.k) as i128 - len.q as i128);
+    let first = left.map_or(0, |left| position - i128::from(left));
+    let end = right.map_or(keys, |right| position + i128::from(right) + 1);
+    let chunk = mask.chunks().map_or(0..keys, |chunk| {
+        let (of_chunk, row) = (i128::from(chunk.keys.get()), row as i128);
+        let (counted, ahead) = if chunk.transposed { (row, position - row) } else { (position, 0) };
+        let start = counted.div_euclid(of_chunk) * of_chunk + ahead;
+        start..start + of_chunk
+    });
+    // Both lie within the keys, whose number is a `usize`.
+    let inside = |key: i128| key.clamp(0, keys) as usize;
+    let (first, end) = (inside(first.max(chunk.start)), inside(end.min(chunk.end)));
+    first..end.max(first)
+}
+
 impl fmt::Display for Mask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let side = |size: &Option<u32>| size.map_or("inf".to_owned(), |size| size.to_string());
@@ -234,7 +275,10 @@ impl fmt::Display for Mask {
                     (left, right) => f.pad(&format!("{} {chunks}", Mask::window(*left, *right))),
                 }
             }
-            Mask::Intervals(form) => form.fmt(f),
+            Mask::Intervals { form, .. } => {
+                let mask = self.without_intervals();
+                if mask == Mask::None { form.fmt(f) } else { f.pad(&format!("{mask} {form}")) }
+            }
         }
     }
 }
@@ -354,15 +398,22 @@ mod tests {
     }
 
     #[test]
-    fn intervals_stand_alone() {
+    fn intervals_stand_beside_other_masks() {
         let form = Intervals { of_row: crate::IntervalsOfRow::Two, per_sequence: false, per_head: true };
-        let mask = Mask::Intervals(form);
-        assert_eq!((mask.and(Mask::None), Mask::None.and(mask)), (Ok(mask), Ok(mask)));
-        for other in [Mask::Causal, chunk(3), mask] {
-            assert_eq!(mask.and(other), Err(ProblemError::IntervalsAndMask { mask: other }));
+        let (mask, len) = (Mask::of_intervals(form), Lengths { q: 4, k: 9 });
+        let left = Mask::window(Some(3), None);
+        for other in [Mask::None, Mask::Causal, left, chunk(3), chunk(3).and(left.transposed()).unwrap()] {
+            let both = mask.and(other).unwrap();
+            assert_eq!(other.and(mask), Ok(both));
+            assert_eq!((both.intervals(), both.without_intervals()), (Some(form), other), "{other}");
+            assert_eq!((both.reach(), both.chunks()), (other.reach(), other.chunks()), "{other}");
+            assert_eq!(both.transposed(), mask.and(other.transposed()).unwrap(), "{other}");
+            assert_eq!(both.simplified(len), mask.and(other.simplified(len)).unwrap(), "{other}");
+            assert_eq!(picture(both, len), picture(other, len), "{other}");
+            assert_eq!(both.and(mask), Err(ProblemError::IntervalsTwice), "{other}");
         }
-        assert_eq!(Mask::Causal.and(mask), Err(ProblemError::IntervalsAndMask { mask: Mask::Causal }));
-        assert_eq!(mask.simplified(Lengths { q: 1, k: 1 }), mask);
+        assert_eq!(mask.to_string(), "two intervals");
+        assert_eq!(mask.and(Mask::Causal).unwrap().to_string(), "causal two intervals");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::{
 mod checks;
 mod display;
 mod features;
+mod of_rows;
 
 use checks::{check_counts, check_dtypes, check_qv, check_shapes};
 
@@ -113,7 +114,7 @@ impl Problem {
             return Err(ProblemError::ListsAndMask { mask });
         }
         extra.as_ref().map_or(Ok(()), |extra| extra.check([&k, &v], seqs_k))?;
-        if let Mask::Intervals(form) = &mut mask {
+        if let Mask::Intervals { form, .. } = &mut mask {
             Intervals::check([q.dtype, k.dtype], qv.is_some())?;
             *form = form.simplified(q.shape);
         }
@@ -242,60 +243,6 @@ impl Problem {
         let joined = |x: &TensorDesc| TensorDesc::contiguous(x.dtype, Shape { head_dim, ..x.shape });
         let extra = self.extra.map(|extra| ExtraCache { k: joined(&extra.k), ..extra });
         Problem { q: joined(&self.q), k: joined(&self.k), qv: None, extra, ..self.clone() }
-    }
-
-    /// Rows of one query head that see the same keys, as a problem of its own: one dense sequence of these `rows` and
-    /// these `keys`, without a mask, of contiguous tensors.
-    ///
-    /// # Panics
-    /// If there are no rows or no keys, or the problem has a function of scores, which depends on positions.
-    #[must_use]
-    pub fn of_rows(&self, rows: usize, keys: usize) -> Problem {
-        // No `..` here: a feature that depends on positions must not be copied to a problem of other rows.
-        let Problem {
-            q,
-            k,
-            v,
-            v_layout: _,
-            scales: _,
-            qv,
-            o,
-            seqs_q: _,
-            seqs_k: _,
-            heads: _,
-            mask: _,
-            softmax_scale,
-            softcap,
-            score,
-            sink,
-            extra: _,
-            lse,
-            max_logits,
-        } = self;
-        assert!(score.is_none(), "a function of scores depends on positions");
-        let some = |x: &TensorDesc, seqlen| {
-            TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen, heads: 1, ..x.shape })
-        };
-        Problem {
-            q: some(q, rows),
-            k: some(k, keys),
-            v: some(v, keys),
-            v_layout: ValueLayout::Rows,
-            scales: [Granularity::Head; 3],
-            qv: qv.as_ref().map(|qv| some(qv, rows)),
-            o: some(o, rows),
-            seqs_q: Sequences::dense(1, rows),
-            seqs_k: Sequences::dense(1, keys),
-            heads: Heads::new(1, 1).expect("a head has a head"),
-            mask: Mask::None,
-            softmax_scale: *softmax_scale,
-            softcap: *softcap,
-            score: None,
-            sink: *sink,
-            extra: None,
-            lse: *lse,
-            max_logits: *max_logits,
-        }
     }
 
     /// Queries (batch, seqlen_q, heads_q, head_dim).

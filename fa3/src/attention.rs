@@ -117,11 +117,11 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 
     fa3_types::setters! {
-        /// Lets each query see the keys of one or two intervals `start .. end`, in place of any other mask: i32 (batch
-        /// or 1, heads_q or 1, seqlen_q, 2 or 4), whose last axis is `start, end` or `start, end, start, end`. The two
-        /// intervals may be in any order, overlap and be empty; bounds are clamped to the keys. This expresses masks of
-        /// documents, of prefixes, of windows beside a sink of first keys, and of padding. Keys outside of the
-        /// intervals take no time.
+        /// Lets each query see only keys of one or two intervals `start .. end`: i32 (batch or 1, heads_q or 1,
+        /// seqlen_q, 2 or 4), whose last axis is `start, end` or `start, end, start, end`. The two intervals may be in
+        /// any order, overlap and be empty; bounds are clamped to the keys. With a causal mask, a window or chunks, a
+        /// query sees the keys that both show. This expresses masks of documents, of prefixes, of windows beside a sink
+        /// of first keys, and of padding. Keys outside of the intervals take no time.
         ///
         /// Keys are counted from the sequence's first one. Packed sequences have intervals (1, heads_q or 1, total_q, 2
         /// or 4). Elements have 16 bits or more, and `qv` is not allowed. A GPU takes head dimensions up to 256.
@@ -268,7 +268,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         let o = TensorDesc::contiguous(T::Output::DTYPE, o);
         let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k);
         if let Some(intervals) = intervals {
-            spec = spec.mask(Mask::Intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
+            spec = spec.mask(Mask::of_intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
         }
         spec.qv = qv.as_ref().map(contiguous);
         spec.score = score.as_ref().map(|function| function.expr().clone());

@@ -34,9 +34,8 @@ impl<'a> Scores<'a> {
 
     /// The options of `problem`. Intervals are data, which are given apart.
     pub(crate) fn of(self, problem: &Problem) -> Scores<'a> {
-        let mask = Some(problem.mask()).filter(|mask| mask.intervals().is_none());
         Scores {
-            mask: Ok(mask.unwrap_or_default()),
+            mask: Ok(problem.mask().without_intervals()),
             softmax_scale: Some(problem.softmax_scale().natural()),
             softcap: problem.softcap().map(|cap| cap.bound()),
             sink: self.sink,

@@ -115,7 +115,7 @@ impl Kind {
         per_head: bool,
     ) -> KnownProblem {
         let problem = spec
-            .mask(Mask::Intervals(self.form(per_sequence, per_head)))
+            .mask(Mask::of_intervals(self.form(per_sequence, per_head)))
             .validate()
             .expect("the caller's problem is valid");
         let form = problem.mask().intervals().expect("it has intervals");

@@ -180,8 +180,8 @@ impl Case {
             lengths.push(length);
             let is_row = |index: i32| usize::try_from(index).ok().filter(|&row| row < count);
             all.push(list[..len].iter().filter_map(|&index| is_row(index)).collect::<Vec<usize>>());
-            // A valid row, which no list has.
-            let behind = if i + 1 < self.sequences { list_gap } else { 0 };
+            // A valid row, which no list has. Lists without entries take no memory.
+            let behind = if keys > 0 && i + 1 < self.sequences { list_gap } else { 0 };
             indices.extend(list.into_iter().chain(std::iter::repeat_n(0, behind)));
         }
         let dense =

@@ -161,8 +161,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// A problem under an interval mask, with sequences up to 300 rows, dense or packed. The intervals change after
-    /// some rows: some rows or whole tiles see no key, others only distant keys.
+    /// A problem under an interval mask, and often under another mask, too, with sequences up to 300 rows, dense or
+    /// packed. The intervals change after some rows: some rows or whole tiles see no key, others only distant keys.
     pub fn intervals_problem()(
         dtype in select(vec![Dtype::F32, Dtype::F16, Dtype::Bf16]),
         (rows_q, rows_k) in sequences(300),
@@ -171,6 +171,7 @@ prop_compose! {
         of_row in select(vec![IntervalsOfRow::One, IntervalsOfRow::Two]),
         (per_sequence, per_head) in any::<(bool, bool)>(),
         softcap in option::weighted(0.3, 0.5..20.0f64),
+        beside in option::weighted(0.6, mask(300)),
         runs in vec((1usize..120, vec(interval(300), 2)), 1..30),
     ) -> KnownProblem {
         let shape = |sequences: &SequenceRows, heads| {
@@ -178,8 +179,9 @@ prop_compose! {
             Shape { batch, seqlen, heads, head_dim }
         };
         let q = shape(&rows_q, heads_q);
-        let mask = Mask::Intervals(Intervals { of_row, per_sequence, per_head });
+        let mask = Mask::of_intervals(Intervals { of_row, per_sequence, per_head });
         let spec = ProblemSpec::dense(dtype, q, shape(&rows_k, heads_kv)).head_dim_v(head_dim_v).mask(mask);
+        let spec = spec.mask(beside.unwrap_or_default());
         let mut spec = spec.seqs_q(rows_q.sequences()).seqs_k(rows_k.sequences());
         spec.softcap = softcap;
         let problem = spec.validate().expect("the strategy makes valid problems");

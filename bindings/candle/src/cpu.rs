@@ -8,7 +8,7 @@ use fa3::{Attention, CacheView, CachedAttention, Device, Output, OutputGradients
 
 use crate::call::{Call, desc};
 use crate::error::Error;
-use crate::op::{Gradients, Pass};
+use crate::pass::{Gradients, Pass};
 use crate::rows::Numbers;
 
 /// Computes O and LSE.

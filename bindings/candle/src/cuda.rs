@@ -16,7 +16,7 @@ use fa3::problem::{BackwardSpec, TensorDesc, TensorName};
 
 use crate::call::{Call, desc};
 use crate::error::Error;
-use crate::op::{Gradients, Pass};
+use crate::pass::{Gradients, Pass};
 
 /// Open devices by their numbers, with all kernels compiled for them. They stay open until the process ends.
 static DEVICES: LazyLock<Mutex<HashMap<u32, Device>>> = LazyLock::new(Mutex::default);

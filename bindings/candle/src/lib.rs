@@ -10,6 +10,7 @@ mod error;
 mod functions;
 mod op;
 mod packed;
+mod pass;
 mod rows;
 
 pub use attention::Attention;

@@ -11,54 +11,22 @@
 //! `Output` takes it. `Output` leaves the gradient of the sinks, where `Sinks` takes it. So one backward pass computes
 //! all gradients.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::{self, ThreadId};
+use std::sync::{Arc, OnceLock};
 
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::op::BackpropOp;
 use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor,
+    CpuStorage, CustomOp1, CustomOp2, CustomOp3, Device, Layout, Result, Shape, Storage, Tensor,
 };
 
-use crate::call::{Call, readable};
+use crate::call::readable;
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::error::Error;
+use crate::pass::{Gradients, Left, Pass};
 use crate::rows::Rows;
 use crate::{Attention, cpu};
-
-/// One forward pass.
-pub(crate) struct Pass {
-    attention: Attention,
-    pub(crate) rows: Rows,
-    /// The sinks, f32 (heads_q), contiguous.
-    pub(crate) sink: Option<Tensor>,
-    /// LSE, once it is computed.
-    lse: OnceLock<Tensor>,
-    /// The gradient of LSE, until [`Output`] takes it.
-    dlse: Left,
-    /// The gradient of the sinks, until [`Sinks`] takes it.
-    dsink: Left,
-}
-
-/// A gradient that one operation leaves for another operation, separately for each thread that runs `backward`.
-#[derive(Default)]
-struct Left(Mutex<HashMap<ThreadId, Tensor>>);
-
-impl Left {
-    fn put(&self, gradient: Option<Tensor>) {
-        // If another thread panicked, the map still has all gradients that were inserted.
-        let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        map.extend(gradient.map(|gradient| (thread::current().id(), gradient)));
-    }
-
-    fn take(&self) -> Option<Tensor> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread::current().id())
-    }
-}
 
 /// The results of a forward pass.
 pub(crate) struct Computed {
@@ -104,66 +72,30 @@ impl Computed {
     }
 }
 
-impl Pass {
-    /// LSE, contiguous.
-    pub(crate) fn lse(&self) -> &Tensor {
-        self.lse.get().expect("O is computed, and LSE with it")
+/// Computes dQ, dK and dV from the gradient of O and from the gradient of LSE that this thread has left. Leaves
+/// dsink for [`Sinks`].
+fn gradients(pass: &Pass, inputs: [&Tensor; 3], o: &Tensor, dout: &Tensor) -> Result<[Tensor; 3]> {
+    if pass.rows.is_cached() {
+        return Err(Error::CachedGradients.into());
     }
-
-    /// The lists and the sinks, by the kernels' names.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
-        let lists = self.rows.lists().map(|(name, list)| (name, &list.numbers));
-        lists.chain(self.sink.iter().map(|sink| ("sink", sink)))
-    }
-
-    fn call(&self, inputs: [(DType, &Layout); 3]) -> Result<Call> {
-        Ok(Call::new(&self.attention, inputs, &self.rows, self.sink.as_ref())?)
-    }
-
-    /// Keeps LSE, which was computed with O. A pass runs only once.
-    fn keep(&self, lse: Storage, call: &Call) {
-        let lse = Tensor::from_storage(lse, call.lse_shape(), BackpropOp::none(), false);
-        self.lse.get_or_init(|| lse);
-    }
-
-    /// Computes dQ, dK and dV from the gradient of O and from the gradient of LSE that this thread has left. Leaves
-    /// dsink for [`Sinks`].
-    fn gradients(&self, inputs: [&Tensor; 3], o: &Tensor, dout: &Tensor) -> Result<[Tensor; 3]> {
-        if self.rows.is_cached() {
-            return Err(Error::CachedGradients.into());
-        }
-        let given = Gradients {
-            pass: self,
-            call: self.call(inputs.map(|x| (x.dtype(), x.layout())))?,
-            inputs,
-            o,
-            dout: readable(&dout.detach())?,
-            dlse: self.dlse.take(),
-        };
-        let (gradients, dsink) = match o.device() {
-            Device::Cpu => cpu::backward(&given)?,
-            #[cfg(feature = "cuda")]
-            Device::Cuda(device) => cuda::backward(&given, device, self.attention.deterministic)?,
-            #[cfg(not(feature = "cuda"))]
-            Device::Cuda(_) => return Err(Error::Device { given: o.device().location() }.into()),
-            Device::Metal(_) => return Err(Error::Device { given: o.device().location() }.into()),
-        };
-        self.dsink.put(dsink);
-        Ok(gradients)
-    }
-}
-
-/// A backward pass: its forward pass and the gradients that it starts from.
-pub(crate) struct Gradients<'a> {
-    pub(crate) pass: &'a Pass,
-    pub(crate) call: Call,
-    /// Q, K and V.
-    pub(crate) inputs: [&'a Tensor; 3],
-    pub(crate) o: &'a Tensor,
-    pub(crate) dout: Tensor,
-    /// The gradient of LSE, contiguous.
-    pub(crate) dlse: Option<Tensor>,
+    let given = Gradients {
+        pass,
+        call: pass.call(inputs.map(|x| (x.dtype(), x.layout())))?,
+        inputs,
+        o,
+        dout: readable(&dout.detach())?,
+        dlse: pass.dlse.take(),
+    };
+    let (gradients, dsink) = match o.device() {
+        Device::Cpu => cpu::backward(&given)?,
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => cuda::backward(&given, device, pass.attention.deterministic)?,
+        #[cfg(not(feature = "cuda"))]
+        Device::Cuda(_) => return Err(Error::Device { given: o.device().location() }.into()),
+        Device::Metal(_) => return Err(Error::Device { given: o.device().location() }.into()),
+    };
+    pass.dsink.put(dsink);
+    Ok(gradients)
 }
 
 /// Defines the forward pass of [`Output`] for one kind of storage.
@@ -208,7 +140,7 @@ impl CustomOp3 for Output {
         o: &Tensor,
         dout: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [dq, dk, dv] = self.0.gradients([q, k, v], o, dout)?;
+        let [dq, dk, dv] = gradients(&self.0, [q, k, v], o, dout)?;
         Ok((Some(dq), Some(dk), Some(dv)))
     }
 }

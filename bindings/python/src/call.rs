@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread::LocalKey;
 
-use fa3_call::{At, Call, Error, Memory, Place, Tensors, caught};
+use fa3_call::{At, Call, CpuCall, Error, Memory, Place, Tensors, caught};
 use fa3_cuda::host::{Compiled, Device, Operation, PlanCache, Stream};
 use fa3_cuda::kernels::Spec;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ use crate::threads;
 use crate::workspaces::{Allocate, Lent};
 
 /// An operation with its options, which calls share.
-pub(crate) struct Planned<C: Call> {
+pub(crate) struct Planned<C: CpuCall> {
     /// The options.
     pub(crate) numbers: C::Numbers,
     /// The plans of recent calls.
@@ -62,7 +62,7 @@ pub(crate) trait Compute: Send + Sync {
     ) -> PyResult<Option<u32>>;
 }
 
-impl<C: Call> Compute for Planned<C> {
+impl<C: CpuCall> Compute for Planned<C> {
     fn planning(&self, tensors: &Bound<'_, PyDict>) -> PyResult<Planning> {
         let given = named(tensors)?;
         let mut arguments = Arguments::new(Place::CheckedForGpu, &given);
@@ -102,7 +102,7 @@ fn named<'py>(tensors: &Bound<'py, PyDict>) -> PyResult<Vec<(Bound<'py, PyString
     given.map(|(name, x)| Ok((name.cast_into::<PyString>()?, x))).collect()
 }
 
-impl<C: Call> Planned<C> {
+impl<C: CpuCall> Planned<C> {
     /// Computes a call on its device, or checks it if the place is no device. Uses the stream's cached workspace, or
     /// one from `allocate` if the cached workspace is too small or missing.
     ///

@@ -47,8 +47,6 @@ def scores_of(q, k, softmax_scale=None, softcap=0.0, **mask):
 def hidden_keys(rows, keys, device, causal=False, window_size=(-1, -1), attention_chunk=0, intervals=None):
     """A mask of the keys that each query does not see. With intervals it also has the batch and head dimensions."""
     key = torch.arange(keys, device=device)
-    if intervals is not None:
-        return ~((intervals[..., 0::2, None] <= key) & (key < intervals[..., 1::2, None])).any(-2)
     # Masks align at the bottom right: the last query stands at the last key.
     position = torch.arange(rows, device=device)[:, None] + keys - rows
     left, right = window_size[0], 0 if causal else window_size[1]
@@ -59,6 +57,8 @@ def hidden_keys(rows, keys, device, causal=False, window_size=(-1, -1), attentio
         hidden |= key - position > right
     if attention_chunk:
         hidden |= position // attention_chunk != key // attention_chunk
+    if intervals is not None:
+        hidden = hidden | ~((intervals[..., 0::2, None] <= key) & (key < intervals[..., 1::2, None])).any(-2)
     return hidden
 
 

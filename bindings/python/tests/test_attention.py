@@ -82,6 +82,15 @@ def test_chunks_and_intervals(device, mask, size):
         check_gradients(*given, of_lse=False, deterministic=deterministic, **mask)
 
 
+@pytest.mark.parametrize("mask", [*MASKS[1:3], *CHUNKS[::2]], ids=str)
+@pytest.mark.parametrize("make", INTERVALS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("device, size", on("cpu", OF_MASKS[:2]) + on("cuda", OF_MASKS[:4]), ids=str)
+def test_intervals_intersect_other_masks(check_both, device, make, mask, size):
+    rows, keys, head_dim = size
+    given = tensors(device, rows, keys, head_dims=(head_dim, head_dim))
+    check_both(*given, intervals=make(rows, keys).to(device, I32), s_aux=torch.tensor(SINKS, device=device), **mask)
+
+
 @pytest.mark.parametrize("of_sinks", [dict(), dict(s_aux=SINKS)], ids=["", "sinks"])
 @pytest.mark.parametrize(
     "scores", [dict(), dict(softmax_scale=0.3), dict(softcap=15.0), dict(softmax_scale=0.5, softcap=4.0)], ids=str

@@ -95,7 +95,9 @@ def test_scales_soft_caps_sinks_and_chunks(nan_in_new_tensors, device, layout, s
 )
 def test_intervals_count_the_keys_of_their_sequence(nan_in_new_tensors, device, layout, rows, make, splits):
     cached = Cached(device, layout=layout, rows=rows)
-    cached.check(**splits, intervals=cached.intervals(make), s_aux=torch.tensor([-3.0, 0.5, 9.0, -math.inf], device=device))
+    given = dict(intervals=cached.intervals(make), s_aux=torch.tensor([-3.0, 0.5, 9.0, -math.inf], device=device))
+    for mask in (dict(), dict(causal=True), dict(window_size=(60, 9)), dict(causal=True, attention_chunk=50)):
+        cached.check(**splits, **given, **mask)
 
 
 def test_intervals_count_appended_rows(device):

@@ -103,8 +103,6 @@ REFUSED = dict(
         ("intervals is torch.int64 (1, 1, 16, 2), expected torch.int32 (batch or 1, heads_q or 1, seqlen_q, 2 or 4)", dict(intervals=shape(1, 1, 16, 2, dtype=I64))),
         ("intervals is torch.int32 (1, 16, 2), expected torch.int32 (batch or 1, heads_q or 1, seqlen_q, 2 or 4)", dict(intervals=ints(1, 16, 2))),
         ("intervals have shape [1, 1, 15, 2], expected (2 or 1, 4 or 1, 16, 2 or 4)", dict(intervals=ints(1, 1, 15, 2))),
-        ("intervals exclude any other mask, and the mask causal is given", dict(intervals=ints(1, 1, 16, 2), causal=True)),
-        ("intervals exclude any other mask, and the mask chunks(8) is given", dict(intervals=ints(1, 1, 16, 2), attention_chunk=8)),
         ("intervals and qv exclude each other", dict(intervals=ints(1, 1, 16, 2), qv=X)),
         ("TypeError: intervals is list, expected torch.Tensor", dict(intervals=[0, 3])),
         ("qv has head_dim 32, expected 64", dict(qv=shape(2, 16, 4, 32))),

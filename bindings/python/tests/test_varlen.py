@@ -60,10 +60,12 @@ def test_rows_that_are_not_in_use(nan_in_new_tensors, device, check, used, mask)
 
 @pytest.mark.parametrize("used", [None, USED[0]], ids=["all", "in part"])
 @pytest.mark.parametrize("make", INTERVALS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("mask", [dict(), MASKS[1], MASKS[3]], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_intervals_count_the_keys_of_their_sequence(nan_in_new_tensors, device, check, used, make, head_dim):
+def test_intervals_count_the_keys_of_their_sequence(nan_in_new_tensors, device, check, used, make, mask, head_dim):
     packed = Packed(device, head_dims=(head_dim, head_dim), used=used)
-    check(packed, intervals=packed.intervals(make), s_aux=torch.tensor([-3.0, 0.5, 9.0, -math.inf], device=device))
+    sinks = torch.tensor([-3.0, 0.5, 9.0, -math.inf], device=device)
+    check(packed, intervals=packed.intervals(make), s_aux=sinks, **mask)
 
 
 def test_intervals_of_a_dense_batch(device):

@@ -1,7 +1,7 @@
 //! Attention over caches. Caches of e4m3 may go with 16-bit queries.
 
 mod new_rows;
-mod rows;
+pub(super) mod rows;
 
 use std::collections::BTreeSet;
 
@@ -11,28 +11,32 @@ use fa3::{CachedAttention, Device, E4m3, Scalar};
 use fa3_cuda::host::{OperationError, PlacementError};
 use fa3_types::{CachedProblem, Dtype, Problem, ProblemSpec, SequenceRows, TensorDesc};
 
+use super::call::CpuCall;
+use super::e4m3;
+use super::inputs::{self, contiguous, intervals, of_rows, sink};
 use super::lists::Lists;
 use super::memory::Memory;
-use super::{contiguous, e4m3, intervals, of_rows, sink};
 use crate::cached::Cached;
 use crate::error::Error;
 use new_rows::NewTensors;
+use rows::CacheRows;
 
-pub(super) use rows::CacheRows;
+impl CpuCall for Cached {
+    fn check_for_cpu(&self) -> Result<(), Error> {
+        problem(self).map(drop)
+    }
 
-/// Whether the call must be computed as attention over a cache: K is not packed, and either Q is packed, or the shape
-/// of K does not determine the lengths of its sequences.
-pub(super) fn is_cache(spec: &ProblemSpec) -> bool {
-    let (of_q, of_k) = (spec.seqs_q, spec.seqs_k);
-    !of_k.is_packed() && (of_q.is_packed() || !of_k.are_equal())
+    fn compute(&self, memory: &Memory<'_>) -> Result<(), Error> {
+        append_forward(self, memory)
+    }
 }
 
 /// The problem of a call in which only the cache keeps its strides. The CPU takes any strides of the other tensors.
 ///
 /// # Errors
 /// The call is invalid.
-pub(crate) fn problem(call: &Cached) -> Result<CachedProblem, Error> {
-    super::problem(&call.attention)?;
+fn problem(call: &Cached) -> Result<CachedProblem, Error> {
+    inputs::problem(&call.attention)?;
     let spec = call.attention.spec()?;
     let mut read = contiguous(spec.clone());
     (read.k, read.v) = (spec.k, spec.v);
@@ -82,9 +86,9 @@ fn forward_of<T: Scalar<Output = T>, C: Scalar>(
 ///
 /// # Errors
 /// The call, an address or a list is invalid.
-pub(crate) fn append_forward(call: &Cached, memory: &Memory<'_>) -> Result<(), Error> {
+fn append_forward(call: &Cached, memory: &Memory<'_>) -> Result<(), Error> {
     let (problem, spec) = (problem(call)?, call.attention.spec()?);
-    // SAFETY: as in [`super::forward`].
+    // SAFETY: the maker of `memory` guarantees the call's tensors.
     #[allow(unsafe_code, reason = "tensors are plain addresses")]
     let lists = unsafe { Lists::of(&spec, memory) }?;
     let given = Given { call, spec: &spec, problem: &problem, lists };

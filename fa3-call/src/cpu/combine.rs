@@ -5,15 +5,26 @@ use fa3::ndarray::Axis;
 use fa3::{Combine, Device, Scalar};
 use fa3_types::{CombineProblem, Dtype};
 
+use super::call::CpuCall;
 use super::memory::Memory;
 use crate::combine::Combination;
 use crate::error::Error;
+
+impl CpuCall for Combination {
+    fn check_for_cpu(&self) -> Result<(), Error> {
+        self.problem_for_cpu().map(drop)
+    }
+
+    fn compute(&self, memory: &Memory<'_>) -> Result<(), Error> {
+        combine(self, memory)
+    }
+}
 
 /// Reduces the partial results in `memory`.
 ///
 /// # Errors
 /// The call or an address is invalid.
-pub(crate) fn combine(call: &Combination, memory: &Memory<'_>) -> Result<(), Error> {
+fn combine(call: &Combination, memory: &Memory<'_>) -> Result<(), Error> {
     let problem = call.problem_for_cpu()?;
     match call.out_partial.first.dtype {
         Dtype::F32 => combine_of::<f32>(call, &problem, memory),

@@ -8,10 +8,10 @@ use fa3_types::{
     Dtype, Granularity, KnownProblem, ProblemSpec, SequenceRows, Shape, TensorDesc, ValueLayout,
 };
 
-use super::cache::{self, CacheRows};
+use super::cache::rows::{CacheRows, is_cache};
+use super::inputs::{contiguous, of_rows, sink};
 use super::lists::Lists;
 use super::memory::Memory;
-use super::{contiguous, of_rows, sink};
 use crate::error::Error;
 
 /// The scales of Q, K and V and the means of V's channels, if given.
@@ -29,7 +29,7 @@ pub(super) fn forward(spec: &ProblemSpec, lists: Lists<'_>, memory: &Memory<'_>)
     #[allow(unsafe_code, reason = "tensors are plain addresses")]
     let (problem, codes, scales, sink) = unsafe {
         let q = memory.view::<E4m3>("q", &spec.q)?.to_owned();
-        let ([k, v], rows_k) = if cache::is_cache(spec) {
+        let ([k, v], rows_k) = if is_cache(spec) {
             let rows = CacheRows::of(spec, lists, memory)?;
             let tensors = [memory.view("k", &spec.k)?, memory.view("v", &spec.v)?];
             rows.of_tensors(tensors).gathered(spec.seqs_q.is_packed())?

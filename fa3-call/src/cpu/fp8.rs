@@ -4,18 +4,29 @@ use fa3::half::{bf16, f16};
 use fa3::{Device, Scalar};
 use fa3_types::{Dtype, Fp8Problem, Problem};
 
+use super::call::CpuCall;
+use super::inputs::{attention, contiguous, of_rows, qkv};
 use super::lists::Lists;
 use super::memory::Memory;
 use super::rotary::{self, RowPositions};
-use super::{attention, contiguous, of_rows, qkv};
 use crate::error::Error;
 use crate::fp8::Fp8Attention;
+
+impl CpuCall for Fp8Attention {
+    fn check_for_cpu(&self) -> Result<(), Error> {
+        problem(self).map(drop)
+    }
+
+    fn compute(&self, memory: &Memory<'_>) -> Result<(), Error> {
+        forward(self, memory)
+    }
+}
 
 /// The problem of a call with contiguous inputs, because the CPU takes any strides.
 ///
 /// # Errors
 /// The call is invalid.
-pub(crate) fn problem(call: &Fp8Attention) -> Result<Fp8Problem, Error> {
+fn problem(call: &Fp8Attention) -> Result<Fp8Problem, Error> {
     call.problem_of(contiguous(call.attention.spec()?))
 }
 
@@ -23,7 +34,7 @@ pub(crate) fn problem(call: &Fp8Attention) -> Result<Fp8Problem, Error> {
 ///
 /// # Errors
 /// The call or an address is invalid.
-pub(crate) fn forward(call: &Fp8Attention, memory: &Memory<'_>) -> Result<(), Error> {
+fn forward(call: &Fp8Attention, memory: &Memory<'_>) -> Result<(), Error> {
     let problem = problem(call)?;
     match problem.attention().dtype() {
         Dtype::F16 => forward_of::<f16>(call, problem.attention(), memory),

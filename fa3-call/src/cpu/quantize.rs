@@ -5,17 +5,28 @@ use fa3::ndarray::ArrayViewMut4;
 use fa3::{Device, E4m3, Quantize, Quantized, Scalar};
 use fa3_types::{Dtype, QuantizeProblem, ValueLayout};
 
+use super::call::CpuCall;
 use super::memory::Memory;
 use super::rotary::{self, RowPositions};
 use crate::call::Call;
 use crate::error::Error;
 use crate::quantize::Quantization;
 
+impl CpuCall for Quantization {
+    fn check_for_cpu(&self) -> Result<(), Error> {
+        self.contiguous().problem().map(drop)
+    }
+
+    fn compute(&self, memory: &Memory<'_>) -> Result<(), Error> {
+        quantize(self, memory)
+    }
+}
+
 /// Quantizes the tensor in `memory`: computes codes, scales and means.
 ///
 /// # Errors
 /// The call or an address is invalid.
-pub(crate) fn quantize(call: &Quantization, memory: &Memory<'_>) -> Result<(), Error> {
+fn quantize(call: &Quantization, memory: &Memory<'_>) -> Result<(), Error> {
     // The CPU takes any strides.
     let problem = call.contiguous().problem()?;
     match problem.x().dtype {

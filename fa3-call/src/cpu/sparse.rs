@@ -5,8 +5,8 @@ use fa3::ndarray::{Array3, ArrayView2};
 use fa3::{Device, Error as CpuError, ListedCache, Scalar, SparseAttention};
 use fa3_types::{Dtype, Feature, Known, Problem, ProblemSpec, Sequences, TensorDesc};
 
+use super::inputs::{of_rows, sink};
 use super::memory::Memory;
-use super::{of_rows, sink};
 use crate::error::Error;
 
 /// The features that the CPU computes over lists of keys.
@@ -43,7 +43,8 @@ fn forward_of<T: Scalar<Output = T>>(
     problem: &Problem,
     memory: &Memory<'_>,
 ) -> Result<(), Error> {
-    // SAFETY: as in [`super::forward_of`].
+    // SAFETY: the maker of `memory` guarantees the call's tensors. In a valid problem no two elements of an output
+    // overlap.
     #[allow(unsafe_code, reason = "tensors are plain addresses")]
     let (q, qv, cache, extra, sink, o, lse) = unsafe {
         let (o, lse) = (memory.view_mut("o", problem.o())?, of_rows("lse", problem, memory)?);

@@ -50,7 +50,7 @@ fn draw_panel(panel: &Panel<'_>, area: &Area<'_>) -> Result<(), DrawError> {
     let mask = match panel.setting.mask {
         Mask::None => "without causal mask".to_owned(),
         Mask::Causal => "with causal mask".to_owned(),
-        mask @ (Mask::Window { .. } | Mask::Chunk { .. } | Mask::Intervals(_)) => mask.to_string(),
+        mask @ (Mask::Window { .. } | Mask::Chunk { .. } | Mask::Intervals { .. }) => mask.to_string(),
     };
     let cap = panel.setting.softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
     let mut chart = ChartBuilder::on(area)

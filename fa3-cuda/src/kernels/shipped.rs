@@ -81,21 +81,23 @@ fn transposed_v() -> impl Iterator<Item = Shipped> {
     [128, 256].into_iter().map(of)
 }
 
-/// The word in a kernel's name for the bounded sides of a mask, or for its chunks or intervals.
-fn sides_word(mask: Mask) -> &'static str {
-    if mask.chunks().is_some() {
-        return "chunks";
-    }
-    match mask.intervals().map(|form| form.of_row) {
-        Some(IntervalsOfRow::One) => return "intervals",
-        Some(IntervalsOfRow::Two) => return "two-intervals",
-        None => {}
-    }
-    match mask.reach() {
+/// The words in a kernel's name for the bounded sides of a mask or for its chunks, and for its intervals.
+fn sides_word(mask: Mask) -> String {
+    let sides = match mask.reach() {
+        _ if mask.chunks().is_some() => "chunks",
         (None, None) => "none",
         (None, Some(_)) => "causal",
         (Some(_), None) => "left",
         (Some(_), Some(_)) => "window",
+    };
+    let intervals = mask.intervals().map(|form| match form.of_row {
+        IntervalsOfRow::One => "intervals",
+        IntervalsOfRow::Two => "two-intervals",
+    });
+    match intervals {
+        None => sides.to_owned(),
+        Some(word) if sides == "none" => word.to_owned(),
+        Some(word) => format!("{sides}-{word}"),
     }
 }
 

@@ -178,7 +178,7 @@ impl CtaTile {
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
             (Loads::Producer, 2) if self.converts_rows() && self.qv => (Some(128), 208),
-            (Loads::Producer, 2) if self.converts_rows() => (Some(120), 216),
+            (Loads::Producer, 2) if self.converts_rows() => (Some(104), 208),
             (Loads::Producer, 2) if converts => (Some(56), 200),
             (Loads::Producer, 2) if hands_over => (Some(56), 240),
             // Warps that load row by row need this number of registers to have several copies in flight.
@@ -190,7 +190,11 @@ impl CtaTile {
         };
         // Beside one consumer there are at most two converter warpgroups, and beside two consumers at most one.
         let converter = converts.then_some(if self.consumers == 1 { 96 } else { 56 });
-        let second = if self.converts_rows() { 168 } else { 208 };
+        let second = match (self.converts_rows(), self.qv) {
+            (true, true) => 168,
+            (true, false) => 192,
+            (false, _) => 208,
+        };
         Registers { entry, producer, converter, consumer, second: hands_over.then_some(second) }
     }
 

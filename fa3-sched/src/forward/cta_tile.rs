@@ -190,9 +190,9 @@ impl CtaTile {
         self.consumers.saturating_mul(64).checked_div(self.tile_m).unwrap_or(1).max(1)
     }
 
-    /// Whether the producer's warps load e4m3 rows of K and V to registers and store them converted. Where two
-    /// warpgroups share rows, shared memory has no room for blocks as they are loaded, and registers have none for more
-    /// warps.
+    /// Whether warps load e4m3 rows of K and V to registers and store them converted: the producer's warps, and without
+    /// `qv` also the second consumer's, which convert V. Where two warpgroups share rows, shared memory has no room for
+    /// blocks as they are loaded, and registers have none for more warps.
     pub fn converts_rows(&self) -> bool {
         self.precision.is_converted() && self.column_groups() > 1
     }

@@ -21,7 +21,7 @@ impl From<Mask> for MaskClass {
         match mask {
             Mask::None => MaskClass::Dense,
             Mask::Causal => MaskClass::Causal,
-            Mask::Window { .. } | Mask::Chunk { .. } | Mask::Intervals(_) => MaskClass::Window,
+            Mask::Window { .. } | Mask::Chunk { .. } | Mask::Intervals { .. } => MaskClass::Window,
         }
     }
 }

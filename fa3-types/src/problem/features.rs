@@ -1,7 +1,7 @@
 //! The features of a problem, which every implementation must know.
 
 use crate::names::names;
-use crate::{Dtype, Granularity, LseForm, Mask, Problem, Sequences, ValueLayout};
+use crate::{Dtype, Granularity, LseForm, Problem, Sequences, ValueLayout};
 
 names! {
     /// All features.
@@ -12,11 +12,11 @@ names! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]
     pub enum Feature {
-        /// [`Mask::Causal`] or [`Mask::Window`].
+        /// Bounded sides of a [`Mask`](crate::Mask), without chunks.
         Window = "a window",
-        /// [`Mask::Chunk`].
+        /// [`Mask::chunks`](crate::Mask::chunks).
         Chunks = "chunks",
-        /// [`Mask::Intervals`].
+        /// [`Mask::intervals`](crate::Mask::intervals).
         Intervals = "a mask of intervals",
         /// [`Problem::softcap`].
         SoftCap = "a soft cap",
@@ -129,13 +129,11 @@ impl Problem {
             lse,
             max_logits,
         } = self;
-        let of_mask = match mask {
-            Mask::None => None,
-            Mask::Causal | Mask::Window { .. } => Some(Feature::Window),
-            Mask::Chunk { .. } => Some(Feature::Chunks),
-            Mask::Intervals(_) => Some(Feature::Intervals),
-        };
-        let others = [
+        let has_window = mask.chunks().is_none() && mask.reach() != (None, None);
+        let features = [
+            (has_window, Feature::Window),
+            (mask.chunks().is_some(), Feature::Chunks),
+            (mask.intervals().is_some(), Feature::Intervals),
             (softcap.is_some(), Feature::SoftCap),
             (score.is_some(), Feature::Score),
             (*sink, Feature::Sinks),
@@ -149,7 +147,7 @@ impl Problem {
             (*lse != LseForm::default(), Feature::LseForm),
             (*max_logits, Feature::MaxLogits),
         ];
-        let others = others.into_iter().filter_map(|(is_there, feature)| is_there.then_some(feature));
-        of_mask.into_iter().chain(others).chain([*seqs_q, *seqs_k].into_iter().flat_map(Sequences::features))
+        let features = features.into_iter().filter_map(|(is_there, feature)| is_there.then_some(feature));
+        features.chain([*seqs_q, *seqs_k].into_iter().flat_map(Sequences::features))
     }
 }

@@ -47,7 +47,7 @@ fn of_every_feature() -> Vec<ProblemSpec> {
     vec![
         strided.max_logits(),
         spec().mask(chunks).softmax_scale(0.3).seqs_q(Sequences::dense(2, 16).used()),
-        spec().mask(Mask::Intervals(intervals)).lse_form(LseForm { base_two: true, ..LseForm::default() }),
+        spec().mask(Mask::of_intervals(intervals)).lse_form(LseForm { base_two: true, ..LseForm::default() }),
         spec().head_dim_v(32).qv(qv(Dtype::F16, 32)).mask(Mask::Window { left: Some(9), right: Some(99) }),
         spec().e4m3_keys().seqs_k(pages),
         listed().seqs_k(Sequences::listed(2, 7).table_stride(9)).sink(),
@@ -405,7 +405,7 @@ fn latent_attention_is_attention_of_joined_columns() {
 #[test]
 fn intervals_are_of_sequences_in_16_bits() {
     let form = Intervals { of_row: crate::IntervalsOfRow::Two, per_sequence: false, per_head: true };
-    let mask = Mask::Intervals(form);
+    let mask = Mask::of_intervals(form);
     let problem = spec().mask(mask).validate().unwrap();
     assert_eq!((problem.mask(), form.shape(Q)), (mask, [1, 4, 16, 4]));
     assert_eq!(problem.known().unwrap_err(), ProblemError::UnknownIntervals);
@@ -416,10 +416,18 @@ fn intervals_are_of_sequences_in_16_bits() {
     assert_eq!(seen, [[3, 4].as_slice(), &Vec::from_iter(7..24)].concat());
     assert!(!known.allows([1, 3, 16], 4));
     assert_eq!(known.forward_flops(), (2 * (64 + 64) * 2 * 4 * 16 * 19) as f64);
+    // Row 3 has the position of key 11.
+    let causal =
+        spec().mask(mask).causal().validate().unwrap().known_intervals([3, 5, 7, 20].repeat(64)).unwrap();
+    let seen: Vec<usize> = (0..30).filter(|&key| causal.allows([1, 3, 3], key)).collect();
+    assert_eq!(
+        (seen, causal.intervals_of_row([1, 3, 3])),
+        (vec![3, 4, 7, 8, 9, 10, 11], Some([3..5, 7..12]))
+    );
     // Keys are counted in the sequence. The sequence's intervals lie at its rows of Q.
     let (rows_q, rows_k) =
         (SequenceRows::packed(&[0, 1, 3]).unwrap(), SequenceRows::packed(&[0, 5, 9]).unwrap());
-    let packed = ProblemSpec::packed(Dtype::F16, (4, 2), 64, &rows_q, &rows_k).mask(Mask::Intervals(form));
+    let packed = ProblemSpec::packed(Dtype::F16, (4, 2), 64, &rows_q, &rows_k).mask(mask);
     let bounds = [[0, 9, 1, 1], [0, 0, 0, 0], [1, 2, 3, 9]].concat().repeat(4);
     let packed = packed.validate().unwrap();
     assert_eq!(
@@ -436,7 +444,6 @@ fn intervals_are_of_sequences_in_16_bits() {
     let refused = |change: fn(ProblemSpec) -> ProblemSpec, expected| {
         assert_eq!(change(spec().mask(mask)).validate().unwrap_err(), expected);
     };
-    refused(ProblemSpec::causal, ProblemError::IntervalsAndMask { mask: Mask::Causal });
     refused(ProblemSpec::e4m3_keys, ProblemError::IntervalsDtype { given: Dtype::E4m3 });
     refused(|spec| spec.seqs_k(Sequences::listed(2, 9)), ProblemError::ListsAndMask { mask });
     refused(|spec| spec.qv(TensorDesc::contiguous(Dtype::F16, Q)), ProblemError::IntervalsLatent);

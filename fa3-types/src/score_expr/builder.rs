@@ -152,13 +152,11 @@ impl Builder {
             return Ok(Class::Index);
         }
         for id in operands {
-            *id = match self.node(*id) {
-                Node::Index(index) => self.constant(index as f32)?,
-                _ if self.classes[usize::from(*id)] == Class::Index => {
-                    self.push(Node::OfIndex([*id]), Class::Real)?
-                }
-                _ => *id,
-            };
+            if let Node::Index(index) = self.node(*id) {
+                *id = self.constant(index as f32)?;
+            } else if self.classes[usize::from(*id)] == Class::Index {
+                *id = self.push(Node::OfIndex([*id]), Class::Real)?;
+            }
         }
         Ok(Class::Real)
     }

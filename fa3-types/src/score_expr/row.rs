@@ -72,7 +72,7 @@ impl<'a, R: ScoreReal> ScoreRow<'a, R> {
             let id = self.varying[i];
             self.values[id] = self.value(&self.function.expr.nodes()[id], score, key as i32);
         }
-        self.values.last().expect("an expression has a node").real()
+        self.values[self.values.len() - 1].real()
     }
 
     fn value(&self, node: &Node, score: R, key: i32) -> Value<R> {

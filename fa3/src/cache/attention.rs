@@ -119,7 +119,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         /// Sets the factors on the elements of V, like [`CachedAttention::k_descale`] for K.
         v_descale(scales: impl Into<ArrayView2<'a, f32>>) { v_descale: Some(scales.into()) }
 
-        /// Lets each query see the keys of one or two intervals, in place of any other mask, as
+        /// Lets each query see only keys of one or two intervals, as
         /// [`Attention::intervals`](crate::Attention::intervals) does. Keys are counted from the sequence's first key
         /// behind its left padding, and new rows follow the rows in use.
         ///
@@ -370,7 +370,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k);
         spec.qv = self.qv.as_ref().map(contiguous);
         if let Some(intervals) = &self.intervals {
-            spec = spec.mask(Mask::Intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
+            spec = spec.mask(Mask::of_intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
         }
         self.scores.given_to(spec, [Some(self.seqused_q.is_some()), None])
     }

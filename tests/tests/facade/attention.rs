@@ -260,6 +260,13 @@ fn intervals_have_the_bits_of_the_mask_that_they_say() {
             assert_eq!(call.forward(&Device::Cpu).unwrap(), output, "{mask}");
             let output = call.forward(&Device::Cpu).unwrap();
             assert_eq!(call.backward(&Device::Cpu, &output, &dout).unwrap(), gradients, "{mask}");
+            // Beside a causal mask they intersect.
+            let [call, expected] = [call, expected.clone()].map(Attention::causal);
+            let output = call.forward(&Device::Cpu).unwrap();
+            assert_eq!(output, expected.forward(&Device::Cpu).unwrap(), "{mask}");
+            let of_expected =
+                expected.backward(&Device::Cpu, &expected.forward(&Device::Cpu).unwrap(), &dout);
+            assert_eq!(call.backward(&Device::Cpu, &output, &dout).unwrap(), of_expected.unwrap(), "{mask}");
         }
     }
 }
@@ -269,8 +276,6 @@ fn intervals_are_those_of_the_call() {
     let x = wave::<f32>((2, 40, 4, 16), 0.3);
     let intervals = Array4::from_shape_fn((1, 1, 40, 2), |(.., bound)| [3, 30][bound]);
     let call = Attention::new(&x, &x, &x);
-    let error = call.clone().intervals(&intervals).causal().problem().unwrap_err();
-    assert_eq!(error.to_string(), "intervals exclude any other mask, and the mask causal is given");
     let few = intervals.slice_axis(Axis(2), Slice::from(1..));
     let error = call.clone().intervals(few).problem().unwrap_err();
     assert_eq!(

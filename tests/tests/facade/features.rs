@@ -80,7 +80,7 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
         Feature::Chunks => spec.mask(Mask::from_chunk(100)?),
         Feature::Intervals => {
             let form = Intervals::of_shape([1, 1, seqlen, 2], spec.q.shape)?;
-            spec.mask(Mask::Intervals(form))
+            spec.mask(Mask::of_intervals(form))
         }
         Feature::SoftCap => spec.softcap(30.0),
         Feature::Score => spec.score(twice().expr().clone()),

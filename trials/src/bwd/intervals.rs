@@ -4,7 +4,7 @@ use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, PlanOptions};
 use fa3_types::Dtype;
 
 use super::BwdCase;
-use super::trials::{DTYPES, Divided, HEADS, SINKS, SOFTCAPS, tiles, tiny};
+use super::trials::{DTYPES, Divided, HEADS, MASKS, SINKS, SOFTCAPS, tiles, tiny};
 use crate::fwd::intervals::OWN;
 use crate::fwd::listed::{self, GIVEN, Given, LAYOUTS, LENGTHS};
 use crate::fwd::{Layout, dense, device};
@@ -42,12 +42,12 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let (rows, dq) = (levels.pick(&[16, 48]), levels.pick(&[(64, 48), (128, 16)]));
     let (softcap, dtype, sink) = (levels.pick(&SOFTCAPS), levels.pick(&DTYPES), levels.pick(&SINKS));
     // Fewer SMs than tiles, or enough SMs for each block of rows to be a split of its own.
-    let sms = levels.pick(&[2, 100]);
+    let (sms, mask) = (levels.pick(&[2, 100]), levels.pick(&MASKS));
     let options = tiles(division, (2, [2, 1]), dq, rows, [64, 64]);
-    let mut spec = dense(dtype, batch, lengths, (heads_q, heads_kv), 64);
+    let mut spec = dense(dtype, batch, lengths, (heads_q, heads_kv), 64).mask(mask);
     (spec.softcap, spec.sink) = (softcap, sink);
     let layout = Layout::ALL[kind as usize % Layout::ALL.len()];
-    let case = Case::normal(&format!("{kind:?}"), kind.of(layout.of(spec), own.0, own.1), seed);
+    let case = Case::normal(&format!("{kind:?}, {mask}"), kind.of(layout.of(spec), own.0, own.1), seed);
     BwdCase { case, layout, dlse: dtype == DTYPES[0], slack: 1.0 }.trial(&device(sms), &options)
 }
 
@@ -59,13 +59,14 @@ fn of_sequences(levels: &mut Levels, seed: u64) -> Trial {
     let (own, layout, sink) = (levels.pick(&OWN), levels.pick(&LAYOUTS), levels.pick(&SINKS));
     // Rows of a block of the dK/dV kernel, which divide the rows of a dQ tile.
     let (rows, dq) = (levels.pick(&[16, 32]), levels.pick(&[(64, 48), (128, 16)]));
+    let mask = levels.pick(&MASKS);
     let options = tiles(division, (2, [2, 1]), dq, rows, [64, 64]);
     let layout = given.layout(layout);
     let (spec, rows) = listed::spec(given, DTYPES[1], (heads_q, heads_kv), 64, &lengths);
-    let spec = layout.of(spec);
+    let spec = layout.of(spec.mask(mask));
     let spec = if sink { spec.sink() } else { spec };
     let problem = kind.of_sequences(spec, rows, own.0, own.1);
-    let name = format!("{kind:?}, {given:?}");
+    let name = format!("{kind:?}, {mask}, {given:?}");
     let case = Case { name, problem, dist: Dist::Normal, poison: Poison::BeyondEnd, seed };
     let of_gradients = given.layout(Layout::Contiguous);
     BwdCase { case, layout: of_gradients, dlse: sink, slack: 1.0 }.trial(&device(3), &options)

@@ -102,9 +102,9 @@ pub struct Case {
     pub e4m3_keys: bool,
     /// Whether the problem has `qv`.
     pub qv: bool,
-    /// The mask, unless there are intervals.
+    /// The mask, which stands beside the intervals, if any.
     pub mask: Mask,
-    /// The kind of intervals, and whether heads have their own, under a mask of intervals.
+    /// The kind of intervals, and whether heads have their own.
     pub intervals: Option<(Kind, bool)>,
     /// The soft cap.
     pub softcap: Option<f64>,
@@ -328,7 +328,7 @@ impl Case {
         let spec = if self.e4m3_keys { spec.e4m3_keys() } else { spec };
         let spec = if self.qv { with_qv(spec) } else { spec };
         let spec = self.layout.of(spec);
-        let mut spec = if self.intervals.is_some() { spec } else { spec.mask(self.mask) };
+        let mut spec = spec.mask(self.mask);
         (spec.softcap, spec.sink, spec.lse) = (self.softcap, self.sink, self.lse);
         if self.qv && self.layout == Layout::Contiguous {
             // K and V are parts of one row in memory.
@@ -353,7 +353,7 @@ impl Case {
         let spec = self.spec(rows_q, kv).seqs_q(rows_q.sequences()).seqs_k(sequences.used());
         let spec = match self.intervals {
             None => spec,
-            Some((kind, per_head)) => spec.mask(Mask::Intervals(kind.form(true, per_head))),
+            Some((kind, per_head)) => spec.mask(Mask::of_intervals(kind.form(true, per_head))),
         };
         spec.validate().unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }

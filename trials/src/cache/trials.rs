@@ -159,12 +159,13 @@ fn of_intervals(levels: &mut Levels) -> Case {
     let (kind, per_head) = (levels.pick(&Kind::ALL), levels.pick(&[false, true]));
     let (keys, queries, heads) = (levels.pick(&keys), levels.pick(&QUERIES), levels.pick(&HEADS[1..4]));
     let lengths = levels.pick(&[&[500][..], &[0, 1, 64, 65, 300, 0], &[130; 3]]).to_vec();
-    let split_keys = levels.pick(&SPLITS);
+    let (split_keys, mask) = (levels.pick(&SPLITS), levels.pick(&[Mask::None, MASKS[0], MASKS[2], MASKS[5]]));
     Case {
         lengths,
         keys,
         queries,
         heads,
+        mask,
         intervals: Some((kind, per_head)),
         split_keys,
         ..of_options(levels)
@@ -223,7 +224,12 @@ pub(crate) fn small() -> Vec<Trial> {
         Case { lengths: vec![200, 90, 3], keys: Keys::IndexedPadded, mask: chunks(70, None), ..SMALL },
         Case { lengths: vec![300, 20, 130], keys: Keys::Pages(Pages::of(1)), ..SMALL },
         Case { lengths: vec![500, 20, 130], e4m3_keys: true, ..SMALL },
-        Case { lengths: vec![500, 20, 130], intervals: Some((Kind::FarApart, true)), ..SMALL },
+        Case {
+            lengths: vec![500, 20, 130],
+            mask: Mask::None,
+            intervals: Some((Kind::FarApart, true)),
+            ..SMALL
+        },
         Case {
             lengths: vec![200, 90],
             split_keys: None,

@@ -6,7 +6,7 @@ use fa3_types::{Dtype, Mask};
 
 use super::listed::{self, GIVEN, Given, LAYOUTS};
 use super::shapes::{PIPELINES, TINY};
-use super::trials::{CONSUMERS, HEADS, LENGTHS, SINKS, SOFTCAPS, trial};
+use super::trials::{CONSUMERS, HEADS, LENGTHS, MASKS, SINKS, SOFTCAPS, trial};
 use super::{Layout, dense, with_tile};
 use crate::intervals::Kind;
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
@@ -32,15 +32,15 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
         CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, consumers, pipeline, ping_pong, ..TINY };
     let (softcap, dtype) = (levels.pick(&SOFTCAPS), levels.pick(&[Dtype::F16, Dtype::Bf16]));
     let ((batch, heads_q, heads_kv), sink) = (levels.pick(&HEADS), levels.pick(&SINKS));
-    let (per_sequence, per_head) = levels.pick(&OWN);
+    let ((per_sequence, per_head), mask) = (levels.pick(&OWN), levels.pick(&MASKS));
     let (seqlen_q, seqlen_k) = lengths(tile_m as usize, tile_n as usize);
     // Problems of more than four heads need only one tile of rows per head.
     let seqlen_q = if heads_q > 4 { seqlen_q.min(tile_m as usize - 1) } else { seqlen_q };
     let spec = dense(dtype, batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), head_dim as usize);
     let layout = Layout::ALL[kind as usize % Layout::ALL.len()];
-    let mut spec = layout.of(spec.head_dim_v(head_dim_v as usize));
+    let mut spec = layout.of(spec.head_dim_v(head_dim_v as usize).mask(mask));
     (spec.softcap, spec.sink) = (softcap, sink);
-    let case = Case::normal(&format!("{kind:?}"), kind.of(spec, per_sequence, per_head), seed);
+    let case = Case::normal(&format!("{kind:?}, {mask}"), kind.of(spec, per_sequence, per_head), seed);
     trial(case, 2, &with_tile(tile).order(Order::Linear))
 }
 
@@ -57,12 +57,12 @@ fn of_sequences(levels: &mut Levels, seed: u64) -> Trial {
     let lengths = levels.pick(&listed::LENGTHS)(tile.tile_m as usize, tile.tile_n as usize);
     let heads = levels.pick(&[(1, 1), (3, 1), (4, 2)]);
     let ((per_sequence, per_head), layout) = (levels.pick(&OWN), levels.pick(&LAYOUTS));
-    let sink = levels.pick(&SINKS);
+    let (sink, mask) = (levels.pick(&SINKS), levels.pick(&MASKS));
     let (spec, rows) = listed::spec(given, Dtype::Bf16, heads, tile.head_dim as usize, &lengths);
-    let spec = given.layout(layout).of(spec.head_dim_v(tile.head_dim_v as usize));
+    let spec = given.layout(layout).of(spec.head_dim_v(tile.head_dim_v as usize).mask(mask));
     let spec = if sink { spec.sink() } else { spec };
     let problem = kind.of_sequences(spec, rows, per_sequence, per_head);
-    let name = format!("{kind:?}, {given:?}, {layout:?}");
+    let name = format!("{kind:?}, {mask}, {given:?}, {layout:?}");
     let case = Case { name, problem, dist: Dist::Normal, poison: Poison::BeyondEnd, seed };
     trial(case, 3, &with_tile(tile))
 }
@@ -81,6 +81,8 @@ pub(crate) fn small() -> Vec<Trial> {
     let kinds = [Kind::SinkAndWindow, Kind::FarApart, Kind::Holes];
     let trials = TILES.into_iter().zip(kinds).map(|(tile, kind)| {
         let spec = dense(Dtype::Bf16, 1, (tile.tile_m as usize + 5, 100), (2, 1), 64);
+        // Both masks hide keys of other kinds than random ones.
+        let spec = if kind == Kind::FarApart { spec.causal() } else { spec };
         let case = Case::normal("small", kind.of(spec, false, true), 4);
         trial(case, 1, &PlanOptions::default().tile(tile))
     });

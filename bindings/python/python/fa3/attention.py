@@ -183,9 +183,9 @@ def flash_attn_func(
             A query that sees no key has LSE = s_aux. A sink of -inf has no effect, and one of +inf makes O 0.
         intervals: a mask of one or two intervals of keys for each query, int32 (batch or 1, heads_q or 1, seqlen_q,
             2 or 4): start and end of each interval. Two intervals may come in any order, overlap or be empty. Bounds
-            outside the keys are clamped. Key blocks that no query of a tile sees are skipped. It takes the place of
-            causal, window_size and attention_chunk, and goes neither with float8_e4m3fn nor with qv; head dimensions
-            are at most 256. On a GPU the kernels read it, and the host does not. See `fa3.masks`.
+            outside the keys are clamped. Key blocks that no query of a tile sees are skipped. With causal, window_size
+            or attention_chunk, a query sees the keys that both show. It goes neither with float8_e4m3fn nor with qv;
+            head dimensions are at most 256. On a GPU the kernels read it, and the host does not. See `fa3.masks`.
         split_keys: None, "fixed", or a number of keys, a multiple of 128. The keys of a sequence are then cut into
             pieces of a fixed size, counted from its first key, and the results of the pieces are merged in order. A
             row's O and LSE have the same bits in any call that sees the same keys with the same split_keys: this one,

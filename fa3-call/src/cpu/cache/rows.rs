@@ -10,6 +10,13 @@ use crate::cpu::lists::Lists;
 use crate::cpu::memory::Memory;
 use crate::error::Error;
 
+/// Whether the call must be computed as attention over a cache: K is not packed, and either Q is packed, or the shape
+/// of K does not determine the lengths of its sequences.
+pub(crate) fn is_cache(spec: &ProblemSpec) -> bool {
+    let (of_q, of_k) = (spec.seqs_q, spec.seqs_k);
+    !of_k.is_packed() && (of_q.is_packed() || !of_k.are_equal())
+}
+
 /// The rows of sequences in K and V.
 pub(crate) struct CacheRows<'a> {
     /// Number of rows in use of each sequence, left padding included.

@@ -64,9 +64,8 @@ impl<'a> SplitArguments<'a> {
         Some(SplitArguments { plan, numbered, splits, buffers, summaries })
     }
 
-    fn geometry(&self) -> Geometry<u32> {
-        let tile = Tiling::new(self.plan.dkv().tile.tile_n, 1, 1, Mask::None);
-        Geometry::of(self.numbered.dkv(), tile, self.numbered.lens().transposed())
+    fn geometry(&self, tiling: Tiling<u32>) -> Geometry<u32> {
+        Geometry::of(self.numbered.dkv(), tiling, self.numbered.lens().transposed())
     }
 
     fn tiles(&self) -> KeyTiles<Host> {
@@ -82,7 +81,8 @@ impl<'a> SplitArguments<'a> {
     pub(super) fn q_blocks(&self) -> (u32, QBlocksParams<Host>) {
         let ctas = self.numbered.dkv().num_tiles().div_ceil(q_blocks::TILES);
         let group = self.plan.problem().forward().heads().group_size() as u32;
-        let (geometry, summaries, to) = (self.geometry(), self.summaries, self.tiles());
+        let geometry = self.geometry(self.plan.dkv().tiling);
+        let (summaries, to) = (self.summaries, self.tiles());
         (ctas, QBlocksParams { geometry, summaries, group, to })
     }
 
@@ -96,8 +96,9 @@ impl<'a> SplitArguments<'a> {
     pub(super) fn reduce(&self) -> (u32, ReduceParams<Host>) {
         let problem = self.plan.problem();
         let ctas = 2 * self.plan.dkv().tile.tile_n / reduce::KEYS * self.splits.most_tiles();
+        let tiling = Tiling::new(self.plan.dkv().tile.tile_n, 1, 1, Mask::None);
         let params = ReduceParams {
-            geometry: self.geometry(),
+            geometry: self.geometry(tiling),
             tiles: self.tiles(),
             parts: self.parts(),
             dk: strided(self.plan, buffers::DK, problem.dk()),

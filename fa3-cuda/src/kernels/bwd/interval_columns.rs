@@ -58,7 +58,7 @@ impl<'k> IntervalColumns<'k> {
     /// Predicates that are true where the query row of a column does not see the thread's keys.
     #[track_caller]
     fn outside(&self, col: u32) -> [V<'k, Pred>; 2] {
-        let intervals = self.rows.keys(self.builder, self.of_head, self.first + col, self.lens);
+        let intervals = self.rows.keys(self.builder, self.of_head, self.first + col, self.lens, None);
         self.keys.map(|key| {
             let each = intervals.iter().map(|&VisibleKeys { start, end }| key.lt(start) | key.ge(end));
             each.reduce(|one, other| one & other).expect("a row has an interval")

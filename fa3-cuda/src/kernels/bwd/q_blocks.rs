@@ -3,8 +3,6 @@
 //! reads the summaries of all blocks.
 
 use fa3_ir::lang::*;
-use fa3_sched::Order;
-use fa3_types::{IntervalsOfRow, Mask};
 
 use super::spec::QBlocksSpec;
 use crate::kernels::params::{Declare, Form, Pass, Side, param, params};
@@ -23,10 +21,10 @@ params! {
 }
 
 impl QBlocksParams<Form> {
-    fn form(of_row: IntervalsOfRow, order: Order) -> QBlocksParams<Form> {
+    fn form(spec: &QBlocksSpec) -> QBlocksParams<Form> {
         QBlocksParams {
-            geometry: Geometry::form(order, Mask::None),
-            summaries: Summaries::form(of_row),
+            geometry: Geometry::form(spec.order, spec.mask),
+            summaries: Summaries::form(spec.of_row),
             group: (),
             to: KeyTiles::form(),
         }
@@ -40,13 +38,14 @@ const AT_ONCE: u32 = 4;
 
 pub(super) fn kernel(spec: &QBlocksSpec) -> Kernel {
     Kernel::build("bwd_seeing", Launch::threads(32 * TILES), |b| {
-        let params = QBlocksParams::<Form>::form(spec.of_row, spec.order).pass(&mut Declare(b));
+        let params = QBlocksParams::<Form>::form(spec).pass(&mut Declare(b));
         b.launch_dependents();
         b.grid_dependency_wait();
         let tile = b.cta_x().mad(TILES, (b.tid() >> 5).shfl_idx(0));
         b.if_uniform(tile.lt(params.geometry.tiles), || {
             let work = params.geometry.work(tile);
-            let blocks = params.summaries.q_blocks(b, params.group, &work, spec.tile, AT_ONCE);
+            let tiling = &params.geometry.tiling;
+            let blocks = params.summaries.q_blocks(b, params.group, &work, tiling, spec.tile, AT_ONCE);
             b.guarded(b.elect(), || params.to.store_blocks(b, tile, blocks));
         });
     })

@@ -77,6 +77,8 @@ pub struct RoundSpec {
 pub struct QBlocksSpec {
     /// Number of intervals of a row.
     pub of_row: IntervalsOfRow,
+    /// The bounded sides of the mask beside the intervals, transposed.
+    pub mask: Mask,
     /// Keys of a tile, and rows of a block.
     pub tile: [u32; 2],
     /// The order of tiles; the size of its sections is an argument.
@@ -189,10 +191,12 @@ impl BwdSpec {
 
     /// The spec of the kernel that finds which blocks of rows see each tile of keys, under a mask of intervals.
     pub(super) fn q_blocks(plan: &Plan) -> Option<BwdSpec> {
-        let (numbered, intervals) = plan.dense().zip(plan.problem().forward().mask().intervals())?;
+        let mask = plan.problem().forward().mask();
+        let (numbered, intervals) = plan.dense().zip(mask.intervals())?;
         let DkvTile { tile_n, tile_m, .. } = plan.dkv().tile;
         let order = form(numbered.dkv().order());
-        Some(BwdSpec::QBlocks(QBlocksSpec { of_row: intervals.of_row, tile: [tile_n, tile_m], order }))
+        let mask = sides(mask.without_intervals().transposed());
+        Some(BwdSpec::QBlocks(QBlocksSpec { of_row: intervals.of_row, mask, tile: [tile_n, tile_m], order }))
     }
 
     /// The spec of the kernel that reduces dK and dV of split tiles, under a mask of intervals.

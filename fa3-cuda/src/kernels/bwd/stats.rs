@@ -97,7 +97,10 @@ impl<'k> Stats<'_, 'k> {
                 (None, keys) => SeqLens { q: *used, k: keys.expect("sequences have one length") },
             };
             let of_row = |row: U32<'k>| -> Vec<Bounds<_>> {
-                rows.keys(b, of_head, row, lens).into_iter().map(|row| Bounds::of(row, lens.k)).collect()
+                rows.keys(b, of_head, row, lens, None)
+                    .into_iter()
+                    .map(|row| Bounds::of(row, lens.k))
+                    .collect()
             };
             let first = *row + b.lane_id();
             let [one, other] = [first, first + 32].map(of_row);

@@ -1,20 +1,19 @@
 //! Rows of e4m3 K and V on their way to products of 16 bits, where shared memory has no room for blocks as they are
-//! loaded: the producer's warps load codes to registers, convert them, exactly, to the type of Q, and store them to the
-//! stage that products read.
+//! loaded: warps load codes to registers, convert them, exactly, to the type of Q, and store them to the stage that
+//! products read.
+//!
+//! A block of K or V has several parts, each with its own pipeline. Two warpgroups convert, so that one issues
+//! instructions while the other waits for memory:
+//!
+//! | | the producer | the second consumer, before it multiplies a block |
+//! |---|---|---|
+//! | without `qv` | K | V |
+//! | with `qv` | K and V | |
 //!
 //! A thread has chunks of 16 codes in a few rows of each block. Chunks that are converted leave their registers, one by
-//! one, to chunks that are needed later, so that loads are in flight all the time. A block of K or V has several parts,
-//! each with its own pipeline. Without `qv`, K is one block ahead of V, as consumers release stages, and two arrays of
-//! registers take turns:
-//!
-//! ```text
-//! a round                 next round
-//! V₁ j    K₁ j+1  K₂ j+1  V₂ j    V₁ j+1   parts that are converted
-//! A       B       A       B       A        from these registers
-//! K₂ j+1  V₂ j    V₁ j+1  K₁ j+2  K₂ j+2   parts that are loaded to them meanwhile
-//! ```
-//!
-//! With `qv`, scores read K and V of one block, and each part has registers of its own.
+//! one, to chunks that are needed later, so that loads are in flight all the time. In the producer, each part has
+//! registers of its own, to which the same part of the next block is loaded. In the second consumer, whose registers
+//! hold O, the parts take turns with one array of registers.
 //!
 //! Zeros are stored for rows beyond the sequence's end, rows of a missing page, and columns that the tensor does not
 //! have; nothing is read for them.
@@ -27,24 +26,21 @@ use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::key_rows::{BlockRows, KeyRows};
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
 
-/// Indices of the tensors.
-const K: usize = 0;
-const V_: usize = 1;
+/// The numbers of K and of V among a problem's tensors.
+const K: usize = 1;
+const V_: usize = 2;
 
-/// Converts the blocks of every work tile in all warps of the producer. One thread sends work tiles and loads Q.
-pub(super) fn run<'k>(fwd: &Fwd<'k>, pipelines: [&[&TmaPipeline<'k>]; 2]) {
+/// Converts blocks of every work tile in all warps of the producer. One thread sends work tiles and loads Q.
+pub(super) fn run<'k>(fwd: &Fwd<'k>, [of_k, of_v]: [&[&TmaPipeline<'k>]; 2]) {
     let b = fwd.builder;
     let scheduler = fwd.scheduler.begin();
     let (mut q, mut qv) = (fwd.q.producer(), fwd.qv.as_ref().map(|qv| qv.producer()));
-    let pipelines = Converter::order(fwd, pipelines);
-    let mut stages: Vec<_> = pipelines.iter().map(|(_, pipeline)| pipeline.stages().producer()).collect();
-    let converter = Converter::declare(fwd, &pipelines);
+    let of_v = if fwd.spec.tile.qv { of_v } else { &[] };
+    let mut converter = Converter::declare(fwd, [(K, of_k), (V_, of_v)], true);
     scheduler.produce_in_role(|work| {
         let visits = work.kv.first.lt(work.kv.end);
         b.if_uniform(visits, || {
-            let Some((k, v)) = fwd.key_rows(&work, 1).zip(fwd.key_rows(&work, 2)) else { return };
-            let keys = [k, v].map(|keys| keys.at_column(converter.chunks.col));
-            converter.begin(&keys);
+            let Some(keys) = converter.begin(fwd, &work) else { return };
             b.once_per_role(|| {
                 let [of_q, ..] = fwd.sequences(&work);
                 q.load(work.head, work.row, of_q); // A1:4-5
@@ -53,7 +49,8 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>, pipelines: [&[&TmaPipeline<'k>]; 2]) {
                 }
             });
             b.warp_sync();
-            converter.convert_all(&mut stages, &keys, &work);
+            let all = (work.kv.end - work.kv.first) * fwd.spec.tile.tile_n;
+            b.for_each((0, all), fwd.spec.tile.tile_n, |done| converter.convert(&keys, [done, all]));
         });
     });
 }
@@ -61,99 +58,104 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>, pipelines: [&[&TmaPipeline<'k>]; 2]) {
 /// The columns of K or V that one pipeline takes.
 #[derive(Clone, Copy)]
 struct Part {
-    /// K or V.
+    /// The index of its tensor.
     of: usize,
     /// Its first column, and its number of columns.
     first: u32,
     cols: u32,
     /// The index of its registers.
     registers: usize,
-    /// Whether it is of the block before the block of K that is converted in the same round.
-    is_late: bool,
 }
 
 /// A thread's conversion of its chunks.
-struct Converter<'k> {
+pub(super) struct Converter<'k> {
     builder: &'k Builder,
     elem: Elem,
     /// Keys of a block, and columns of a panel.
     keys: u32,
     panel: u32,
     chunks: Chunks<'k>,
-    /// In the order in which a round converts them.
-    parts: Vec<Part>,
+    /// The number of each tensor, and its rows of the block that is being loaded.
+    tensors: Vec<(usize, BlockRows<'k>)>,
+    /// In the order in which they are converted, with their pipelines' stages.
+    parts: Vec<(Part, Producer<'k, 1>)>,
     /// The chunks of one part of a block each, row by row.
     registers: Vec<Vec<[Var<'k, B32>; 4]>>,
-    /// The rows of K and of V of the block that is being loaded.
-    rows: [BlockRows<'k>; 2],
 }
 
 impl<'k> Converter<'k> {
-    /// The pipelines of K and of V, in the order in which a round converts their parts: that of `producer::load`.
-    fn order<'f>(
-        fwd: &Fwd<'k>,
-        [of_k, of_v]: [&[&'f TmaPipeline<'k>]; 2],
-    ) -> Vec<(usize, &'f TmaPipeline<'k>)> {
-        let mut pipelines: Vec<_> = of_v.iter().map(|pipeline| (V_, *pipeline)).collect();
-        let ahead = if fwd.spec.tile.qv { 0 } else { 1 };
-        pipelines.splice(ahead..ahead, of_k.iter().map(|pipeline| (K, *pipeline)));
-        pipelines
+    /// The conversion of V in the second consumer, if it is one of two warpgroups that convert.
+    #[track_caller]
+    pub(super) fn of_second(fwd: &Fwd<'k>) -> Option<Converter<'k>> {
+        let of_v: Vec<_> = std::iter::once(&fwd.v).chain(&fwd.v_second).collect();
+        let tile = &fwd.spec.tile;
+        (tile.converts_rows() && !tile.qv).then(|| Converter::declare(fwd, [(V_, &of_v[..])], false))
     }
 
-    /// Declares the registers of these pipelines' parts.
+    /// Declares the registers of the parts of these tensors: of each part, or of all in turn.
     #[track_caller]
-    fn declare(fwd: &Fwd<'k>, pipelines: &[(usize, &TmaPipeline<'k>)]) -> Converter<'k> {
+    fn declare<'f, const N: usize>(
+        fwd: &Fwd<'k>,
+        tensors: [(usize, &[&'f TmaPipeline<'k>]); N],
+        of_each: bool,
+    ) -> Converter<'k> {
         let (b, tile) = (fwd.builder, &fwd.spec.tile);
         let panel = TileShape::new(fwd.spec.elem, tile.tile_n, tile.head_dim).panel_cols();
         let chunks = Chunks::new(b, panel);
-        let parts = pipelines.iter().enumerate().map(|(number, &(of, pipeline))| Part {
-            of,
-            first: pipeline.first_col(),
-            cols: pipeline.cols(),
-            registers: if tile.qv { number } else { number % 2 },
-            is_late: of == V_ && !tile.qv,
+        let tensors = tensors.into_iter().filter(|(_, pipelines)| !pipelines.is_empty());
+        let tensors: Vec<_> = tensors.collect();
+        let pipelines =
+            tensors.iter().enumerate().flat_map(|(of, (_, all))| all.iter().map(move |&x| (of, x)));
+        let parts = pipelines.enumerate().map(|(number, (of, pipeline))| {
+            let registers = if of_each { number } else { 0 };
+            let part = Part { of, first: pipeline.first_col(), cols: pipeline.cols(), registers };
+            (part, pipeline.stages().producer())
         });
         let parts: Vec<_> = parts.collect();
         let rows: Vec<_> =
             (0..tile.tile_n).step_by(chunks.rows as usize).map(|row| chunks.row + row).collect();
-        let count = parts.iter().map(|part| part.registers + 1).max().unwrap_or(0);
+        let count = if of_each { parts.len() } else { 1 };
         let registers = (0..count).map(|number| {
-            let cols = parts.iter().filter(|part| part.registers == number).map(|part| part.cols).max();
+            let of_parts = parts.iter().filter(|(part, _)| part.registers == number);
+            let cols = of_parts.map(|(part, _)| part.cols).max();
             let chunks = rows.len() * (cols.unwrap_or(0) / panel) as usize;
             (0..chunks).map(|_| [(); 4].map(|()| b.var("codes", 0))).collect()
         });
+        let registers = registers.collect();
         let in_pages = fwd.params.pages.is_some();
+        let tensors =
+            tensors.into_iter().map(|(number, _)| (number, BlockRows::declare(b, rows.clone(), in_pages)));
         Converter {
             builder: b,
             elem: fwd.spec.elem,
             keys: tile.tile_n,
             panel,
             chunks,
-            registers: registers.collect(),
+            tensors: tensors.collect(),
             parts,
-            rows: [K, V_].map(|_| BlockRows::declare(b, rows.clone(), in_pages)),
+            registers,
         }
     }
 
-    /// Begins to load the last block of a work tile.
+    /// Begins to load the last block of a work tile, which has blocks. Gives the keys of the work tile.
     #[track_caller]
-    fn begin(&self, keys: &[KeyRows<'k>; 2]) {
-        let tensors = || self.rows.iter().zip(keys);
+    pub(super) fn begin(&self, fwd: &Fwd<'k>, work: &WorkTile<'k>) -> Option<Vec<KeyRows<'k>>> {
+        let keys = self.tensors.iter().map(|&(number, _)| fwd.key_rows(work, number));
+        let keys = keys.map(|keys| keys.map(|keys| keys.at_column(self.chunks.col)));
+        let keys: Vec<_> = keys.collect::<Option<_>>()?;
+        let tensors = || self.tensors.iter().map(|(_, rows)| rows).zip(&keys);
         tensors().for_each(|(rows, keys)| rows.read_pages(keys, keys.last));
-        for (of, (rows, keys)) in tensors().enumerate() {
-            if self.parts.iter().any(|part| part.of == of && part.is_late) {
-                rows.find_none();
-            } else {
-                self.find(rows, keys, keys.last, None);
-            }
+        tensors().for_each(|(rows, keys)| self.find(rows, keys, keys.last, None));
+        for number in 0..self.registers.len() {
+            self.loads(self.first_of(number), &keys).for_each(|load| load());
         }
-        let parts = (0..self.registers.len()).map(|number| self.first_of(number));
-        parts.filter(|part| !part.is_late).for_each(|part| self.loads(part, keys).for_each(|load| load()));
+        Some(keys)
     }
 
-    /// The first part in a round that has these registers.
-    fn first_of(&self, registers: usize) -> &Part {
-        self.parts.iter().find(|part| part.registers == registers).expect("each array is some part's")
+    /// The first part of a block that has these registers.
+    fn first_of(&self, registers: usize) -> Part {
+        let mut parts = self.parts.iter().map(|(part, _)| *part);
+        parts.find(|part| part.registers == registers).expect("each array is some part's")
     }
 
     /// Finds the rows of the block that begins with row `first`, if that block `exists`, and reads the pages of the
@@ -166,10 +168,10 @@ impl<'k> Converter<'k> {
 
     /// The loads of this thread's chunks of a part of the block whose rows have been found.
     #[track_caller]
-    fn loads(&self, part: &Part, keys: &[KeyRows<'k>; 2]) -> impl Iterator<Item = impl Fn()> {
+    fn loads(&self, part: Part, keys: &[KeyRows<'k>]) -> impl Iterator<Item = impl Fn()> {
         let (b, keys, panel, col) = (self.builder, &keys[part.of], self.panel, self.chunks.col);
         let panels = (part.first..part.first + part.cols).step_by(panel as usize);
-        let rows = self.rows[part.of].addresses(keys).into_iter();
+        let rows = self.tensors[part.of].1.addresses(keys).into_iter();
         let chunks = rows.flat_map(move |row| panels.clone().map(move |first| (row, first)));
         let registers = self.registers[part.registers].clone();
         chunks.zip(registers).map(move |(((row, is_there), first), to)| {
@@ -184,65 +186,53 @@ impl<'k> Converter<'k> {
         })
     }
 
-    /// Converts the blocks of a work tile, from the last to the first. In the first round there is no V to convert yet,
-    /// and in the last one no K, unless each round has K and V of one block.
+    /// Converts the next block of a work tile; blocks go from the last to the first. `done` keys have been converted
+    /// before, of `all`.
     #[track_caller]
-    fn convert_all(&self, stages: &mut [Producer<'k, 1>], keys: &[KeyRows<'k>; 2], work: &WorkTile<'k>) {
-        let b = self.builder;
-        let all = (work.kv.end - work.kv.first) * self.keys;
-        let lags = self.parts.iter().any(|part| part.is_late);
-        let end = if lags { all + self.keys } else { all };
-        b.for_each((0, end), self.keys, |done| {
-            let mut found = [false; 2];
-            for (number, (&part, stages)) in self.parts.iter().zip(stages).enumerate() {
-                let next = self.next(number, keys, [done, all], &mut found);
-                let mut convert = || self.convert(stages, [part, next], keys);
-                if !lags {
-                    convert();
-                    continue;
-                }
-                let is_there = if part.is_late { done.gt(0) } else { done.lt(all) };
-                b.if_else_uniform(is_there, convert, || self.loads(&next, keys).for_each(|load| load()));
-            }
-        });
+    pub(super) fn convert(&mut self, keys: &[KeyRows<'k>], [done, all]: [U32<'k>; 2]) {
+        let mut found = vec![false; keys.len()];
+        for number in 0..self.parts.len() {
+            let next = self.next(number, keys, [done, all], &mut found);
+            self.convert_part(number, next, keys);
+        }
     }
 
-    /// The part that is loaded to the registers that part `number` leaves. Before this round, rounds have converted
-    /// `done` keys of K, of `all`. `found` says of which tensors this round has found the rows of the next block.
+    /// The part that is loaded to the registers that part `number` leaves, of this block or of the next one. `found`
+    /// says of which tensors the rows of the next block have been found.
     #[track_caller]
     fn next(
         &self,
         number: usize,
-        keys: &[KeyRows<'k>; 2],
+        keys: &[KeyRows<'k>],
         [done, all]: [U32<'k>; 2],
-        found: &mut [bool; 2],
+        found: &mut [bool],
     ) -> Part {
-        let registers = self.parts[number].registers;
-        let behind = self.parts[number + 1..].iter().find(|part| part.registers == registers);
-        *behind.unwrap_or_else(|| {
-            // In the next round.
+        let registers = self.parts[number].0.registers;
+        let mut behind = self.parts[number + 1..].iter().map(|(part, _)| *part);
+        behind.find(|part| part.registers == registers).unwrap_or_else(|| {
             let next = self.first_of(registers);
-            let before = if next.is_late { done } else { done + self.keys };
+            let before = done + self.keys;
             if !std::mem::replace(&mut found[next.of], true) {
                 let keys = &keys[next.of];
-                self.find(&self.rows[next.of], keys, keys.last - before, Some(before.lt(all)));
+                self.find(&self.tensors[next.of].1, keys, keys.last - before, Some(before.lt(all)));
             }
             next
         })
     }
 
-    /// Converts a part of a block, and begins to load the part that its registers hold next.
+    /// Converts part `number` of a block, and begins to load the part that its registers hold next.
     #[track_caller]
-    fn convert(&self, stages: &mut Producer<'k, 1>, [part, next]: [Part; 2], keys: &[KeyRows<'k>; 2]) {
-        let free = stages.acquire();
+    fn convert_part(&mut self, number: usize, next: Part, keys: &[KeyRows<'k>]) {
+        let free = self.parts[number].1.acquire();
+        let registers = self.parts[number].0.registers;
         let [tile] = free.tiles();
         let to = tile.elements(self.chunks.row, self.chunks.col);
         let TileShape { rows, cols, .. } = tile.shape();
         let places = (0..rows)
             .step_by(self.chunks.rows as usize)
             .flat_map(|row| (0..cols).step_by(self.panel as usize).map(move |col| (row, col)));
-        let mut loads = self.loads(&next, keys);
-        for (chunk, (row, col)) in self.registers[part.registers].iter().zip(places) {
+        let mut loads = self.loads(next, keys);
+        for (chunk, (row, col)) in self.registers[registers].iter().zip(places) {
             let codes = chunk.map(Var::get);
             store_converted(self.builder, codes, self.elem, |second| to.at(row, col + second));
             if let Some(load) = loads.next() {

@@ -11,7 +11,7 @@
 
 use fa3_ir::Address;
 use fa3_ir::lang::*;
-use fa3_sched::forward::{CtaTile, RunningO};
+use fa3_sched::forward::CtaTile;
 
 use super::p_type::PType;
 use super::row_softmax::{Finished, RowSoftmax};
@@ -58,11 +58,6 @@ type Vector<'k> = (Address, Vec<(At, Var<'k, F32>)>);
 enum Place<'k> {
     Shared(Region),
     Workspace(U64<'k>),
-}
-
-/// Declares shared memory for O of the pieces so far, if it is the place `of`.
-pub(super) fn declare(b: &Builder, of: Option<RunningO>, bytes: u32) -> Option<Region> {
-    (of == Some(RunningO::Shared)).then(|| b.region("running_o", bytes, VECTOR))
 }
 
 impl<'k> Memory<'k> {

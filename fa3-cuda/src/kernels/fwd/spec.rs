@@ -5,11 +5,11 @@ use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, PlanKind, Precision, RunningO
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
-use crate::kernels::parts::gather::COPIERS;
 use crate::kernels::parts::geometry::{form, sides};
 use crate::kernels::parts::lists::ListForm;
 use crate::kernels::parts::lookup::SequenceForm;
 use crate::kernels::parts::lse_form::StoredLse;
+use crate::kernels::parts::seen::COPIERS;
 use crate::kernels::parts::shares::ShareForm;
 use crate::kernels::tensors::elem;
 

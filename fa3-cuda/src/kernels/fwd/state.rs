@@ -2,13 +2,12 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::FastDiv;
-use fa3_sched::forward::ROW_SUM_COLS;
+use fa3_sched::forward::{ROW_SUM_COLS, RunningO};
 use fa3_types::softcap;
 
 use super::constants;
 use super::dequantized::{self, Dequantized};
 use super::hand_over::HandOver;
-use super::merged;
 use super::p_type::PType;
 use super::params::Params;
 use super::spec::FwdSpec;
@@ -144,7 +143,8 @@ impl<'k> Fwd<'k> {
             pack: spec.shares.map(|_| FastDiv::new(spec.pack).map(|number| b.value(number))),
             hand_over,
             seen: spec.lists().map(|_| Seen::declare(b, tile.tile_n, [tile.stages, first])),
-            running_o: merged::declare(b, spec.merges, tile.bytes_of_o()),
+            running_o: (spec.merges == Some(RunningO::Shared))
+                .then(|| b.region("running_o", tile.bytes_of_o(), 16)),
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             scheduler: match params.walk {
                 Walk::Tiles(lookup) => {
@@ -228,7 +228,7 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// The keys that the thread's rows see by their intervals.
+    /// The keys that the thread's rows see by their intervals, and by the mask beside them.
     #[track_caller]
     fn visible_by_intervals(
         &self,
@@ -237,18 +237,19 @@ impl<'k> Fwd<'k> {
         rows: IntervalRows<InKernel<'k>>,
         position: Box<dyn Fn(Half) -> Position<'k> + 'k>,
     ) -> Box<dyn Fn(Half) -> Visible<'k> + 'k> {
-        let (b, lens) = (self.builder, work.lens);
+        let (b, lens, walk) = (self.builder, work.lens, self.params.walk);
         match row {
             ThreadRow::OfHead(_) => {
                 let of_head = rows.of_tile(work);
-                Box::new(move |half| rows.visible(b, of_head, position(half), lens))
+                Box::new(move |half| rows.visible(b, of_head, position(half), lens, walk.tiling()))
             }
             ThreadRow::OfHeads(row) => {
                 let (batch, first) = (work.batch, work.varlen.map(|varlen| varlen.q_row));
                 let (pack, group) = (self.spec.pack, work.head);
                 Box::new(move |half| {
                     let head = group.mad(pack, row.head(half));
-                    rows.visible(b, rows.of_sequence([batch, head], first), position(half), lens)
+                    let of_head = rows.of_sequence([batch, head], first);
+                    rows.visible(b, of_head, position(half), lens, walk.tiling())
                 })
             }
         }

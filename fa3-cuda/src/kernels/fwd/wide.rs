@@ -13,6 +13,8 @@
 //! block j         P V, first columns ┐                     ┘
 //! ```
 //!
+//! If K and V are e4m3 and there is no `qv`, the second consumer also converts V, before it waits for P.
+//!
 //! P is handed over when the next block's scores are nearly complete. So the second consumer's products run under the
 //! softmax of the first consumer, and delay nothing that the softmax waits for. P is handed over earlier only if the
 //! next block has not been loaded yet.
@@ -20,6 +22,7 @@
 use fa3_ir::lang::*;
 
 use super::attend::{Attend, Sum};
+use super::converted_rows::Converter;
 use super::epilogue;
 use super::first::First;
 use super::hand_over::{HandOver, load_factors};
@@ -106,13 +109,14 @@ pub(super) fn run_second<'k>(fwd: &Fwd<'k>, hand_over: &HandOver<'k>) {
     let (mut blocks, mut ends) = (hand_over.blocks.consumer(), hand_over.ends.consumer());
     let mut parts: Vec<_> = fwd.v_second.iter().map(|part| (part.consumer(), part.rows())).collect();
     let in_rows = fwd.spec.first_rows_of_second_half().is_some();
+    let mut converter = Converter::of_second(fwd);
     fwd.scheduler.consume(|work, again| {
         let cols = fwd.spec.tile.columns();
         // The sums of parts of columns; parts of rows have one sum.
         let parts_of_o =
             if in_rows { vec![cols] } else { fwd.v_second.iter().map(TmaPipeline::cols).collect() };
         let mut sums: Vec<_> = parts_of_o.into_iter().map(|cols| Frag::zeros(b, cols)).collect();
-        b.for_each((work.kv.first, work.kv.end), 1, |_| {
+        let mut multiply = || {
             let parts: Vec<_> = parts.iter_mut().map(|(part, rows)| (part.wait(), rows.clone())).collect();
             let stage = blocks.wait();
             let [p, factors] = stage.tiles();
@@ -142,7 +146,20 @@ pub(super) fn run_second<'k>(fwd: &Fwd<'k>, hand_over: &HandOver<'k>) {
             if let Some(last) = last {
                 last.release();
             }
-        });
+        };
+        let all = (work.kv.first, work.kv.end);
+        match &mut converter {
+            None => b.for_each(all, 1, |_| multiply()),
+            Some(converter) => b.if_uniform(work.kv.first.lt(work.kv.end), || {
+                let Some(keys) = converter.begin(fwd, &work) else { return };
+                let tile_n = fwd.spec.tile.tile_n;
+                let all = (work.kv.end - work.kv.first) * tile_n;
+                b.for_each((0, all), tile_n, |done| {
+                    converter.convert(&keys, [done, all]);
+                    multiply();
+                });
+            }),
+        }
         let end = ends.wait();
         let inverse = load_factors(b, end.tile());
         end.release_unfenced();

@@ -30,13 +30,10 @@ use fa3_types::TensorDesc;
 
 use super::lists::{ListSpan, UNIT};
 use super::pages::{NOWHERE, PageSpan};
-use super::seen::SeenProducer;
+use super::seen::{COPIERS, SeenProducer};
 use super::tma_pipeline::TmaPipeline;
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 use crate::kernels::tensors::strides;
-
-/// Warps of a CTA that copy rows.
-pub(crate) const COPIERS: u32 = 3;
 
 /// Bytes that a thread copies at once.
 const CHUNK: u32 = 16;

@@ -18,7 +18,7 @@ pub(crate) struct Geometry<T> {
     /// Rows of Q and of K, equal for all sequences.
     pub(crate) lens: SeqLens<T>,
     decoder: Decoder<T>,
-    tiling: Tiling<T>,
+    pub(crate) tiling: Tiling<T>,
 }
 
 /// A work tile in a kernel.
@@ -130,22 +130,9 @@ impl<'k> Geometry<U32<'k>> {
         let kv = KvRange { first: zero, unmasked_first: zero, unmasked_end: zero, end: zero };
         WorkTile { batch, head, kv_head, lens: self.lens, row, kv, ranges: None, out: None, varlen: None }
     }
-
-    /// The KV blocks that tile `m_block` of a head visits in a sequence of lengths `lens`; none if there is no such
-    /// tile.
-    #[track_caller]
-    pub(crate) fn kv_range(&self, m_block: U32<'k>, lens: SeqLens<U32<'k>>) -> KvRange<U32<'k>> {
-        self.tiling.kv_range(m_block, lens)
-    }
-
-    /// The keys that query row `row` may see in a sequence of lengths `lens`; unspecified for a row beyond the end.
-    #[track_caller]
-    pub(crate) fn keys(&self, row: U32<'k>, lens: SeqLens<U32<'k>>) -> VisibleKeys<U32<'k>> {
-        keys(&self.tiling, row, lens)
-    }
 }
 
-/// The keys that query row `row` may see in a sequence of lengths `lens`.
+/// The keys that query row `row` may see in a sequence of lengths `lens`; unspecified for a row beyond the end.
 #[track_caller]
 pub(super) fn keys<'k>(
     tiling: &Tiling<U32<'k>>,
@@ -166,17 +153,13 @@ pub(super) fn in_registers<'k>(kv: KvRange<U32<'k>>) -> KvRange<U32<'k>> {
 
 /// The part of a mask that a kernel's code depends on: every bounded side at 0, and chunks of one key.
 pub(crate) fn sides(mask: Mask) -> Mask {
-    if let Some(form) = mask.intervals() {
-        // Strides, not the form, say whether sequences and heads have their own bounds.
-        return Mask::Intervals(Intervals { per_sequence: false, per_head: false, ..form });
-    }
-    if let Some(chunk) = mask.chunks() {
-        // Both sides are bounded by the chunk.
-        let chunk = Chunk { keys: NonZeroU32::MIN, ..chunk };
-        return Mask::Chunk { chunk, left: None, right: None };
-    }
+    // Strides, not the form, say whether sequences and heads have their own bounds.
+    let intervals = mask.intervals();
+    let intervals = intervals.map(|form| Intervals { per_sequence: false, per_head: false, ..form });
+    // Both sides are bounded by a chunk of one key.
+    let chunk = mask.chunks().map(|chunk| Chunk { keys: NonZeroU32::MIN, ..chunk });
     let (left, right) = mask.reach();
-    Mask::window(left.map(|_| 0), right.map(|_| 0))
+    Mask::of(intervals, chunk, left.map(|_| 0), right.map(|_| 0))
 }
 
 /// The part of an order that a kernel's code depends on: the order itself, with sections of one head.

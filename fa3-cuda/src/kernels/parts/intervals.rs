@@ -3,7 +3,7 @@
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, BufferRole, Program};
 use fa3_sched::{
-    BlockRange, BlockRanges, Bounds, FastDiv, Int, KvRange, SeqLens, VisibleKeys, keys_of_interval,
+    BlockRange, BlockRanges, Bounds, FastDiv, Int, KvRange, SeqLens, Tiling, VisibleKeys, keys_of_interval,
 };
 use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
@@ -11,7 +11,7 @@ use super::geometry::{Varlen, WorkTile};
 use super::key_tiles::{KeyTile, KeyTiles};
 use super::lookup::Lookup;
 use super::out::Out;
-use super::summaries::Summaries;
+use super::summaries::{Summaries, at_head, strides};
 use super::visible::{Position, Visible};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
@@ -29,25 +29,6 @@ pub(crate) fn interval_rows<K>(program: &mut Program<K>, form: Intervals, q: Sha
     let intervals = program.buffer(INTERVALS, Elem::U32, &dims, BufferRole::Input);
     program.align(intervals, row_bytes(form.of_row));
     intervals
-}
-
-/// Strides of an array with `of_head` items per head: from one sequence to the next, and from one head to the next. A
-/// stride is 0 if sequences or heads share their items.
-pub(crate) fn strides(form: Intervals, heads: u64, of_head: u64) -> [u64; 2] {
-    let own = |is_own: bool, items: u64| if is_own { items } else { 0 };
-    [own(form.per_sequence, heads * of_head), own(form.per_head, of_head)]
-}
-
-/// The address of a head's first item. An item has `bytes` bytes, a power of two.
-#[track_caller]
-pub(crate) fn at_head<'k>(
-    address: U64<'k>,
-    [sequences, heads]: [U64<'k>; 2],
-    [batch, head]: [U32<'k>; 2],
-    bytes: u32,
-) -> U64<'k> {
-    let items = batch.to_u64() * sequences + head.to_u64() * heads;
-    address + (items << bytes.ilog2())
 }
 
 params! {
@@ -101,8 +82,8 @@ impl<'k> IntervalRows<InKernel<'k>> {
         first.map_or(of_head, |first| first.mad_wide(row_bytes(self.of_row), of_head))
     }
 
-    /// The keys of the intervals of row `row`, in a head whose bounds begin at `of_head`. A row beyond the end has the
-    /// keys of the last row.
+    /// The keys of the intervals of row `row`, in a head whose bounds begin at `of_head`. With `mask`, they are the keys
+    /// that the mask of this tiling lets the row see, too. A row beyond the end has the keys of the last row.
     #[track_caller]
     pub(crate) fn keys(
         &self,
@@ -110,8 +91,10 @@ impl<'k> IntervalRows<InKernel<'k>> {
         of_head: U64<'k>,
         row: U32<'k>,
         lens: SeqLens<U32<'k>>,
+        mask: Option<&Tiling<U32<'k>>>,
     ) -> Vec<VisibleKeys<U32<'k>>> {
-        let at = row.min(lens.q - 1).mad_wide(row_bytes(self.of_row), of_head);
+        let row = row.min(lens.q - 1);
+        let at = row.mad_wide(row_bytes(self.of_row), of_head);
         let bounds = match self.of_row {
             IntervalsOfRow::One => vec![b.load_read_only(at)],
             IntervalsOfRow::Two => {
@@ -119,10 +102,12 @@ impl<'k> IntervalRows<InKernel<'k>> {
                 vec![[start, end], [other, other_end]]
             }
         };
-        bounds.into_iter().map(|bounds| keys_of_interval(bounds, lens.k)).collect()
+        let seen = mask.filter(|mask| mask.has_mask()).map(|mask| mask.keys(row, lens));
+        let cut = |keys: VisibleKeys<U32<'k>>| seen.map_or(keys, |seen| keys.and(seen));
+        bounds.into_iter().map(|bounds| cut(keys_of_interval(bounds, lens.k))).collect()
     }
 
-    /// The keys that the row at `position` sees.
+    /// The keys that the row at `position` sees by its intervals and by the mask of `tiling`.
     #[track_caller]
     pub(crate) fn visible(
         &self,
@@ -130,18 +115,20 @@ impl<'k> IntervalRows<InKernel<'k>> {
         of_head: U64<'k>,
         Position(row): Position<'k>,
         lens: SeqLens<U32<'k>>,
+        tiling: &Tiling<U32<'k>>,
     ) -> Visible<'k> {
-        let mut keys = self.keys(b, of_head, row, lens).into_iter();
+        let mut keys = self.keys(b, of_head, row, lens, Some(tiling)).into_iter();
         let VisibleKeys { start, end } = keys.next().expect("a row has an interval");
         Visible { start: Some(start), end, other: keys.next() }
     }
 
-    /// Finds the KV blocks that a work tile visits. All lanes of a warp must call this.
+    /// Finds the KV blocks that a work tile visits, under the mask of `tiling`, too. All lanes of a warp must call this.
     #[track_caller]
     fn block_ranges(
         &self,
         b: &'k Builder,
         work: &WorkTile<'k>,
+        tiling: &Tiling<U32<'k>>,
         [tile_m, tile_n]: [u32; 2],
     ) -> BlockRanges<U32<'k>> {
         // Rows of a table's sequence that are not in use have bounds in memory, too, but see no key.
@@ -151,7 +138,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
         });
         let of_head = self.of_tile(work);
         let first = work.row + b.lane_id();
-        let of_lane = |row: u32| self.keys(b, of_head, first + row, lens);
+        let of_lane = |row: u32| self.keys(b, of_head, first + row, lens, Some(tiling));
         let rows = (0..tile_m).step_by(32).map(of_lane);
         let bounds = rows.map(|keys| keys.into_iter().map(|keys| Bounds::of(keys, lens.k)).collect());
         let both = |one: Vec<Bounds<_>>, other: Vec<_>| {
@@ -254,13 +241,15 @@ impl<'k> IntervalTiles<'k> {
         }
         match self.of {
             TilesUnderIntervals::Rows(rows) => {
-                let BlockRanges { count, ranges } = rows.block_ranges(b, &work, self.tile);
+                let BlockRanges { count, ranges } =
+                    rows.block_ranges(b, &work, self.lookup.tiling(), self.tile);
                 let range = |BlockRange { masked_end, plain_end, top }| [masked_end, plain_end, top, count];
                 words.extend(ranges.into_iter().map(range));
             }
             TilesUnderIntervals::Keys(_) => {}
             TilesUnderIntervals::KeysOfTable(summaries, group) => {
-                words.push(words_of(summaries.q_blocks(b, group, &work, self.tile, 1)));
+                let tiling = self.lookup.tiling();
+                words.push(words_of(summaries.q_blocks(b, group, &work, tiling, self.tile, 1)));
             }
         }
         words

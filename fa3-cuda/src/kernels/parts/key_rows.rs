@@ -88,11 +88,6 @@ impl<'k> BlockRows<'k> {
         }
     }
 
-    /// Loads nothing until rows are found.
-    pub(crate) fn find_none(&self) {
-        self.of_memory.iter().for_each(|row| row.set(NOWHERE));
-    }
-
     /// The addresses of the rows that have been found, and whether each is loaded.
     #[track_caller]
     pub(crate) fn addresses(&self, keys: &KeyRows<'k>) -> Vec<(U64<'k>, V<'k, Pred>)> {

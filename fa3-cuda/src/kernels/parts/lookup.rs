@@ -1,7 +1,7 @@
 //! Turns a tile index into a work tile: by arithmetic, or through a table of sequences.
 
 use fa3_ir::lang::*;
-use fa3_sched::{KvRange, SeqLens, VisibleKeys};
+use fa3_sched::{KvRange, SeqLens, Tiling, VisibleKeys};
 
 use super::geometry::{Geometry, keys};
 use super::table::Table;
@@ -49,22 +49,24 @@ impl<A: Side> Lookup<A> {
 }
 
 impl<'k> Lookup<InKernel<'k>> {
+    /// The tile sizes and the mask.
+    pub(crate) fn tiling(&self) -> &Tiling<U32<'k>> {
+        match self {
+            Lookup::Dense(geometry) => &geometry.tiling,
+            Lookup::Varlen { table, .. } => &table.tiling,
+        }
+    }
+
     /// The keys that query row `row` may see in a sequence of lengths `lens`; unspecified for a row beyond the end.
     #[track_caller]
     pub(crate) fn keys(&self, row: U32<'k>, lens: SeqLens<U32<'k>>) -> VisibleKeys<U32<'k>> {
-        match self {
-            Lookup::Dense(geometry) => geometry.keys(row, lens),
-            Lookup::Varlen { table, .. } => keys(&table.tiling, row, lens),
-        }
+        keys(self.tiling(), row, lens)
     }
 
     /// The KV blocks that tile `m_block` of a head visits in a sequence of lengths `lens`; none if there is no such
     /// tile.
     #[track_caller]
     pub(crate) fn kv_range(&self, m_block: U32<'k>, lens: SeqLens<U32<'k>>) -> KvRange<U32<'k>> {
-        match self {
-            Lookup::Dense(geometry) => geometry.kv_range(m_block, lens),
-            Lookup::Varlen { table, .. } => table.tiling.kv_range(m_block, lens),
-        }
+        self.tiling().kv_range(m_block, lens)
     }
 }

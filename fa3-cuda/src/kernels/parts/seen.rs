@@ -14,8 +14,10 @@ use std::cell::RefCell;
 
 use fa3_ir::lang::*;
 
-use super::gather::COPIERS;
 use super::pages::NOWHERE;
+
+/// Warps of a CTA that copy rows.
+pub(crate) const COPIERS: u32 = 3;
 
 /// Keys of which a warp reads words at once.
 const AT_ONCE: u32 = 64;

@@ -3,12 +3,30 @@
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::backward::{STATS_ROWS, VisibleQBlocks};
-use fa3_sched::{Bounds, FastDiv, KvRange, VisibleKeys};
+use fa3_sched::{Bounds, FastDiv, KvRange, Tiling, VisibleKeys};
 use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
 use super::geometry::WorkTile;
-use super::intervals::{at_head, strides};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
+
+/// Strides of an array with `of_head` items per head: from one sequence to the next, and from one head to the next. A
+/// stride is 0 if sequences or heads share their items.
+pub(crate) fn strides(form: Intervals, heads: u64, of_head: u64) -> [u64; 2] {
+    let own = |is_own: bool, items: u64| if is_own { items } else { 0 };
+    [own(form.per_sequence, heads * of_head), own(form.per_head, of_head)]
+}
+
+/// The address of a head's first item. An item has `bytes` bytes, a power of two.
+#[track_caller]
+pub(crate) fn at_head<'k>(
+    address: U64<'k>,
+    [sequences, heads]: [U64<'k>; 2],
+    [batch, head]: [U32<'k>; 2],
+    bytes: u32,
+) -> U64<'k> {
+    let items = batch.to_u64() * sequences + head.to_u64() * heads;
+    address + (items << bytes.ilog2())
+}
 
 params! {
     /// The array of summaries, each with the [`Bounds`] (union and intersection) of each interval of [`STATS_ROWS`]
@@ -109,14 +127,15 @@ impl<'k> Summaries<InKernel<'k>> {
 
     /// Finds the blocks of `tile_m` rows that see keys of a work tile of `tile_n` keys, over all `group` query heads
     /// that share the tile's head of K and V: the range from the first to the last block that sees some key of the
-    /// tile, and in this range the blocks that see all keys. All lanes of a warp must call this. A lane loads `at_once`
-    /// summaries before it uses the first.
+    /// tile, and in this range the blocks that see all keys. The mask of `tiling`, whose rows are keys, cuts the range.
+    /// All lanes of a warp must call this. A lane loads `at_once` summaries before it uses the first.
     #[track_caller]
     pub(crate) fn q_blocks(
         &self,
         b: &'k Builder,
         group: U32<'k>,
         work: &WorkTile<'k>,
+        tiling: &Tiling<U32<'k>>,
         [tile_n, tile_m]: [u32; 2],
         at_once: u32,
     ) -> KvRange<U32<'k>> {
@@ -131,7 +150,12 @@ impl<'k> Summaries<InKernel<'k>> {
             all.set(select(is_first, of_head, all.get().beside(of_head)));
         });
         let tile_m = FastDiv::new(tile_m).map(|number| b.value(number));
-        all.get().range(STATS_ROWS, work.lens.k, tile_m)
+        let by_intervals = all.get().range(STATS_ROWS, work.lens.k, tile_m);
+        if !tiling.has_mask() {
+            return by_intervals;
+        }
+        // A tile of keys is a power of two.
+        by_intervals.and(tiling.kv_range(work.row >> tile_n.ilog2(), work.lens))
     }
 
     /// The blocks of one query head that see keys of the tile.

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use fa3_ir::lang::*;
 
-use super::gather::COPIERS;
 use super::pages::PageSpan;
 use super::ragged::RowSpan;
+use super::seen::COPIERS;
 
 /// A tensor whose tiles go through a pipeline.
 pub(crate) struct TmaPipeline<'k> {

@@ -1,7 +1,7 @@
 //! The way in which the CTAs of a forward kernel find their work tiles.
 
 use fa3_ir::lang::*;
-use fa3_sched::{SeqLens, VisibleKeys};
+use fa3_sched::{SeqLens, Tiling, VisibleKeys};
 
 use super::geometry::keys;
 use super::lookup::Lookup;
@@ -28,12 +28,17 @@ impl<A: Side> Walk<A> {
 }
 
 impl<'k> Walk<InKernel<'k>> {
+    /// The tile sizes and the mask.
+    pub(crate) fn tiling(&self) -> &Tiling<U32<'k>> {
+        match self {
+            Walk::Tiles(lookup) => lookup.tiling(),
+            Walk::Shares(shares) => &shares.tiling,
+        }
+    }
+
     /// The keys that query row `row` may see in a sequence of lengths `lens`; unspecified for a row beyond the end.
     #[track_caller]
     pub(crate) fn keys(&self, row: U32<'k>, lens: SeqLens<U32<'k>>) -> VisibleKeys<U32<'k>> {
-        match self {
-            Walk::Tiles(lookup) => lookup.keys(row, lens),
-            Walk::Shares(shares) => keys(&shares.tiling, row, lens),
-        }
+        keys(self.tiling(), row, lens)
     }
 }

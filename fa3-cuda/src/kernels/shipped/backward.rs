@@ -42,13 +42,13 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let in_chunks = spec((128, 128), (Dtype::Bf16, chunks, None), 400);
     let sequences = Sequences::packed(3);
     let in_chunks = [in_chunks.clone(), in_chunks.seqs_q(sequences).seqs_k(sequences)];
-    let intervals =
-        Mask::Intervals(Intervals { of_row: IntervalsOfRow::Two, per_sequence: false, per_head: false });
+    let intervals = Mask::of_intervals(intervals(IntervalsOfRow::Two));
     let under_intervals =
         [dims[0], dims[1], dims[3]].map(|dims| spec(dims, (Dtype::Bf16, intervals, None), 400));
     let packed = [under_intervals[1].clone(), under_intervals[2].clone()];
     let packed = packed.map(|spec| spec.seqs_q(sequences).seqs_k(sequences));
-    let under_intervals = under_intervals.into_iter().chain(packed);
+    let beside = [under_intervals[1].clone().causal(), packed[0].clone().mask(chunks)];
+    let under_intervals = under_intervals.into_iter().chain(packed).chain(beside);
     let specs = equal.chain(listed).chain(in_chunks).chain(under_intervals).flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
     specs
@@ -103,11 +103,13 @@ fn name(spec: &BwdSpec) -> String {
                 Cleared::Nothing | Cleared::Sums(_) | Cleared::InOrder(_) => spec.head_dim_v.to_string(),
             };
             let intervals =
-                spec.intervals.map_or(String::new(), |of_row| format!("/{}", of_intervals(of_row)));
+                spec.intervals.map(|of_row| super::sides_word(Mask::of_intervals(intervals(of_row))));
+            let intervals = intervals.map_or(String::new(), |word| format!("/{word}"));
             format!("bwd/stats/{}/d{dims}{clears}{}{intervals}", spec.elem, rows_word(spec.rows))
         }
-        BwdSpec::QBlocks(QBlocksSpec { of_row, tile: [tile_n, tile_m], .. }) => {
-            format!("bwd/seeing/{tile_n}x{tile_m}/{}", of_intervals(*of_row))
+        BwdSpec::QBlocks(QBlocksSpec { of_row, mask, tile: [tile_n, tile_m], .. }) => {
+            let intervals = Mask::of_intervals(intervals(*of_row)).and(*mask).expect("one has intervals");
+            format!("bwd/seeing/{tile_n}x{tile_m}/{}", super::sides_word(intervals))
         }
         BwdSpec::SplitTiles => "bwd/splits".to_owned(),
         BwdSpec::Reduce(ReduceSpec {
@@ -140,8 +142,8 @@ fn name(spec: &BwdSpec) -> String {
     }
 }
 
-fn of_intervals(of_row: IntervalsOfRow) -> &'static str {
-    super::sides_word(Mask::Intervals(Intervals { of_row, per_sequence: false, per_head: false }))
+fn intervals(of_row: IntervalsOfRow) -> Intervals {
+    Intervals { of_row, per_sequence: false, per_head: false }
 }
 
 fn rows_word(rows: RowsForm) -> String {

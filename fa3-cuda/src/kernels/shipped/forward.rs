@@ -191,10 +191,10 @@ fn max_logits() -> impl Iterator<Item = ProblemSpec> {
 }
 
 /// Problems under masks of intervals: every head dimension with two intervals, and a few with one interval, with short
-/// sequences, or with packed ones.
+/// sequences, with packed ones, or with another mask beside.
 fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let of = |of_row, dtype, keys: usize, dims: (usize, usize)| {
-        let mask = Mask::Intervals(Intervals { of_row, per_sequence: false, per_head: false });
+        let mask = Mask::of_intervals(Intervals { of_row, per_sequence: false, per_head: false });
         problem(dtype, (keys, keys), MANY_HEADS, dims.0).head_dim_v(dims.1).mask(mask)
     };
     let two = DIMS.map(|dims| of(IntervalsOfRow::Two, Dtype::Bf16, 8192, dims));
@@ -208,7 +208,10 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let packed = [(IntervalsOfRow::Two, 64), (IntervalsOfRow::One, 128), (IntervalsOfRow::Two, 256)];
     let packed = packed
         .map(|(of_row, dim)| of(of_row, Dtype::Bf16, 8192, (dim, dim)).seqs_q(sequences).seqs_k(sequences));
-    two.into_iter().chain(one).chain(short).chain(packed)
+    let causal = of(IntervalsOfRow::One, Dtype::Bf16, 8192, (128, 128)).causal();
+    let chunks = of(IntervalsOfRow::Two, Dtype::Bf16, 8192, (256, 256)).causal();
+    let chunks = chunks.mask(Mask::from_chunk(7).expect("it is a size")).seqs_q(sequences).seqs_k(sequences);
+    two.into_iter().chain(one).chain(short).chain(packed).chain([causal, chunks])
 }
 
 /// Problems with more columns of V than one warpgroup's registers hold, dense and packed. Some have all columns of a
@@ -274,7 +277,7 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
         let q = Shape { batch: 2, seqlen, heads: 32, head_dim: 128 };
         let kv = Shape { batch: 10_000, seqlen: rows, heads: 8, head_dim: 128 };
         let of_row = IntervalsOfRow::Two;
-        let mask = Mask::Intervals(Intervals { of_row, per_sequence: true, per_head: false });
+        let mask = Mask::of_intervals(Intervals { of_row, per_sequence: true, per_head: false });
         ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).seqs_k(Sequences::paged(2, 8192 / rows).used())
     });
     decoding.chain(prefill).chain(e4m3_cache()).chain(padded).chain(intervals)
@@ -419,7 +422,7 @@ fn name(spec: &FwdSpec) -> String {
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
     let mut word = |word: &str| words.push(word.to_owned());
-    word(sides_word(mask));
+    word(&sides_word(mask));
     if softcap {
         word("cap");
     }

@@ -272,7 +272,7 @@ fn tiles_under_intervals_may_be_split() {
     let plan = |keys| {
         let of = spec(128);
         let k = Shape { seqlen: keys, ..of.k.shape };
-        let forward = ProblemSpec::dense(Dtype::Bf16, of.q.shape, k).mask(Mask::Intervals(form));
+        let forward = ProblemSpec::dense(Dtype::Bf16, of.q.shape, k).mask(Mask::of_intervals(form));
         Plan::new(&backward(forward), &H100).unwrap()
     };
     let tiles = plan(60);

@@ -39,8 +39,8 @@ fn sequences() -> [(ProblemSpec, [SequenceRows; 2]); 2] {
     [(spec(), dense), (of_packed, packed)]
 }
 
-/// Problem with intervals that equal the mask of `known`. If each row has two intervals, they are two parts of the
-/// row's keys.
+/// Problem with intervals that equal the mask of `known`, beside the mask that `spec` has. If each row has two
+/// intervals, they are two parts of the row's keys.
 fn said(spec: ProblemSpec, known: &KnownProblem, of_row: IntervalsOfRow) -> KnownProblem {
     let form = Intervals { of_row, per_sequence: false, per_head: false };
     let rows =
@@ -58,7 +58,7 @@ fn said(spec: ProblemSpec, known: &KnownProblem, of_row: IntervalsOfRow) -> Know
             }
         }
     });
-    let problem = spec.mask(Mask::Intervals(form)).validate().expect("it is valid");
+    let problem = spec.mask(Mask::of_intervals(form)).validate().expect("it is valid");
     let bounds = bounds.collect::<Vec<_>>();
     KnownProblem::with_intervals(problem, known.rows_q().clone(), known.rows_k().clone(), bounds)
         .expect("every row has bounds")
@@ -66,15 +66,24 @@ fn said(spec: ProblemSpec, known: &KnownProblem, of_row: IntervalsOfRow) -> Know
 
 #[test]
 fn they_have_the_bits_of_the_mask_that_they_say() {
-    let masks = [Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
-    pairs(TILES, masks).into_par_iter().for_each(|(tile, mask)| {
+    // The mask that intervals say, and the mask beside them.
+    let left = Mask::Window { left: Some(40), right: None };
+    let masks = [
+        (Mask::Causal, Mask::None),
+        (Mask::Window { left: Some(40), right: Some(3) }, Mask::None),
+        (Mask::None, Mask::Causal),
+        (left, Mask::Window { left: Some(90), right: Some(3) }),
+        (Mask::Causal, Mask::from_chunk(50).expect("it is a size")),
+    ];
+    pairs(TILES, masks).into_par_iter().for_each(|(tile, (mask, beside))| {
         for (spec, [rows_q, rows_k]) in sequences() {
-            let known = spec.clone().seqs_q(rows_q.sequences()).seqs_k(rows_k.sequences()).mask(mask);
-            let known = known.with_rows(rows_q, rows_k).expect("it is valid");
-            let expected = run(&known, tile, Poison::None);
+            let spec = spec.seqs_q(rows_q.sequences()).seqs_k(rows_k.sequences());
+            let known =
+                |spec: ProblemSpec| spec.with_rows(rows_q.clone(), rows_k.clone()).expect("it is valid");
+            let expected = run(&known(spec.clone().mask(mask).mask(beside)), tile, Poison::None);
             for of_row in [IntervalsOfRow::One, IntervalsOfRow::Two] {
-                let said = said(spec.clone(), &known, of_row);
-                assert_eq!(run(&said, tile, Poison::None), expected, "{mask} {of_row:?} {tile}");
+                let said = said(spec.clone().mask(beside), &known(spec.clone().mask(mask)), of_row);
+                assert_eq!(run(&said, tile, Poison::None), expected, "{mask} {beside} {of_row:?} {tile}");
             }
         }
     });

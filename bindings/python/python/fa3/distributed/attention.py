@@ -10,6 +10,7 @@ from .. import arguments
 from ..attention import flash_attn_func
 from ..varlen import flash_attn_varlen_func
 from . import gathered, ulysses
+from .gather import Gather
 from .group import Group
 from .handshake import agree, compares_every_call
 from .kernels import Kernels, Scores
@@ -322,7 +323,7 @@ def _attention(
     agree(group, call)
     if method == ALL_GATHER:
         its, memory = schedule(of, dist.get_rank(group), window), memory_of(group, q.device)
-        out, lse = gathered.Attention.apply(q, k, v, s_aux, gathered.Gather(Group(group), its, kernels, memory))
+        out, lse = gathered.Attention.apply(q, k, v, s_aux, Gather(Group(group), its, kernels, memory))
     else:
         out, lse = _by_heads(q, k, v, s_aux, group, of, window, kernels)
     if compares_every_call():

@@ -1,16 +1,14 @@
 """Copies keys from the memory of their owners, and gradients to it."""
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .gather import Gather
 from .memory import Memory, aligned
 from .sums import write_sums
-
-if TYPE_CHECKING:
-    from .gathered import Gather
 
 
 class Room(NamedTuple):
@@ -28,7 +26,7 @@ class Copies:
     written a group, they copy it from each other while they write the next group.
     """
 
-    def __init__(self, of: "Gather", memory: Memory, parts: list[slice], k: Tensor, v: Tensor, returns: bool) -> None:
+    def __init__(self, of: Gather, memory: Memory, parts: list[slice], k: Tensor, v: Tensor, returns: bool) -> None:
         self._of, self._memory = of, memory
         schedule, rows_first = of.schedule, of.kernels.rows_first
         self._dims, self._dtype = [k.shape[-1], v.shape[-1]], k.dtype
@@ -119,7 +117,7 @@ class Copies:
 class Pulled:
     """K and V of some heads, which are being copied from their owners."""
 
-    def __init__(self, of: "Gather", keys: tuple[Tensor, ...], copied: torch.cuda.Event) -> None:
+    def __init__(self, of: Gather, keys: tuple[Tensor, ...], copied: torch.cuda.Event) -> None:
         self._of, self._keys, self._copied = of, keys, copied
 
     def wait(self) -> tuple[Tensor, Tensor]:

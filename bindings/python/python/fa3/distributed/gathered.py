@@ -4,51 +4,15 @@ One launch computes each row of O, with its keys in the order of their positions
 one GPU with the same tile.
 """
 
-import math
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor
 
 from .copies import Copies, Pulled
-from .group import Group
-from .groups import COPIED, SENT, groups
-from .kernels import Kernels
-from .memory import Memory
+from .gather import Gather
 from .messages import Gathered, Messages
-from .plan import Launch, Schedule
-
-
-class Gather(NamedTuple):
-    """A call of attention by a group of ranks."""
-
-    group: Group
-    schedule: Schedule
-    kernels: Kernels
-    memory: Memory | None
-    """Memory that the ranks share; without it they send messages."""
-
-    def launches(self, local: bool) -> list[tuple[int, Launch]]:
-        """Launches with their indices: if `local`, launches that read the rank's own keys, otherwise all other
-        launches.
-        """
-        return [(n, launch) for n, launch in enumerate(self.schedule.plan.launches) if launch.is_local == local]
-
-    def heads(self, q: Tensor, k: Tensor, v: Tensor, with_gradients: bool) -> list[slice]:
-        """The groups of K and V heads to exchange, chosen by the work of the busiest rank, so that all ranks agree."""
-        batch, dims = math.prod(q.shape[:-3]), q.shape[-1] + v.shape[-1]
-        flops = 2 * batch * q.shape[-2] * dims * self.schedule.scores * (2.5 if with_gradients else 1)
-        sent = self.schedule.received * batch * k.shape[-2] * dims * k.itemsize
-        rates = SENT if self.memory is None else COPIED
-        return groups(k.shape[-2], flops, sent, sent if with_gradients else 0, rates)
-
-    def exchange(self, parts: list[slice], k: Tensor, v: Tensor, with_gradients: bool) -> Copies | Messages:
-        """Begins to exchange keys, by groups of heads. Nothing is sent if no rank needs keys of another."""
-        if self.schedule.is_alone:
-            return Messages(self, [], k, v)
-        if self.memory is None:
-            return Messages(self, parts, k, v)
-        return Copies(self, self.memory, parts, k, v, with_gradients)
+from .plan import Launch
 
 
 def forward(of: Gather, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -63,7 +27,7 @@ def forward(of: Gather, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None) -
         lse[..., of_q, launch.rows] = of.kernels.forward(launch, q[at], k_of, v_of, _of_heads(s_aux, of_q), out[at])
 
     parts = of.heads(q, k, v, False)
-    exchange = of.exchange(parts, k, v, False)
+    exchange = _exchange(of, parts, k, v, False)
     gathered: Sequence[Pulled | Gathered] = exchange.gather()
     for _, launch in of.launches(local=True):
         run(launch, slice(0, k.shape[-2]), *_keys(launch, k, v))
@@ -112,7 +76,7 @@ def backward(
         return gradients
 
     parts = of.heads(q, k, v, True)
-    exchange = of.exchange(parts, k, v, True)
+    exchange = _exchange(of, parts, k, v, True)
     gathered: Sequence[Pulled | Gathered] = exchange.gather()
     local = {n: run(launch, slice(0, k.shape[-2]), *_keys(launch, k, v)) for n, launch in of.launches(local=True)}
     if not gathered:
@@ -151,6 +115,15 @@ class Attention(torch.autograd.Function):
             dout = torch.zeros_like(out)
         dq, dk, dv, dsinks = backward(ctx.of, dout, q, k, v, out, lse, dlse, s_aux)
         return dq, dk, dv, None if dsinks is None else dsinks.to(s_aux.dtype), None
+
+
+def _exchange(of: Gather, parts: list[slice], k: Tensor, v: Tensor, with_gradients: bool) -> Copies | Messages:
+    """Begins to exchange keys, by groups of heads. Nothing is sent if no rank needs keys of another."""
+    if of.schedule.is_alone:
+        return Messages(of, [], k, v)
+    if of.memory is None:
+        return Messages(of, parts, k, v)
+    return Copies(of, of.memory, parts, k, v, with_gradients)
 
 
 def _queries(heads: slice, q: Tensor, k: Tensor) -> slice:

@@ -1,22 +1,18 @@
 """Sends keys and gradients between ranks as messages of their process group, while kernels run."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from .exchange import Message, Pending
+from .gather import Gather
 from .plan import Copy
 from .sums import write_sums
-
-if TYPE_CHECKING:
-    from .gathered import Gather
 
 
 class Messages:
     """The exchange of a call by messages, one group of K and V heads after the other."""
 
-    def __init__(self, of: "Gather", parts: list[slice], k: Tensor, v: Tensor) -> None:
+    def __init__(self, of: Gather, parts: list[slice], k: Tensor, v: Tensor) -> None:
         self._of = of
         self._gathered = [Gathered(of, k[..., part, :], v[..., part, :]) for part in parts]
         self._returned: list[Returned] = []
@@ -43,7 +39,7 @@ class Messages:
 class Gathered:
     """K and V of some heads, which are being received from their owners."""
 
-    def __init__(self, of: "Gather", k: Tensor, v: Tensor) -> None:
+    def __init__(self, of: Gather, k: Tensor, v: Tensor) -> None:
         schedule, rows_first = of.schedule, of.kernels.rows_first
         k, v = rows_first(k), rows_first(v)
         self._of, self._dims = of, [k.shape[-1], v.shape[-1]]
@@ -70,7 +66,7 @@ class Gathered:
 class Returned:
     """Gradients of K and V of some heads, which are being sent to their owners."""
 
-    def __init__(self, of: "Gather", computed: dict[int, list[Tensor]]) -> None:
+    def __init__(self, of: Gather, computed: dict[int, list[Tensor]]) -> None:
         """Sends the gradients. `computed` has the gradients of each launch, by the launch's index."""
         schedule, rows_first = of.schedule, of.kernels.rows_first
         self._of = of

@@ -5,7 +5,7 @@ use fa3_ir::lang::*;
 use super::columns::StatColumns;
 use super::state::Dkv;
 use crate::kernels::bwd::elements::{Elements, ds};
-use crate::kernels::bwd::hidden::{Hidden, visible};
+use crate::kernels::bwd::hidden::{Hidden, visible_by_mask};
 use crate::kernels::bwd::interval_columns::IntervalColumns;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::kv_blocks::KvBlock;
@@ -33,9 +33,12 @@ impl<'k> Dkv<'k> {
         if let Some(rows) = inputs.intervals {
             // Q is on the other side of tiles of keys.
             let of_head = rows.of_sequence([work.batch, head], work.varlen.map(|varlen| varlen.k_row));
-            return Hidden::Columns(IntervalColumns::new(b, rows, of_head, work.lens.transposed(), at));
+            let has_mask = inputs.lookup.tiling().has_mask();
+            let by_mask = has_mask.then(|| visible_by_mask(b, inputs, work, self.spec.mask, at));
+            let columns = IntervalColumns::new(b, rows, of_head, work.lens.transposed(), at);
+            return Hidden::Columns(columns, by_mask);
         }
-        let [upper, lower] = visible(b, inputs, work, self.spec.mask, at);
+        let [upper, lower] = visible_by_mask(b, inputs, work, self.spec.mask, at);
         if self.spec.tile.adds_dq.is_none() {
             return Hidden::Rows([upper, lower]);
         }

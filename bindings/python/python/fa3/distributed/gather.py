@@ -1,0 +1,36 @@
+"""A call of attention by a group of ranks: its schedule, kernels and memory."""
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .group import Group
+from .groups import COPIED, SENT, groups
+from .kernels import Kernels
+from .memory import Memory
+from .plan import Launch, Schedule
+
+
+class Gather(NamedTuple):
+    """A call of attention by a group of ranks."""
+
+    group: Group
+    schedule: Schedule
+    kernels: Kernels
+    memory: Memory | None
+    """Memory that the ranks share; without it they send messages."""
+
+    def launches(self, local: bool) -> list[tuple[int, Launch]]:
+        """Launches with their indices: if `local`, launches that read the rank's own keys, otherwise all other
+        launches.
+        """
+        return [(n, launch) for n, launch in enumerate(self.schedule.plan.launches) if launch.is_local == local]
+
+    def heads(self, q: Tensor, k: Tensor, v: Tensor, with_gradients: bool) -> list[slice]:
+        """The groups of K and V heads to exchange, chosen by the work of the busiest rank, so that all ranks agree."""
+        batch, dims = math.prod(q.shape[:-3]), q.shape[-1] + v.shape[-1]
+        flops = 2 * batch * q.shape[-2] * dims * self.schedule.scores * (2.5 if with_gradients else 1)
+        sent = self.schedule.received * batch * k.shape[-2] * dims * k.itemsize
+        rates = SENT if self.memory is None else COPIED
+        return groups(k.shape[-2], flops, sent, sent if with_gradients else 0, rates)
