@@ -2,6 +2,7 @@
 
 pub(crate) mod cache;
 pub(crate) mod choice;
+pub(crate) mod function;
 pub(crate) mod json;
 pub(crate) mod mask;
 pub(crate) mod number;

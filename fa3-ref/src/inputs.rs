@@ -66,6 +66,7 @@ const KNOWN: Known = Known::new(
         Feature::Chunks,
         Feature::Intervals,
         Feature::SoftCap,
+        Feature::Score,
         Feature::Sinks,
         Feature::E4m3,
         Feature::E4m3Keys,

@@ -36,6 +36,9 @@
 //! much as V is large, and the law allows any error of that size. LSE has no baseline: if Q·K cancels from terms beyond
 //! 10³, f32 products alone may exceed its bound.
 //!
+//! A function of scores is evaluated in f32. Its largest error against f64, times two, is one more relative error of P,
+//! and an absolute error of LSE.
+//!
 //! If the oracle is NaN or infinite, the result must be equal.
 
 use std::fmt;
@@ -109,13 +112,16 @@ impl fmt::Display for Violation {
 pub struct ForwardLaw {
     oracle: Forward<f64>,
     bound: f64,
+    lse: LseTolerance,
 }
 
 impl ForwardLaw {
     /// Runs the oracle, and standard attention in `precision` as the baseline.
     pub fn new<T: Element>(inputs: &Inputs<'_, T>, precision: Precision) -> ForwardLaw {
         let baseline = standard::forward(inputs, precision);
-        ForwardLaw::of(oracle::forward(inputs), largest_v(inputs), baseline.o.view(), precision)
+        let score_error = oracle::score_error(inputs);
+        let given = (oracle::forward(inputs), largest_v(inputs), score_error);
+        ForwardLaw::of(given, baseline.o.view(), precision)
     }
 
     /// The law with O of another baseline on the same inputs, as for FP8.
@@ -126,18 +132,19 @@ impl ForwardLaw {
         baseline: ArrayView4<'_, f32>,
         precision: Precision,
     ) -> ForwardLaw {
-        ForwardLaw::of(self.oracle.clone(), largest_v(inputs), baseline, precision)
+        let score_error = oracle::score_error(inputs);
+        ForwardLaw::of((self.oracle.clone(), largest_v(inputs), score_error), baseline, precision)
     }
 
     fn of(
-        oracle: Forward<f64>,
-        largest_v: f64,
+        (oracle, largest_v, score_error): (Forward<f64>, f64, f64),
         baseline: ArrayView4<'_, f32>,
         precision: Precision,
     ) -> ForwardLaw {
-        let noise = noise(&oracle, largest_v);
+        let noise = noise(&oracle, score_error, largest_v);
         let bound = bound(oracle.o.view(), baseline, precision, 0.0, noise);
-        ForwardLaw { oracle, bound }
+        let lse = LseTolerance { absolute: 2.0 * score_error, ..LseTolerance::F32 };
+        ForwardLaw { oracle, bound, lse }
     }
 
     /// The expected result.
@@ -150,6 +157,11 @@ impl ForwardLaw {
         self.bound
     }
 
+    /// The tolerance of LSE.
+    pub fn lse_tolerance(&self) -> LseTolerance {
+        self.lse
+    }
+
     /// Judges O and LSE, in this order.
     ///
     /// # Errors
@@ -158,7 +170,8 @@ impl ForwardLaw {
     /// # Panics
     /// If the shapes differ: the arrays come from the same problem.
     pub fn check(&self, x: &Forward<f32>, replay: &str) -> Result<[Satisfied; 2], Box<Violation>> {
-        Ok([self.check_o(x.o.view(), replay)?, check_lse(x.lse.view(), self.oracle.lse.view(), replay)?])
+        let lse = check_lse_within(self.lse, x.lse.view(), self.oracle.lse.view(), replay);
+        Ok([self.check_o(x.o.view(), replay)?, lse?])
     }
 
     /// Judges O alone.
@@ -198,18 +211,19 @@ impl BackwardLaw {
         let baseline = standard::backward(inputs, output, precision)?;
         let magnitudes = oracle::backward_magnitudes(inputs, output)?;
         let squares = oracle::backward_squares(inputs, output)?;
-        Ok(BackwardLaw::of(&forward, [oracle, magnitudes, squares], &baseline, precision))
+        let forward = (&forward, oracle::score_error(inputs));
+        Ok(BackwardLaw::of(forward, [oracle, magnitudes, squares], &baseline, precision))
     }
 
     fn of(
-        forward: &Forward<f64>,
+        (forward, score_error): (&Forward<f64>, f64),
         [oracle, magnitudes, squares]: [Gradients<f64>; 3],
         baseline: &Gradients<f32>,
         precision: Precision,
     ) -> BackwardLaw {
         let roundoff = precision.unit_roundoff();
         let bound_of = |of: fn(&Gradients<f64>) -> &Array4<f64>, baseline: &Array4<f32>| {
-            let noise = noise(forward, largest(of(&magnitudes).iter().copied()));
+            let noise = noise(forward, score_error, largest(of(&magnitudes).iter().copied()));
             let roundings = roundoff * largest(of(&squares).iter().map(|square| square.sqrt()));
             bound(of(&oracle).view(), baseline.view(), precision, roundings, noise)
         };
@@ -219,7 +233,7 @@ impl BackwardLaw {
             bound_of(|of| &of.dv, &baseline.dv),
         ];
         let of_sink = |oracle: &Array1<f64>, baseline: &Array1<f32>, magnitude: &Array1<f64>| {
-            let noise = noise(forward, largest(magnitude.iter().copied()));
+            let noise = noise(forward, score_error, largest(magnitude.iter().copied()));
             let squares = squares.dsink.iter().flatten().map(|square| square.sqrt());
             let noise = noise + 4.0 * roundoff * largest(squares);
             bound(oracle.view(), baseline.view(), precision, 0.0, noise)
@@ -290,9 +304,11 @@ fn largest(values: impl Iterator<Item = f64>) -> f64 {
     values.map(f64::abs).filter(|x| x.is_finite()).fold(0.0, f64::max)
 }
 
-fn noise(forward: &Forward<f64>, magnitude: f64) -> f64 {
+/// The error of rounding exponents to f32, and of a function of scores in f32, each twice what one P has: its score and
+/// its LSE.
+fn noise(forward: &Forward<f64>, score_error: f64, magnitude: f64) -> f64 {
     let f32_rounding = f64::from(f32::EPSILON) / 2.0;
-    8.0 * f32_rounding * (1.0 + largest(forward.lse.iter().copied())) * magnitude
+    (8.0 * f32_rounding * (1.0 + largest(forward.lse.iter().copied())) + 2.0 * score_error) * magnitude
 }
 
 /// 2 · max(|baseline − oracle|, roundings) + atol + noise. Only finite errors of the baseline count: a baseline that

@@ -8,7 +8,7 @@ mod backward;
 mod forward;
 
 pub use backward::{backward, backward_magnitudes, backward_squares};
-pub use forward::forward;
+pub use forward::{forward, score_error};
 
 use fa3_types::{KnownProblem, SoftCap};
 
@@ -51,14 +51,26 @@ impl Scores<'_> {
         (0..self.head.len.k).filter(move |&j| self.allows(i, j))
     }
 
-    /// The score S_ij, which is scaled and then capped.
+    /// The score S_ij: scaled, capped, and replaced by the function of scores.
     fn score(&self, i: usize, j: usize) -> f64 {
-        let scaled = self.problem.softmax_scale().natural() * dot(self.q(i), self.k(j));
-        self.softcap().map_or(scaled, |cap| cap.apply(scaled))
+        self.score_and_slope(i, j).0
     }
 
-    fn softcap(&self) -> Option<SoftCap> {
-        self.problem.softcap()
+    /// The score, and its derivative by the scaled score.
+    fn score_and_slope(&self, i: usize, j: usize) -> (f64, f64) {
+        let (capped, slope) = self.capped(i, j);
+        let [sequence, head] = self.head.of;
+        match self.problem.score_row([sequence, head, i]) {
+            Some(mut row) => row.with_slope(capped, slope, j),
+            None => (capped, slope),
+        }
+    }
+
+    /// The score before the function of scores, and its derivative by the scaled score.
+    fn capped(&self, i: usize, j: usize) -> (f64, f64) {
+        let scaled = self.problem.softmax_scale().natural() * dot(self.q(i), self.k(j));
+        let cap = |cap: SoftCap| (cap.apply(scaled), cap.derivative(cap.apply(scaled)));
+        self.problem.softcap().map_or((scaled, 1.0), cap)
     }
 
     fn q(&self, i: usize) -> &[f64] {

@@ -88,7 +88,7 @@ impl RowsLaw {
     /// Runs the oracle and the baseline, standard attention in `precision`, on `rows`.
     ///
     /// # Panics
-    /// If the problem has no such row.
+    /// If the problem has no such row, or has a function of scores, which depends on positions.
     pub fn new<T: Element>(inputs: &Inputs<'_, T>, precision: Precision, rows: &[RowIndex]) -> RowsLaw {
         RowsLaw::with(inputs, rows, LseTolerance::F32, |inputs| ForwardLaw::new(inputs, precision))
     }
@@ -96,7 +96,7 @@ impl RowsLaw {
     /// Applies a given law to the rows' problems, with a tolerance of LSE.
     ///
     /// # Panics
-    /// If the problem has no such row.
+    /// If the problem has no such row, or has a function of scores, which depends on positions.
     pub fn with<T: Element>(
         inputs: &Inputs<'_, T>,
         rows: &[RowIndex],

@@ -1,7 +1,7 @@
 //! Standard attention: scores and probabilities written out in the precision of the inputs, as a framework
 //! without a fused kernel does it (paper §2.3 and the baseline of its Table 3). Matrix products accumulate in
 //! f32, the softmax computes in f32, and every matrix that such a framework writes to memory is rounded: Q Kᵀ, the
-//! scaled scores, the capped scores, P, O.
+//! scaled scores, the capped scores, the values of the function of scores, P, O.
 //!
 //! This is the baseline of the [error law](crate::law), so it is deliberately no better than necessary.
 
@@ -107,7 +107,7 @@ fn backward_of_heads(
 struct Softmax {
     /// P (rows, seqlen_k), rounded.
     p: Array2<f32>,
-    /// The derivative of the capped score by the scaled score (rows, seqlen_k).
+    /// The derivative of the score, capped and of the function of scores, by the scaled score (rows, seqlen_k).
     slope: Array2<f32>,
     /// LSE (rows).
     lse: Array1<f32>,
@@ -132,11 +132,17 @@ impl Softmax {
         let [sequence, of_head] = head.of;
         let mut p = q.dot(&head.k.t()); // S, unscaled
         let mut slope = Array2::ones(p.dim());
+        let mut functions: Vec<_> =
+            (0..q.nrows()).map(|i| problem.score_row([sequence, of_head, first + i])).collect();
         for (((i, j), s), slope) in p.indexed_iter_mut().zip(&mut slope) {
             *s = precision.round(precision.round(*s) * scale);
             if let Some(cap) = problem.softcap() {
                 *s = precision.round(cap.apply(f64::from(*s)) as f32);
                 *slope = cap.derivative(f64::from(*s)) as f32;
+            }
+            if let Some(function) = &mut functions[i] {
+                (*s, *slope) = function.with_slope(*s, *slope, j);
+                *s = precision.round(*s);
             }
             if !problem.allows([sequence, of_head, first + i], j) {
                 *s = f32::NEG_INFINITY;

@@ -12,6 +12,7 @@ const KNOWN: Known = Known::new(
         Feature::Chunks,
         Feature::Intervals,
         Feature::SoftCap,
+        Feature::Score,
         Feature::Sinks,
         Feature::Packed,
         Feature::Used,

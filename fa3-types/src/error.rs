@@ -177,6 +177,8 @@ pub enum ProblemError {
     IntervalsCount { given: usize, expected: usize },
     #[error("the bounds of intervals are data")]
     UnknownIntervals,
+    #[error("the numbers and tables of a function of scores are data")]
+    UnknownScore,
     #[error("bounds of intervals are given beside the mask {mask}, which has none")]
     NoIntervals { mask: Mask },
     #[error("two masks of intervals are given, whose intersection is no mask")]

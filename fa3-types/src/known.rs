@@ -5,7 +5,9 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use crate::mask::keys_of_row;
-use crate::{IntervalRows, Lengths, Problem, ProblemError, SequenceRows, Sequences, TensorName};
+use crate::{
+    IntervalRows, Lengths, Problem, ProblemError, ScoreFunction, SequenceRows, Sequences, TensorName,
+};
 
 /// A problem, the rows of its sequences and, under a mask of intervals, the intervals of its rows: all that attention
 /// on the host needs. It dereferences to the [`Problem`], which is all that planning needs.
@@ -24,6 +26,7 @@ pub struct KnownProblem {
     rows_q: SequenceRows,
     rows_k: SequenceRows,
     intervals: Option<IntervalRows>,
+    score: Option<ScoreFunction>,
 }
 
 impl KnownProblem {
@@ -31,7 +34,8 @@ impl KnownProblem {
     ///
     /// # Errors
     /// [`ProblemError::OtherSequences`] if the rows belong to another problem, [`ProblemError::CuSeqlensEnd`] if they
-    /// do not lie within the tensors, [`ProblemError::UnknownIntervals`] if the mask is one of intervals.
+    /// do not lie within the tensors, [`ProblemError::UnknownIntervals`] if the mask is one of intervals,
+    /// [`ProblemError::UnknownScore`] if there is a function of scores, whose values are given apart.
     pub fn new(
         problem: Problem,
         rows_q: SequenceRows,
@@ -61,8 +65,8 @@ impl KnownProblem {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`KnownProblem::new`], except the last one. [`ProblemError::NoIntervals`] if the mask is not one
-    /// of intervals, [`ProblemError::IntervalsCount`] if the number of bounds is wrong.
+    /// The errors of [`KnownProblem::new`], except the one of the mask. [`ProblemError::NoIntervals`] if the mask is not
+    /// one of intervals, [`ProblemError::IntervalsCount`] if the number of bounds is wrong.
     pub fn with_intervals(
         problem: Problem,
         rows_q: SequenceRows,
@@ -93,7 +97,32 @@ impl KnownProblem {
                 return Err(ProblemError::CuSeqlensEnd { tensor, given: rows.end(), rows: seqlen });
             }
         }
-        Ok(KnownProblem { problem, rows_q, rows_k, intervals })
+        match problem.score() {
+            Some(_) => Err(ProblemError::UnknownScore),
+            None => Ok(KnownProblem { problem, rows_q, rows_k, intervals, score: None }),
+        }
+    }
+
+    /// This problem with a function of scores, in place of any other one.
+    ///
+    /// ```
+    /// use fa3_types::{Dtype, Feature, ProblemSpec, ScoreFunction, Shape};
+    ///
+    /// let shape = Shape { batch: 1, seqlen: 64, heads: 2, head_dim: 64 };
+    /// let distance = ScoreFunction::parse("s + (k - q) / 8", [])?;
+    /// let problem = ProblemSpec::dense(Dtype::F16, shape, shape).known()?.with_score(&distance);
+    /// assert!(problem.features().any(|feature| feature == Feature::Score));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn with_score(self, function: &ScoreFunction) -> KnownProblem {
+        let problem = self.problem.scored(function.expr().clone());
+        KnownProblem { problem, score: Some(function.clone()), ..self }
+    }
+
+    /// The function of scores, if the problem has one.
+    pub fn score_function(&self) -> Option<&ScoreFunction> {
+        self.score.as_ref()
     }
 
     /// The intervals of rows, if the mask is one of intervals.

@@ -20,6 +20,7 @@ mod partials;
 mod rotary;
 mod scale_blocks;
 mod score;
+mod score_expr;
 mod sequence_rows;
 mod sequences;
 mod tensor;
@@ -66,6 +67,9 @@ pub use quantize::{
 pub use rotary::{Positions, RopeStyle, Rotary, rotate};
 pub use scale_blocks::{ScaleBlocks, first_block};
 pub use score::{SoftCap, SoftmaxScale, softcap};
+pub use score_expr::{
+    Dual, ScoreError, ScoreExpr, ScoreFunction, ScoreReal, ScoreRow, ScoreTable, ScoreValue,
+};
 pub use sequence_rows::SequenceRows;
 pub use sequences::Sequences;
 pub use spec::ProblemSpec;

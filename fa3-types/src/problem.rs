@@ -2,13 +2,14 @@
 
 use crate::{
     Bytes, Dim, Dtype, ExtraCache, Granularity, Heads, Intervals, Lengths, LseForm, Mask, ProblemError,
-    ProblemSpec, ScaleBlocks, Sequences, Shape, SoftCap, SoftmaxScale, Strides, TensorDesc, TensorName,
-    ValueLayout,
+    ProblemSpec, ScaleBlocks, ScoreExpr, Sequences, Shape, SoftCap, SoftmaxScale, Strides, TensorDesc,
+    TensorName, ValueLayout,
 };
 
 mod checks;
 mod display;
 mod features;
+mod of_rows;
 
 use checks::{check_counts, check_dtypes, check_qv, check_shapes};
 
@@ -43,6 +44,7 @@ pub struct Problem {
     mask: Mask,
     softmax_scale: SoftmaxScale,
     softcap: Option<SoftCap>,
+    score: Option<ScoreExpr>,
     sink: bool,
     extra: Option<ExtraCache>,
     lse: LseForm,
@@ -68,6 +70,7 @@ impl Problem {
             mask,
             softmax_scale,
             softcap,
+            score,
             sink,
             extra,
             lse,
@@ -134,6 +137,7 @@ impl Problem {
             mask,
             softmax_scale,
             softcap,
+            score,
             sink,
             extra: extra.map(ExtraCache::canonical),
             lse: LseForm { without_sink: lse.without_sink && sink, ..lse },
@@ -159,6 +163,7 @@ impl Problem {
             mask,
             softmax_scale,
             softcap,
+            ref score,
             sink,
             extra,
             lse,
@@ -177,6 +182,7 @@ impl Problem {
             mask: Ok(mask),
             softmax_scale: Some(softmax_scale.natural()),
             softcap: softcap.map(SoftCap::bound),
+            score: score.clone(),
             sink,
             extra,
             lse,
@@ -240,57 +246,6 @@ impl Problem {
         let joined = |x: &TensorDesc| TensorDesc::contiguous(x.dtype, Shape { head_dim, ..x.shape });
         let extra = self.extra.map(|extra| ExtraCache { k: joined(&extra.k), ..extra });
         Problem { q: joined(&self.q), k: joined(&self.k), qv: None, extra, ..self.clone() }
-    }
-
-    /// Rows of one query head that see the same keys, as a problem of its own: one dense sequence of these `rows` and
-    /// these `keys`, without a mask, of contiguous tensors.
-    ///
-    /// # Panics
-    /// If there are no rows or no keys.
-    #[must_use]
-    pub fn of_rows(&self, rows: usize, keys: usize) -> Problem {
-        // No `..` here: a feature that depends on positions must not be copied to a problem of other rows.
-        let Problem {
-            q,
-            k,
-            v,
-            v_layout: _,
-            scales: _,
-            qv,
-            o,
-            seqs_q: _,
-            seqs_k: _,
-            heads: _,
-            mask: _,
-            softmax_scale,
-            softcap,
-            sink,
-            extra: _,
-            lse,
-            max_logits,
-        } = self;
-        let some = |x: &TensorDesc, seqlen| {
-            TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen, heads: 1, ..x.shape })
-        };
-        Problem {
-            q: some(q, rows),
-            k: some(k, keys),
-            v: some(v, keys),
-            v_layout: ValueLayout::Rows,
-            scales: [Granularity::Head; 3],
-            qv: qv.as_ref().map(|qv| some(qv, rows)),
-            o: some(o, rows),
-            seqs_q: Sequences::dense(1, rows),
-            seqs_k: Sequences::dense(1, keys),
-            heads: Heads::new(1, 1).expect("a head has a head"),
-            mask: Mask::None,
-            softmax_scale: *softmax_scale,
-            softcap: *softcap,
-            sink: *sink,
-            extra: None,
-            lse: *lse,
-            max_logits: *max_logits,
-        }
     }
 
     /// Queries (batch, seqlen_q, heads_q, head_dim).
@@ -403,6 +358,17 @@ impl Problem {
     /// The soft cap, if any.
     pub fn softcap(&self) -> Option<SoftCap> {
         self.softcap
+    }
+
+    /// The function of scores, if any. It takes scaled and capped scores; see
+    /// [`ScoreFunction`](crate::ScoreFunction), which has the values of its numbers and tables.
+    pub fn score(&self) -> Option<&ScoreExpr> {
+        self.score.as_ref()
+    }
+
+    /// This problem with a function of scores.
+    pub(crate) fn scored(self, expr: ScoreExpr) -> Problem {
+        Problem { score: Some(expr), ..self }
     }
 
     /// Whether each query head has an attention sink: a logit in the softmax's denominator that has no value. It is in

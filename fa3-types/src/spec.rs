@@ -1,8 +1,8 @@
 //! Specification of an attention problem.
 
 use crate::{
-    Dtype, ExtraCache, Granularity, KnownProblem, LseForm, Mask, Problem, ProblemError, SequenceRows,
-    Sequences, Shape, TensorDesc, ValueLayout, setters,
+    Dtype, ExtraCache, Granularity, KnownProblem, LseForm, Mask, Problem, ProblemError, ScoreExpr,
+    SequenceRows, Sequences, Shape, TensorDesc, ValueLayout, setters,
 };
 
 /// A caller's request, not yet checked: plain data that [`Problem::new`] takes.
@@ -53,6 +53,8 @@ pub struct ProblemSpec {
     pub softmax_scale: Option<f64>,
     /// Bound of the soft cap; no cap if `None`.
     pub softcap: Option<f64>,
+    /// The function of scores; see [`Problem::score`].
+    pub score: Option<ScoreExpr>,
     /// Whether each query head has an attention sink: a logit in the softmax's denominator alone. Its values are data:
     /// f32 (heads_q).
     pub sink: bool,
@@ -83,6 +85,7 @@ impl ProblemSpec {
             mask: Ok(Mask::None),
             softmax_scale: None,
             softcap: None,
+            score: None,
             sink: false,
             extra: None,
             lse: LseForm::default(),
@@ -140,6 +143,9 @@ impl ProblemSpec {
 
         /// Sets the soft cap.
         softcap(cap: f64) { softcap: Some(cap) }
+
+        /// Sets the function of scores. [`KnownProblem::with_score`] gives a problem its values as well.
+        score(expr: ScoreExpr) { score: Some(expr) }
 
         /// Gives each query head a sink.
         sink() { sink: true }

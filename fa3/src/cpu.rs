@@ -50,6 +50,7 @@ pub(crate) const KNOWN: Known = Known::new(
         Feature::Chunks,
         Feature::Intervals,
         Feature::SoftCap,
+        Feature::Score,
         Feature::Sinks,
         Feature::Qv,
         Feature::E4m3,

@@ -42,5 +42,5 @@ pub use scalar::Scalar;
 pub use sparse::{ListedCache, SparseAttention};
 
 pub use fa3_quant::{E4m3, QuantError, Rope, RopeStyle, RopeTable};
-pub use fa3_types::{LseForm, Mask, Scaling};
+pub use fa3_types::{LseForm, Mask, Scaling, ScoreError, ScoreFunction, ScoreTable, ScoreValue};
 pub use {half, ndarray};

@@ -78,6 +78,7 @@ fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
         .or_else(|| other_rows(TensorName::Q, one.rows_q(), other.rows_q()))
         .or_else(|| other_rows(TensorName::K, one.rows_k(), other.rows_k()))
         .or_else(|| other_intervals(one.intervals()?.bounds(), other.intervals()?.bounds()))
+        .or_else(|| other_score(one, other))
         .or_else(|| (**one != **other).then(|| [one, other].map(|problem| format!("the problem {problem}"))))
 }
 
@@ -85,6 +86,16 @@ fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
 fn other_intervals(one: &[i32], other: &[i32]) -> Option<[String; 2]> {
     let (at, bounds) = one.iter().zip(other).enumerate().find(|(_, (one, other))| one != other)?;
     Some([bounds.0, bounds.1].map(|bound| format!("bound {bound} as number {at} of the intervals")))
+}
+
+/// Describes functions of scores that differ.
+fn other_score(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
+    let describe = |problem: &KnownProblem| {
+        let function = problem.score_function();
+        function.map(|of| format!("score {} of {:?} and {:?}", of.expr(), of.numbers(), of.tables()))
+    };
+    let both = [describe(one)?, describe(other)?];
+    (one.score_function() != other.score_function()).then_some(both)
 }
 
 /// Compares a tensor's sequences in two calls. Describes the first difference: the sequence of `one`, and the sequence

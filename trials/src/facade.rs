@@ -82,6 +82,9 @@ pub(crate) fn call<T: Scalar, R>(
     if let Some(cap) = problem.softcap() {
         attention = attention.softcap(cap.bound());
     }
+    if let Some(function) = problem.score_function() {
+        attention = attention.score(function.clone());
+    }
     if let Some(qv) = &qv {
         attention = attention.qv(qv);
     }

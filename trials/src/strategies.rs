@@ -4,7 +4,8 @@ use std::num::NonZeroU32;
 
 use fa3_sched::forward::Fp8Inputs;
 use fa3_types::{
-    Chunk, Dtype, Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape, TensorDesc,
+    Chunk, Dtype, Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec, ScoreError, ScoreFunction,
+    ScoreTable, ScoreValue, SequenceRows, Shape, TensorDesc,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -221,6 +222,72 @@ pub fn latent(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Va
     problems.prop_filter("e4m3 has no qv", |problem| problem.dtype() != Dtype::E4m3).prop_map(|problem| {
         let spec = with_qv(problem.spec());
         spec.with_rows(problem.rows_q().clone(), problem.rows_k().clone()).expect("head dimensions are small")
+    })
+}
+
+/// A case with a function of scores.
+pub fn scored(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
+    (cases, score_function())
+        .prop_map(|(case, function)| Case { problem: case.problem.with_score(&function), ..case })
+}
+
+/// Operands of functions of scores: `x` and `y` are numbers, `slope`, `near`, `bias` and `column` tables.
+const OPERANDS: [&str; 12] = [
+    "s",
+    "s",
+    "s",
+    "x",
+    "0.5",
+    "slope[h] * (k - q)",
+    "near[min(q - k, 9)]",
+    "bias[h, row, k]",
+    "column[b, k]",
+    "max(q - k, 3) / (1 + row)",
+    "floor(x * k)",
+    "sqrt(k)",
+];
+
+/// Operations of functions of scores on operands `A` and `B`. Values are bounded, and continuous in the score, because
+/// arithmetic of f32 and of f64 may differ at a jump.
+const OPERATIONS: [&str; 17] = [
+    "A + B",
+    "A - B",
+    "A * tanh(B)",
+    "A / (1 + abs(B))",
+    "x * A + y * B",
+    "min(A, B)",
+    "max(A, B)",
+    "8 * tanh(A / 8)",
+    "-A",
+    "abs(A)",
+    "exp2(tanh(A))",
+    "log2(1 + abs(A))",
+    "sqrt(1 + abs(A))",
+    "if q - k < 3 then A else B",
+    "if q >= k && !(k == 2 || row != 1 * q) then A else B",
+    "if h <= 1 then A else B",
+    "if k != 3 then A else -inf",
+];
+
+/// A function of a score, with values for its numbers and tables.
+pub fn score_function() -> impl Strategy<Value = ScoreFunction> {
+    let text = select(OPERANDS.to_vec()).prop_map(str::to_owned).prop_recursive(4, 10, 2, |operand| {
+        (operand.clone(), operand, select(OPERATIONS.to_vec())).prop_map(|(a, b, operation)| {
+            operation.replace('A', &format!("({a})")).replace('B', &format!("({b})"))
+        })
+    });
+    (text, vec(-2.0f32..2.0, 40)).prop_filter_map("it has too many nodes", |(text, values)| {
+        let table = |extents: &[usize]| {
+            let elements = &values[..extents.iter().product()];
+            ScoreValue::from(ScoreTable::new(extents, elements).expect("there are as many elements"))
+        };
+        let numbers = [("x", values[38].into()), ("y", values[39].into())];
+        let tables = [("slope", &[3][..]), ("near", &[10]), ("bias", &[2, 3, 5]), ("column", &[2, 7])];
+        let tables = tables.map(|(name, extents)| (name, table(extents)));
+        match ScoreFunction::parse(&text, numbers.into_iter().chain(tables)) {
+            Err(ScoreError::TooLarge { .. }) => None,
+            function => Some(function.expect("the strategy makes valid texts")),
+        }
     })
 }
 

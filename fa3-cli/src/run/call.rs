@@ -209,7 +209,7 @@ impl Call {
         let qkv @ [q, k, v] = [q.view(), k.view(), v.view()];
         let sink = floats(sink, q.dim().2)?;
         let sink = sink.as_ref().map(|sink| sink.view());
-        let attention = options.apply(Attention::new(q, k, v), &lists, cu_seqlens, sink);
+        let attention = options.apply(Attention::new(q, k, v), &lists, cu_seqlens, sink)?;
         let attention = qv.into_iter().fold(attention, Attention::qv);
 
         let problem = attention.problem().map_err(problem_error)?;
@@ -258,7 +258,7 @@ impl Call {
         let cu_seqlens = lists.cu_seqlens(q.codes.dim().1, k.codes.dim().1)?;
         let sink = floats(sink, q.codes.dim().2)?;
         let sink = sink.as_ref().map(|sink| sink.view());
-        let attention = options.apply(Attention::of_quantized(&q, &k, &v), &lists, cu_seqlens, sink);
+        let attention = options.apply(Attention::of_quantized(&q, &k, &v), &lists, cu_seqlens, sink)?;
 
         let error = |error| Error::compute(&prefix, error);
         let problem = attention.problem().map_err(error)?;
@@ -374,13 +374,14 @@ impl Options {
         lists: &'a Lists,
         cu_seqlens: Option<CuSeqlens<'a>>,
         sink: Option<ArrayView1<'a, f32>>,
-    ) -> Attention<'a, T> {
+    ) -> Result<Attention<'a, T>, Error> {
         let attention = attention.mask(self.score.mask());
         let attention = cu_seqlens.into_iter().fold(attention, |attention, (q, k)| attention.packed(q, k));
         let attention = lists.seqused_q.iter().fold(attention, |attention, rows| attention.seqused_q(rows));
         let attention = lists.seqused_k.iter().fold(attention, |attention, rows| attention.seqused_k(rows));
         let attention = self.score.softmax_scale.into_iter().fold(attention, Attention::softmax_scale);
         let attention = self.score.softcap.into_iter().fold(attention, Attention::softcap);
-        sink.into_iter().fold(attention, Attention::sink)
+        let attention = self.function.function()?.into_iter().fold(attention, Attention::score);
+        Ok(sink.into_iter().fold(attention, Attention::sink))
     }
 }

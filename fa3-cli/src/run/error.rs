@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use fa3::cuda::OperationError;
 use fa3_ref::InputError;
-use fa3_types::ProblemError;
+use fa3_types::{ProblemError, ScoreError};
 use safetensors::{Dtype, SafeTensorError};
 
 use super::layout::HINT;
@@ -80,6 +80,8 @@ pub(crate) enum Error {
     Cuda(OperationError),
     #[error(transparent)]
     Input(#[from] InputError),
+    #[error(transparent)]
+    Score(#[from] ScoreError),
     #[error("cannot write {}: {source}", path.display())]
     Serialize { path: PathBuf, source: SafeTensorError },
 }

@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use crate::files::{Folder, Number, Tensor, bytes, named, qkv, tensors, wave};
 use crate::{command, fa3};
-use fa3::{Attention, Device, Scalar};
+use fa3::{Attention, Device, Scalar, ScoreFunction, ScoreTable};
 use fa3_quant::E4m3;
 use fa3_ref::{Forward, Inputs, oracle};
 use half::{bf16, f16};
@@ -49,6 +49,29 @@ fn results_are_compared_printed_and_written() {
     let expected = [Tensor::of("lse", &result.lse), Tensor::of("o", &result.o)];
     assert_eq!(folder.get("out.safetensors"), expected);
     assert_eq!(folder.count(), 2);
+}
+
+#[test]
+fn scores_are_replaced_by_a_function() {
+    let x = qkv::<f16>(50);
+    let heads = x[0].len_of(Axis(2));
+    let slopes: Vec<f32> = (0..heads).map(|head| 0.5 / (head + 1) as f32).collect();
+    let table = ScoreTable::new(&[heads], slopes.clone()).unwrap();
+    let function = ScoreFunction::parse("s + slope[h] * (k - q)", [("slope", table.into())]).unwrap();
+    let attention = Attention::new(&x[0], &x[1], &x[2]).causal().score(function);
+    let folder = Folder::with(&tensors(&x));
+    let slopes = slopes.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
+    let options =
+        format!("--device cpu --causal --check --backward -o out.safetensors --table slope={slopes}");
+    let stdout = folder.fa3(&format!("run in.safetensors {options} --score s+slope[h]*(k-q)")).succeeded();
+    assert_eq!(stdout.lines().next().unwrap(), attention.problem().unwrap().to_string());
+    let result = attention.forward(&Device::Cpu).unwrap();
+    assert_eq!(
+        folder.get("out.safetensors")[3..],
+        [Tensor::of("lse", &result.lse), Tensor::of("o", &result.o)]
+    );
+    let refused = |score| folder.fa3(&format!("run in.safetensors {options} --score {score}"));
+    refused("s+slope").refused("slope in the score expression is a table, expected a number");
 }
 
 /// The file's o and lse were computed without a mask, so that correct results with a mask differ from them.

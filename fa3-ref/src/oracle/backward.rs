@@ -1,7 +1,8 @@
 //! dQ, dK and dV by the chain rule.
 //!
 //! The gradient of the scaled score before the cap is dS_ij = P_ij (dP_ij − D_i + dLSE_i) c'(S_ij), since ∂LSE_i /
-//! ∂S_ij = P_ij. D_i is Σ_j P_ij dP_ij = dO_i · O_i, and c' is the soft cap's slope. A sink's dP is 0.
+//! ∂S_ij = P_ij. D_i is Σ_j P_ij dP_ij = dO_i · O_i, and c' is the slope of the soft cap and the function of
+//! scores. A sink's dP is 0.
 
 use ndarray::{Array1, Array2};
 use rayon::prelude::*;
@@ -175,9 +176,8 @@ impl Gradient<'_> {
 
     /// P_ij, and the factor of dP_ij − D_i + dLSE_i in dS_ij: softmax_scale · P_ij c'(S_ij).
     fn weights(&self, i: usize, j: usize) -> (f64, f64) {
-        let score = self.scores.score(i, j);
+        let (score, slope) = self.scores.score_and_slope(i, j);
         let p = (score - self.lse[i]).exp();
-        let slope = self.scores.softcap().map_or(1.0, |cap| cap.derivative(score));
         (p, self.scores.problem.softmax_scale().natural() * p * slope)
     }
 

@@ -22,6 +22,33 @@ pub(super) fn of_heads(inputs: &dyn Heads) -> Forward<f64> {
     })
 }
 
+/// The largest error of a score if the function of scores is evaluated in f32; 0 without such a function.
+pub fn score_error<T: Element>(inputs: &Inputs<'_, T>) -> f64 {
+    score_error_of_heads(inputs)
+}
+
+fn score_error_of_heads(inputs: &dyn Heads) -> f64 {
+    let problem = inputs.problem();
+    if problem.score().is_none() {
+        return 0.0;
+    }
+    let heads =
+        (0..problem.batch()).flat_map(|index| (0..problem.heads().q()).map(move |head| (index, head)));
+    let of_head = |(index, head)| {
+        let scores = Scores { problem, head: inputs.head(index, head) };
+        let rows = (0..scores.head.len.q).into_par_iter().map(|i| {
+            let mut row = problem.score_row::<f32>([index, head, i]);
+            let error = |j| {
+                let rounded = row.as_mut().map(|row| f64::from(row.at(scores.capped(i, j).0 as f32, j)));
+                rounded.map_or(0.0, |rounded| (rounded - scores.score(i, j)).abs())
+            };
+            scores.visible_keys(i).map(error).filter(|error| error.is_finite()).fold(0.0, f64::max)
+        });
+        rows.reduce(|| 0.0, f64::max)
+    };
+    heads.map(of_head).fold(0.0, f64::max)
+}
+
 pub(super) fn forward_head(scores: &Scores<'_>) -> HeadForward<f64> {
     let (rows, head_dim_v) = (scores.head.len.q, scores.head.v.ncols());
     let mut o = Array2::zeros((rows, head_dim_v));

@@ -146,7 +146,7 @@ impl QueryHead {
     ) -> (Array2<f32>, Array2<f32>) {
         let lse = self.lse.slice_axis(Axis(0), rows); // A3:20
         let delta = self.delta.slice_axis(Axis(0), rows); // A3:20
-        let s = tile.scores(j); // A3:21
+        let (s, slopes) = tile.scores_and_slopes(j); // A3:21
         let mut ds = dout.dot(&tile.v(j).t()); // A3:22-23, dP
         let mut p = s.clone();
         for (((i, key), p), ds) in p.indexed_iter_mut().zip(&mut ds) {
@@ -157,7 +157,7 @@ impl QueryHead {
             }
             let s = *p;
             *p = s.mul_add(tile.unit.log2, -lse[i] * std::f32::consts::LOG2_E).exp2(); // A3:24
-            *ds = *p * (*ds - delta[i]) * tile.unit.slope(s); // A3:25
+            *ds = *p * (*ds - delta[i]) * slopes[[i, key]]; // A3:25
         }
         let round = |x: Array2<f32>| x.mapv(|x| tile.precision.round(x));
         (round(p), round(ds))

@@ -16,20 +16,22 @@ use crate::sink::exp_from;
 pub(super) struct ScoreUnit {
     /// softmax_scale / c, with a soft cap c.
     into_cap: Option<f32>,
-    /// softmax_scale · log2 e, or, with a soft cap c, c · log2 e.
+    /// softmax_scale · log2 e, or, with a soft cap c, c · log2 e. It is log2 e with a function of scores, whose values
+    /// are in natural units.
     pub(super) log2: f32,
+    /// The factor that turns a capped score into natural units.
+    pub(super) natural: f32,
 }
 
 impl ScoreUnit {
     pub(super) fn of(problem: &Problem) -> ScoreUnit {
         let scale = problem.softmax_scale();
-        match problem.softcap() {
-            None => ScoreUnit { into_cap: None, log2: scale.log2() as f32 },
-            Some(cap) => ScoreUnit {
-                into_cap: Some((scale.natural() / cap.bound()) as f32),
-                log2: (cap.bound() * LOG2_E) as f32,
-            },
-        }
+        let (into_cap, natural, log2) = match problem.softcap() {
+            None => (None, scale.natural(), scale.log2()),
+            Some(cap) => (Some((scale.natural() / cap.bound()) as f32), cap.bound(), cap.bound() * LOG2_E),
+        };
+        let log2 = if problem.score().is_some() { LOG2_E } else { log2 };
+        ScoreUnit { into_cap, log2: log2 as f32, natural: natural as f32 }
     }
 
     /// The score in this unit.
@@ -112,7 +114,7 @@ mod tests {
     use super::*;
     use ndarray::array;
 
-    const UNIT: ScoreUnit = ScoreUnit { into_cap: None, log2: 1.0 };
+    const UNIT: ScoreUnit = ScoreUnit { into_cap: None, log2: 1.0, natural: 1.0 };
 
     #[test]
     fn blocks_add_up_to_the_whole_row() {

@@ -70,16 +70,29 @@ impl<'a> QueryTile<'a> {
         Slice::from(first..self.len.k.min(first + self.tiles.keys))
     }
 
-    /// S = Q_i K_jᵀ in [`ScoreUnit`]s: capped, then -inf where the mask forbids.
+    /// S = Q_i K_jᵀ in [`ScoreUnit`]s: capped, replaced by the function of scores, then -inf where the mask forbids.
     pub(super) fn scores(&self, j: usize) -> Array2<f32> {
+        self.scores_and_slopes(j).0
+    }
+
+    /// [`QueryTile::scores`], and their derivatives by the scaled scores.
+    pub(super) fn scores_and_slopes(&self, j: usize) -> (Array2<f32>, Array2<f32>) {
         let mut s = self.q().dot(&self.k(j).t());
-        for ((row, key), s) in s.indexed_iter_mut() {
-            *s = match self.allows(row, j, key) {
-                true => self.unit.cap(*s),
-                false => f32::NEG_INFINITY,
-            };
+        let mut slopes = Array2::ones(s.dim());
+        let [sequence, head] = self.head.of;
+        let function = |row| self.problem.score_row([sequence, head, self.first_row + row]);
+        let mut functions: Vec<_> = (0..self.rows()).map(function).collect();
+        for (((row, key), s), slope) in s.indexed_iter_mut().zip(&mut slopes) {
+            *s = self.unit.cap(*s);
+            *slope = self.unit.slope(*s);
+            if let Some(function) = &mut functions[row] {
+                (*s, *slope) = function.with_slope(*s * self.unit.natural, *slope, j * self.tiles.keys + key);
+            }
+            if !self.allows(row, j, key) {
+                *s = f32::NEG_INFINITY;
+            }
         }
-        s
+        (s, slopes)
     }
 
     /// Whether row `row` of the tile sees key `key` of block `j`.

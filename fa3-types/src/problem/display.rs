@@ -68,6 +68,9 @@ impl Problem {
         if let Some(cap) = self.softcap {
             write!(f, " softcap {}", Number(cap.bound()))?;
         }
+        if let Some(score) = &self.score {
+            write!(f, " score {score}")?;
+        }
         if self.sink {
             write!(f, " sink")?;
         }

@@ -20,6 +20,8 @@ names! {
         Intervals = "a mask of intervals",
         /// [`Problem::softcap`].
         SoftCap = "a soft cap",
+        /// [`Problem::score`].
+        Score = "a function of scores",
         /// [`Problem::has_sink`].
         Sinks = "sinks",
         /// [`Problem::qv`].
@@ -123,6 +125,7 @@ impl Problem {
             mask,
             softmax_scale: _,
             softcap,
+            score,
             sink,
             extra,
             lse,
@@ -134,6 +137,7 @@ impl Problem {
             (mask.chunks().is_some(), Feature::Chunks),
             (mask.intervals().is_some(), Feature::Intervals),
             (softcap.is_some(), Feature::SoftCap),
+            (score.is_some(), Feature::Score),
             (*sink, Feature::Sinks),
             (qv.is_some(), Feature::Qv),
             (q.dtype == Dtype::E4m3, Feature::E4m3),

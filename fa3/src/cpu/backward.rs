@@ -32,6 +32,7 @@ const KNOWN: Known = Known::new(
         Feature::Chunks,
         Feature::Intervals,
         Feature::SoftCap,
+        Feature::Score,
         Feature::Sinks,
         Feature::Packed,
         Feature::Used,
@@ -142,7 +143,7 @@ impl<T: Scalar> Call<'_, T> {
     }
 
     /// Query head `head` of sequence `index`.
-    fn query(&self, index: usize, head: usize) -> QueryHead {
+    fn query(&self, index: usize, head: usize) -> QueryHead<'_> {
         let (problem, len) = (self.problem, self.problem.lengths(index));
         let (batch, first) = problem.rows_q().start(index);
         let rows = first..first + len.q;

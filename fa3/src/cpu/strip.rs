@@ -24,7 +24,7 @@ const PARTS: usize = 16;
 /// The inputs of a call.
 pub(super) struct Call<'a, T> {
     pub(super) problem: &'a KnownProblem,
-    pub(super) unit: ScoreUnit,
+    pub(super) unit: ScoreUnit<'a>,
     pub(super) queries: Queries<'a, T>,
     pub(super) keys: Keys<'a>,
 }
@@ -114,8 +114,9 @@ impl<T: Scalar> Strip<'_, T> {
                 let heads = self.first_head..self.first_head + heads;
                 let rows =
                     positions.clone().flat_map(|row| heads.clone().map(move |head| [self.index, head, row]));
-                let visible = rows.map(|row| keys_of_row(problem, row)).collect();
-                Tile { first, q, keys: self.keys(positions.clone()), visible }
+                let rows: Vec<_> = rows.collect();
+                let visible = rows.iter().map(|&row| keys_of_row(problem, row)).collect();
+                Tile { first, q, rows, keys: self.keys(positions.clone()), visible }
             })
             .collect()
     }

@@ -27,6 +27,8 @@ pub(super) struct Tile {
     pub(super) first: usize,
     /// Q (rows, head_dim).
     pub(super) q: Vec<f32>,
+    /// Sequence, head and row of each row.
+    pub(super) rows: Vec<[usize; 3]>,
     /// The range from the first key that some row sees to the last one.
     pub(super) keys: Range<usize>,
     /// The keys that each row sees.
@@ -35,7 +37,7 @@ pub(super) struct Tile {
 
 impl Tile {
     /// Adds the visible part of `block` to `seen`.
-    pub(super) fn attend(&self, block: &Block, unit: ScoreUnit, scores: &mut [f32], seen: &mut Seen) {
+    pub(super) fn attend(&self, block: &Block, unit: ScoreUnit<'_>, scores: &mut [f32], seen: &mut Seen) {
         let columns = within(&self.keys, &block.keys);
         if columns.is_empty() {
             return;
@@ -45,7 +47,10 @@ impl Tile {
         let q = Left::Rows(&self.q, self.q.len() / rows);
         let product = Product::new(rows, q, &block.k, scores);
         Product { columns: columns.clone(), stride: TILE_N, ..product }.run(); // A1:17
-        scores.chunks_exact_mut(TILE_N).take(rows).for_each(|row| unit.cap(&mut row[columns.clone()]));
+        let key = block.keys.start + columns.start;
+        for (&row, scores) in self.rows.iter().zip(scores.chunks_exact_mut(TILE_N)) {
+            unit.apply(row, key, &mut scores[columns.clone()]);
+        }
         let columns_of_scores = columns.clone();
         Arch::new().dispatch(Softmax { tile: self, block, unit, columns: columns_of_scores, scores, seen });
         let p = Left::Rows(&scores[columns.start..], TILE_N);
@@ -70,7 +75,7 @@ impl Seen {
     }
 
     /// Adds the results of the same rows over other keys.
-    pub(super) fn merge(&mut self, other: Seen, unit: ScoreUnit) {
+    pub(super) fn merge(&mut self, other: Seen, unit: ScoreUnit<'_>) {
         let columns = self.o.len() / self.m.len();
         let os = self.o.chunks_exact_mut(columns).zip(other.o.chunks_exact(columns));
         for (i, (o, other_o)) in os.enumerate() {
@@ -83,7 +88,7 @@ impl Seen {
     }
 
     /// The largest score of each row: -inf in a row without keys.
-    pub(super) fn largest(&self, unit: ScoreUnit) -> Vec<f32> {
+    pub(super) fn largest(&self, unit: ScoreUnit<'_>) -> Vec<f32> {
         self.m.iter().map(|&m| natural(m, unit) as f32).collect()
     }
 
@@ -91,7 +96,7 @@ impl Seen {
     /// has O = 0 and LSE = sink.
     pub(super) fn finish(
         mut self,
-        unit: ScoreUnit,
+        unit: ScoreUnit<'_>,
         sink: impl Fn(usize) -> f32,
         form: LseForm,
     ) -> (Vec<f32>, Vec<f32>) {
@@ -118,7 +123,7 @@ impl Seen {
 }
 
 /// A row maximum in natural units.
-fn natural(m: f32, unit: ScoreUnit) -> f64 {
+fn natural(m: f32, unit: ScoreUnit<'_>) -> f64 {
     f64::from(m) * f64::from(unit.log2) * LN_2
 }
 
@@ -133,7 +138,7 @@ fn finite(m: f32) -> f32 {
 struct Softmax<'a> {
     tile: &'a Tile,
     block: &'a Block,
-    unit: ScoreUnit,
+    unit: ScoreUnit<'a>,
     /// The columns of S that were computed.
     columns: Range<usize>,
     scores: &'a mut [f32],

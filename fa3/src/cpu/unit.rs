@@ -2,30 +2,71 @@
 
 use std::f64::consts::LOG2_E;
 
-use fa3_types::{Problem, softcap};
+use fa3_types::{KnownProblem, softcap};
 
 /// The unit of scores. Without a soft cap a score is the plain dot product. With a cap it is tanh(softmax_scale ·
-/// product / cap).
+/// product / cap). With a function of scores it is the function's value, in natural units.
 #[derive(Clone, Copy)]
-pub(super) struct ScoreUnit {
+pub(super) struct ScoreUnit<'a> {
     /// The factor that turns a score into an exponent of 2.
     pub(super) log2: f32,
     /// softmax_scale / cap, if there is a cap.
     into_cap: Option<f32>,
+    /// The problem of a function of scores, and the factor that turns the function's argument into natural units.
+    function: Option<(&'a KnownProblem, f32)>,
 }
 
-impl ScoreUnit {
-    pub(super) fn of(problem: &Problem) -> ScoreUnit {
+impl ScoreUnit<'_> {
+    pub(super) fn of(problem: &KnownProblem) -> ScoreUnit<'_> {
         let scale = problem.softmax_scale();
-        let (log2, into_cap) = match problem.softcap() {
-            None => (scale.log2(), None),
-            Some(cap) => (cap.bound() * LOG2_E, Some((scale.natural() / cap.bound()) as f32)),
+        let (natural, log2, into_cap) = match problem.softcap() {
+            None => (scale.natural(), scale.log2(), None),
+            Some(cap) => {
+                let bound = cap.bound();
+                (bound, bound * LOG2_E, Some((scale.natural() / bound) as f32))
+            }
         };
-        ScoreUnit { log2: log2 as f32, into_cap }
+        let function = problem.score().map(|_| (problem, natural as f32));
+        let log2 = if function.is_some() { LOG2_E } else { log2 };
+        ScoreUnit { log2: log2 as f32, into_cap, function }
     }
 
-    /// Turns dot products into scores.
-    pub(super) fn cap(self, scores: &mut [f32]) {
+    /// Turns the dot products of a row of a head of a sequence with the keys from `key` on into scores.
+    pub(super) fn apply(self, row: [usize; 3], key: usize, scores: &mut [f32]) {
+        self.cap(scores);
+        if let Some((problem, natural)) = self.function
+            && let Some(mut function) = problem.score_row::<f32>(row)
+        {
+            let scores = scores.iter_mut().zip(key..);
+            scores.for_each(|(score, key)| *score = function.at(*score * natural, key));
+        }
+    }
+
+    /// [`ScoreUnit::apply`]. With a function of scores, the derivatives of the scores by the scaled products go to
+    /// `slopes`.
+    pub(super) fn apply_with_slopes(
+        self,
+        row: [usize; 3],
+        key: usize,
+        scores: &mut [f32],
+        slopes: &mut [f32],
+    ) {
+        self.cap(scores);
+        if let Some((problem, natural)) = self.function
+            && let Some(mut function) = problem.score_row(row)
+        {
+            for ((score, slope), key) in scores.iter_mut().zip(slopes).zip(key..) {
+                (*score, *slope) = function.with_slope(*score * natural, self.slope_of_cap(*score), key);
+            }
+        }
+    }
+
+    /// Whether there is a function of scores.
+    pub(super) fn has_function(self) -> bool {
+        self.function.is_some()
+    }
+
+    fn cap(self, scores: &mut [f32]) {
         if let Some(factor) = self.into_cap {
             scores.iter_mut().for_each(|score| *score = softcap(*score, factor));
         }
@@ -33,7 +74,13 @@ impl ScoreUnit {
 
     /// The derivative of the cap at the capped score `s`: 1 − tanh², and 1 without a cap.
     #[inline(always)]
-    pub(super) fn slope(self, s: f32) -> f32 {
+    fn slope_of_cap(self, s: f32) -> f32 {
         self.into_cap.map_or(1.0, |_| 1.0 - s * s)
+    }
+
+    /// The derivative at the score `s`, and 1 with a function of scores, whose derivatives are computed apart.
+    #[inline(always)]
+    pub(super) fn slope(self, s: f32) -> f32 {
+        if self.has_function() { 1.0 } else { self.slope_of_cap(s) }
     }
 }

@@ -12,7 +12,7 @@ use fa3_sched::forward::{PlanKind, PlanOptions, SplitKeys};
 use fa3_sched::{DeviceLimits, backward, forward, fp8};
 use fa3_types::{
     BackwardSpec, Dtype, ExtraCache, Feature, Fp8Spec, Intervals, KnownProblem, LseForm, Mask, Problem,
-    ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
+    ProblemSpec, ScoreFunction, SequenceRows, Sequences, Shape, TensorDesc,
 };
 use ndarray::{Array1, Array4, ArrayView4};
 
@@ -83,6 +83,7 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
             spec.mask(Mask::of_intervals(form))
         }
         Feature::SoftCap => spec.softcap(30.0),
+        Feature::Score => spec.score(twice().expr().clone()),
         Feature::Sinks => spec.sink(),
         Feature::MaxLogits => spec.max_logits(),
         Feature::LseForm => spec.lse_form(LseForm { base_two: true, ..LseForm::default() }),
@@ -130,6 +131,11 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
     let problem = spec.clone().validate()?;
     assert!(problem.features().any(|of| of == feature), "{problem} has no {feature}");
     Ok(spec)
+}
+
+/// A function of scores.
+fn twice() -> ScoreFunction {
+    ScoreFunction::parse("2 * s", []).unwrap()
 }
 
 fn answer<T, E: ToString>(result: Result<T, E>, problem: &Problem) -> Answer {
@@ -180,11 +186,14 @@ fn known(problem: &Problem) -> Option<KnownProblem> {
         if sequences.has_used() { rows.with_used(&vec![8; count]).unwrap() } else { rows }
     };
     let (q, k) = (rows(problem.seqs_q(), problem.q()), rows(problem.seqs_k(), problem.k()));
-    let problem = problem.clone();
-    match problem.mask().intervals().map(|form| form.shape(problem.q().shape)) {
+    let mut spec = problem.spec();
+    let is_scored = spec.score.take().is_some();
+    let problem = spec.validate().expect("it needs no function of scores");
+    let known = match problem.mask().intervals().map(|form| form.shape(problem.q().shape)) {
         None => KnownProblem::new(problem, q, k).ok(),
         Some(shape) => KnownProblem::with_intervals(problem, q, k, vec![0; shape.iter().product()]).ok(),
-    }
+    };
+    known.map(|known| if is_scored { known.with_score(&twice()) } else { known })
 }
 
 fn emulated(spec: ProblemSpec) -> Answer {
@@ -244,6 +253,7 @@ fn a_call_is_the_problem_that_it_was_made_for() {
     for (feature, call) in [
         (Feature::Sinks, call.clone().sink(&sinks)),
         (Feature::Qv, call.clone().qv(&x)),
+        (Feature::Score, call.clone().score(twice())),
         (Feature::Intervals, call.clone().intervals(&intervals)),
         (Feature::Packed, call.clone().packed(&[0, 512], &[0, 512])),
         (Feature::Used, call.seqused_k(&[512])),

@@ -5,6 +5,7 @@ mod backward;
 mod cache;
 mod combine;
 mod cpu;
+mod expressions;
 mod features;
 mod fp8;
 mod output;

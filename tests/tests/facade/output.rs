@@ -1,6 +1,6 @@
 //! Outputs record the call that made them.
 
-use fa3::{Attention, Device, Error, Mask, Output};
+use fa3::{Attention, Device, Error, Mask, Output, ScoreFunction};
 use half::f16;
 use ndarray::{Array1, Array4};
 
@@ -9,6 +9,11 @@ use crate::wave;
 /// A gradient of O.
 fn ones(call: &Attention<'_, f32>) -> Array4<f32> {
     Array4::ones(call.problem().unwrap().o().shape.dims())
+}
+
+/// Scores times a factor, which is a number of the function.
+fn times(factor: f32) -> ScoreFunction {
+    ScoreFunction::parse("factor * s", [("factor", factor.into())]).unwrap()
 }
 
 /// Each of these calls accepts its own output and refuses the outputs of all other calls.
@@ -39,6 +44,8 @@ fn backward_refuses_the_output_of_another_call() {
         one.clone(),
         one.clone().packed(&[0, 3, 6], &[0, 2, 6]),
         one.clone().packed(&[0, 4, 6], &[0, 2, 6]),
+        call.clone().score(times(2.5)),
+        call.clone().score(times(3.5)),
     ];
     let outputs = calls.each_ref().map(|call| call.forward(&Device::Cpu).unwrap());
     for (index, call) in calls.iter().enumerate() {

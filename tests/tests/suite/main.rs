@@ -9,6 +9,7 @@ mod forward;
 mod metamorphic;
 mod minilm;
 mod properties;
+mod score;
 
 // Kernels in the simulator.
 mod bwd;

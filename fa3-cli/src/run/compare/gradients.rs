@@ -9,7 +9,7 @@ use fa3_ref::{InputError, Inputs, Precision};
 use fa3_types::KnownProblem;
 use ndarray::{Array1, Array4, ArrayView1, ArrayView4, Axis, Slice};
 
-use super::oracle::{MOST_FLOPS, bar, one_kv_head};
+use super::oracle::{MOST_FLOPS, Parts, bar};
 use super::{Check, Heads, Verdict};
 
 /// The oracle and the baseline take about this many times as long for gradients as for the forward pass.
@@ -25,36 +25,35 @@ pub(in crate::run) fn check<T: Scalar>(
     gradients: &Gradients<T>,
 ) -> Result<Check, InputError> {
     let start = Instant::now();
-    let heads = some_heads(problem);
-    let (part, group) = (one_kv_head(problem), problem.heads().group_size());
-    let own = |head: usize| Slice::from(head * group..(head + 1) * group);
-    let shared = |head: usize| Slice::from(head..head + 1);
+    let all = Parts::of(problem);
+    let parts = some_parts(problem, all.count);
     let part_of = |x: &ArrayView4<'_, T>, heads: Slice| x.slice_axis(Axis(2), heads).mapv(T::to_f32);
 
-    let progress = bar(heads.len());
-    let all_own: Vec<usize> = heads.iter().flat_map(|&head| head * group..(head + 1) * group).collect();
-    let dsink = gradients.dsink.as_ref().map(|x| Judged::new("dsink", as_rows(x), all_own.clone()));
+    let progress = bar(parts.len());
+    let [own, shared] = [all.part.heads().q(), all.part.heads().kv()]
+        .map(|heads| Vec::from_iter(parts.iter().flat_map(|part| part * heads..(part + 1) * heads)));
+    let dsink = gradients.dsink.as_ref().map(|x| Judged::new("dsink", as_rows(x), own.clone()));
     let mut tensors = vec![
-        Judged::new("dq", gradients.dq.view(), all_own),
-        Judged::new("dk", gradients.dk.view(), heads.clone()),
-        Judged::new("dv", gradients.dv.view(), heads.clone()),
+        Judged::new("dq", gradients.dq.view(), own),
+        Judged::new("dk", gradients.dk.view(), shared.clone()),
+        Judged::new("dv", gradients.dv.view(), shared),
     ];
     tensors.extend(dsink);
-    for (index, &head) in heads.iter().enumerate() {
+    for (index, &part) in parts.iter().enumerate() {
+        let [own, shared] = all.heads(part);
         let [q, k, v] = &inputs;
-        let [q, k, v] =
-            [(q, own(head)), (k, shared(head)), (v, shared(head))].map(|(x, heads)| part_of(x, heads));
-        let sink = sink.map(|sink| sink.slice_axis_move(Axis(0), own(head)));
-        let inputs = Inputs::with_sink(&part, [q.view(), k.view(), v.view()], sink)?;
-        let dout = part_of(&of.dout, own(head));
-        let dlse = of.dlse.as_ref().map(|dlse| dlse.slice_axis(Axis(1), own(head)));
+        let [q, k, v] = [(q, own), (k, shared), (v, shared)].map(|(x, heads)| part_of(x, heads));
+        let sink = sink.map(|sink| sink.slice_axis_move(Axis(0), own));
+        let inputs = Inputs::with_sink(&all.part, [q.view(), k.view(), v.view()], sink)?;
+        let dout = part_of(&of.dout, own);
+        let dlse = of.dlse.as_ref().map(|dlse| dlse.slice_axis(Axis(1), own));
         let of = fa3_ref::OutputGradients { dout: dout.view(), dlse };
         let law = BackwardLaw::new(&inputs, of, Precision::of_output(problem.dtype()))?;
         let (oracle, [dq, dk, dv]) = (law.oracle(), law.bounds());
-        let three =
-            [(&oracle.dq, own(index), dq), (&oracle.dk, shared(index), dk), (&oracle.dv, shared(index), dv)];
+        let [own, shared] = all.heads(index);
+        let three = [(&oracle.dq, own, dq), (&oracle.dk, shared, dk), (&oracle.dv, shared, dv)];
         let three = three.map(|(expected, heads, bound)| (expected.view(), heads, bound));
-        let dsink = oracle.dsink.as_ref().map(|x| (as_rows(x), own(index), law.sink_bound()));
+        let dsink = oracle.dsink.as_ref().map(|x| (as_rows(x), own, law.sink_bound()));
         for (tensor, (expected, heads, bound)) in tensors.iter_mut().zip(three.into_iter().chain(dsink)) {
             tensor.expected.slice_axis_mut(Axis(2), heads).assign(&expected);
             tensor.bound = tensor.bound.max(bound);
@@ -62,8 +61,8 @@ pub(in crate::run) fn check<T: Scalar>(
         progress.inc(1);
     }
     progress.finish_and_clear();
-    let of = problem.heads().kv();
-    let heads = (heads.len() < of).then_some(Heads { judged: heads.len(), of });
+    let of = all.count;
+    let heads = (parts.len() < of).then_some(Heads { judged: parts.len(), of });
     let verdicts = tensors.into_iter().map(|tensor| tensor.verdict(heads)).collect();
     Ok(Check::Done { time: start.elapsed(), verdicts, opinions: Vec::new() })
 }
@@ -73,9 +72,8 @@ fn as_rows<T>(dsink: &Array1<T>) -> ArrayView4<'_, T> {
     dsink.view().insert_axis(Axis(1)).insert_axis(Axis(0)).insert_axis(Axis(0))
 }
 
-/// The heads of K and V to check: as many as time allows, at least one, evenly spaced.
-fn some_heads(problem: &KnownProblem) -> Vec<usize> {
-    let all = problem.heads().kv();
+/// The parts to check, out of `all`: as many as time allows, at least one, evenly spaced.
+fn some_parts(problem: &KnownProblem, all: usize) -> Vec<usize> {
     if problem.q().shape.dims().contains(&0) || problem.k().shape.dims().contains(&0) {
         return Vec::new();
     }
@@ -144,7 +142,8 @@ mod tests {
     fn of_large_problems_some_heads_are_judged() {
         let heads = |seqlen, heads| {
             let q = fa3_types::Shape { batch: 1, seqlen, heads, head_dim: 64 };
-            some_heads(&fa3_types::ProblemSpec::dense(fa3_types::Dtype::F32, q, q).known().unwrap())
+            let problem = fa3_types::ProblemSpec::dense(fa3_types::Dtype::F32, q, q).known().unwrap();
+            some_parts(&problem, Parts::of(&problem).count)
         };
         assert_eq!(heads(100, 4), [0, 1, 2, 3]);
         // The limit is 2.5 GFLOP, and a head takes 4 · 2000 · 2000 · 64 FLOP.

@@ -51,7 +51,10 @@ impl Oracle {
         arithmetic: Arithmetic,
     ) -> Result<Oracle, InputError> {
         match problem.forward_flops() {
-            flops if flops <= MOST_FLOPS => Oracle::whole(problem, inputs, sink, arithmetic),
+            // The rows of a problem with a function of scores are no problems of their own.
+            flops if flops <= MOST_FLOPS || problem.score().is_some() => {
+                Oracle::whole(problem, inputs, sink, arithmetic)
+            }
             _ => Oracle::rows(problem, inputs, sink, arithmetic),
         }
     }
@@ -67,23 +70,24 @@ impl Oracle {
         let mut o = Array4::zeros(problem.o().shape.dims());
         let mut lse = Array3::from_elem(problem.lse_shape(), f64::NEG_INFINITY);
         let mut bound = 0.0f64;
-        let tolerance = arithmetic.tolerance(problem);
+        let mut tolerance = arithmetic.tolerance(problem);
         if o.is_empty() {
             return Ok(Oracle { right: Right::Whole { o, lse }, bound, tolerance });
         }
-        let (part, group) = (one_kv_head(problem), problem.heads().group_size());
-        let progress = bar(problem.heads().kv());
-        for head in 0..problem.heads().kv() {
-            let (own, shared) = (Slice::from(head * group..(head + 1) * group), Slice::from(head..head + 1));
+        let parts = Parts::of(problem);
+        let progress = bar(parts.count);
+        for index in 0..parts.count {
+            let [own, shared] = parts.heads(index);
             let [q, k, v] = inputs;
             let [q, k, v] = [(q, own), (k, shared), (v, shared)]
                 .map(|(x, heads)| x.slice_axis(Axis(2), heads).mapv(T::to_f32));
             let sink = sink.map(|sink| sink.slice_axis_move(Axis(0), own));
-            let inputs = Inputs::with_sink(&part, [q.view(), k.view(), v.view()], sink)?;
+            let inputs = Inputs::with_sink(&parts.part, [q.view(), k.view(), v.view()], sink)?;
             let law = arithmetic.law(&inputs);
             o.slice_axis_mut(Axis(2), own).assign(&law.oracle().o);
             lse.slice_axis_mut(Axis(1), own).assign(&law.oracle().lse);
             bound = bound.max(law.bound());
+            tolerance.absolute += law.lse_tolerance().absolute;
             progress.inc(1);
         }
         progress.finish_and_clear();
@@ -159,14 +163,34 @@ pub(super) fn bar(steps: usize) -> indicatif::ProgressBar {
     progress::late_bar(steps as u64).with_message("checks against the oracle; --no-check leaves that out")
 }
 
-/// The problem of one key/value head and its query heads.
-pub(super) fn one_kv_head(problem: &KnownProblem) -> KnownProblem {
-    let (mut spec, group) = (problem.spec(), problem.heads().group_size());
-    for (x, heads) in [(&mut spec.q, group), (&mut spec.o, group), (&mut spec.k, 1), (&mut spec.v, 1)] {
-        *x = TensorDesc::contiguous(x.dtype, Shape { heads, ..x.shape });
+/// The parts of a problem that are checked one by one: each key/value head with its query heads. A function of scores
+/// may depend on the head, so there is one part with such a function.
+pub(super) struct Parts {
+    /// A part as a problem.
+    pub(super) part: KnownProblem,
+    /// The number of parts.
+    pub(super) count: usize,
+}
+
+impl Parts {
+    pub(super) fn of(problem: &KnownProblem) -> Parts {
+        if problem.score().is_some() {
+            return Parts { part: problem.clone(), count: 1 };
+        }
+        let (mut spec, group) = (problem.spec(), problem.heads().group_size());
+        for (x, heads) in [(&mut spec.q, group), (&mut spec.o, group), (&mut spec.k, 1), (&mut spec.v, 1)] {
+            *x = TensorDesc::contiguous(x.dtype, Shape { heads, ..x.shape });
+        }
+        let [rows_q, rows_k] = [problem.rows_q(), problem.rows_k()].map(SequenceRows::clone);
+        let part = spec.with_rows(rows_q, rows_k).expect("some heads of a valid problem are one");
+        Parts { part, count: problem.heads().kv() }
     }
-    let [rows_q, rows_k] = [problem.rows_q(), problem.rows_k()].map(SequenceRows::clone);
-    spec.with_rows(rows_q, rows_k).expect("some heads of a valid problem are one")
+
+    /// The query heads and the key/value heads of part `index`.
+    pub(super) fn heads(&self, index: usize) -> [Slice; 2] {
+        let heads = self.part.heads();
+        [heads.q(), heads.kv()].map(|heads| Slice::from(index * heads..(index + 1) * heads))
+    }
 }
 
 #[cfg(test)]

@@ -14,11 +14,11 @@ use crate::cpu::rows::Rows;
 use crate::cpu::unit::ScoreUnit;
 
 /// Inputs of a query head besides K and V.
-pub(super) struct QueryHead {
+pub(super) struct QueryHead<'a> {
     len: Lengths,
     head_dim: usize,
     head_dim_v: usize,
-    unit: ScoreUnit,
+    unit: ScoreUnit<'a>,
     tiles: Vec<Tile>,
 }
 
@@ -32,15 +32,15 @@ pub(super) struct HeadGradients {
     pub(super) dv: Vec<f32>,
 }
 
-impl QueryHead {
+impl<'a> QueryHead<'a> {
     /// Q, O, dO, LSE and dLSE of a head of a sequence.
     pub(super) fn new<T: Scalar>(
-        problem: &KnownProblem,
+        problem: &'a KnownProblem,
         [sequence, head]: [usize; 2],
         matrices: [Rows<'_, T>; 3],
         lse: &[f32],
         dlse: Option<&[f32]>,
-    ) -> QueryHead {
+    ) -> QueryHead<'a> {
         let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
         let unit = ScoreUnit::of(problem);
         let len = problem.lengths(sequence);
@@ -70,7 +70,17 @@ impl QueryHead {
                 row.copy_from_slice(&dout[i * head_dim_v..][..head_dim_v])
             });
             let keys = keys_of_rows(problem, sequence, head..head + 1, first..first + rows);
-            Tile { keys, visible, lse: lse.collect(), delta, q, dout, q_panels, dout_panels }
+            Tile {
+                first: [sequence, head, first],
+                keys,
+                visible,
+                lse: lse.collect(),
+                delta,
+                q,
+                dout,
+                q_panels,
+                dout_panels,
+            }
         };
         let tiles = (0..len.q).step_by(TILE_M).map(tile).collect();
         QueryHead { len, head_dim, head_dim_v, unit, tiles }

@@ -18,6 +18,8 @@ const STRIDE: usize = TILE_N + LANES;
 
 /// A tile of query rows.
 pub(super) struct Tile {
+    /// Sequence, head and row of the first row.
+    pub(super) first: [usize; 3],
     /// The range from the first key that some row sees to the last.
     pub(super) keys: Range<usize>,
     /// The keys that each row sees.
@@ -62,15 +64,17 @@ impl Block {
     }
 }
 
-/// P and dS of a tile and a block.
+/// P, dS and derivatives of scores of a tile and a block.
 pub(super) struct Buffers {
     p: Vec<f32>,
     ds: Vec<f32>,
+    slopes: Vec<f32>,
 }
 
 impl Buffers {
     pub(super) fn new() -> Buffers {
-        Buffers { p: vec![0.0; TILE_M * STRIDE], ds: vec![0.0; TILE_M * STRIDE] }
+        let [p, ds, slopes] = [(); 3].map(|()| vec![0.0; TILE_M * STRIDE]);
+        Buffers { p, ds, slopes }
     }
 }
 
@@ -79,7 +83,7 @@ impl Tile {
     pub(super) fn add(
         &self,
         block: &Block,
-        unit: ScoreUnit,
+        unit: ScoreUnit<'_>,
         buffers: &mut Buffers,
         [dq, dk, dv]: [&mut [f32]; 3],
     ) {
@@ -90,13 +94,25 @@ impl Tile {
         let columns = block.k_transposed.panel_start(columns.start)..columns.end;
         let rows = self.visible.len();
         let (head_dim, head_dim_v) = (self.q.len() / rows, self.dout.len() / rows);
-        let Buffers { p, ds } = buffers;
+        let Buffers { p, ds, slopes } = buffers;
         let product = Product::new(rows, Left::Rows(&self.q, head_dim), &block.k_transposed, p);
         Product { columns: columns.clone(), stride: STRIDE, ..product }.run(); // A3:21
         let product = Product::new(rows, Left::Rows(&self.dout, head_dim_v), &block.v_transposed, ds);
         Product { columns: columns.clone(), stride: STRIDE, ..product }.run(); // A3:22-23, dP
-        p.chunks_exact_mut(STRIDE).take(rows).for_each(|row| unit.cap(&mut row[columns.clone()]));
+        let (key, [sequence, head, first]) = (block.keys.start + columns.start, self.first);
+        let scores = p.chunks_exact_mut(STRIDE).zip(slopes.chunks_exact_mut(STRIDE));
+        for (row, (scores, slopes)) in (first..first + rows).zip(scores) {
+            let [scores, slopes] = [scores, slopes].map(|x| &mut x[columns.clone()]);
+            unit.apply_with_slopes([sequence, head, row], key, scores, slopes);
+        }
         Arch::new().dispatch(Slopes { tile: self, block, unit, columns: columns.clone(), p, ds });
+        if unit.has_function() {
+            for (ds, slopes) in ds.chunks_exact_mut(STRIDE).zip(slopes.chunks_exact(STRIDE)).take(rows) {
+                let pairs = ds[columns.clone()].iter_mut().zip(&slopes[columns.clone()]);
+                // The derivative of a hidden pair may be any number.
+                pairs.filter(|(ds, _)| **ds != 0.0).for_each(|(ds, slope)| *ds *= slope);
+            }
+        }
 
         let p = Left::Columns(&p[columns.start..], STRIDE);
         let ds_transposed = Left::Columns(&ds[columns.start..], STRIDE);
@@ -113,7 +129,7 @@ impl Tile {
 struct Slopes<'a> {
     tile: &'a Tile,
     block: &'a Block,
-    unit: ScoreUnit,
+    unit: ScoreUnit<'a>,
     /// The columns of S and dP that were computed.
     columns: Range<usize>,
     p: &'a mut [f32],

@@ -1,0 +1,162 @@
+//! Dual numbers.
+
+use std::f64::consts::{LN_2, LOG2_E};
+use std::ops::{Add, Mul, Neg, Sub};
+
+use super::ScoreReal;
+use crate::Real;
+
+/// A number and its derivative. A function of [`ScoreReal`]s gives its derivative if it is evaluated in these numbers.
+///
+/// ```
+/// use fa3_types::Dual;
+///
+/// let x = Dual { value: 3.0_f64, slope: 1.0 };
+/// assert_eq!((x * x).slope, 6.0);
+/// ```
+///
+/// At a kink the slope is one of the two sides' or, of an absolute value at 0, 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dual<R> {
+    /// The number.
+    pub value: R,
+    /// Its derivative.
+    pub slope: R,
+}
+
+impl<R: ScoreReal> Dual<R> {
+    fn constant(value: R) -> Dual<R> {
+        Dual { value, slope: value.lit(0.0) }
+    }
+
+    /// `value`, whose derivative is `factor` times the slope of `self`: 0 for a constant, even at an infinite factor.
+    fn chain(self, value: R, factor: R) -> Dual<R> {
+        Dual { value, slope: times(self.slope, factor) }
+    }
+
+    fn of(condition: bool, yes: Dual<R>, no: Dual<R>) -> Dual<R> {
+        if condition { yes } else { no }
+    }
+}
+
+/// slope · factor, and 0 for a slope of 0.
+fn times<R: ScoreReal>(slope: R, factor: R) -> R {
+    let zero = slope.lit(0.0);
+    R::select(slope.le(zero) && zero.le(slope), zero, slope * factor)
+}
+
+impl<R: ScoreReal> Add for Dual<R> {
+    type Output = Dual<R>;
+
+    fn add(self, other: Dual<R>) -> Dual<R> {
+        Dual { value: self.value + other.value, slope: self.slope + other.slope }
+    }
+}
+
+impl<R: ScoreReal> Sub for Dual<R> {
+    type Output = Dual<R>;
+
+    fn sub(self, other: Dual<R>) -> Dual<R> {
+        Dual { value: self.value - other.value, slope: self.slope - other.slope }
+    }
+}
+
+impl<R: ScoreReal> Mul for Dual<R> {
+    type Output = Dual<R>;
+
+    fn mul(self, other: Dual<R>) -> Dual<R> {
+        let slope = times(self.slope, other.value) + times(other.slope, self.value);
+        Dual { value: self.value * other.value, slope }
+    }
+}
+
+impl<R: ScoreReal> Neg for Dual<R> {
+    type Output = Dual<R>;
+
+    fn neg(self) -> Dual<R> {
+        Dual { value: -self.value, slope: -self.slope }
+    }
+}
+
+impl<R: ScoreReal> Real for Dual<R> {
+    type Int = u32;
+    type Bool = bool;
+
+    fn lit(self, value: f64) -> Dual<R> {
+        Dual::constant(self.value.lit(value))
+    }
+
+    fn of_int(value: u32) -> Dual<R> {
+        Dual::constant(R::of_int(value))
+    }
+
+    fn fma(self, factor: Dual<R>, addend: Dual<R>) -> Dual<R> {
+        let Dual { slope, .. } = self * factor + addend;
+        Dual { value: self.value.fma(factor.value, addend.value), slope }
+    }
+
+    fn exp2(self) -> Dual<R> {
+        let value = self.value.exp2();
+        self.chain(value, value * value.lit(LN_2))
+    }
+
+    fn tanh(self) -> Dual<R> {
+        let value = self.value.tanh();
+        self.chain(value, value.lit(1.0) - value * value)
+    }
+
+    fn lt(self, other: Dual<R>) -> bool {
+        self.value.lt(other.value)
+    }
+
+    fn select(condition: bool, yes: Dual<R>, no: Dual<R>) -> Dual<R> {
+        Dual::of(condition, yes, no)
+    }
+}
+
+impl<R: ScoreReal> ScoreReal for Dual<R> {
+    fn of_index(index: i32) -> Dual<R> {
+        Dual::constant(R::of_index(index))
+    }
+
+    fn div(self, divisor: Dual<R>) -> Dual<R> {
+        let value = self.value.div(divisor.value);
+        let inverse = value.lit(1.0).div(divisor.value);
+        Dual { value, slope: times(self.slope, inverse) - times(divisor.slope, value * inverse) }
+    }
+
+    fn log2(self) -> Dual<R> {
+        self.chain(self.value.log2(), self.value.lit(LOG2_E).div(self.value))
+    }
+
+    fn sqrt(self) -> Dual<R> {
+        let value = self.value.sqrt();
+        self.chain(value, value.lit(0.5).div(value))
+    }
+
+    fn abs(self) -> Dual<R> {
+        let zero = self.value.lit(0.0);
+        let sign = R::select(
+            zero.lt(self.value),
+            zero.lit(1.0),
+            R::select(self.value.lt(zero), zero.lit(-1.0), zero),
+        );
+        self.chain(self.value.abs(), sign)
+    }
+
+    fn floor(self) -> Dual<R> {
+        Dual::constant(self.value.floor())
+    }
+
+    fn min(self, other: Dual<R>) -> Dual<R> {
+        Dual { value: self.value.min(other.value), ..Dual::of(other.value.lt(self.value), other, self) }
+    }
+
+    fn max(self, other: Dual<R>) -> Dual<R> {
+        Dual { value: self.value.max(other.value), ..Dual::of(self.value.lt(other.value), other, self) }
+    }
+
+    fn le(self, other: Dual<R>) -> bool {
+        self.value.le(other.value)
+    }
+}

@@ -1,0 +1,118 @@
+//! The table of operations.
+
+use super::ScoreReal;
+
+/// Defines [`Op`] from lines `Name(operands) = "text": value of reals; value of indices`. Operations without a second
+/// value take real numbers only.
+macro_rules! score_ops {
+    (@some) => { None };
+    (@some $index:expr) => { Some($index) };
+    ($($op:ident($($x:ident),+) = $text:literal: $real:expr $(; $index:expr)?,)+) => {
+        /// An operation whose operands have the type of its result. Indices wrap in 32 bits.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub(super) enum Op {
+            $($op),+
+        }
+
+        impl Op {
+            pub(super) const ALL: &[Op] = &[$(Op::$op),+];
+
+            /// The operator or the name of the function.
+            pub(super) fn text(self) -> &'static str {
+                match self {
+                    $(Op::$op => $text),+
+                }
+            }
+
+            /// The number of operands, 1 or 2.
+            pub(super) fn operands(self) -> usize {
+                match self {
+                    $(Op::$op => [$(stringify!($x)),+].len()),+
+                }
+            }
+
+            /// The value, of operands that are numbers. One operand is given twice.
+            pub(super) fn of_reals<R: ScoreReal>(self, operands: [R; 2]) -> R {
+                match self {
+                    $(Op::$op => {
+                        let [$($x),+, ..] = operands;
+                        $real
+                    })+
+                }
+            }
+
+            /// The value, of operands that are indices. `None` if there is no such operation.
+            pub(super) fn of_indices(self, operands: [i32; 2]) -> Option<i32> {
+                match self {
+                    $(Op::$op => {
+                        #[allow(unused_variables, reason = "some operations take real numbers only")]
+                        let [$($x),+, ..] = operands;
+                        score_ops!(@some $($index)?)
+                    })+
+                }
+            }
+        }
+    };
+}
+
+score_ops! {
+    Add(a, b) = "+": a + b; a.wrapping_add(b),
+    Sub(a, b) = "-": a - b; a.wrapping_sub(b),
+    Mul(a, b) = "*": a * b; a.wrapping_mul(b),
+    Div(a, b) = "/": a.div(b),
+    Neg(a) = "-": -a; a.wrapping_neg(),
+    Abs(a) = "abs": a.abs(); a.wrapping_abs(),
+    Min(a, b) = "min": a.min(b); Ord::min(a, b),
+    Max(a, b) = "max": a.max(b); Ord::max(a, b),
+    Exp2(a) = "exp2": a.exp2(),
+    Log2(a) = "log2": a.log2(),
+    Sqrt(a) = "sqrt": a.sqrt(),
+    Tanh(a) = "tanh": a.tanh(),
+    Floor(a) = "floor": a.floor(),
+}
+
+impl Op {
+    /// Whether the order of operands does not change the value.
+    pub(super) fn is_commutative(self) -> bool {
+        matches!(self, Op::Add | Op::Mul)
+    }
+
+    /// Whether the operation takes indices.
+    pub(super) fn takes_indices(self) -> bool {
+        self.of_indices([1; 2]).is_some()
+    }
+}
+
+/// A comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Test {
+    Less,
+    AtMost,
+    Equal,
+}
+
+impl Test {
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Test::Less => "<",
+            Test::AtMost => "<=",
+            Test::Equal => "==",
+        }
+    }
+
+    pub(super) fn of_reals<R: ScoreReal>(self, [a, b]: [R; 2]) -> bool {
+        match self {
+            Test::Less => a.lt(b),
+            Test::AtMost => a.le(b),
+            Test::Equal => a.le(b) && b.le(a),
+        }
+    }
+
+    pub(super) fn of_indices(self, [a, b]: [i32; 2]) -> bool {
+        match self {
+            Test::Less => a < b,
+            Test::AtMost => a <= b,
+            Test::Equal => a == b,
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Tables of expressions.
+
+use std::sync::Arc;
+
+use super::ScoreError;
+
+/// A table that an expression reads by one to four indices: f32, in row-major order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoreTable {
+    extents: Arc<[usize]>,
+    elements: Arc<[f32]>,
+}
+
+impl ScoreTable {
+    /// The largest number of axes.
+    pub const MOST_AXES: usize = 4;
+
+    /// A table with an element for each combination of indices.
+    ///
+    /// # Errors
+    /// [`ScoreError::TableShape`] if there are no axes or more than four, an extent is 0 or above 2³¹ − 1, or the
+    /// number of elements is not the product of the extents.
+    pub fn new(extents: &[usize], elements: impl Into<Arc<[f32]>>) -> Result<ScoreTable, ScoreError> {
+        let elements = elements.into();
+        let product = extents.iter().try_fold(1_usize, |product, &extent| product.checked_mul(extent));
+        let valid = (1..=ScoreTable::MOST_AXES).contains(&extents.len())
+            && extents.iter().all(|extent| (1..=i32::MAX as usize).contains(extent))
+            && product == Some(elements.len());
+        match valid {
+            true => Ok(ScoreTable { extents: extents.into(), elements }),
+            false => Err(ScoreError::TableShape { extents: extents.to_vec(), elements: elements.len() }),
+        }
+    }
+
+    /// The number of elements along each axis.
+    pub fn extents(&self) -> &[usize] {
+        &self.extents
+    }
+
+    /// The element at one index for each axis. An index below 0 counts from the end. Beyond the ends, the first or the
+    /// last element counts.
+    pub(super) fn element(&self, at: impl Iterator<Item = i32>) -> f32 {
+        let place = self.extents.iter().zip(at).fold(0, |place, (&extent, index)| {
+            let index = if index < 0 { i64::from(index) + extent as i64 } else { i64::from(index) };
+            place * extent + index.clamp(0, extent as i64 - 1) as usize
+        });
+        self.elements[place]
+    }
+}

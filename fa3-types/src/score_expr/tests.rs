@@ -1,0 +1,128 @@
+use super::*;
+use crate::{Dtype, ProblemSpec, Shape};
+
+const LEN: Lengths = Lengths { q: 3, k: 5 };
+
+fn slope(values: [f32; 2]) -> (&'static str, ScoreValue) {
+    ("slope", ScoreTable::new(&[2], values).unwrap().into())
+}
+
+fn parsed(text: &str) -> Result<ScoreFunction, ScoreError> {
+    let table = ScoreTable::new(&[2, 3], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
+    ScoreFunction::parse(text, [slope([-0.5, -0.25]), ("c", 30.0.into()), ("bias", table.into())])
+}
+
+/// The value at score 1.5 of row 1 (position 3) of head 1 of sequence 4, and key 2.
+fn value(text: &str) -> f64 {
+    parsed(text).unwrap().row::<f64>([4, 1, 1], LEN).at(1.5, 2)
+}
+
+#[test]
+fn values_of_texts() {
+    for (text, expected) in [
+        ("s", 1.5),
+        ("b * 1000 + h * 100 + row * 10 + k", 4112.0),
+        ("s + slope[h] * (q - k)", 1.25),
+        ("30 * tanh(s / 30)", 30.0 * (1.5_f64 / 30.0).tanh()),
+        ("1 - 2 - 3", -4.0),
+        ("1 - (2 - 3)", 2.0),
+        ("8 / 2 / 2", 2.0),
+        ("k / 4", 0.5),
+        ("-k + 2 * -s", -5.0),
+        ("if q >= k && !(k == 1) then s else -inf", 1.5),
+        ("if q < k || k != 2 then s else -inf", f64::NEG_INFINITY),
+        ("max(min(s, 1), abs(-4)) + floor(-0.5) + sqrt(4) + log2(8) + exp2(3)", 16.0),
+        ("bias[h, k - 3] + bias[k - 100, 99]", 9.0),
+        ("2147483647 + h", -2147483648.0),
+        ("1.5e+1 + 25e-2", 15.25),
+    ] {
+        assert_eq!(value(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn texts_that_are_refused() {
+    for (text, error) in [
+        ("s +", "the score expression has its end at column 4, expected a value"),
+        ("s s", "the score expression has 's' at column 3, expected the end or an operator"),
+        ("s $ 1", "the score expression has '$' at column 3, expected the end or an operator"),
+        ("min(s)", "the score expression has ')' at column 6, expected `,`"),
+        ("(s", "the score expression has its end at column 3, expected `)`"),
+        ("if s < 1 then s", "the score expression has its end at column 16, expected else"),
+        ("1 + then", "the score expression has 't' at column 5, expected a value"),
+        ("s * z", "the score expression names z, which has no value; s, b, h, row, q and k need none"),
+        ("slope + s", "slope in the score expression is a table, expected a number"),
+        ("c[h] + s", "c in the score expression is a number, expected a table"),
+        ("slope[h, k]", "the table slope of the score expression has 1 axes and is read by 2 indices"),
+        ("slope[s]", "an index of a table in the score expression takes an index, not a real number"),
+        ("s + (s < 1)", "+ in the score expression takes numbers, not a condition"),
+        ("if s then s else s", "if in the score expression takes a condition, not a real number"),
+        ("s < 1", "the root in the score expression takes numbers, not a condition"),
+        ("!s", "! in the score expression takes a condition, not a real number"),
+    ] {
+        assert_eq!(parsed(text).unwrap_err().to_string(), error, "{text}");
+    }
+    let deep = |levels: usize| parsed(&format!("{}s{}", "(".repeat(levels), ")".repeat(levels)));
+    assert!(deep(60).is_ok());
+    assert_eq!(deep(100_000), Err(ScoreError::TooLarge { what: "levels", limit: 64 }));
+    let long =
+        |terms: usize| parsed(&format!("s{}", (3..terms).map(|i| format!(" + s * {i}")).collect::<String>()));
+    assert!(long(20).is_ok());
+    assert_eq!(long(60), Err(ScoreError::TooLarge { what: "nodes", limit: 96 }));
+    assert!(matches!(ScoreFunction::parse("s", [("k", 1.0.into())]), Err(ScoreError::ReservedName { .. })));
+    assert!(matches!(ScoreFunction::parse("s", [("min", 1.0.into())]), Err(ScoreError::ReservedName { .. })));
+    for extents in [&[][..], &[0], &[1; 5], &[3], &[usize::MAX, 2]] {
+        assert!(ScoreTable::new(extents, vec![0.0]).is_err() || extents == [1], "{extents:?}");
+    }
+}
+
+#[test]
+fn equal_functions_are_equal() {
+    let expr = |text| parsed(text).unwrap().expr().clone();
+    for (a, b) in [
+        ("s + slope[h] * (q - k)", "(q - k) * slope[h] + s"),
+        ("if q > k && h == 1 then s else -inf", "if 1 == h && k < q then s else -inf"),
+        ("s / 30", "s / 50"),
+        ("c * tanh(s / c)", "8 * tanh(s / 8)"),
+        ("c * s + 7", "7 + s * c"),
+    ] {
+        assert_eq!(expr(a), expr(b));
+    }
+    for (a, b) in
+        [("s - k", "k - s"), ("s / 1", "s / 30"), ("c * tanh(s / 8)", "c * tanh(s / c)"), ("s", "-s")]
+    {
+        assert_ne!(expr(a), expr(b));
+    }
+    assert_eq!(parsed("c * s + 7").unwrap().numbers().len(), 2);
+}
+
+#[test]
+fn a_slope_is_a_derivative() {
+    let slope = |text, score| {
+        let function = parsed(text).unwrap();
+        function.row([0, 1, 1], LEN).at(Dual { value: score, slope: 1.0 }, 0).slope
+    };
+    // Where a function has a kink, one side counts; constants have the slope 0, even if they are infinite.
+    for (text, score, expected) in [
+        ("abs(s)", 0.0, 0.0),
+        ("max(s, 2)", 2.0, 1.0),
+        ("s + sqrt(k) + log2(k)", 1.0, 1.0),
+        ("s + floor(s)", 1.0, 1.0),
+        ("if q < k then s * s else 3 * s", 1.0, 3.0),
+        ("s / (s + 1)", 1.0, 0.25),
+    ] {
+        assert_eq!(slope(text, score), expected, "{text}");
+    }
+}
+
+/// Its values are data: a problem alone is not enough to compute it.
+#[test]
+fn a_problem_with_a_score_needs_values() {
+    let shape = Shape { batch: 1, seqlen: 5, heads: 2, head_dim: 8 };
+    let spec = ProblemSpec::dense(Dtype::F16, shape, shape);
+    let function = parsed("s + slope[h] * (q - k)").unwrap();
+    let scored = spec.clone().known().unwrap().with_score(&function);
+    assert_eq!(*scored, spec.clone().score(function.expr().clone()).validate().unwrap());
+    assert_eq!(scored.score_row([0, 1, 4]).unwrap().at(1.5, 2), 1.0);
+    assert_eq!(scored.spec().known().unwrap_err(), crate::ProblemError::UnknownScore);
+}
