@@ -52,8 +52,8 @@ pub(super) fn visible<'k>(
         .map(|half| rows.visible(b, of_head, Position(row + half.rows()), work.lens, tiling).from(first))
 }
 
-/// The columns, counted from `first`, that the thread's rows `row` and `row` + 8 see by a window and by chunks. They are
-/// unspecified for rows beyond the sequence's end.
+/// The columns, counted from `first`, that the thread's rows `row` and `row` + 8 see by a window and by chunks. They
+/// are unspecified for rows beyond the sequence's end.
 #[track_caller]
 pub(super) fn visible_by_mask<'k>(
     b: &'k Builder,

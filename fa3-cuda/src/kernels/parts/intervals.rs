@@ -82,8 +82,8 @@ impl<'k> IntervalRows<InKernel<'k>> {
         first.map_or(of_head, |first| first.mad_wide(row_bytes(self.of_row), of_head))
     }
 
-    /// The keys of the intervals of row `row`, in a head whose bounds begin at `of_head`. With `mask`, they are the keys
-    /// that the mask of this tiling lets the row see, too. A row beyond the end has the keys of the last row.
+    /// The keys of the intervals of row `row`, in a head whose bounds begin at `of_head`. With `mask`, they are those
+    /// keys that the mask of this tiling lets the row see, too. A row beyond the end has the keys of the last row.
     #[track_caller]
     pub(crate) fn keys(
         &self,
@@ -122,7 +122,8 @@ impl<'k> IntervalRows<InKernel<'k>> {
         Visible { start: Some(start), end, other: keys.next() }
     }
 
-    /// Finds the KV blocks that a work tile visits, under the mask of `tiling`, too. All lanes of a warp must call this.
+    /// Finds the KV blocks that a work tile visits, under the mask of `tiling`, too. All lanes of a warp must call
+    /// this.
     #[track_caller]
     fn block_ranges(
         &self,
