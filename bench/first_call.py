@@ -5,8 +5,8 @@
 
 A process imports fa3, makes tensors, and times one thing until the GPU has its result: the first forward pass, the
 first training step (forward and backward), or the first decoding step over pages. Torch's own start, which makes the
-CUDA context, is over by then. Three places have compiled kernels: `archive` is the package's kernels.sm_90a, `driver` is
-the driver's cache on disk, which an earlier process has filled, and `compiler` has neither.
+CUDA context, is over by then. Three places have compiled kernels: `archive` is the package's kernels.sm_90a, `driver`
+is the driver's cache on disk, which an earlier process has filled, and `compiler` has neither.
 """
 
 import json
@@ -61,7 +61,7 @@ def measured(first):
 
 
 def of_process(first, environment):
-    """What a fresh process measures."""
+    """Milliseconds of the import and of the first call, in a fresh process."""
     command = [sys.executable, __file__, "--in-process", first]
     run = subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True)
     return json.loads(run.stdout.splitlines()[-1])

@@ -12,8 +12,8 @@
 //!
 //! A binding has two traits to implement: [`Given`] finds its tensors by their names, and [`Values`] its options. An
 //! operation is a type with the trait [`Call`]: [`Call::numbers`] reads its options, [`Call::given`] its tensors.
-//! Together they determine the call's problem and plan. [`CpuCall`] computes it on the CPU. A tensor is a type of elements, a shape, strides and an address
-//! in the memory of a GPU or of the CPU.
+//! Together they determine the call's problem and plan. [`CpuCall`] computes it on the CPU. A tensor is a type of
+//! elements, a shape, strides and an address in the memory of a GPU or of the CPU.
 
 // Arguments of a call, and the reasons for refusing them.
 mod caught;

@@ -62,7 +62,7 @@ impl<'k> Fwd<'k> {
             let (from, scales) = (span.addresses(work.kv.first)[of - 1], span.scales().filter(|_| of == 2));
             let bytes = if of == 1 { spec.key_elem().bytes() } else { Elem::E4m3.bytes() };
             let place = (from, self.builder.value(UNIT));
-            let rows = SequenceRows::Listed(span, of - 1);
+            let rows = SequenceRows::Listed(Box::new(span), of - 1);
             return Some(
                 KeyRows::new(rows, [cols, bytes], place, work.kv.first * tile.tile_n).scaled_by(scales),
             );

@@ -3,7 +3,6 @@
 use fa3_ir::lang::*;
 use fa3_sched::FastDiv;
 use fa3_sched::forward::{ROW_SUM_COLS, RunningO};
-use fa3_types::softcap;
 
 use super::constants;
 use super::dequantized::{self, Dequantized};
@@ -11,18 +10,15 @@ use super::hand_over::HandOver;
 use super::p_type::PType;
 use super::params::Params;
 use super::spec::FwdSpec;
-use super::tile_rows::ThreadRow;
 use super::transpose::Transposed;
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::WorkTile;
-use crate::kernels::parts::intervals::{IntervalRows, TilesUnderIntervals};
+use crate::kernels::parts::intervals::TilesUnderIntervals;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::ping_pong::PingPong;
-use crate::kernels::parts::scores::Scores;
 use crate::kernels::parts::seen::Seen;
 use crate::kernels::parts::tile_scheduler::TileScheduler;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
-use crate::kernels::parts::visible::{Position, Visible};
 use crate::kernels::parts::walk::Walk;
 
 /// State that the roles of a kernel share.
@@ -205,53 +201,6 @@ impl<'k> Fwd<'k> {
                 constants::store_ones(b, to, b.tid(), tile.threads());
             }
             b.fence(FenceInst::ProxyAsyncShared);
-        }
-    }
-
-    /// The functions that turn QKᵀ into the scores for the softmax: the soft cap, and the mask.
-    pub(super) fn scores(&self, work: &WorkTile<'k>, row: ThreadRow<'k>) -> Scores<'k> {
-        let (walk, (left, _)) = (self.params.walk, self.spec.mask.reach());
-        let (lens, position) = (work.lens, self.positions(work, row));
-        let modify = self.spec.softcap.then(|| Box::new(softcap) as _);
-        if let Some(rows) = self.params.intervals {
-            let visible = self.visible_by_intervals(work, row, rows, position);
-            return Scores { modify, visible, in_bits: true };
-        }
-        Scores {
-            modify,
-            visible: Box::new(move |half| {
-                let Position(row) = position(half);
-                let keys = walk.keys(row, lens);
-                Visible { start: left.map(|_| keys.start), end: keys.end, other: None }
-            }),
-            in_bits: false,
-        }
-    }
-
-    /// The keys that the thread's rows see by their intervals, and by the mask beside them.
-    #[track_caller]
-    fn visible_by_intervals(
-        &self,
-        work: &WorkTile<'k>,
-        row: ThreadRow<'k>,
-        rows: IntervalRows<InKernel<'k>>,
-        position: Box<dyn Fn(Half) -> Position<'k> + 'k>,
-    ) -> Box<dyn Fn(Half) -> Visible<'k> + 'k> {
-        let (b, lens, walk) = (self.builder, work.lens, self.params.walk);
-        match row {
-            ThreadRow::OfHead(_) => {
-                let of_head = rows.of_tile(work);
-                Box::new(move |half| rows.visible(b, of_head, position(half), lens, walk.tiling()))
-            }
-            ThreadRow::OfHeads(row) => {
-                let (batch, first) = (work.batch, work.varlen.map(|varlen| varlen.q_row));
-                let (pack, group) = (self.spec.pack, work.head);
-                Box::new(move |half| {
-                    let head = group.mad(pack, row.head(half));
-                    let of_head = rows.of_sequence([batch, head], first);
-                    rows.visible(b, of_head, position(half), lens, walk.tiling())
-                })
-            }
         }
     }
 

@@ -1,12 +1,16 @@
-//! The rows and columns of a work tile that belong to a thread.
+//! The rows and columns of a work tile that belong to a thread, and the keys that its rows see.
 
 use fa3_ir::lang::*;
 use fa3_sched::FastDiv;
+use fa3_types::softcap;
 
 use super::state::Fwd;
+use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::WorkTile;
+use crate::kernels::parts::intervals::IntervalRows;
+use crate::kernels::parts::scores::Scores;
 use crate::kernels::parts::store_rows::Columns;
-use crate::kernels::parts::visible::Position;
+use crate::kernels::parts::visible::{Position, Visible};
 
 /// The first of a thread's two rows. The second follows 8 rows later.
 #[derive(Clone, Copy)]
@@ -113,5 +117,52 @@ impl<'k> Fwd<'k> {
                 is_inside: row.lt(self.spec.q_rows()),
             }
         })
+    }
+
+    /// The functions that turn QKᵀ into the scores for the softmax: the soft cap, and the mask.
+    pub(super) fn scores(&self, work: &WorkTile<'k>, row: ThreadRow<'k>) -> Scores<'k> {
+        let (walk, (left, _)) = (self.params.walk, self.spec.mask.reach());
+        let (lens, position) = (work.lens, self.positions(work, row));
+        let modify = self.spec.softcap.then(|| Box::new(softcap) as _);
+        if let Some(rows) = self.params.intervals {
+            let visible = self.visible_by_intervals(work, row, rows, position);
+            return Scores { modify, visible, in_bits: true };
+        }
+        Scores {
+            modify,
+            visible: Box::new(move |half| {
+                let Position(row) = position(half);
+                let keys = walk.keys(row, lens);
+                Visible { start: left.map(|_| keys.start), end: keys.end, other: None }
+            }),
+            in_bits: false,
+        }
+    }
+
+    /// The keys that the thread's rows see by their intervals, and by the mask beside them.
+    #[track_caller]
+    fn visible_by_intervals(
+        &self,
+        work: &WorkTile<'k>,
+        row: ThreadRow<'k>,
+        rows: IntervalRows<InKernel<'k>>,
+        position: Box<dyn Fn(Half) -> Position<'k> + 'k>,
+    ) -> Box<dyn Fn(Half) -> Visible<'k> + 'k> {
+        let (b, lens, walk) = (self.builder, work.lens, self.params.walk);
+        match row {
+            ThreadRow::OfHead(_) => {
+                let of_head = rows.of_tile(work);
+                Box::new(move |half| rows.visible(b, of_head, position(half), lens, walk.tiling()))
+            }
+            ThreadRow::OfHeads(row) => {
+                let (batch, first) = (work.batch, work.varlen.map(|varlen| varlen.q_row));
+                let (pack, group) = (self.spec.pack, work.head);
+                Box::new(move |half| {
+                    let head = group.mad(pack, row.head(half));
+                    let of_head = rows.of_sequence([batch, head], first);
+                    rows.visible(b, of_head, position(half), lens, walk.tiling())
+                })
+            }
+        }
     }
 }

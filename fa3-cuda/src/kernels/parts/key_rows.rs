@@ -12,7 +12,7 @@ pub(crate) enum SequenceRows<'k> {
     /// `count` rows from row `first` of memory on.
     Of { first: U32<'k>, count: U32<'k> },
     /// Rows that a list names, in units of memory, of K (0) or V (1).
-    Listed(ListSpan<'k>, usize),
+    Listed(Box<ListSpan<'k>>, usize),
 }
 
 /// The keys of a head of a sequence, whose blocks are loaded from the last to the first, or from the first to the last
@@ -109,8 +109,8 @@ impl<'k> BlockRows<'k> {
                     let row = first + row;
                     row.lt(*count).select(*begin + row, NOWHERE)
                 }
-                &SequenceRows::Listed(span, of) => {
-                    span.units([span.number(first), row], self.pages[at].get())[of]
+                SequenceRows::Listed(span, of) => {
+                    span.units([span.number(first), row], self.pages[at].get())[*of]
                 }
             };
             to.set(exists.map_or(found, |exists| exists.select(found, NOWHERE)));
