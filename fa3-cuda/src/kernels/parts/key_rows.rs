@@ -6,6 +6,7 @@ use super::lists::ListSpan;
 use super::pages::{NOWHERE, PageSpan};
 
 /// The rows of a sequence in memory.
+#[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
 pub(crate) enum SequenceRows<'k> {
     /// Rows of pages.
     OfPages(PageSpan<'k>),

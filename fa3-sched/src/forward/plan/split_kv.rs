@@ -3,12 +3,13 @@
 //! Stream-K and FlashAttention.
 
 mod fixed_size;
+mod known;
 mod tiles;
 
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Dtype, Feature, Known, Problem, TensorName};
+use fa3_types::{Dtype, Problem, TensorName};
 
 use super::varlen::{latent_rows, memory_rows};
 use crate::combine::Team;
@@ -16,68 +17,8 @@ use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
 use crate::packed::{self, MemoryRows, Side};
 use crate::{DeviceLimits, ListedRows, SeqLens, Tiling, WorkDecomposition};
 use fixed_size::{merges_splits, split_blocks, with_more_rows};
+use known::known;
 use tiles::tile;
-
-/// The features that split-KV kernels compute. They dequantize e4m3 to 16 bits.
-const KNOWN: Known = Known::new(
-    "the split-KV forward kernels",
-    &[
-        Feature::Window,
-        Feature::Chunks,
-        Feature::Intervals,
-        Feature::SoftCap,
-        Feature::Sinks,
-        Feature::Qv,
-        Feature::E4m3,
-        Feature::E4m3Keys,
-        Feature::Packed,
-        Feature::Used,
-        Feature::Pages,
-        Feature::Index,
-        Feature::Leftpad,
-        Feature::LseForm,
-        Feature::MaxLogits,
-    ],
-);
-
-/// The features that they compute over lists of keys.
-const LISTED: Known = Known::new(
-    "the forward kernels of listed keys",
-    &[
-        Feature::SoftCap,
-        Feature::Sinks,
-        Feature::Qv,
-        Feature::Used,
-        Feature::Lists,
-        Feature::Extra,
-        Feature::LseForm,
-        Feature::MaxLogits,
-    ],
-);
-
-/// The features that they compute over lists of rows with their own scales.
-const SCALED: Known = Known::new(
-    "the forward kernels of listed rows with their own scales",
-    &[
-        Feature::SoftCap,
-        Feature::Sinks,
-        Feature::Qv,
-        Feature::RowScales,
-        Feature::Used,
-        Feature::Lists,
-        Feature::LseForm,
-        Feature::MaxLogits,
-    ],
-);
-
-/// The features that the kernels of such a problem compute.
-fn known(problem: &Problem) -> Known {
-    match (problem.seqs_k().list(), problem.v_scales()) {
-        (Some(_), Some(_)) => SCALED,
-        (Some(_), None) => LISTED,
-        (None, _) => KNOWN,
-    }
-}
 
 /// Rows of a tile: the rows of one consumer warpgroup, or of two that divide the columns of O.
 pub(super) const ROWS: u32 = 64;

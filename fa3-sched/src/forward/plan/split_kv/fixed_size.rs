@@ -2,7 +2,8 @@
 
 use fa3_types::{Dtype, Problem};
 
-use super::{MOST_ITERATIONS, known, rows_of_lse};
+use super::known::known;
+use super::{MOST_ITERATIONS, rows_of_lse};
 use crate::DeviceLimits;
 use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
 use crate::packed::PageLayout;
