@@ -272,7 +272,7 @@ const OPERATIONS: [&str; 17] = [
 /// A function of a score, with values for its numbers and tables.
 ///
 /// # Panics
-/// Never.
+/// Never: the texts are valid.
 pub fn score_function() -> impl Strategy<Value = ScoreFunction> {
     let text = select(OPERANDS.to_vec()).prop_map(str::to_owned).prop_recursive(4, 10, 2, |operand| {
         (operand.clone(), operand, select(OPERATIONS.to_vec())).prop_map(|(a, b, operation)| {
