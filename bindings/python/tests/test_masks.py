@@ -121,7 +121,7 @@ USED = dict(all=(ROWS, KEYS), some=([4, 0, 5, 0, 3], [6, 0, 2, 3, 0]))
 
 
 def packed(device, used="all", **options):
-    """Rows and keys by `masks.packed` of these sequences."""
+    """Returns the rows and keys of these sequences."""
     ends_q, ends_k = (torch.tensor([0, *x]).cumsum(0).to(device, I32) for x in (ROWS, KEYS))
     lists = {} if used == "all" else dict(zip(("seqused_q", "seqused_k"), on(device, *USED[used])))
     return masks.packed(ends_q, sum(ROWS) + BEHIND, cu_seqlens_k=ends_k, **lists, **options)

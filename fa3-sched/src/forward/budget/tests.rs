@@ -126,7 +126,7 @@ fn columns_of_o_are_shared() {
     let converted = CtaTile { precision: Precision::Converted { q: false }, ..row };
     let few = CtaTile { head_dim: 64, head_dim_v: 128, ..converted };
     let Registers { producer, converter, consumer, second, .. } = converted.registers();
-    assert_eq!((producer, converter, consumer, second), (Some(120), None, 216, Some(168)));
+    assert_eq!((producer, converter, consumer, second), (Some(104), None, 208, Some(192)));
     assert_eq!((converted.smem(), converted.threads()), (row.smem(), row.threads()));
     assert!([row, small, converted, few].into_iter().all(|tile| tile.check(&H100).is_ok()));
     for tile in [
