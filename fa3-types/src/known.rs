@@ -65,8 +65,8 @@ impl KnownProblem {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`KnownProblem::new`], except the one of the mask. [`ProblemError::NoIntervals`] if the mask has no
-    /// intervals, [`ProblemError::IntervalsCount`] if the number of bounds is wrong.
+    /// The errors of [`KnownProblem::new`], except the one of the mask. [`ProblemError::NoIntervals`] if the mask has
+    /// none, [`ProblemError::IntervalsCount`] if the number of bounds is wrong.
     pub fn with_intervals(
         problem: Problem,
         rows_q: SequenceRows,

@@ -305,9 +305,9 @@ impl Problem {
         self.k.dtype != self.q.dtype
     }
 
-    /// The scales of V's rows, f32, if V is e4m3 beside K of 16 bits, as in FlashMLA's caches: (batch, seqlen, heads_kv,
-    /// groups), a scale for each group of [`SCALED_COLUMNS`] columns. The scales of a row are as far from the scales of
-    /// the next as V's rows are. A code times its scale is rounded to Q's type, once.
+    /// The scales of V's rows, f32, if V is e4m3 beside K of 16 bits, as in FlashMLA's caches. Their shape is (batch,
+    /// seqlen, heads_kv, groups), a scale for each group of [`SCALED_COLUMNS`] columns. The scales of a row are as far
+    /// from the scales of the next as V's rows are. A code times its scale is rounded to Q's type, once.
     pub fn v_scales(&self) -> Option<TensorDesc> {
         (self.v.dtype != self.k.dtype).then(|| {
             let bytes = Dtype::F32.bytes() as i64;

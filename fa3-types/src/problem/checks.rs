@@ -3,7 +3,7 @@
 use super::HEAD_DIM_LIMIT;
 use crate::{Dim, Dtype, ProblemError, Sequences, Shape, TensorDesc, TensorName};
 
-/// Checks that Q, K and V have one type, or that Q has 16 bits and K and V are e4m3, or that V is e4m3 beside Q and K of
+/// Checks that Q, K and V have one type, or that Q has 16 bits and K and V are e4m3, or that V is e4m3 and Q and K are
 /// bf16.
 pub(super) fn check_dtypes(q: Dtype, k: Dtype, v: Dtype, o: Dtype) -> Result<(), ProblemError> {
     let may_convert = matches!(q, Dtype::F16 | Dtype::Bf16);
