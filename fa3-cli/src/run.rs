@@ -76,7 +76,7 @@ Examples:
   fa3 run qkv.safetensors --causal --prefix layer0. -o out.safetensors
   fa3 run model.safetensors --q q_proj.output --k k_proj.output --v v_proj.output --layout fused --head-dim 128 --dtype bf16
   fa3 run packed.safetensors --cu-seqlens-q 0,100,300
-  fa3 run qkv.safetensors --causal --score 's + slope[h] * (k - q)' --table slope=0.5,0.25 --check
+  fa3 run qkv.safetensors --causal --score 's+slope[h]*(k-q)' --table slope=0.5,0.25 --check
   fa3 run qkv.safetensors --check --backward -o gradients.safetensors --json report.json
   fa3 run q.npy k.npy v.npy --window 256,0 -o o.npy --lse lse.npy
 
