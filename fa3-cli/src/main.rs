@@ -79,7 +79,7 @@ enum Verb {
     /// Measures the forward pass on a GPU, next to the paper's Figure 5 and Table 2
     #[command(long_about = bench::ABOUT)]
     Bench(bench::Options),
-    /// Makes one page of the FlashAttention-3 paper's figures, tables and claims, next to this machine's numbers
+    /// Makes a page of the paper's figures and claims, next to this machine's numbers
     #[command(long_about = reproduce::ABOUT)]
     Reproduce(reproduce::Options),
     /// Looks for tiles and orders of tiles that are faster on a GPU than the table's

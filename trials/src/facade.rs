@@ -72,13 +72,13 @@ pub(crate) fn call<T: Scalar, R>(
         Array4::from_shape_vec(dims, of.bounds().to_vec()).expect("a known problem has them all")
     });
     let mut attention = Attention::new(q.view(), k.view(), v.view())
+        .mask(problem.mask().without_intervals())
         .softmax_scale(problem.softmax_scale().natural())
         .seqused_q(&used_q)
         .seqused_k(&used_k);
-    attention = match &intervals {
-        Some(intervals) => attention.intervals(intervals),
-        None => attention.mask(problem.mask()),
-    };
+    if let Some(intervals) = &intervals {
+        attention = attention.intervals(intervals);
+    }
     if let Some(cap) = problem.softcap() {
         attention = attention.softcap(cap.bound());
     }

@@ -305,7 +305,7 @@ fn help_has_examples() {
     let (_, verbs) = help.split_once("Commands:\n").unwrap();
     let verbs = verbs.lines().take_while(|line| !line.is_empty());
     let verbs: Vec<&str> = verbs.filter_map(|line| line.split_whitespace().next()).collect();
-    let expected = "run quantize accuracy bench tune plan kernels ir ptx export vector sass sim archive doctor completions help";
+    let expected = "run quantize accuracy bench reproduce tune plan kernels ir ptx export vector sass sim archive doctor completions help";
     assert_eq!(verbs.join(" "), expected);
     assert_eq!(fa3("--version").succeeded(), format!("fa3 {}\n", env!("CARGO_PKG_VERSION")));
 }
