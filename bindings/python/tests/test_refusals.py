@@ -258,7 +258,7 @@ REFUSED = dict(
         ("out is torch.float32 (2, 1, 4, 32), expected torch.bfloat16 (2, 1, 4, 64): (batch, seqlen_q, heads_q, head_dim_v)", dict(out=floats(2, 1, 4, 32))),
         ("s_aux is torch.float32 (3,), expected torch.float32, torch.float16 or torch.bfloat16 (4,): (heads_q,)", dict(s_aux=floats(3))),
         ("qv has head_dim 32, expected 64", dict(qv=shape(2, 1, 4, 32))),
-        ("k_cache is torch.float8_e4m3fn and v_cache is torch.bfloat16, expected both of one type", dict(k_cache=shape(2, 9, 2, 64, dtype=E4M3))),
+        ("k_cache is torch.float8_e4m3fn and v_cache is torch.bfloat16, expected both of one type, or v_cache of torch.float8_e4m3fn beside q and k_cache of torch.bfloat16", dict(k_cache=shape(2, 9, 2, 64, dtype=E4M3))),
         ("k_cache is torch.float8_e4m3fn, expected torch.float32 like q", CODES_CACHED | dict(q=floats(2, 1, 4, 64))),
         ("k_descale is torch.float32 (1, 2), expected torch.float32 (2, 2): (sequences, heads_kv)", CODES_CACHED | dict(k_descale=floats(1, 2))),
     ],
