@@ -73,13 +73,9 @@ fn forward_of<T: Scalar<Output = T>>(
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
         (qkv::<T>(spec, memory)?, qv, intervals(problem, memory)?, sink(problem, memory)?, o, lse)
     };
-    let attention = lists.given(attention(problem, qkv, sink));
+    let attention = lists.given(attention(problem, qkv, sink, intervals));
     let attention = match qv {
         Some(qv) => attention.qv(qv),
-        None => attention,
-    };
-    let attention = match intervals {
-        Some(intervals) => attention.intervals(intervals),
         None => attention,
     };
     match lse {

@@ -62,7 +62,7 @@ fn forward_of<T: Scalar<Output = T>>(
         let lists = Lists::of(&spec, memory)?;
         (qkv, lists, rotation, memory.view_mut("o", problem.o())?, of_rows("lse", problem, memory)?)
     };
-    let mut fp8 = lists.given(attention(problem, qkv, None)).fp8();
+    let mut fp8 = lists.given(attention(problem, qkv, None, None)).fp8();
     if let Some((table, q, k)) = &rotation {
         fp8 = fp8.rotary(table).first_positions(q.first(), k.first());
         if let RowPositions::Listed(list) = q {

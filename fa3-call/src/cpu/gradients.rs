@@ -85,11 +85,7 @@ fn backward_of<T: Scalar<Output = T>>(
     if let Some(dlse) = dlse {
         given = given.dlse(ArrayView3::from_shape(of_lse, dlse).expect("one element for each index"));
     }
-    let attention = lists.given(attention(forward, qkv, sink));
-    let attention = match intervals {
-        Some(intervals) => attention.intervals(intervals),
-        None => attention,
-    };
+    let attention = lists.given(attention(forward, qkv, sink, intervals));
     let computed = attention.backward(&Device::Cpu, &output, given)?;
     for (mut to, from) in gradients.into_iter().zip([&computed.dq, &computed.dk, &computed.dv]) {
         to.assign(from);

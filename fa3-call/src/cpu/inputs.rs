@@ -35,10 +35,15 @@ pub(super) fn attention<'a, T: Scalar>(
     problem: &Problem,
     [q, k, v]: [ArrayView4<'a, T>; 3],
     sink: Option<&'a [f32]>,
+    intervals: Option<ArrayView4<'a, i32>>,
 ) -> Attention<'a, T> {
     let attention = Attention::new(q, k, v).for_problem(problem);
-    match sink {
+    let attention = match sink {
         Some(sink) => attention.sink(sink),
+        None => attention,
+    };
+    match intervals {
+        Some(intervals) => attention.intervals(intervals),
         None => attention,
     }
 }

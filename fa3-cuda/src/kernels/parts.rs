@@ -15,6 +15,7 @@ pub(crate) mod lists;
 pub(crate) mod lookup;
 pub(crate) mod lse_form;
 pub(crate) mod out;
+pub(crate) mod over_warp;
 pub(crate) mod pages;
 pub(crate) mod ping_pong;
 pub(crate) mod ragged;

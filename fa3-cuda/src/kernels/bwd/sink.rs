@@ -14,6 +14,7 @@ use super::scratch::{Scratch, pairs};
 use super::spec::BwdSpec;
 use crate::kernels::params::{Declare, Fill, Form, Host, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::lookup::SequenceForm;
+use crate::kernels::parts::over_warp::over_warp;
 use crate::kernels::{Spec, tensors};
 
 const WARPS: u32 = 32;
@@ -114,20 +115,14 @@ pub(super) fn kernel(sequences: SequenceForm) -> Kernel {
         });
 
         let parts = b.address(parts);
-        let part = over_warp(sum.get());
+        let part = over_warp(sum.get(), |x, y| x + y);
         b.once_per_warp(|| b.store(warp.mad(4, parts), part));
         b.sync(stored);
         b.if_uniform(warp.eq(0), || {
-            let sum = over_warp(b.load::<F32>(lane.mad(4, parts)));
+            let sum = over_warp(b.load::<F32>(lane.mad(4, parts)), |x, y| x + y);
             b.once_per_warp(|| b.store(head.mad_wide(4, params.dsink), sum));
         });
     })
-}
-
-/// The sum of `x` over the lanes of a warp, in each lane.
-#[track_caller]
-fn over_warp(x: V<'_, F32>) -> V<'_, F32> {
-    [16, 8, 4, 2, 1].into_iter().fold(x, |x, lanes| x + x.shfl_bfly(lanes))
 }
 
 /// Adds the buffers of sinks and of their gradient, and the step that computes the gradient.

@@ -7,6 +7,7 @@ use fa3_sched::backward::TileSplit;
 
 use crate::kernels::params::{Declare, Form, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::key_tiles::{Header, KeyTiles, SplitTile};
+use crate::kernels::parts::over_warp::over_warp;
 
 params! {
     struct SplitTilesParams {
@@ -39,7 +40,7 @@ pub(super) fn kernel() -> Kernel {
         b.sync_cta();
         let sum = b.var("units", 0);
         params.for_each_tile(b, |_, of_tile| sum.update(|sum| sum + of_tile));
-        let of_warp = [16, 8, 4, 2, 1].into_iter().fold(sum.get(), |sum, lanes| sum + sum.shfl_bfly(lanes));
+        let of_warp = over_warp(sum.get(), |x, y| x + y);
         b.once_per_warp(|| b.reduce_add_u32(units, of_warp));
         b.sync_cta();
 

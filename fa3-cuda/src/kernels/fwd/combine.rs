@@ -24,6 +24,7 @@ use crate::kernels::params::{Declare, Fill, Form, Host, InKernel, Pass, Side, pa
 use crate::kernels::parts::combine::{Combine, Combined, Part};
 use crate::kernels::parts::geometry::sides;
 use crate::kernels::parts::lse_form::StoredLse;
+use crate::kernels::parts::over_warp::over_warp;
 use crate::kernels::parts::reduction::Reduction;
 use crate::kernels::parts::shares::{ShareForm, Shares};
 use crate::kernels::parts::strided::Strided;
@@ -236,8 +237,7 @@ impl FwdCombineSpec {
                 let number = (first + b.lane_id()).min(parts - 1);
                 largest.update(|x| x.max(b.load(part(number).lse + from)));
             });
-            let of_lanes = largest.get();
-            let of_row = [16, 8, 4, 2, 1].into_iter().fold(of_lanes, |x, lanes| x.max(x.shfl_bfly(lanes)));
+            let of_row = over_warp(largest.get(), |x, y| x.max(y));
             let is_first = (b.tid() & (32 * self.team.warps - 1)).eq(0);
             b.guarded(is_there & is_first, || b.store(to + (number << 2), of_row));
         }

@@ -261,8 +261,7 @@ impl<'k> Converter<'k> {
         seen.store(rows.found().map(|(key, row)| (says.select(key, u32::MAX), row)));
     }
 
-    /// Converts the next block of a work tile, in the order of loads. `done` keys have been converted
-    /// before, of `all`.
+    /// Converts the next block of a work tile, in the order of loads. `done` keys have been converted before, of `all`.
     #[track_caller]
     pub(super) fn convert(&mut self, keys: &[KeyRows<'k>], [done, all]: [U32<'k>; 2]) {
         let mut found = vec![false; keys.len()];

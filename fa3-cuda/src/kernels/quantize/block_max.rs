@@ -2,6 +2,8 @@
 
 use fa3_ir::lang::*;
 
+use crate::kernels::parts::over_warp::over_warp;
+
 /// Shared memory and a barrier, by which maxima are computed one after another.
 pub(super) struct BlockMax<'k> {
     builder: &'k Builder,
@@ -52,7 +54,7 @@ impl<'k> BlockMax<'k> {
     /// The maximum of `x` over all threads, in each thread. `x` is not NaN.
     #[track_caller]
     pub(super) fn of(&self, x: V<'k, F32>) -> V<'k, F32> {
-        let x = [16, 8, 4, 2, 1].into_iter().fold(x, |x, lanes| x.max(x.shfl_bfly(lanes)));
+        let x = over_warp(x, |x, y| x.max(y));
         match &self.met {
             Met::Here { barrier, offset } => self.over_cta(x, *barrier, *offset),
             Met::Across { told, theirs, number } => self.over_both(x, *told, *theirs, *number),
