@@ -13,8 +13,6 @@ pub struct Family {
     /// Small problems to run under many schedules. They have several tiles per CTA and more blocks than pipeline
     /// stages.
     pub small: fn() -> Vec<Trial>,
-    /// Number of random schedules for each of `small`.
-    pub schedules: u64,
     /// Kernels to mutate.
     pub targets: fn() -> Vec<Target>,
 }
@@ -22,26 +20,25 @@ pub struct Family {
 /// Every family.
 pub fn families() -> [Family; 11] {
     [
-        family("ladder", 10, ladder::rungs, || ladder::small_rungs(3), ladder::targets),
-        family("fwd", 3, fwd::trials, fwd::small, forward_targets),
-        family("wide", 3, fwd::wide::trials, fwd::wide::small, wide_targets),
-        family("intervals", 3, intervals::trials, intervals::small, intervals::targets),
-        family("bwd", 3, bwd::trials, bwd::small, bwd::targets),
-        family("quantize", 10, quantize::trials, quantize::small, quantize::targets),
-        family("packed", 20, packed::trials, packed::small, packed::targets),
-        family("cache", 3, cache::trials, cache::small, cache::targets),
-        family("sparse", 3, sparse::trials, sparse::small, sparse::targets),
-        family("combine", 20, combine::trials, combine::small, combine::targets),
-        family("append", 20, append::trials, append::small, append::targets),
+        family("ladder", ladder::rungs, || ladder::small_rungs(3), ladder::targets),
+        family("fwd", fwd::trials, fwd::small, forward_targets),
+        family("wide", fwd::wide::trials, fwd::wide::small, wide_targets),
+        family("intervals", intervals::trials, intervals::small, intervals::targets),
+        family("bwd", bwd::trials, bwd::small, bwd::targets),
+        family("quantize", quantize::trials, quantize::small, quantize::targets),
+        family("packed", packed::trials, packed::small, packed::targets),
+        family("cache", cache::trials, cache::small, cache::targets),
+        family("sparse", sparse::trials, sparse::small, sparse::targets),
+        family("combine", combine::trials, combine::small, combine::targets),
+        family("append", append::trials, append::small, append::targets),
     ]
 }
 
 fn family(
     name: &'static str,
-    schedules: u64,
     trials: fn(u64) -> Vec<Trial>,
     small: fn() -> Vec<Trial>,
     targets: fn() -> Vec<Target>,
 ) -> Family {
-    Family { name, trials, small, schedules, targets }
+    Family { name, trials, small, targets }
 }
