@@ -36,9 +36,9 @@ fn mutants_die_by_the_rule_they_break() {
     }
 }
 
-/// The covering selection has every line and every kernel that an operator can break, and no mutant twice.
+/// The covering selection has every line that an operator can break, and no line twice.
 #[test]
-fn every_line_and_every_kernel_is_broken_by_every_operator() {
+fn every_line_is_broken_by_every_operator() {
     let targets: Vec<Target> = families()
         .iter()
         .filter(|family| family.name == "quantize")
@@ -48,15 +48,7 @@ fn every_line_and_every_kernel_is_broken_by_every_operator() {
     let lines = |of: &[Chosen<'_>]| -> BTreeSet<(&str, Source)> {
         of.iter().map(|(operator, _, mutant)| (operator.name, mutant.source)).collect()
     };
-    let kernels = |of: &[Chosen<'_>]| -> BTreeSet<(&str, String)> {
-        of.iter().map(|(operator, target, _)| (operator.name, target.name.clone())).collect()
-    };
-    let sites: BTreeSet<(&str, &str, &str)> = chosen
-        .iter()
-        .map(|(operator, target, mutant)| (operator.name, target.name.as_str(), mutant.site.as_str()))
-        .collect();
     assert_eq!(lines(&chosen), lines(&all));
-    assert_eq!(kernels(&chosen), kernels(&all));
-    assert_eq!(sites.len(), chosen.len());
+    assert_eq!(lines(&chosen).len(), chosen.len());
     assert!(chosen.len() < all.len() / 2, "{} of {}", chosen.len(), all.len());
 }

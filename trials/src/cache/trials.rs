@@ -25,14 +25,16 @@ const KEYS: [Keys; 12] = [
     Keys::Pages(Pages::of(12).padded()),
     Keys::Pages(Pages::of(64).padded().indexed()),
 ];
-const QUERIES: [Queries; 6] = [
-    Queries::Dense(1),
-    Queries::Dense(4),
-    Queries::InPart(5),
-    Queries::Packed(3),
-    Queries::Packed(20),
-    Queries::Dense(70),
-];
+const QUERIES: [Queries; 6] =
+    [Queries::Dense(1), Queries::Dense(4), Queries::InPart(5), Queries::Packed(3), Queries::Packed(20), LONG];
+/// A prompt: more rows than a tile.
+const LONG: Queries = Queries::Dense(70);
+
+/// `queries`, or fewer of a prompt whose query heads share a tile: many heads make many rows.
+fn of_heads(queries: Queries, (heads_q, heads_kv): (usize, usize)) -> Queries {
+    if queries == LONG && heads_q / heads_kv > 4 { Queries::Dense(15) } else { queries }
+}
+
 /// heads_q and heads_kv: MHA, GQA groups that fill a tile's rows, and groups that do not.
 const HEADS: [(usize, usize); 7] = [(1, 1), (4, 1), (6, 2), (16, 1), (3, 3), (9, 1), (10, 1)];
 const COLUMNS: [(usize, usize); 5] = [(64, 64), (128, 128), (96, 96), (192, 128), (40, 72)];
@@ -102,12 +104,7 @@ fn of_e4m3() -> impl Iterator<Item = Case> {
             Keys::Pages(Pages::of(64).padded().indexed()),
         ]),
         columns: levels.pick(&[(128, 128), (64, 64), (96, 96), (192, 128), (256, 256), (48, 80)]),
-        queries: levels.pick(&[
-            Queries::Dense(1),
-            Queries::InPart(5),
-            Queries::Packed(3),
-            Queries::Dense(70),
-        ]),
+        queries: levels.pick(&[Queries::Dense(1), Queries::InPart(5), Queries::Packed(3), LONG]),
         heads: levels.pick(&[(4, 1), (6, 2), (16, 1), (3, 3)]),
         lengths: levels.pick(&[&[400][..], &[0, 1, 64, 65, 200, 0], &[130; 3]]).to_vec(),
         split_keys: levels.pick(&SPLITS),
@@ -115,16 +112,19 @@ fn of_e4m3() -> impl Iterator<Item = Case> {
         e4m3_keys: true,
         ..of_options(levels)
     });
+    let converted = converted.into_iter();
+    let converted =
+        converted.map(|case| Case { queries: of_heads(case.queries, case.heads), ..case }).collect();
     // FP8 kernels; kernels that dequantize, with split-KV; kernels that copy row by row.
     let of_q = [
-        (Keys::Pages(Pages::of(16)), Queries::Dense(70), (64, 64), SPLITS[0]),
+        (Keys::Pages(Pages::of(16)), LONG, (64, 64), SPLITS[0]),
         (Keys::Pages(Pages::of(64)), Queries::Packed(20), (128, 128), SPLITS[1]),
         (Keys::Pages(Pages::of(8)), Queries::Dense(1), (256, 256), SPLITS[1]),
         (Keys::IndexedPadded, Queries::InPart(5), (128, 128), SPLITS[0]),
         (Keys::Pages(Pages::of(8)), Queries::Dense(1), (256, 256), SPLITS[0]),
         (Keys::Pages(Pages::of(16)), Queries::Packed(3), (192, 192), SPLITS[2]),
         (Keys::Pages(Pages::of(1)), Queries::Packed(3), (96, 96), SPLITS[0]),
-        (Keys::Pages(Pages::of(64).padded().indexed()), Queries::Dense(70), (128, 128), SPLITS[1]),
+        (Keys::Pages(Pages::of(64).padded().indexed()), LONG, (128, 128), SPLITS[1]),
         (Keys::Pages(Pages::of(12)), Queries::Packed(20), (256, 256), SPLITS[1]),
     ];
     let of_q = of_q.map(|(keys, queries, columns, split_keys)| {
@@ -146,8 +146,8 @@ fn of_features(levels: &mut Levels) -> Case {
         || (0..37).map(|i| if i == 20 { 400 } else { [i % 7 * 5, 0, 0][i % 3] }).collect(),
     ])();
     // If there are many sequences, they have few rows.
-    let has_many = matches!(queries, Queries::Dense(70) | Queries::Packed(20));
-    let queries = if has_many && lengths.len() > 10 { Queries::Dense(2) } else { queries };
+    let has_many = matches!(queries, LONG | Queries::Packed(20));
+    let queries = if has_many && lengths.len() > 10 { Queries::Dense(2) } else { of_heads(queries, heads) };
     let (split_keys, mask) = (levels.pick(&SPLITS), levels.pick(&MASKS));
     let columns = levels.pick(&COLUMNS);
     Case { lengths, keys, queries, heads, columns, mask, split_keys, ..of_options(levels) }
@@ -158,6 +158,7 @@ fn of_intervals(levels: &mut Levels) -> Case {
     let keys = [KEYS[0], KEYS[3], KEYS[5], KEYS[7], KEYS[8], KEYS[10]];
     let (kind, per_head) = (levels.pick(&Kind::ALL), levels.pick(&[false, true]));
     let (keys, queries, heads) = (levels.pick(&keys), levels.pick(&QUERIES), levels.pick(&HEADS[1..4]));
+    let queries = of_heads(queries, heads);
     let lengths = levels.pick(&[&[500][..], &[0, 1, 64, 65, 300, 0], &[130; 3]]).to_vec();
     let (split_keys, mask) = (levels.pick(&SPLITS), levels.pick(&[Mask::None, MASKS[0], MASKS[2], MASKS[5]]));
     Case {
@@ -217,9 +218,9 @@ pub(crate) fn small() -> Vec<Trial> {
     let cases = [
         Case { lengths: vec![500, 20, 130], ..SMALL },
         Case { lengths: vec![700], heads: (3, 1), queries: Queries::Packed(4), ..SMALL },
-        Case { lengths: vec![200, 90], split_keys: None, queries: Queries::Dense(70), ..SMALL },
+        Case { lengths: vec![200, 90], split_keys: None, queries: LONG, ..SMALL },
         Case { lengths: vec![500, 20, 130], split_keys: SPLITS[2], ..SMALL },
-        Case { lengths: vec![300, 90], split_keys: SPLITS[3], queries: Queries::Dense(70), ..SMALL },
+        Case { lengths: vec![300, 90], split_keys: SPLITS[3], queries: LONG, ..SMALL },
         Case { lengths: vec![500, 20], split_keys: SPLITS[3], split_bytes: Some(0), ..SMALL },
         Case { lengths: vec![200, 90, 3], keys: Keys::IndexedPadded, mask: chunks(70, None), ..SMALL },
         Case { lengths: vec![300, 20, 130], keys: Keys::Pages(Pages::of(1)), ..SMALL },
@@ -233,7 +234,7 @@ pub(crate) fn small() -> Vec<Trial> {
         Case {
             lengths: vec![200, 90],
             split_keys: None,
-            queries: Queries::Dense(70),
+            queries: LONG,
             intervals: Some((Kind::SinkAndWindow, false)),
             ..SMALL
         },
@@ -241,16 +242,10 @@ pub(crate) fn small() -> Vec<Trial> {
             lengths: vec![200, 90],
             keys: Keys::Pages(Pages::of(4).padded().indexed()),
             split_keys: None,
-            queries: Queries::Dense(70),
+            queries: LONG,
             ..SMALL
         },
-        Case {
-            lengths: vec![200, 90],
-            e4m3_keys: true,
-            split_keys: None,
-            queries: Queries::Dense(70),
-            ..SMALL
-        },
+        Case { lengths: vec![200, 90], e4m3_keys: true, split_keys: None, queries: LONG, ..SMALL },
     ];
     cases.into_iter().map(Case::trial).collect()
 }

@@ -26,9 +26,9 @@ fn taken_apart(targets: &[Target]) -> Vec<(&Target, Anatomy<'_>)> {
     targets.iter().map(|target| (target, Anatomy::new(target.kernel()))).collect()
 }
 
-/// A covering selection: every operator breaks every source line and every kernel that it can break. Kernels share most
-/// of their lines. A kernel may also repeat a line, in prologues, loops and roles: the first and the last repetition
-/// are taken in turns.
+/// A covering selection: every operator breaks every source line that it can break, in the first kernel that has it.
+/// Kernels share most of their lines. A kernel may also repeat a line, in prologues, loops and roles: the first and the
+/// last repetition are taken in turns.
 pub fn covering(targets: &[Target]) -> Vec<Chosen<'_>> {
     let (mut chosen, kernels) = (Vec::new(), taken_apart(targets));
     for operator in operators() {
@@ -38,11 +38,7 @@ pub fn covering(targets: &[Target]) -> Vec<Chosen<'_>> {
             for mutant in target.mutants(anatomy, operator) {
                 places.entry(mutant.source).or_default().push(mutant);
             }
-            let any_new = places.keys().any(|source| !broken.contains(source));
-            for (index, (source, mut mutants)) in places.into_iter().enumerate() {
-                if !broken.insert(source) && (any_new || index > 0) {
-                    continue;
-                }
+            for (_, mut mutants) in places.into_iter().filter(|(source, _)| broken.insert(*source)) {
                 let place = if chosen.len().is_multiple_of(2) { 0 } else { mutants.len() - 1 };
                 chosen.push((operator, *target, mutants.swap_remove(place)));
             }
