@@ -45,6 +45,8 @@ def judge(results, q, k, v, rows):
 def test_pages(device, case, appends):
     """The last page is no other page, so that a new row changes one key."""
     options, seen = case
+    if device == "cpu" and options.keys() & {"split_keys", "num_splits"}:
+        pytest.skip("the CPU always splits keys in the same way")
     options = {name: torch.tensor(x, dtype=I32, device=device) if isinstance(x, list) else x for name, x in options.items()}
     q, k, v = (normal(n, PAGE_ROWS, 1, 64, seed=i, device=device) for i, n in enumerate((1, 4, 4)))
     q = q[:, :2].transpose(1, 2)
