@@ -200,7 +200,7 @@ mod tests {
         let v = quantized(2, Scaling::Channel, None);
         let attention = Attention::of_quantized(&q, &k, &v);
         let (problem, Descales { of: [of_q, of_k, of_v], v_mean }) =
-            attention.descaled([&q, &k, &v]).unwrap();
+            attention.descaled([&q, &k, &v], false).unwrap();
         assert!(!problem.has_block_scales() && problem.has_v_channels());
         assert_eq!((of_q.into_raw_vec_and_offset().0, of_k[[0, 1, 0]]), (vec![1.0, 2.0], 1.0));
         assert_eq!((of_v, v_mean), (v.scales.clone(), v.mean.clone()));
@@ -216,7 +216,7 @@ mod tests {
                 let v = quantized(2, Scaling::Block { rows: 128 }, packed);
                 let attention = Attention::of_quantized(&q, &k, &v);
                 let attention = packed.map_or(attention.clone(), |ends| attention.packed(ends, ends));
-                let (problem, Descales { of, .. }) = attention.descaled([&q, &k, &v]).unwrap();
+                let (problem, Descales { of, .. }) = attention.descaled([&q, &k, &v], false).unwrap();
                 assert_eq!(of.each_ref().map(|x| x.shape().to_vec()), problem.descale_shapes());
                 for (x, of, rows) in [(&q, &of[0], rows), (&k, &of[1], 128), (&v, &of[2], 128)] {
                     for (sequence, first, row) in
@@ -242,7 +242,7 @@ mod tests {
         let refused = |of_k, of_v, ends: Option<&[i32]>| {
             let (q, k, v) =
                 (quantized(2, PER_HEAD, None), quantized(2, of_k, ends), quantized(2, of_v, None));
-            let error = Attention::of_quantized(&q, &k, &v).descaled([&q, &k, &v]).map(drop);
+            let error = Attention::of_quantized(&q, &k, &v).descaled([&q, &k, &v], false).map(drop);
             if let Err(Error::Scales { tensor, .. }) = error { Some(tensor) } else { None }
         };
         let blocks = Scaling::Block { rows: 128 };
