@@ -32,7 +32,7 @@ class Prompt:
         return torch.tensor(numbers, dtype=torch.int32, device=self.q.device)
 
     def queries(self, of):
-        """Q, and options with qv if there is one, of which `of` takes rows."""
+        """The rows of Q that `of` takes, and options with the same rows of qv, if it is given."""
         return of(self.q), {} if self.qv is None else dict(qv=of(self.qv))
 
     def packed(self, order=(0, 1, 2), **options):

@@ -204,10 +204,10 @@ def flash_attn_func(
         where q is float8_e4m3fn out_dtype or bfloat16. With return_attn_probs (O, LSE), LSE float32 (batch, heads_q,
         seqlen_q): the natural logarithm of the sum of exp(score). With return_max_logits the last result is float32
         (heads_q,), the largest score of each head in this call's batch: scaled by softmax_scale and capped, of keys
-        that a query sees, without s_aux, and -inf if there is no key. It has no gradient. A query that sees no key has O = 0, LSE = -inf and a
-        gradient of 0. NaN or an infinity in v may reach all queries of a tile that visits its key block, whether or not
-        they see its key. For float8_e4m3fn, exp(score) is rounded to e4m3, so that LSE is typically off by less than
-        0.01, and by up to 0.09 for a thousand keys.
+        that a query sees, without s_aux, and -inf if there is no key. It has no gradient. A query that sees no key has
+        O = 0, LSE = -inf and a gradient of 0. NaN or an infinity in v may reach all queries of a tile that visits its
+        key block, whether or not they see its key. For float8_e4m3fn, exp(score) is rounded to e4m3, so that LSE is
+        typically off by less than 0.01, and by up to 0.09 for a thousand keys.
 
     Raises:
         NotImplementedError: an argument is not supported yet, a number is a tensor that requires grad, or a tensor has

@@ -143,7 +143,7 @@ def attend(
 
 
 def results(o: Tensor, lse: Tensor | None, largest: Tensor | None, with_lse: bool) -> Any:
-    """The results of a function: O, LSE if it is wanted, and the largest score of each head if there is one."""
+    """The results of a function: O, LSE if it is wanted, and `largest` if it is not None."""
     found = (o, *((lse,) if with_lse else ()), *given(largest))
     return o if len(found) == 1 else found
 

@@ -193,8 +193,8 @@ def flash_attn_varlen_func(
             is its code times its scale, which is not negative. A query head uses the scale of its key/value head. None
             is 1. The descale of a 16-bit tensor is ignored, as in FlashAttention-3.
         softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, pack_gqa, deterministic, sm_margin,
-            return_attn_probs, return_max_logits, out_dtype: as in `flash_attn_func`. In each sequence the last query in use is aligned
-            with the last key in use.
+            return_attn_probs, return_max_logits, out_dtype: as in `flash_attn_func`. In each sequence the last query in
+            use is aligned with the last key in use.
         out: a tensor for O, as in `flash_attn_func`.
         s_aux: a sink for each query head, as in `flash_attn_func`. It has no effect on rows outside all sequences.
         page_table: the pages of each sequence's keys, as in `flash_attn_with_kvcache`: k and v are (pages, page_rows,
