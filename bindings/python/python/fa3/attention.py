@@ -336,7 +336,7 @@ def flash_attn_qkvpacked_func(
     with num_heads_q given.
     """
     q, k, v = arguments.unpacked(qkv, num_heads_q, "batch, seqlen")
-    return flash_attn_func(
+    return flash_attn_func(  # type: ignore[return-value]
         q,
         k,
         v,

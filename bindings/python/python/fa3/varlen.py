@@ -437,7 +437,7 @@ def flash_attn_varlen_qkvpacked_func(
     )
     arguments.tensor("cu_seqlens", cu_seqlens)
     q, k, v = arguments.unpacked(qkv, num_heads_q, "total")
-    return flash_attn_varlen_func(
+    return flash_attn_varlen_func(  # type: ignore[return-value]
         q,
         k,
         v,
