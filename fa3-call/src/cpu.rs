@@ -11,6 +11,7 @@ mod inputs;
 mod lists;
 mod memory;
 mod quantize;
+mod results;
 mod rotary;
 mod sparse;
 mod threads;

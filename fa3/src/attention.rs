@@ -4,14 +4,15 @@ use std::num::NonZeroU32;
 
 use fa3_types::{
     Intervals, KnownProblem, LseForm, Mask, Problem, ProblemSpec, ScoreFunction, SequenceRows, Shape,
-    TensorDesc, TensorName, UnknownFeature,
+    TensorDesc, TensorName,
 };
-use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
+use ndarray::{Array3, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
 use crate::cpu::keys::Keys;
 use crate::cpu::queries::Queries;
 #[cfg(feature = "cuda")]
 use crate::cuda;
+use crate::results::{Results, computed};
 use crate::scales::Scaled;
 use crate::scores::{Scores, score_setters};
 use crate::{Device, Error, Fp8, Output, Scalar};
@@ -224,7 +225,12 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// # Errors
     /// [`Error`] with the first violation.
     pub fn problem(&self) -> Result<KnownProblem, Error> {
-        let ([rows_q, rows_k], mut spec) = (self.rows()?, self.spec()?);
+        self.problem_of(false)
+    }
+
+    /// The problem, whose results may have the largest scores.
+    fn problem_of(&self, max_logits: bool) -> Result<KnownProblem, Error> {
+        let ([rows_q, rows_k], mut spec) = (self.rows()?, self.spec_of(max_logits)?);
         spec.score = None;
         let problem = match &self.intervals {
             None => spec.with_rows(rows_q, rows_k)?,
@@ -249,6 +255,11 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 
     pub(crate) fn spec(&self) -> Result<ProblemSpec, Error> {
+        self.spec_of(false)
+    }
+
+    /// The problem as plain data, whose results may have the largest scores.
+    pub(crate) fn spec_of(&self, max_logits: bool) -> Result<ProblemSpec, Error> {
         // No `..` here: every part of a call must be considered.
         let Attention {
             qkv,
@@ -270,7 +281,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         if let Some(intervals) = intervals {
             spec = spec.mask(Mask::of_intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
         }
-        spec.qv = qv.as_ref().map(contiguous);
+        (spec.qv, spec.max_logits) = (qv.as_ref().map(contiguous), max_logits);
         spec.score = score.as_ref().map(|function| function.expr().clone());
         scores.given_to(spec, [seqused_q, seqused_k].map(|used| Some(used.is_some())))
     }
@@ -311,14 +322,21 @@ impl<'a, T: Scalar> Attention<'a, T> {
         Queries { q: self.qkv[0], qv: self.qv, sink: self.scores.sink }
     }
 
-    fn on_cpu(
-        &self,
-        problem: &KnownProblem,
-        o: ArrayViewMut4<'_, T::Output>,
-        lse: ArrayViewMut3<'_, f32>,
-    ) -> Result<(), UnknownFeature> {
+    fn compute(&self, device: &Device, problem: &KnownProblem, results: Results<'_, T>) -> Result<(), Error> {
         let [_, k, v] = &self.qkv;
-        T::forward_on_cpu(problem, self.queries(), Keys::new(k, v), o, lse.insert_axis(Axis(3)))
+        match (device, self.scaled) {
+            (Device::Cpu, None) => Ok(results.compute_on_cpu(problem, self.queries(), Keys::new(k, v))?),
+            (Device::Cpu, Some(scaled)) => self.scaled_on_cpu(scaled, results),
+            #[cfg(feature = "cuda")]
+            (Device::Cuda(device), None) => {
+                Ok(cuda::forward(device, problem, self.queries(), [*k, *v], None, results)?)
+            }
+            #[cfg(feature = "cuda")]
+            (Device::Cuda(device), Some(scaled)) => {
+                let (problem, descales) = self.descaled(scaled, problem.has_max_logits())?;
+                Ok(cuda::forward(device, &problem, self.queries(), [*k, *v], Some(&descales), results)?)
+            }
+        }
     }
 
     /// `cu_seqlens` of Q and of K, if the tensors are packed.
@@ -344,25 +362,33 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// [`Error`] with the first violation.
     pub fn forward(&self, device: &Device) -> Result<Output<T::Output>, Error> {
         let problem = self.problem()?;
-        #[cfg(feature = "cuda")]
-        let [_, k, v] = self.qkv;
-        match (device, self.scaled) {
-            (Device::Cpu, None) => {
-                let (mut o, mut lse) = outputs(&problem);
-                self.on_cpu(&problem, o.view_mut(), lse.view_mut())?;
-                Ok(Output::of(&problem, o, lse))
-            }
-            (Device::Cpu, Some(scaled)) => self.scaled_on_cpu(&problem, scaled),
-            #[cfg(feature = "cuda")]
-            (Device::Cuda(device), None) => {
-                Ok(cuda::forward(device, &problem, self.queries(), [k, v], None)?)
-            }
-            #[cfg(feature = "cuda")]
-            (Device::Cuda(device), Some(scaled)) => {
-                let (problem, descales) = self.descaled(scaled)?;
-                Ok(cuda::forward(device, &problem, self.queries(), [k, v], Some(&descales))?)
-            }
-        }
+        let (output, _) = computed(&problem, |results| self.compute(device, &problem, results))?;
+        Ok(Output::of(&problem, output.o, output.lse))
+    }
+
+    /// Computes O, LSE, and the largest score of each row, of LSE's shape: scaled and capped, without the sink, and
+    /// -inf for a row that sees no key. Their maximum over a head's rows is what QK-clip compares with its threshold.
+    /// On a GPU, Q has 16 bits.
+    ///
+    /// ```
+    /// # use fa3::ndarray::Array4;
+    /// # use fa3::{Attention, Device};
+    /// let x = Array4::<f32>::from_shape_fn((1, 3, 1, 16), |(_, row, ..)| row as f32);
+    /// let (_, largest) = Attention::new(&x, &x, &x).causal().forward_with_max_logits(&Device::Cpu)?;
+    /// // 16 columns, divided by their root
+    /// assert_eq!(largest.into_raw_vec_and_offset().0, [0.0, 4.0, 16.0]);
+    /// # Ok::<(), fa3::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`Attention::forward`].
+    pub fn forward_with_max_logits(
+        &self,
+        device: &Device,
+    ) -> Result<(Output<T::Output>, Array3<f32>), Error> {
+        let problem = self.problem_of(true)?;
+        let (output, largest) = computed(&problem, |results| self.compute(device, &problem, results))?;
+        Ok((Output::of(&problem, output.o, output.lse), largest))
     }
 
     /// Computes O and LSE into existing arrays, which have the shapes of [`Output`] and any strides. All of their
@@ -377,37 +403,9 @@ impl<'a, T: Scalar> Attention<'a, T> {
         lse: ArrayViewMut3<'_, f32>,
     ) -> Result<(), Error> {
         let problem = self.problem()?;
-        check_outputs(&problem, &o, &lse)?;
-        if let (Device::Cpu, None) = (device, self.scaled) {
-            return Ok(self.on_cpu(&problem, o, lse)?);
-        }
-        let output = self.forward(device)?;
-        output.o.assign_to(o);
-        output.lse.assign_to(lse);
-        Ok(())
+        let results = Results::into(&problem, o, lse)?;
+        self.compute(device, &problem, results)
     }
-}
-
-/// New arrays for O and LSE of a problem.
-pub(crate) fn outputs<O: Scalar>(problem: &Problem) -> (Array4<O>, Array3<f32>) {
-    let o = Array4::from_elem(problem.o().shape.dims(), O::default());
-    (o, Array3::zeros(problem.lse_shape()))
-}
-
-/// Checks the shapes of arrays for O and LSE of a problem.
-pub(crate) fn check_outputs<O>(
-    problem: &Problem,
-    o: &ArrayViewMut4<'_, O>,
-    lse: &ArrayViewMut3<'_, f32>,
-) -> Result<(), Error> {
-    let check = |tensor, given: &[usize], expected: &[usize]| {
-        if given == expected {
-            return Ok(());
-        }
-        Err(Error::OutputShape { tensor, given: given.to_vec(), expected: expected.to_vec() })
-    };
-    check(TensorName::O, o.shape(), &problem.o().shape.dims())?;
-    check(TensorName::Lse, lse.shape(), &problem.lse_shape())
 }
 
 pub(crate) fn check_input(tensor: TensorName, given: &[usize], expected: &[usize]) -> Result<(), Error> {

@@ -14,7 +14,6 @@ use ndarray::{Array2, Array4, Axis};
 use crate::cpu::keys::Pages;
 
 pub use attention::CachedAttention;
-pub(crate) use attention::Outputs;
 pub use error::CacheError;
 pub use new_rows::NewRows;
 pub use view::{CacheView, CacheViewMut};

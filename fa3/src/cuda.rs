@@ -114,10 +114,10 @@ pub(crate) mod sparse;
 
 use fa3_quant::RopeTable;
 use fa3_types::{BackwardProblem, CombineProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem};
-use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4, ArrayViewMut3};
+use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4, Axis};
 
-use crate::cache::Outputs;
 use crate::cpu::queries::Queries;
+use crate::results::Results;
 use crate::scales::Descales;
 use crate::{Combined, Gradients, Output, OutputGradients, Quantized, Scalar};
 use inputs::DeviceInputs;
@@ -136,14 +136,15 @@ pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 pub use fa3_sched::forward::{PlanOptions as ForwardOptions, SplitKeys};
 
 /// Copies tensors to the device, padded and contiguous, computes the forward pass, and copies back. The views have the
-/// problem's shapes, and O has type `O`: all come from one [`crate::Attention`]. Tensors with scales need no padding.
-pub(crate) fn forward<T: Scalar, O: Scalar>(
+/// problem's shapes: all come from one [`crate::Attention`]. Tensors with scales need no padding.
+pub(crate) fn forward<T: Scalar>(
     device: &Device,
     problem: &KnownProblem,
     Queries { q, qv, sink }: Queries<'_, T>,
     [k, v]: [ArrayView4<'_, T>; 2],
     descales: Option<&Descales>,
-) -> Result<Output<O>, OperationError> {
+    results: Results<'_, T>,
+) -> Result<(), OperationError> {
     let padded = problem.padded();
     let forward = Forward::new(device, &padded)?;
     let mut inputs = DeviceInputs::new(device)?;
@@ -156,8 +157,7 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
         }
         inputs.add("v_mean", v_mean.as_ref().map(|mean| mean.view()))?;
     }
-    let (o, lse) = attend(device, &forward, &inputs, &padded)?;
-    Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
+    Ok(attend(device, &forward, &inputs, &padded)?.download_to(&inputs, &padded, results)?)
 }
 
 /// Computes the forward pass in 8 bits. `codes` is the problem of the quantized tensors. All arguments belong to one
@@ -177,49 +177,39 @@ pub(crate) fn fp8<T: Scalar>(
     inputs.add_lists([("q_positions", of_q), ("k_positions", of_k)])?;
     inputs.add("sink", sink)?;
     inputs.add_data_of(codes)?;
-    let (o, lse) = attend(device, &forward, &inputs, problem.attention())?;
+    let outputs = attend(device, &forward, &inputs, problem.attention())?;
+    let (o, lse) = outputs.download(&inputs, problem.attention())?;
     Ok(Output::of(codes, o, lse))
 }
 
 const QKV: [&str; 3] = ["q", "k", "v"];
 
-/// Runs a forward pass of `problem`, and copies O and LSE back.
-fn attend<P, O: Scalar>(
+/// Runs a forward pass of `problem`.
+fn attend<P>(
     device: &Device,
     forward: &Compiled<P>,
     inputs: &DeviceInputs<'_>,
     problem: &Problem,
-) -> Result<(Array4<O>, Array3<f32>), OperationError> {
+) -> Result<OutputBuffers, OperationError> {
     let mut outputs = OutputBuffers::new(device, problem)?;
-    inputs.run(forward, inputs.tensors().output("o", &mut outputs.o).output("lse", &mut outputs.lse))?;
-    Ok(outputs.download(inputs, problem)?)
+    inputs.run(forward, outputs.beside(inputs.tensors()))?;
+    Ok(outputs)
 }
 
 /// Computes attention over a cache into arrays, on the device. `add` adds the inputs, with padded rows. Keys are split
-/// where Q has few rows. There are `max_logits` if the problem has them.
+/// where Q has few rows.
 fn over_cache<T: Scalar>(
     device: &Device,
     problem: &Problem,
     add: impl FnOnce(&mut DeviceInputs<'_>) -> Result<(), HostError>,
-    (o_to, lse_to): Outputs<'_, T>,
-    max_logits: Option<ArrayViewMut3<'_, f32>>,
+    results: Results<'_, T>,
 ) -> Result<(), OperationError> {
     let padded = problem.padded();
     let options = ForwardOptions::default().split_keys(SplitKeys::Even);
     let forward = Forward::with(device, &padded, &options)?;
     let mut inputs = DeviceInputs::new(device)?;
     add(&mut inputs)?;
-    let (mut outputs, of_lse) = (OutputBuffers::new(device, &padded)?, padded.lse_shape());
-    let mut largest = max_logits.as_ref().map(|_| OutputBuffers::of_rows(device, &padded)).transpose()?;
-    let tensors = inputs.tensors().output("o", &mut outputs.o).output("lse", &mut outputs.lse);
-    inputs.run(&forward, tensors.output("max_logits", largest.as_mut()))?;
-    let (o, lse) = outputs.download(&inputs, &padded)?;
-    unpad::<T::Output>(o, problem.head_dim_v()).assign_to(o_to);
-    lse.assign_to(lse_to);
-    if let Some((to, from)) = max_logits.zip(largest) {
-        inputs.download::<f32, _>(&from, of_lse)?.assign_to(to);
-    }
-    Ok(())
+    Ok(attend(device, &forward, &inputs, &padded)?.download_to(&inputs, &padded, results)?)
 }
 
 /// The lengths of a problem's sequences in device memory: `cu_seqlens` of Q and K that are packed, and `seqused` of Q
@@ -254,27 +244,48 @@ impl Lengths {
     }
 }
 
-/// Device memory for O and LSE.
+/// Device memory for the results of a forward pass.
 struct OutputBuffers {
     o: DeviceBuffer,
     lse: DeviceBuffer,
+    /// The largest scores, if they are a result.
+    max_logits: Option<DeviceBuffer>,
 }
 
 impl OutputBuffers {
     /// Allocates the buffers for a problem.
     fn new(device: &Device, problem: &Problem) -> Result<OutputBuffers, HostError> {
+        let of_rows = || device.alloc(problem.lse_shape().iter().product::<usize>() * size_of::<f32>());
         Ok(OutputBuffers {
             o: device.alloc(problem.o().extent_bytes().0 as usize)?,
-            lse: OutputBuffers::of_rows(device, problem)?,
+            lse: of_rows()?,
+            max_logits: problem.has_max_logits().then(of_rows).transpose()?,
         })
     }
 
-    /// Allocates an array of the shape of LSE.
-    fn of_rows(device: &Device, problem: &Problem) -> Result<DeviceBuffer, HostError> {
-        device.alloc(problem.lse_shape().iter().product::<usize>() * size_of::<f32>())
+    /// Adds the buffers to the tensors of a call.
+    fn beside<'a>(&'a mut self, tensors: Tensors<'a>) -> Tensors<'a> {
+        let tensors = tensors.output("o", &mut self.o).output("lse", &mut self.lse);
+        tensors.output("max_logits", self.max_logits.as_mut())
     }
 
-    /// Downloads the written results.
+    /// Downloads the written results to arrays, without the padding of rows of O.
+    fn download_to<T: Scalar>(
+        &self,
+        inputs: &DeviceInputs<'_>,
+        problem: &Problem,
+        Results { o, mut lse, max_logits }: Results<'_, T>,
+    ) -> Result<(), HostError> {
+        let (of_o, of_lse) = self.download::<T::Output>(inputs, problem)?;
+        unpad(of_o, o.len_of(Axis(3))).assign_to(o);
+        lse.assign(&of_lse);
+        if let Some((to, from)) = max_logits.zip(self.max_logits.as_ref()) {
+            inputs.download::<f32, _>(from, problem.lse_shape())?.assign_to(to);
+        }
+        Ok(())
+    }
+
+    /// Downloads O and LSE.
     fn download<T: Scalar>(
         &self,
         inputs: &DeviceInputs<'_>,

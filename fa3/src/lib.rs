@@ -24,6 +24,7 @@ mod gradients;
 mod output;
 pub mod problem;
 mod quantize;
+mod results;
 mod scalar;
 mod scales;
 mod scores;

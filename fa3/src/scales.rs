@@ -1,12 +1,12 @@
 //! Attention of quantized tensors, with their scales.
 
 use fa3_quant::E4m3;
-use fa3_types::KnownProblem;
 
 #[cfg(feature = "cuda")]
 pub(crate) use descales::Descales;
 
-use crate::{Attention, Device, Error, Output, Quantized, Scalar};
+use crate::results::Results;
+use crate::{Attention, Device, Error, Quantized, Scalar};
 
 /// Q, K and V with their scales.
 pub(crate) type Scaled<'a> = [&'a Quantized; 3];
@@ -45,15 +45,22 @@ impl<'a> Attention<'a, E4m3> {
 }
 
 impl<'a, T: Scalar> Attention<'a, T> {
-    /// Computes attention of codes times scales in f32 on the CPU, as an output of the call `problem`.
-    pub(crate) fn scaled_on_cpu(
-        &self,
-        problem: &KnownProblem,
-        scaled: Scaled<'a>,
-    ) -> Result<Output<T::Output>, Error> {
+    /// Computes attention of codes times scales in f32 on the CPU.
+    pub(crate) fn scaled_on_cpu(&self, scaled: Scaled<'a>, results: Results<'_, T>) -> Result<(), Error> {
+        let Results { mut o, mut lse, max_logits } = results;
         let [q, k, v] = scaled.map(Quantized::dequantize);
-        let exact = self.of([q.view(), k.view(), v.view()]).forward(&Device::Cpu)?;
-        Ok(Output::of(problem, exact.o.mapv(T::Output::from_f32), exact.lse))
+        let exact = self.of([q.view(), k.view(), v.view()]);
+        let exact = match max_logits {
+            None => exact.forward(&Device::Cpu)?,
+            Some(mut to) => {
+                let (exact, largest) = exact.forward_with_max_logits(&Device::Cpu)?;
+                to.assign(&largest);
+                exact
+            }
+        };
+        o.zip_mut_with(&exact.o, |to, &from| *to = T::Output::from_f32(from));
+        lse.assign(&exact.lse);
+        Ok(())
     }
 }
 
@@ -82,7 +89,11 @@ mod descales {
         ///
         /// # Errors
         /// [`Error::Scales`], and the errors of [`Attention::problem`].
-        pub(crate) fn descaled(&self, scaled: Scaled<'_>) -> Result<(KnownProblem, Descales), Error> {
+        pub(crate) fn descaled(
+            &self,
+            scaled: Scaled<'_>,
+            max_logits: bool,
+        ) -> Result<(KnownProblem, Descales), Error> {
             let [rows_q, rows_k] = self.rows()?;
             // The numbers of heads are valid from here on.
             let group = self.problem()?.heads().group_size();
@@ -94,7 +105,7 @@ mod descales {
             }
             let has_blocks = scaled.iter().any(|x| matches!(x.scaling, Scaling::Block { .. }));
             let is_finer = matches!(q.scaling, Scaling::Heads { heads } if !heads.is_multiple_of(group));
-            let mut spec = self.spec()?;
+            let mut spec = self.spec_of(max_logits)?;
             let [of_q, of_k, mut of_v] = if has_blocks || is_finer {
                 let q_rows = if let Scaling::Block { rows } = q.scaling { rows } else { BLOCK };
                 spec = spec.block_scales(q_rows);
@@ -189,7 +200,7 @@ mod tests {
         let v = quantized(2, Scaling::Channel, None);
         let attention = Attention::of_quantized(&q, &k, &v);
         let (problem, Descales { of: [of_q, of_k, of_v], v_mean }) =
-            attention.descaled([&q, &k, &v]).unwrap();
+            attention.descaled([&q, &k, &v], false).unwrap();
         assert!(!problem.has_block_scales() && problem.has_v_channels());
         assert_eq!((of_q.into_raw_vec_and_offset().0, of_k[[0, 1, 0]]), (vec![1.0, 2.0], 1.0));
         assert_eq!((of_v, v_mean), (v.scales.clone(), v.mean.clone()));
@@ -205,7 +216,7 @@ mod tests {
                 let v = quantized(2, Scaling::Block { rows: 128 }, packed);
                 let attention = Attention::of_quantized(&q, &k, &v);
                 let attention = packed.map_or(attention.clone(), |ends| attention.packed(ends, ends));
-                let (problem, Descales { of, .. }) = attention.descaled([&q, &k, &v]).unwrap();
+                let (problem, Descales { of, .. }) = attention.descaled([&q, &k, &v], false).unwrap();
                 assert_eq!(of.each_ref().map(|x| x.shape().to_vec()), problem.descale_shapes());
                 for (x, of, rows) in [(&q, &of[0], rows), (&k, &of[1], 128), (&v, &of[2], 128)] {
                     for (sequence, first, row) in
@@ -231,7 +242,7 @@ mod tests {
         let refused = |of_k, of_v, ends: Option<&[i32]>| {
             let (q, k, v) =
                 (quantized(2, PER_HEAD, None), quantized(2, of_k, ends), quantized(2, of_v, None));
-            let error = Attention::of_quantized(&q, &k, &v).descaled([&q, &k, &v]).map(drop);
+            let error = Attention::of_quantized(&q, &k, &v).descaled([&q, &k, &v], false).map(drop);
             if let Err(Error::Scales { tensor, .. }) = error { Some(tensor) } else { None }
         };
         let blocks = Scaling::Block { rows: 128 };

@@ -5,14 +5,14 @@ use std::num::NonZeroU32;
 use fa3_types::{
     ExtraCache, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
 };
-use ndarray::{Array3, Array4, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
+use ndarray::{Array3, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 
-use crate::attention::{check_outputs, contiguous, outputs};
-use crate::cache::Outputs;
+use crate::attention::contiguous;
 use crate::cpu::keys::{Keys, ListedRows, Pages};
 use crate::cpu::queries::Queries;
 #[cfg(feature = "cuda")]
 use crate::cuda;
+use crate::results::{Results, computed};
 use crate::scores::{Scores, score_setters};
 use crate::{CacheError, Device, Error, Output, Scalar};
 
@@ -111,9 +111,7 @@ impl<'a, T: Scalar> SparseAttention<'a, T> {
     /// [`Error`] with the first violation.
     pub fn forward(&self, device: &Device) -> Result<Output<T::Output>, Error> {
         let problem = self.problem()?;
-        let (mut o, mut lse) = outputs(&problem);
-        self.compute(device, &problem, (o.view_mut(), lse.view_mut()), None)?;
-        Ok(Output::new(o, lse))
+        Ok(computed(&problem, |results| self.compute(device, &problem, results))?.0)
     }
 
     /// Computes O, LSE, and the largest score of each row, of LSE's shape: scaled and capped, without the sink, and
@@ -126,9 +124,7 @@ impl<'a, T: Scalar> SparseAttention<'a, T> {
         device: &Device,
     ) -> Result<(Output<T::Output>, Array3<f32>), Error> {
         let problem = self.problem_of(true)?;
-        let ((mut o, mut lse), mut largest) = (outputs(&problem), Array3::zeros(problem.lse_shape()));
-        self.compute(device, &problem, (o.view_mut(), lse.view_mut()), Some(largest.view_mut()))?;
-        Ok((Output::new(o, lse), largest))
+        computed(&problem, |results| self.compute(device, &problem, results))
     }
 
     /// Computes O and LSE into existing arrays, which have the shapes of [`Output`] and any strides. All of their
@@ -143,17 +139,11 @@ impl<'a, T: Scalar> SparseAttention<'a, T> {
         lse: ArrayViewMut3<'_, f32>,
     ) -> Result<(), Error> {
         let problem = self.problem()?;
-        check_outputs(&problem, &o, &lse)?;
-        self.compute(device, &problem, (o, lse), None)
+        let results = Results::into(&problem, o, lse)?;
+        self.compute(device, &problem, results)
     }
 
-    fn compute(
-        &self,
-        device: &Device,
-        problem: &Problem,
-        (o, mut lse): Outputs<'_, T>,
-        max_logits: Option<ArrayViewMut3<'_, f32>>,
-    ) -> Result<(), Error> {
+    fn compute(&self, device: &Device, problem: &Problem, results: Results<'_, T>) -> Result<(), Error> {
         let queries = Queries { q: self.q, qv: self.qv, sink: self.scores.sink };
         match device {
             Device::Cpu => {
@@ -164,25 +154,12 @@ impl<'a, T: Scalar> SparseAttention<'a, T> {
                 let (k, v) = (rows(|cache| cache.k), rows(|cache| cache.v));
                 let mut keys = Keys::new(&k, &v);
                 keys.pages = Some(&pages);
-                let Some(mut max_logits) = max_logits else {
-                    return Ok(T::forward_on_cpu(&known, queries, keys, o, lse.insert_axis(Axis(3)))?);
-                };
-                let [batch, heads, rows] = problem.lse_shape();
-                let mut of_rows = Array4::zeros([batch, heads, rows, 2]);
-                T::forward_on_cpu(&known, queries, keys, o, of_rows.view_mut())?;
-                lse.assign(&of_rows.index_axis(Axis(3), 0));
-                max_logits.assign(&of_rows.index_axis(Axis(3), 1));
+                results.compute_on_cpu(&known, queries, keys)?;
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
-                cuda::sparse::forward(
-                    device,
-                    problem,
-                    queries,
-                    (&self.cache, self.extra.as_ref()),
-                    (o, lse),
-                    max_logits,
-                )?;
+                let caches = (&self.cache, self.extra.as_ref());
+                cuda::sparse::forward(device, problem, queries, caches, results)?;
             }
         }
         Ok(())

@@ -246,6 +246,7 @@ def quantizing(options={}, function=fa3.quantize, **more):
 
 
 LATENT = dict(head_dims=(64, 512))
+LARGEST = dict(return_max_logits=True)
 SHAPES = {
     "grouped heads": dense,
     "any columns": lambda device, n=3: dense(device, n, heads=(3, 1), head_dims=(72, 40)),
@@ -259,14 +260,17 @@ OPERATIONS = {
     "dense": attention(dense),
     "dense codes": attention(codes(dense, head_dims=(64, 64)), **OF_DENSE_CODES),
     "dense latent": attention(with_qv(dense, **LATENT), no_gradient=OF_LATENT),
+    "dense largest": attention(dense, OPTIONS | LARGEST),
     "packed": of_packed(unhinted),
     "packed hinted": of_packed(hinted),
     "packed codes": of_packed(codes(hinted, head_dims=(64, 64)), **CODES),
+    "packed largest": of_packed(hinted, OPTIONS | LARGEST),
     "packed latent": of_packed(with_qv(unhinted, **LATENT), no_gradient=OF_LATENT),
     "cache": over_cache(lambda device, n=3: cached(device, n) | dict(s_aux=normal(4, dtype=F32, device=device))),
     "cache packed": over_cache(lambda device, n=3: cached(device, n, rows=[]) | dict(max_seqlen_q=None)),
     "cache of one length": over_cache(of_one_length),
     "cache latent": over_cache(with_qv(cached, **LATENT)),
+    "cache largest": over_cache(cached, CACHED | LARGEST),
     "cache sparse": over_lists(sparse),
     "append": appending(appended),
     "append packed": appending(lambda device, n=3: appended(device, n, rows=[]) | dict(max_seqlen_q=None)),
@@ -284,6 +288,7 @@ EDGES = {
     **{f"dense, {name}": attention(make) for name, make in SHAPES.items() if name != "grouped heads"},
     "dense, sinks": attention(lambda device, n=3: dense(device, n) | dict(s_aux=normal(4, dtype=F32, device=device))),
     "dense, intervals": attention(with_intervals(dense), dict(softmax_scale=0.5, softcap=20.0, return_attn_probs=True)),
+    "dense, largest of no rows": attention(SHAPES["no rows"], OPTIONS | LARGEST),
     "codes by channels": attention(codes_by_channels, **OF_DENSE_CODES),
     "packed, all rows": of_packed(lambda device, n=3: unhinted(device, n, in_part=False)),
     "packed, intervals": of_packed(with_intervals(hinted), dict(softmax_scale=0.5, softcap=20.0, return_attn_probs=True)),
@@ -299,6 +304,7 @@ EDGES = {
     "cache sparse, no rows": over_lists(lambda device, n=3: sparse(device, n, rows=0, columns=64)),
     "cache sparse, no entries": over_lists(lambda device, n=3: sparse(device, n, topk=0)),
     "append, entries": appending(lambda device, n=3: appended(device, n, layout="seqused", rotates=False)),
+    "append, largest": Operation(fa3.flash_attn_with_kvcache, appended, CACHED | LARGEST, **(CACHE | APPEND)),
     "combine, packed": combining(lambda device, n=3: parts(device, n, rows=(7, 3), dtype=BF16)),
     "combine, no rows": combining(lambda device, n=3: parts(device, n, rows=(2, 0, 3))),
     "fp8, no rows": Operation(fa3.flash_attn_fp8_func, lambda device, n=3: rotated(device, n, rows=0), OF_8_BITS, **FP8),

@@ -6,7 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from fa3 import flash_attn_combine, flash_attn_func
+from packing import assert_equal, ends, normal
+
+from fa3 import flash_attn_combine, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from fa3.flash_mla import flash_mla_with_kvcache
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TOLERANCE = {F32: 1e-5, F16: 2e-3, BF16: 1.6e-2}
@@ -88,3 +91,59 @@ def test_tensors_that_overlap_are_refused():
     memory, lse = torch.empty(3, 2, 5, 3, 64), torch.zeros(3, 2, 5, 3)
     with pytest.raises(ValueError, match="overlap"):
         flash_attn_combine(memory, lse, memory[0])
+
+
+# Functions of Q (2, 1, 4, columns), a tensor of 90 keys that are values as well, and a range of them: O (2, 1, 4, ...)
+# and LSE (2, 4, 1).
+
+
+def of_dense(q, kv, keys):
+    kv = kv[:, keys.start : keys.stop, :, :64]
+    return flash_attn_func(q[..., :64], kv, kv, return_attn_probs=True)
+
+
+def of_packed(q, kv, keys):
+    kv, device = kv[:, keys.start : keys.stop, :, :64].flatten(0, 1), kv.device
+    lists = ends([1, 1], device), ends([len(keys)] * 2, device), 1, len(keys)
+    out, lse = flash_attn_varlen_func(q[:, 0, :, :64], kv, kv, *lists, return_attn_probs=True)
+    return out.unsqueeze(1), lse.T.unsqueeze(2)
+
+
+def of_cache(q, kv, keys):
+    kv = kv[:, keys.start :, :, :64]
+    return flash_attn_with_kvcache(q[..., :64], kv, kv, cache_seqlens=len(keys), return_softmax_lse=True)[:2]
+
+
+def of_latent(q, kv, keys, **options):
+    table, lengths = (torch.tensor(x, dtype=torch.int32, device=q.device) for x in ([[0], [1]], [len(keys)] * 2))
+    return flash_mla_with_kvcache(q, kv[:, keys.start :], table, lengths, 512, neutral_lse=True, **options)
+
+
+def of_lists(q, kv, keys):
+    indices = torch.tensor([[[90 * i + key for key in keys] + [-1]] for i in range(2)], dtype=torch.int32, device=q.device)
+    return flash_mla_with_kvcache(q, kv, None, None, 512, indices=indices, neutral_lse=True)
+
+
+def in_base_2(q, kv, keys):
+    out, lse = of_latent(q, kv, keys, lse_base=2)
+    return out, lse * math.log(2)
+
+
+@pytest.mark.parametrize("function", [of_dense, of_packed, of_cache, of_latent, of_lists, in_base_2])
+def test_shards_without_keys_add_nothing(device, function):
+    """In decode context parallelism each rank has a part of the keys, and some ranks have none."""
+    q, kv = normal(2, 1, 4, 576, device=device), normal(2, 90, 1, 576, seed=1, device=device)
+    shards = [range(0), range(70), range(70, 70), range(70, 90)]
+    results = [function(q, kv, keys) for keys in shards]
+    for (out, lse), keys in zip(results, shards):
+        assert len(keys) or not out.any() and (lse == -math.inf).all()
+
+    def merged(results):
+        o, lse = (torch.stack(x) for x in zip(*results, strict=True))
+        return flash_attn_combine(o, lse.transpose(-1, -2))
+
+    out, lse = merged(results)
+    assert_equal([out, lse], merged(results[1::2]))
+    whole, of_whole = function(q, kv, range(90))
+    torch.testing.assert_close(out, whole, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(lse.transpose(-1, -2), of_whole, rtol=1e-4, atol=1e-4)

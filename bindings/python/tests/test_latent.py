@@ -245,6 +245,23 @@ def test_lse_of_flash_mla_has_other_forms(device):
         paged.call(lse_base=10)
 
 
+@pytest.mark.parametrize("lists", [False, True])
+def test_metadata_may_have_any_form(device, lists):
+    """Servers pass None, what `get_mla_metadata` makes, or tensors without elements. With lists so are tables."""
+    paged = Paged(device, keys=(200, 64))
+    empty, indices = torch.empty(0, dtype=I32, device=device), None
+    if lists:
+        indices = torch.arange(40, dtype=I32, device=device).view(2, 2, 10)
+        paged.cache.nan_to_num_(0.5)
+        paged.table = paged.lengths = empty
+    expected = paged.call(indices=indices)
+    for metadata in (get_mla_metadata(), get_mla_metadata(torch.zeros(2, dtype=I32, device=device), 32, 1), (empty, empty)):
+        assert_equal(paged.call(*metadata, indices=indices), expected)
+    torch.compiler.reset()
+    compiled = torch.compile(paged.call, backend="aot_eager", fullgraph=True)
+    assert_equal(compiled(empty, empty, indices=indices), expected)
+
+
 def test_nothing_is_copied(device, calls):
     paged = Paged(device)
     paged.call(causal=True)

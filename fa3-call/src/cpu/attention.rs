@@ -1,15 +1,15 @@
 //! The forward pass.
 
 use fa3::half::{bf16, f16};
-use fa3::ndarray::Array3;
 use fa3::{Device, Scalar};
 use fa3_types::{Dtype, Problem, ProblemSpec};
 
 use super::cache::rows::is_cache;
 use super::call::CpuCall;
-use super::inputs::{attention, intervals, of_rows, problem, qkv, sink};
+use super::inputs::{attention, intervals, problem, qkv, sink};
 use super::lists::Lists;
 use super::memory::Memory;
+use super::results::Results;
 use super::{cache, e4m3, sparse};
 use crate::attention::Attention;
 use crate::error::Error;
@@ -65,25 +65,21 @@ fn forward_of<T: Scalar<Output = T>>(
     lists: Lists<'_>,
     memory: &Memory<'_>,
 ) -> Result<(), Error> {
-    // SAFETY: the maker of `memory` guarantees the call's tensors. In a valid problem no two elements of an output
-    // overlap.
+    // SAFETY: the maker of `memory` guarantees the call's tensors.
     #[allow(unsafe_code, reason = "tensors are plain addresses")]
-    let (qkv, qv, intervals, sink, o, lse) = unsafe {
-        let (o, lse) = (memory.view_mut("o", problem.o())?, of_rows("lse", problem, memory)?);
+    let (qkv, qv, intervals, sink, results) = unsafe {
+        let results = Results::of(problem, memory)?;
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
-        (qkv::<T>(spec, memory)?, qv, intervals(problem, memory)?, sink(problem, memory)?, o, lse)
+        (qkv::<T>(spec, memory)?, qv, intervals(problem, memory)?, sink(problem, memory)?, results)
     };
     let attention = lists.given(attention(problem, qkv, sink, intervals));
     let attention = match qv {
         Some(qv) => attention.qv(qv),
         None => attention,
     };
-    match lse {
-        Some(lse) => attention.forward_into(&Device::Cpu, o, lse)?,
-        None => {
-            let mut unwanted = Array3::zeros(problem.lse_shape());
-            attention.forward_into(&Device::Cpu, o, unwanted.view_mut())?;
-        }
+    if results.has_max_logits() {
+        results.assign(attention.forward_with_max_logits(&Device::Cpu)?);
+        return Ok(());
     }
-    Ok(())
+    Ok(results.write(|o, lse| attention.forward_into(&Device::Cpu, o, lse))?)
 }

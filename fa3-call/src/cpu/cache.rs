@@ -6,16 +6,17 @@ pub(super) mod rows;
 use std::collections::BTreeSet;
 
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{Array3, ArrayView2, ArrayViewMut3, ArrayViewMut4};
+use fa3::ndarray::{ArrayView2, ArrayViewMut4};
 use fa3::{CachedAttention, Device, E4m3, Scalar};
 use fa3_cuda::host::{OperationError, PlacementError};
 use fa3_types::{CachedProblem, Dtype, Problem, ProblemSpec, SequenceRows, TensorDesc};
 
 use super::call::CpuCall;
 use super::e4m3;
-use super::inputs::{self, contiguous, intervals, of_rows, sink};
+use super::inputs::{self, contiguous, intervals, sink};
 use super::lists::Lists;
 use super::memory::Memory;
+use super::results::Results;
 use crate::cached::Cached;
 use crate::error::Error;
 use new_rows::NewTensors;
@@ -69,17 +70,19 @@ fn forward_of<T: Scalar<Output = T>, C: Scalar>(
     lists: Lists<'_>,
     memory: &Memory<'_>,
 ) -> Result<(), Error> {
-    // SAFETY: the maker of `memory` guarantees the call's tensors. In a valid problem no two elements of an output
-    // overlap.
+    // SAFETY: the maker of `memory` guarantees the call's tensors.
     #[allow(unsafe_code, reason = "tensors are plain addresses")]
     let (rows, call, k, v) = unsafe {
         let rows = CacheRows::of(spec, lists, memory)?;
         let call = call::<T>(spec, problem, lists, memory)?;
         (rows, call, memory.view::<C>("k", &spec.k)?, memory.view::<C>("v", &spec.v)?)
     };
-    let Call { attention, o, lse, mut unwanted } = call;
-    let lse = lse.unwrap_or_else(|| unwanted.view_mut());
-    Ok(attention.forward_into(&Device::Cpu, rows.of_tensors([k, v]), o, lse)?)
+    let (Call { attention, results }, cache) = (call, rows.of_tensors([k, v]));
+    if results.has_max_logits() {
+        results.assign(attention.forward_with_max_logits(&Device::Cpu, cache)?);
+        return Ok(());
+    }
+    Ok(results.write(|o, lse| attention.forward_into(&Device::Cpu, cache, o, lse))?)
 }
 
 /// Appends the rows of the call to their cache, and computes the attention after the append.
@@ -127,9 +130,12 @@ impl Given<'_> {
             let written = written::<C>(self.spec, &rows, &new.rows().rows()?, memory)?;
             (rows, call, written, new)
         };
-        let Call { attention, o, lse, mut unwanted } = call;
-        let lse = lse.unwrap_or_else(|| unwanted.view_mut());
-        Ok(attention.append_forward_into(&Device::Cpu, rows.of_written([k, v]), &new.rows(), o, lse)?)
+        let (Call { attention, results }, cache, new) = (call, rows.of_written([k, v]), new.rows());
+        if results.has_max_logits() {
+            results.assign(attention.append_forward_with_max_logits(&Device::Cpu, cache, &new)?);
+            return Ok(());
+        }
+        Ok(results.write(|o, lse| attention.append_forward_into(&Device::Cpu, cache, &new, o, lse))?)
     }
 
     /// Appends e4m3 rows. Returns the number of rows of each sequence that are in use afterwards.
@@ -150,17 +156,14 @@ impl Given<'_> {
 /// An attention over a cache, and the memory of its results.
 struct Call<'a, T: Scalar> {
     attention: CachedAttention<'a, T>,
-    o: ArrayViewMut4<'a, T>,
-    lse: Option<ArrayViewMut3<'a, f32>>,
-    /// Memory for LSE if it is not wanted.
-    unwanted: Array3<f32>,
+    results: Results<'a, T>,
 }
 
 /// The attention of a call.
 ///
 /// # Safety
 /// `memory` must have the problem's tensors, Q and `qv` with the strides of `spec`. As long as the result lives, they
-/// stay alive, inputs are not written to, and no other code uses O and LSE.
+/// stay alive, inputs are not written to, and no other code uses the results.
 ///
 /// # Errors
 /// An address is invalid.
@@ -172,11 +175,11 @@ unsafe fn call<'a, T: Scalar<Output = T>>(
     memory: &Memory<'_>,
 ) -> Result<Call<'a, T>, Error> {
     // SAFETY: the caller guarantees the tensors.
-    let (q, qv, sink, intervals, o, lse) = unsafe {
+    let (q, qv, sink, intervals, results) = unsafe {
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
-        let (o, lse) = (memory.view_mut("o", problem.o())?, of_rows("lse", problem, memory)?);
+        let results = Results::of(problem, memory)?;
         let q = memory.view::<T>("q", &spec.q)?;
-        (q, qv, sink(problem, memory)?, intervals(problem, memory)?, o, lse)
+        (q, qv, sink(problem, memory)?, intervals(problem, memory)?, results)
     };
     let mut attention = lists.of_q(CachedAttention::new(q)).for_problem(problem);
     if let Some(qv) = qv {
@@ -196,8 +199,7 @@ unsafe fn call<'a, T: Scalar<Output = T>>(
         attention = of_k.into_iter().fold(attention, |attention, scales| attention.k_descale(scales));
         attention = of_v.into_iter().fold(attention, |attention, scales| attention.v_descale(scales));
     }
-    let unwanted = Array3::zeros(if lse.is_some() { [0; 3] } else { problem.lse_shape() });
-    Ok(Call { attention, o, lse, unwanted })
+    Ok(Call { attention, results })
 }
 
 /// Scales (sequences, heads_kv), if given.

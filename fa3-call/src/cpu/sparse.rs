@@ -1,12 +1,13 @@
 //! Attention over listed rows of one cache or of two.
 
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{Array3, ArrayView2};
+use fa3::ndarray::ArrayView2;
 use fa3::{Device, Error as CpuError, ListedCache, Scalar, SparseAttention};
 use fa3_types::{Dtype, Feature, Known, Problem, ProblemSpec, Sequences, TensorDesc};
 
-use super::inputs::{of_rows, sink};
+use super::inputs::sink;
 use super::memory::Memory;
+use super::results::Results;
 use crate::error::Error;
 
 /// The features that the CPU computes over lists of keys.
@@ -43,35 +44,26 @@ fn forward_of<T: Scalar<Output = T>>(
     problem: &Problem,
     memory: &Memory<'_>,
 ) -> Result<(), Error> {
-    // SAFETY: the maker of `memory` guarantees the call's tensors. In a valid problem no two elements of an output
-    // overlap.
+    // SAFETY: the maker of `memory` guarantees the call's tensors.
     #[allow(unsafe_code, reason = "tensors are plain addresses")]
-    let (q, qv, cache, extra, sink, o, lse) = unsafe {
-        let (o, lse) = (memory.view_mut("o", problem.o())?, of_rows("lse", problem, memory)?);
+    let (q, qv, cache, extra, sink, results) = unsafe {
+        let results = Results::of(problem, memory)?;
         let (q, qv) =
             (memory.view("q", &spec.q)?, spec.qv.as_ref().map(|qv| memory.view("qv", qv)).transpose()?);
         let cache = listed::<T>(["k", "v", "indices", "seqused_k"], [&spec.k, &spec.v], spec.seqs_k, memory)?;
         let of_extra = ["extra_k", "extra_v", "extra_indices", "extra_seqused_k"];
         let extra = spec.extra.as_ref().map(|x| listed(of_extra, [&x.k, &x.v], x.sequences, memory));
-        (q, qv, cache, extra.transpose()?, sink(problem, memory)?, o, lse)
+        (q, qv, cache, extra.transpose()?, sink(problem, memory)?, results)
     };
     let mut attention = SparseAttention::new(q, cache).for_problem(problem);
     attention = qv.into_iter().fold(attention, |attention, qv| attention.qv(qv));
     attention = extra.into_iter().fold(attention, |attention, extra| attention.extra(extra));
     attention = sink.into_iter().fold(attention, |attention, sink| attention.sink(sink));
-    if problem.has_max_logits() {
-        // SAFETY: as above.
-        #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-        let to = unsafe { of_rows("max_logits", problem, memory) }?;
-        let (output, largest) = attention.forward_with_max_logits(&Device::Cpu)?;
-        output.o.assign_to(o);
-        lse.into_iter().for_each(|lse| output.lse.assign_to(lse));
-        to.into_iter().for_each(|to| largest.assign_to(to));
+    if results.has_max_logits() {
+        results.assign(attention.forward_with_max_logits(&Device::Cpu)?);
         return Ok(());
     }
-    let mut unwanted = Array3::zeros(if lse.is_some() { [0; 3] } else { problem.lse_shape() });
-    let lse = lse.unwrap_or_else(|| unwanted.view_mut());
-    Ok(attention.forward_into(&Device::Cpu, o, lse)?)
+    Ok(results.write(|o, lse| attention.forward_into(&Device::Cpu, o, lse))?)
 }
 
 /// A cache whose K, V, lists and lengths have these names.

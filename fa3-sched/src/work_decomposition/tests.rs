@@ -42,6 +42,11 @@ fn space(shares: &OfKernel, units: &[WorkUnits<Checked>]) -> IterationSpace<Chec
     shares.iteration_space(sum(&|units| units.all().0), units)
 }
 
+/// The rows and keys of a sequence. A few sequences have millions of keys.
+fn lengths() -> impl Strategy<Value = (u32, u32)> {
+    prop_oneof![40 => (0_u32..80, 0_u32..900), 1 => (0_u32..17, 4_000_000_u32..6_000_000)]
+}
+
 fn mask() -> impl Strategy<Value = Mask> {
     prop_oneof![Just(Mask::None), Just(Mask::Causal), Just(Mask::window(Some(90), Some(7)))]
 }
@@ -78,7 +83,7 @@ proptest! {
     /// CTA, and no two results share an index.
     #[test]
     fn shares_are_all_blocks_of_all_units(
-        lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
+        lengths in proptest::collection::vec(lengths(), 1..8), heads in 1_u32..4,
         ctas in 1_u32..40, extra in 0_u32..2, reduction_cost in prop_oneof![Just(None), (0_u32..9).prop_map(Some)],
         together in prop_oneof![Just(None), (2_u32..4).prop_map(Some)], mask in mask(),
     ) {
@@ -145,7 +150,7 @@ proptest! {
     /// Equal sequences have the iteration space of any sequences of these lengths, and divisions find them.
     #[test]
     fn equal_sequences_are_found_by_division(
-        count in 1_u32..9, (rows, k) in (0_u32..40, 0_u32..900), heads in 1_u32..4, ctas in 1_u32..40,
+        count in 1_u32..9, (rows, k) in lengths(), heads in 1_u32..4, ctas in 1_u32..40,
         extra in 0_u32..2, cost in prop_oneof![Just(None), (0_u32..9).prop_map(Some)],
         size in prop_oneof![Just(None), (1_u32..12).prop_map(Some)],
     ) {
@@ -169,7 +174,7 @@ proptest! {
     /// of the sequence.
     #[test]
     fn fixed_size_splits_are_a_sequences_own(
-        lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
+        lengths in proptest::collection::vec(lengths(), 1..8), heads in 1_u32..4,
         ctas in 1_u32..40, blocks in 1_u32..12, mask in mask(),
         reduces_whole in any::<bool>(),
     ) {

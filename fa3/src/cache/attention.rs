@@ -4,17 +4,18 @@ use std::num::NonZeroU32;
 
 use fa3_types::{
     CachedProblem, CachedSpec, Dtype, Intervals, KnownProblem, LseForm, Mask, Problem, ProblemSpec,
-    SequenceRows, Shape, TensorDesc, UnknownFeature,
+    SequenceRows, Shape, TensorDesc,
 };
-use ndarray::{ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
+use ndarray::{Array3, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 
 use super::append::Appending;
 use super::{CacheError, CacheView, CacheViewMut, Held, NewRows};
-use crate::attention::{check_outputs, contiguous, outputs};
+use crate::attention::contiguous;
 use crate::cpu::keys::Keys;
 use crate::cpu::queries::Queries;
 #[cfg(feature = "cuda")]
 use crate::cuda;
+use crate::results::{Results, computed};
 use crate::scores::{Scores, score_setters};
 use crate::{Device, Error, Output, Scalar, cpu};
 
@@ -156,10 +157,23 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         cache: impl Into<CacheView<'c, C>>,
     ) -> Result<Output<T::Output>, Error> {
         let cache = cache.into();
-        let call = self.checked(&cache)?;
-        let (mut o, mut lse) = outputs(&call.known);
-        self.compute(device, &cache, &call, (o.view_mut(), lse.view_mut()))?;
-        Ok(Output::new(o, lse))
+        let call = self.checked(&cache, false)?;
+        Ok(computed(&call.known, |results| self.compute(device, &cache, &call, results))?.0)
+    }
+
+    /// Computes O, LSE, and the largest score of each row, as
+    /// [`Attention::forward_with_max_logits`](crate::Attention::forward_with_max_logits) does.
+    ///
+    /// # Errors
+    /// The errors of [`CachedAttention::forward`].
+    pub fn forward_with_max_logits<'c, C: Scalar>(
+        &self,
+        device: &Device,
+        cache: impl Into<CacheView<'c, C>>,
+    ) -> Result<(Output<T::Output>, Array3<f32>), Error> {
+        let cache = cache.into();
+        let call = self.checked(&cache, true)?;
+        computed(&call.known, |results| self.compute(device, &cache, &call, results))
     }
 
     /// Computes O and LSE into existing arrays, which have the shapes of [`Output`] and any strides. All of their
@@ -175,9 +189,9 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         lse: ArrayViewMut3<'_, f32>,
     ) -> Result<(), Error> {
         let cache = cache.into();
-        let call = self.checked(&cache)?;
-        check_outputs(&call.known, &o, &lse)?;
-        self.compute(device, &cache, &call, (o, lse))
+        let call = self.checked(&cache, false)?;
+        let results = Results::into(&call.known, o, lse)?;
+        self.compute(device, &cache, &call, results)
     }
 
     /// Appends new rows, which then count as in use, and computes O and LSE. The cache is unchanged if there is an
@@ -192,10 +206,28 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         new: &NewRows<'_, T>,
     ) -> Result<Output<T::Output>, Error> {
         let mut cache = cache.into();
-        let append = self.checked_append(&cache.view(), new)?;
-        let (mut o, mut lse) = outputs(&append.call.known);
-        self.append_and_compute(device, &append, (&mut cache, new), (o.view_mut(), lse.view_mut()))?;
-        Ok(Output::new(o, lse))
+        let append = self.checked_append(&cache.view(), new, false)?;
+        let compute =
+            |results: Results<'_, T>| self.append_and_compute(device, &append, (&mut cache, new), results);
+        Ok(computed(&append.call.known, compute)?.0)
+    }
+
+    /// Appends, and computes O, LSE, and the largest score of each row: see
+    /// [`CachedAttention::forward_with_max_logits`].
+    ///
+    /// # Errors
+    /// The errors of [`CachedAttention::append_forward`].
+    pub fn append_forward_with_max_logits<'c, C: Scalar>(
+        &self,
+        device: &Device,
+        cache: impl Into<CacheViewMut<'c, C>>,
+        new: &NewRows<'_, T>,
+    ) -> Result<(Output<T::Output>, Array3<f32>), Error> {
+        let mut cache = cache.into();
+        let append = self.checked_append(&cache.view(), new, true)?;
+        computed(&append.call.known, |results: Results<'_, T>| {
+            self.append_and_compute(device, &append, (&mut cache, new), results)
+        })
     }
 
     /// Appends and computes into existing arrays: see [`CachedAttention::forward_into`].
@@ -211,9 +243,9 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         lse: ArrayViewMut3<'_, f32>,
     ) -> Result<(), Error> {
         let mut cache = cache.into();
-        let append = self.checked_append(&cache.view(), new)?;
-        check_outputs(&append.call.known, &o, &lse)?;
-        self.append_and_compute(device, &append, (&mut cache, new), (o, lse))
+        let append = self.checked_append(&cache.view(), new, false)?;
+        let results = Results::into(&append.call.known, o, lse)?;
+        self.append_and_compute(device, &append, (&mut cache, new), results)
     }
 
     #[cfg(feature = "cuda")]
@@ -256,12 +288,12 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         q: ArrayView4<'_, T>,
         cache: &CacheView<'_, C>,
         call: &Checked,
-        (o, lse): Outputs<'_, T>,
-    ) -> Result<(), UnknownFeature> {
+        results: Results<'_, T>,
+    ) -> Result<(), Error> {
         let mut keys = Keys::new(&cache.k, &cache.v);
         (keys.scales, keys.pages) = (self.scales(), Some(&call.held.pages));
         let queries = Queries { q, qv: self.qv, sink: self.scores.sink };
-        T::forward_on_cpu(&call.known, queries, keys, o, lse.insert_axis(Axis(3)))
+        Ok(results.compute_on_cpu(&call.known, queries, keys)?)
     }
 
     /// Computes O and LSE of a validated call.
@@ -270,12 +302,12 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         device: &Device,
         cache: &CacheView<'_, C>,
         call: &Checked,
-        outputs: Outputs<'_, T>,
+        results: Results<'_, T>,
     ) -> Result<(), Error> {
         match device {
-            Device::Cpu => self.on_cpu(self.q, cache, call, outputs)?,
+            Device::Cpu => self.on_cpu(self.q, cache, call, results)?,
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => cuda::cached::forward(device, &call.problem, self, cache, outputs)?,
+            Device::Cuda(device) => cuda::cached::forward(device, &call.problem, self, cache, results)?,
         }
         Ok(())
     }
@@ -286,7 +318,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         device: &Device,
         CheckedAppend { problem, appending, call }: &CheckedAppend<'_>,
         (cache, new): (&mut CacheViewMut<'_, C>, &NewRows<'_, T>),
-        outputs: Outputs<'_, T>,
+        results: Results<'_, T>,
     ) -> Result<(), Error> {
         match device {
             Device::Cpu => {
@@ -297,11 +329,11 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
                         rotation.rotated(self.q, call.known.rows_q(), queries.positions)
                     });
                 let q = rotated.as_ref().map_or(self.q, |rotated| rotated.view());
-                self.on_cpu(q, &cache.view(), call, outputs)?;
+                self.on_cpu(q, &cache.view(), call, results)?;
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
-                cuda::cached::append_forward(device, problem, self, cache, new, outputs)?;
+                cuda::cached::append_forward(device, problem, self, cache, new, results)?;
                 appending.count_in(cache);
             }
         }
@@ -309,9 +341,9 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     }
 
     /// The validated call.
-    fn checked<C: Scalar>(&self, cache: &CacheView<'_, C>) -> Result<Checked, Error> {
+    fn checked<C: Scalar>(&self, cache: &CacheView<'_, C>, max_logits: bool) -> Result<Checked, Error> {
         let (held, rows) = (cache.held(|_| 0)?, self.rows()?);
-        let problem = self.spec(cache, &rows, held.lens.iter().copied().max())?.validate()?;
+        let problem = self.spec(cache, &rows, held.lens.iter().copied().max(), max_logits)?.validate()?;
         self.check_scales(cache)?;
         self.known(problem, rows, held)
     }
@@ -321,9 +353,10 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         &self,
         cache: &CacheView<'_, C>,
         new: &NewRows<'n, T>,
+        max_logits: bool,
     ) -> Result<CheckedAppend<'n>, Error> {
         let (rows, rows_new) = (self.rows()?, new.rows()?);
-        let problem = self.cached_problem(cache, &rows, new, &rows_new)?;
+        let problem = self.cached_problem(cache, &rows, (new, &rows_new), max_logits)?;
         self.check_scales(cache)?;
         // Validation has checked that the cache and the new rows have the same number of sequences.
         let appending = Appending::new(cache, new, rows_new)?;
@@ -357,18 +390,19 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     }
 
     /// The problem of attention over a cache, with contiguous tensors. `longest` estimates the longest sequence, if
-    /// known.
+    /// known. Its results may have the largest scores.
     fn spec<C: Scalar>(
         &self,
         cache: &CacheView<'_, C>,
         rows: &SequenceRows,
         longest: Option<usize>,
+        max_logits: bool,
     ) -> Result<ProblemSpec, Error> {
         let (q, k, v) = (contiguous(&self.q), contiguous(&cache.k), contiguous(&cache.v));
         let o = TensorDesc::contiguous(T::Output::DTYPE, Shape { head_dim: v.shape.head_dim, ..q.shape });
         let (seqs_q, seqs_k) = (rows.sequences(), cache.sequences(longest.unwrap_or(0)));
         let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k);
-        spec.qv = self.qv.as_ref().map(contiguous);
+        (spec.qv, spec.max_logits) = (self.qv.as_ref().map(contiguous), max_logits);
         if let Some(intervals) = &self.intervals {
             spec = spec.mask(Mask::of_intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
         }
@@ -380,11 +414,12 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         &self,
         cache: &CacheView<'_, C>,
         rows: &SequenceRows,
-        new: &NewRows<'_, T>,
-        rows_new: &SequenceRows,
+        (new, rows_new): (&NewRows<'_, T>, &SequenceRows),
+        max_logits: bool,
     ) -> Result<CachedProblem, Error> {
         let longest = cache.cache_seqlens.iter().map(|&used| used.max(0) as usize).max();
-        let attention = self.spec(cache, rows, longest.map(|longest| longest + rows_new.max_len()))?;
+        let longest = longest.map(|longest| longest + rows_new.max_len());
+        let attention = self.spec(cache, rows, longest, max_logits)?;
         let descs = new.tensors().map(|x| contiguous(&x));
         let mut spec = CachedSpec::new(attention, descs, rows_new.sequences());
         spec.rotary = new.rotary_spec()?;
@@ -411,9 +446,6 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         Ok(Checked { problem, known, held })
     }
 }
-
-/// Arrays for O and LSE.
-pub(crate) type Outputs<'a, T> = (ArrayViewMut4<'a, <T as Scalar>::Output>, ArrayViewMut3<'a, f32>);
 
 /// A validated call.
 struct Checked {

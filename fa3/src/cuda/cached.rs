@@ -4,7 +4,7 @@ use fa3_types::{CachedProblem, Problem};
 
 use super::inputs::DeviceInputs;
 use super::{CachedForward, Device, HostError, OperationError, OutputBuffers, over_cache};
-use crate::cache::Outputs;
+use crate::results::Results;
 use crate::{CacheView, CacheViewMut, CachedAttention, NewRows, Scalar};
 
 /// Computes attention over a cache without an append. `problem` is the problem of `call`.
@@ -13,14 +13,14 @@ pub(crate) fn forward<T: Scalar, C: Scalar>(
     problem: &Problem,
     call: &CachedAttention<'_, T>,
     cache: &CacheView<'_, C>,
-    outputs: Outputs<'_, T>,
+    results: Results<'_, T>,
 ) -> Result<(), OperationError> {
     let add = |inputs: &mut DeviceInputs<'_>| {
         inputs.add_padded([("q", call.q())].into_iter().chain(call.qv_view().map(|qv| ("qv", qv))))?;
         inputs.add_padded([("k", cache.k), ("v", cache.v)])?;
         add_data_of(inputs, call, cache)
     };
-    over_cache::<T>(device, problem, add, outputs, None)
+    over_cache(device, problem, add, results)
 }
 
 /// Computes attention over a cache with an append first. The cache is written only if there is no error.
@@ -30,7 +30,7 @@ pub(crate) fn append_forward<T: Scalar, C: Scalar>(
     call: &CachedAttention<'_, T>,
     cache: &mut CacheViewMut<'_, C>,
     new: &NewRows<'_, T>,
-    (o_to, lse_to): Outputs<'_, T>,
+    results: Results<'_, T>,
 ) -> Result<(), OperationError> {
     let (forward, attention) = (CachedForward::new(device, problem)?, problem.attention());
     let mut inputs = DeviceInputs::new(device)?;
@@ -48,15 +48,12 @@ pub(crate) fn append_forward<T: Scalar, C: Scalar>(
     });
     let (mut k, mut v, mut outputs) = (k?, v?, OutputBuffers::new(device, attention)?);
     let tensors = inputs.tensors().output("k", &mut k).output("v", &mut v);
-    inputs.run(&forward, tensors.output("o", &mut outputs.o).output("lse", &mut outputs.lse))?;
-    let (o, lse) = outputs.download(&inputs, attention)?;
+    inputs.run(&forward, outputs.beside(tensors))?;
     for (to, from) in [(&mut cache.k, &k), (&mut cache.v, &v)] {
         let (entries, rows, heads, columns) = to.dim();
         to.assign(&inputs.download(from, [entries, rows, heads, columns])?);
     }
-    o.assign_to(o_to);
-    lse.assign_to(lse_to);
-    Ok(())
+    Ok(outputs.download_to(&inputs, attention, results)?)
 }
 
 /// Uploads the sinks, scales and intervals of a call, the lengths and pages of its cache, and the sequence lists of Q.

@@ -1,12 +1,11 @@
 //! Attention over listed rows of a cache, which is copied to the device.
 
 use fa3_types::Problem;
-use ndarray::ArrayViewMut3;
 
 use super::inputs::DeviceInputs;
 use super::{Device, OperationError, over_cache};
-use crate::cache::Outputs;
 use crate::cpu::queries::Queries;
+use crate::results::Results;
 use crate::{ListedCache, Scalar};
 
 /// Computes attention over listed rows. The problem belongs to the call.
@@ -15,8 +14,7 @@ pub(crate) fn forward<T: Scalar>(
     problem: &Problem,
     Queries { q, qv, sink }: Queries<'_, T>,
     (cache, extra): (&ListedCache<'_, T>, Option<&ListedCache<'_, T>>),
-    outputs: Outputs<'_, T>,
-    max_logits: Option<ArrayViewMut3<'_, f32>>,
+    results: Results<'_, T>,
 ) -> Result<(), OperationError> {
     let add = |inputs: &mut DeviceInputs<'_>| {
         inputs.add_padded([("q", q), ("k", cache.k), ("v", cache.v)])?;
@@ -29,5 +27,5 @@ pub(crate) fn forward<T: Scalar>(
         inputs.add("extra_indices", [extra.indices])?;
         inputs.add_lists([("extra_seqused_k", extra.lengths)])
     };
-    over_cache::<T>(device, problem, add, outputs, max_logits)
+    over_cache(device, problem, add, results)
 }

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use fa3::{Attention, Device, LseForm, Mask};
+use fa3::{Attention, Device, LseForm, Mask, Quantize, Quantized};
 use fa3_types::{Dtype, ProblemSpec, Shape};
 use half::f16;
 use ndarray::{Array1, Array3, Array4, ArrayView4, Axis, Slice, array, concatenate};
@@ -76,6 +76,31 @@ fn lse_has_every_form() {
             assert!(given == expected || (given - expected).abs() < 1e-6, "{form:?}: {given} {expected}");
         }
     }
+}
+
+/// Scores are scaled and capped; sinks are none. Codes have the scores of the numbers that they stand for.
+#[test]
+fn the_largest_score_of_a_row_is_a_result() {
+    let [q, k] = [wave::<f16>((1, 5, 2, 16), 0.3), wave((1, 3, 1, 16), 0.5)];
+    let sinks = array![9.0, f32::NEG_INFINITY];
+    let attention = Attention::new(&q, &k, &k).causal().softmax_scale(0.7).softcap(2.0).sink(&sinks);
+    let (output, largest) = attention.forward_with_max_logits(&Device::Cpu).unwrap();
+    assert_eq!(output, attention.forward(&Device::Cpu).unwrap());
+    for ((_, head, row), &found) in largest.indexed_iter() {
+        let score = |key: usize| {
+            let columns = (0..16).map(|at| q[[0, row, head, at]].to_f32() * k[[0, key, 0, at]].to_f32());
+            2.0 * (0.7 * columns.sum::<f32>() / 2.0).tanh()
+        };
+        let expected = (0..(row + 1).saturating_sub(2)).map(score).fold(f32::NEG_INFINITY, f32::max);
+        assert!(found == expected || (found - expected).abs() < 1e-5, "row {row}: {found} {expected}");
+    }
+    let [q, k] = [&q, &k].map(|x| Quantize::new(x).run(&Device::Cpu).unwrap());
+    let (output, codes) =
+        Attention::of_quantized(&q, &k, &k).causal().forward_with_max_logits(&Device::Cpu).unwrap();
+    assert_eq!(output, Attention::of_quantized(&q, &k, &k).causal().forward(&Device::Cpu).unwrap());
+    let [q, k] = [&q, &k].map(Quantized::dequantize);
+    let exact = Attention::new(&q, &k, &k).causal().forward_with_max_logits(&Device::Cpu).unwrap();
+    assert_eq!(codes, exact.1);
 }
 
 /// The first key of 5,000,001 has 2^22 times the weight of any other, and its value is 1, not 0.

@@ -79,10 +79,15 @@ fn with_scores<'a, T: Scalar>(q: &'a Array4<T>, sink: &'a Array1<f32>) -> Cached
     CachedAttention::new(q).causal().window(Some(30), None).softmax_scale(0.4).softcap(9.0).sink(sink)
 }
 
-/// Computes a call without a cache, with the options of [`with_scores`].
-fn of_gathered<'a, T: Scalar>(attention: Attention<'a, T>, sink: &'a Array1<f32>) -> Output<T::Output> {
+/// Computes a call without a cache, with the options of [`with_scores`]: O, LSE and the largest scores.
+fn of_gathered<'a, T: Scalar>(
+    attention: Attention<'a, T>,
+    sink: &'a Array1<f32>,
+) -> (Output<T::Output>, Array3<f32>) {
     let attention = attention.causal().window(Some(30), None).softmax_scale(0.4).softcap(9.0).sink(sink);
-    attention.forward(&Device::Cpu).unwrap()
+    let results = attention.forward_with_max_logits(&Device::Cpu).unwrap();
+    assert!(attention.forward(&Device::Cpu).unwrap().lse == results.0.lse);
+    results
 }
 
 fn keys_are_found_in_all_ways<T: Scalar + Copy>()
@@ -94,8 +99,9 @@ where
         let ([k, v], rows) = gathered(&cache);
         let seqused = rows.seqused();
         let expected = of_gathered(Attention::new(&q, &k, &v).seqused_k(&seqused), &sink);
-        let given = with_scores(&q, &sink).forward(&Device::Cpu, &cache).unwrap();
-        assert_eq!(given, expected);
+        let call = with_scores(&q, &sink);
+        assert_eq!(call.forward_with_max_logits(&Device::Cpu, &cache).unwrap(), expected);
+        assert_eq!(call.forward(&Device::Cpu, &cache).unwrap(), expected.0);
 
         // The same keys as packed sequences, with other rows of Q.
         let q = q.to_shape((1, 12, 4, 16)).unwrap().into_owned();
@@ -108,7 +114,7 @@ where
         let cu_seqlens_q = [0, 9, 11, 12];
         let packed = Attention::new(&q, &tight[0], &tight[1]).packed(&cu_seqlens_q, &cu_seqlens_k);
         let call = with_scores(&q, &sink).cu_seqlens_q(&cu_seqlens_q);
-        assert_eq!(call.forward(&Device::Cpu, &cache).unwrap(), of_gathered(packed, &sink));
+        assert_eq!(call.forward_with_max_logits(&Device::Cpu, &cache).unwrap(), of_gathered(packed, &sink));
     }
 }
 
@@ -225,6 +231,9 @@ fn appended_and_rotated<T: Scalar<Output = T> + Copy + PartialEq + Debug>() {
             assert_eq!(given, expected);
             assert_ne!(given.k, cache.k);
             assert_eq!(output, call(&rotated).forward(&Device::Cpu, &expected).unwrap());
+            let mut given = cache.clone();
+            let results = call(&q).append_forward_with_max_logits(&Device::Cpu, &mut given, &new).unwrap();
+            assert_eq!(results, call(&rotated).forward_with_max_logits(&Device::Cpu, &expected).unwrap());
 
             // Checks the append alone, in a borrowed cache.
             let mut given = cache.clone();

@@ -36,6 +36,7 @@ def flash_attn_func(
     s_aux: Tensor | None = None,
     intervals: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
+    return_max_logits: Literal[False] = False,
 ) -> Tensor: ...
 
 
@@ -66,6 +67,7 @@ def flash_attn_func(
     s_aux: Tensor | None = None,
     intervals: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -96,7 +98,8 @@ def flash_attn_func(
     s_aux: Tensor | None = None,
     intervals: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
-) -> Tensor | tuple[Tensor, Tensor]: ...
+    return_max_logits: bool = False,
+) -> Tensor | tuple[Tensor, ...]: ...
 
 
 def flash_attn_func(
@@ -125,7 +128,8 @@ def flash_attn_func(
     s_aux: Tensor | None = None,
     intervals: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    return_max_logits: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
     device. On the CPU tensors may also be float32. Under `torch.autocast` float32 q, k, v and qv are cast to its dtype.
 
@@ -193,13 +197,17 @@ def flash_attn_func(
             any number of SMs. "fixed" chooses the size by head_dim_v and qv alone. The backward pass takes O and LSE as
             always, and makes no such promise for gradients. It takes more time, and is refused where no such kernel is:
             with intervals, v_mean, v_transposed, or scales of blocks. See docs/bits.md.
+        return_max_logits: whether to return the largest score of each head as well, which QK-clip of the optimizer
+            Muon compares with its threshold. Not where q is float8_e4m3fn.
 
     Returns: O (batch, seqlen_q, heads_q, head_dim_v), which is out or a new contiguous tensor. Its dtype is q's, or
         where q is float8_e4m3fn out_dtype or bfloat16. With return_attn_probs (O, LSE), LSE float32 (batch, heads_q,
-        seqlen_q): the natural logarithm of the sum of exp(score). A query that sees no key has O = 0, LSE = -inf and a
-        gradient of 0. NaN or an infinity in v may reach all queries of a tile that visits its key block, whether or not
-        they see its key. For float8_e4m3fn, exp(score) is rounded to e4m3, so that LSE is typically off by less than
-        0.01, and by up to 0.09 for a thousand keys.
+        seqlen_q): the natural logarithm of the sum of exp(score). With return_max_logits the last result is float32
+        (heads_q,), the largest score of each head in this call's batch: scaled by softmax_scale and capped, of keys
+        that a query sees, without s_aux, and -inf if there is no key. It has no gradient. A query that sees no key has
+        O = 0, LSE = -inf and a gradient of 0. NaN or an infinity in v may reach all queries of a tile that visits its
+        key block, whether or not they see its key. For float8_e4m3fn, exp(score) is rounded to e4m3, so that LSE is
+        typically off by less than 0.01, and by up to 0.09 for a thousand keys.
 
     Raises:
         NotImplementedError: an argument is not supported yet, a number is a tensor that requires grad, or a tensor has
@@ -225,6 +233,7 @@ def flash_attn_func(
         qv,
         intervals,
         arguments.pieces(split_keys),
+        arguments.flag("return_max_logits", return_max_logits),
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     descales: list[Tensor] = []
@@ -246,7 +255,8 @@ def flash_attn_func(
     else:
         _check_tensors(q, k, v, options)
         out, lse = gradient.ATTENTION.traced(q, k, v, *options)
-    return (out, lse) if return_attn_probs else out  # type: ignore[return-value]
+    lse, largest = operator.split_lse(lse, options.max_logits)
+    return operator.results(out, lse, largest, return_attn_probs)
 
 
 @overload
@@ -326,7 +336,7 @@ def flash_attn_qkvpacked_func(
     with num_heads_q given.
     """
     q, k, v = arguments.unpacked(qkv, num_heads_q, "batch, seqlen")
-    return flash_attn_func(
+    return flash_attn_func(  # type: ignore[return-value]
         q,
         k,
         v,

@@ -40,6 +40,7 @@ class Options(NamedTuple):
     lse_without_sink: bool = False
     lse_empty_is_infinite: bool = False
     intervals: Tensor | None = None
+    max_logits: bool = False
 
 
 # The names of the extension module's options: the first fields of `Options`, and the last fields of `Cache`.
@@ -163,7 +164,7 @@ _ARGUMENTS = (
     "SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, SymInt split_keys, "
     "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, "
     "Tensor? s_aux=None, Tensor? qv=None, bool lse_base_two=False, bool lse_without_sink=False, "
-    "bool lse_empty_is_infinite=False, Tensor? intervals=None"
+    "bool lse_empty_is_infinite=False, Tensor? intervals=None, bool max_logits=False"
 )
 _TENSORS = "Tensor q, Tensor k, Tensor v"
 # `fa3::append_forward` writes to the cache, so the schema marks k and v as written.

@@ -161,7 +161,7 @@ class Differentiable:
             return refusal.save(ctx, inputs)
         intervals = getattr(options, "intervals", None)
         ctx.save_for_backward(*output, options.s_aux, intervals, *inputs[: self._tensors])
-        ctx.options = options.of_backward()
+        ctx.options, ctx.has_max_logits = options.of_backward(), options.max_logits
 
     def gradients(self, ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of the forward pass's arguments."""
@@ -174,6 +174,8 @@ class Differentiable:
         if ctx.is_latent:
             return refusal.gradients(ctx, "there is qv, for which attention has no gradients", dout, dlse)
         o, lse, s_aux, intervals, q, k, v, *lists = ctx.saved_tensors
+        if ctx.has_max_logits:
+            lse, dlse = lse[0], None if dlse is None else dlse[0]
         if dout is None:
             # A row of zeros, expanded.
             dout = o.new_zeros(o.shape[-1]).expand(o.shape)

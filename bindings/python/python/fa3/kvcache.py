@@ -53,6 +53,7 @@ def flash_attn_with_kvcache(
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
     intervals: Tensor | None = None,
+    return_max_logits: Literal[False] = False,
 ) -> Tensor: ...
 
 
@@ -95,6 +96,7 @@ def flash_attn_with_kvcache(
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
     intervals: Tensor | None = None,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, None, None]: ...
 
 
@@ -137,7 +139,8 @@ def flash_attn_with_kvcache(
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
     intervals: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor, None, None]: ...
+    return_max_logits: bool = False,
+) -> Tensor | tuple[Any, ...]: ...
 
 
 def flash_attn_with_kvcache(
@@ -178,7 +181,8 @@ def flash_attn_with_kvcache(
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
     intervals: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor, None, None]:
+    return_max_logits: bool = False,
+) -> Tensor | tuple[Any, ...]:
     """Attention over a KV cache, as servers compute it at each step, on a Hopper GPU or on the CPU.
 
     Lengths and page tables are data. On a GPU the host never reads them: the call waits for nothing, and a captured
@@ -244,6 +248,8 @@ def flash_attn_with_kvcache(
             `flash_attn_varlen_func` where q is packed. Keys are counted from the sequence's first key behind
             cache_leftpad, and new rows k and v follow the rows in use. Where CTAs share keys, and with pages whose rows
             are copied one by one, all keys in use are read, whatever the mask.
+        return_max_logits: whether to return the largest score of each head as well, behind the other results, as in
+            `flash_attn_func`.
 
     Returns: O, of q's shape but with head_dim_v, which is out or a new contiguous tensor. Its dtype is q's, or bfloat16
         where q is float8_e4m3fn. With return_softmax_lse (O, LSE, None, None), LSE float32 (batch, heads_q, seqlen_q),
@@ -286,10 +292,14 @@ def flash_attn_with_kvcache(
         s_aux,
         qv,
         intervals=intervals,
+        max_logits=arguments.flag("return_max_logits", return_max_logits),
     )
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
     out, lse = attention((q, k_cache, v_cache), new, cache, options, with_lse, out)
-    return (out, lse, None, None) if with_lse else out  # type: ignore[return-value]
+    lse, largest = operator.split_lse(lse, options.max_logits)
+    if not with_lse:
+        return operator.results(out, lse, largest, with_lse)
+    return out, lse, None, None, *operator.given(largest)
 
 
 def attention(

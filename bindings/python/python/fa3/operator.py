@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
@@ -38,6 +39,8 @@ class Options(NamedTuple):
     qv: Tensor | None = None
     intervals: Tensor | None = None
     split_keys: int | None = None
+    # Whether LSE has the largest scores of rows behind it: (2, batch, heads_q, seqlen_q).
+    max_logits: bool = False
 
     def of_backward(self) -> tuple[float | None, int, int, int, float, int, bool]:
         """The arguments of `fa3::backward` besides tensors, in its order."""
@@ -111,11 +114,10 @@ def attend(
     head_dim_v: int,
     with_lse: bool,
     out: Tensor | None,
-    with_max_logits: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Computes O and, if wanted, LSE by an operation of the extension module. If the largest scores are wanted, too,
-    LSE and they are one tensor, (2, ...). `options` are an attention operator's options, of which only the sinks, qv
-    and the dtype of O are read. The other arguments are as in `run`.
+    LSE and they are one tensor, (2, ...). `options` are an attention operator's options, of which only the sinks, qv,
+    max_logits and the dtype of O are read. The other arguments are as in `run`.
     """
     q, out_dtype = tensors["q"], options.out_dtype
     assert q is not None
@@ -128,7 +130,7 @@ def attend(
         tensors["sink"] = sinks(options.s_aux, q, q.shape[-2])
     # LSE is allocated only if it is wanted: allocation takes as long as the launch.
     lse: Tensor | None
-    if with_max_logits:
+    if options.max_logits:
         lse = lse_like(q, 2)
         tensors["lse"], tensors["max_logits"] = lse
     else:
@@ -138,6 +140,23 @@ def attend(
     tensors["o"] = o.data_ptr() if out is None and out_dtype is None and not is_fake(o) else o
     run(operation, fields, values, tensors)
     return o, lse
+
+
+def results(o: Tensor, lse: Tensor | None, largest: Tensor | None, with_lse: bool) -> Any:
+    """The results of a function: O, LSE if it is wanted, and `largest` if it is not None."""
+    found = (o, *((lse,) if with_lse else ()), *given(largest))
+    return o if len(found) == 1 else found
+
+
+def split_lse(lse: Tensor | None, max_logits: bool) -> tuple[Tensor | None, Tensor | None]:
+    """LSE, and the largest score of each head, float32 (heads_q,), if LSE has the scores of rows behind it. They have
+    no gradient.
+    """
+    if not max_logits or lse is None:
+        return lse, None
+    of_heads = lse[1].detach().movedim(-2, 0).flatten(1)
+    # A call without rows has no maximum of its own.
+    return lse[0], torch.nn.functional.pad(of_heads, (0, 1), value=-math.inf).amax(1)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -566,6 +585,7 @@ _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, "
     "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
     "Tensor? v_descale=None, bool v_transposed=False, ScalarType? out_dtype=None, bool deterministic=False, "
-    "Tensor? v_mean=None, Tensor? s_aux=None, Tensor? qv=None, Tensor? intervals=None, SymInt? split_keys=None"
+    "Tensor? v_mean=None, Tensor? s_aux=None, Tensor? qv=None, Tensor? intervals=None, SymInt? split_keys=None, "
+    "bool max_logits=False"
 )
 define_attention("forward", _ARGUMENTS, launch, "flash_attn_func")

@@ -78,7 +78,7 @@ def compute(
         operator.check_out_is(out, q, expected, "(tokens, 1, heads_q, head_dim_v)", None)
     fields, values = operator.with_lse_form(_NAMES, options[:3], options)
     given: operator.Tensors = {"q": q, "k": k, "v": v, "v_scales": options.v_scales, **lists._asdict()}
-    return operator.attend("forward", fields, values, given, options, v.shape[3], with_lse, out, options.max_logits)
+    return operator.attend("forward", fields, values, given, options, v.shape[3], with_lse, out)
 
 
 def attention(

@@ -45,6 +45,7 @@ def flash_attn_varlen_func(
     scheduler_metadata: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     intervals: Tensor | None = None,
+    return_max_logits: Literal[False] = False,
 ) -> Tensor: ...
 
 
@@ -82,6 +83,7 @@ def flash_attn_varlen_func(
     scheduler_metadata: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     intervals: Tensor | None = None,
+    return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -119,7 +121,8 @@ def flash_attn_varlen_func(
     scheduler_metadata: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     intervals: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]: ...
+    return_max_logits: bool = False,
+) -> Tensor | tuple[Tensor, ...]: ...
 
 
 def flash_attn_varlen_func(
@@ -155,7 +158,8 @@ def flash_attn_varlen_func(
     scheduler_metadata: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     intervals: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    return_max_logits: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
     """`flash_attn_func` for sequences of different lengths, packed one after the other into one tensor.
 
     Sequence i is q[cu_seqlens_q[i]:cu_seqlens_q[i + 1]] and the slices of k and v from cu_seqlens_k[i] to
@@ -189,8 +193,8 @@ def flash_attn_varlen_func(
             is its code times its scale, which is not negative. A query head uses the scale of its key/value head. None
             is 1. The descale of a 16-bit tensor is ignored, as in FlashAttention-3.
         softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, pack_gqa, deterministic, sm_margin,
-            return_attn_probs, out_dtype: as in `flash_attn_func`. In each sequence the last query in use is aligned
-            with the last key in use.
+            return_attn_probs, return_max_logits, out_dtype: as in `flash_attn_func`. In each sequence the last query in
+            use is aligned with the last key in use.
         out: a tensor for O, as in `flash_attn_func`.
         s_aux: a sink for each query head, as in `flash_attn_func`. It has no effect on rows outside all sequences.
         page_table: the pages of each sequence's keys, as in `flash_attn_with_kvcache`: k and v are (pages, page_rows,
@@ -226,12 +230,13 @@ def flash_attn_varlen_func(
     q, k, v, qv = arguments.under_autocast(q, k, v, qv)
     q_descale, k_descale, v_descale = arguments.descales(q, k, v, q_descale, k_descale, v_descale)
     page_table = arguments.page_table(page_table, block_table)
+    with_lse = arguments.flag("return_attn_probs", return_attn_probs)
+    with_max_logits = arguments.flag("return_max_logits", return_max_logits)
     if page_table is not None:
         if cu_seqlens_k is not None:
             raise ValueError("there are page_table and cu_seqlens_k, expected one of them")
         arguments.flag("deterministic", deterministic)
         longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
-        with_lse = arguments.flag("return_attn_probs", return_attn_probs)
         out, lse = cached_operator.attention(
             (q, k, v),
             None,
@@ -247,12 +252,14 @@ def flash_attn_varlen_func(
                 s_aux,
                 qv,
                 intervals=intervals,
+                max_logits=with_max_logits,
             ),
             with_lse,
             out,
             "flash_attn_varlen_func",
         )
-        return (out, lse) if with_lse else out  # type: ignore[return-value]
+        lse, largest = operator.split_lse(lse, with_max_logits)
+        return operator.results(out, lse, largest, with_lse)
     # Tables are made only for calls without qv, split_keys and intervals.
     is_plain = qv is None and split_keys is None and intervals is None
     table = arguments.metadata(scheduler_metadata) if is_plain else None
@@ -282,17 +289,16 @@ def flash_attn_varlen_func(
         qv,
         arguments.pieces(split_keys),
         intervals,
+        with_max_logits,
     )
-    with_lse = arguments.flag("return_attn_probs", return_attn_probs)
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    if batch is None:
-        out, lse = _attend(tensors, options, with_lse, out, table)
-    else:
-        place = None if out is None else batch.rows_of_output(out, "out")
-        rows, lse = _attend(tensors, options, with_lse, place, table)
-        out = batch.of_rows(rows) if out is None else out
+    into = out if batch is None or out is None else batch.rows_of_output(out, "out")
+    rows, lse = _attend(tensors, options, with_lse, into, table)
+    lse, largest = operator.split_lse(lse, with_max_logits)
+    if batch is not None:
+        rows = batch.of_rows(rows) if out is None else out
         lse = None if lse is None else batch.of_lse(lse)
-    return (out, lse) if with_lse else out  # type: ignore[return-value]
+    return operator.results(rows, lse, largest, with_lse)
 
 
 def _attend(
@@ -431,7 +437,7 @@ def flash_attn_varlen_qkvpacked_func(
     )
     arguments.tensor("cu_seqlens", cu_seqlens)
     q, k, v = arguments.unpacked(qkv, num_heads_q, "total")
-    return flash_attn_varlen_func(
+    return flash_attn_varlen_func(  # type: ignore[return-value]
         q,
         k,
         v,

@@ -33,6 +33,7 @@ class Options(NamedTuple):
     qv: Tensor | None = None
     split_keys: int | None = None
     intervals: Tensor | None = None
+    max_logits: bool = False
 
     def of_backward(self) -> tuple[int | None, int | None, float | None, int, int, int, float, int, bool]:
         """The arguments of `fa3::varlen_backward` besides tensors, in its order."""
@@ -151,7 +152,7 @@ _ARGUMENTS = (
     f"Tensor q, Tensor k, Tensor v, {_LISTS}float? softmax_scale, SymInt window_left, SymInt window_right, "
     "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
     "Tensor? v_descale=None, ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None, "
-    "Tensor? qv=None, SymInt? split_keys=None, Tensor? intervals=None"
+    "Tensor? qv=None, SymInt? split_keys=None, Tensor? intervals=None, bool max_logits=False"
 )
 operator.define_attention("varlen_forward", _ARGUMENTS, launch, "flash_attn_varlen_func")
 gradient.define("varlen_backward", _LISTS, launch_backward, launch_backward_into)

@@ -60,8 +60,13 @@ fn few_rows_share_keys() {
     assert_eq!((two.pack(), two.positions(), two.heads(), two.reduction_entries()), (64, 1, 2, Some(64)));
     assert!(split_kv(4, 9, 64, (128, 1)).is_none());
     assert!(split_kv(0, 1, 64, (32, 8)).is_none() && split_kv(1, 0, 64, (32, 8)).is_none());
-    // 5 million keys, in 16 sequences, are no more than that.
-    assert_eq!(split_kv(16, 1, 5_000_000 / 16, (64, 8)).unwrap().ctas(), 132);
+    // 5 million keys, in each of 16 sequences or of one, are no more than that.
+    for batch in [16, 1] {
+        assert_eq!(split_kv(batch, 1, 5_000_000 / 16, (64, 8)).unwrap().ctas(), 132);
+    }
+    let pieces = plan_of([1, 1, 5_000_000 / 16], (8, 1), SplitKeys::Fixed, |spec| spec).unwrap();
+    let PlanKind::SplitKv(split_kv_of_pieces) = pieces.kind() else { panic!("{pieces}") };
+    assert_eq!(split_kv_of_pieces.partial_dims(pieces.problem()), [5_000_000_u32.div_ceil(256), 8]);
     // A sequence with more blocks than exact division supports.
     assert!(split_kv(1, 1, 1 << 26, (32, 32)).is_none());
 }
