@@ -271,7 +271,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
             spec = spec.mask(Mask::of_intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
         }
         spec.qv = qv.as_ref().map(contiguous);
-        spec.score = score.as_ref().map(|function| function.expr().clone());
+        spec.score = score.as_ref().map(|function| function.form().clone());
         scores.given_to(spec, [seqused_q, seqused_k].map(|used| Some(used.is_some())))
     }
 

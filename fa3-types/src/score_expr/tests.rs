@@ -122,7 +122,7 @@ fn a_problem_with_a_score_needs_values() {
     let spec = ProblemSpec::dense(Dtype::F16, shape, shape);
     let function = parsed("s + slope[h] * (q - k)").unwrap();
     let scored = spec.clone().known().unwrap().with_score(&function);
-    assert_eq!(*scored, spec.clone().score(function.expr().clone()).validate().unwrap());
+    assert_eq!(*scored, spec.clone().score(function.form().clone()).validate().unwrap());
     assert_eq!(scored.score_row([0, 1, 4]).unwrap().at(1.5, 2), 1.0);
     assert_eq!(scored.spec().known().unwrap_err(), crate::ProblemError::UnknownScore);
 }

@@ -58,7 +58,8 @@ pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let specs = specs.map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
     let specs = specs.chain(given().map(|spec| planned(spec, PlanOptions::default().given_table())));
     let specs = specs.chain(shared_plans().map(|plan| FwdSpec::of(&plan)));
-    let specs = specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec));
+    let specs =
+        specs.filter(move |spec| seen.insert(spec.clone())).map(|spec| Shipped::new(name(&spec), spec));
     combines().chain(specs)
 }
 
@@ -425,6 +426,9 @@ fn name(spec: &FwdSpec) -> String {
     word(&sides_word(mask));
     if softcap {
         word("cap");
+    }
+    if let Some(score) = &spec.score {
+        word(&format!("score {score}"));
     }
     word(scheduler_word(scheduler));
     match tile.precision {
