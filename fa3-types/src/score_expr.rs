@@ -3,6 +3,7 @@
 mod builder;
 mod dual;
 mod error;
+mod kind;
 mod node;
 mod op;
 mod real;
@@ -19,7 +20,7 @@ pub use error::ScoreError;
 pub use real::{HostReal, ScoreIndex, ScoreReal};
 pub use row::ScoreRow;
 pub use table::ScoreTable;
-pub use tile::{ScoreBlock, ScoreTile};
+pub use tile::{ScoreBlock, ScoreProduct, ScoreTile};
 pub use value::ScoreInputs;
 
 use node::Node;

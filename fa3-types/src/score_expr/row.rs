@@ -16,10 +16,17 @@ pub struct ScoreRow<'a, R: HostReal> {
 }
 
 /// The inputs of an expression in one row.
-struct RowInputs<'a> {
+pub(super) struct RowInputs<'a> {
     function: &'a ScoreFunction,
     /// Sequence, head, row and position.
     row: [Wrapping<i32>; 4],
+}
+
+impl<'a> RowInputs<'a> {
+    pub(super) fn new(function: &'a ScoreFunction, at: [usize; 3], len: Lengths) -> RowInputs<'a> {
+        let [sequence, head, row, len_q, len_k] = [at[0], at[1], at[2], len.q, len.k].map(|x| x as i32);
+        RowInputs { function, row: [sequence, head, row, row + len_k - len_q].map(Wrapping) }
+    }
 }
 
 impl<R: HostReal> ScoreInputs<R> for RowInputs<'_> {
@@ -57,15 +64,8 @@ impl<R: HostReal> ScoreInputs<R> for RowInputs<'_> {
 }
 
 impl<'a, R: HostReal> ScoreRow<'a, R> {
-    pub(super) fn new(
-        function: &'a ScoreFunction,
-        [sequence, head, row]: [usize; 3],
-        len: Lengths,
-    ) -> ScoreRow<'a, R> {
-        let [row, len_q, len_k] = [row, len.q, len.k].map(|x| x as i32);
-        let row = [sequence as i32, head as i32, row, row + len_k - len_q].map(Wrapping);
-        let nodes = function.expr().nodes();
-        let inputs = RowInputs { function, row };
+    pub(super) fn new(function: &'a ScoreFunction, at: [usize; 3], len: Lengths) -> ScoreRow<'a, R> {
+        let (nodes, inputs) = (function.expr().nodes(), RowInputs::new(function, at, len));
         let mut this = ScoreRow { inputs, values: Vec::with_capacity(nodes.len()), varying: vec![] };
         for (id, node) in nodes.iter().enumerate() {
             let varies = matches!(node, Node::Leaf(Leaf::Score | Leaf::Key))
@@ -87,7 +87,7 @@ impl<'a, R: HostReal> ScoreRow<'a, R> {
     }
 
     fn value(&self, node: Node, score: R, key: i32) -> Value<R> {
-        let leaf = |leaf: Leaf| leaf.value(&self.inputs, 0, || (score, Wrapping(key)));
+        let leaf = |leaf: Leaf| leaf.value(&self.inputs, 0, || score, || Wrapping(key));
         node.value(&self.inputs, leaf, |id| self.values[usize::from(id)])
     }
 }

@@ -63,20 +63,21 @@ pub trait ScoreInputs<R: ScoreReal> {
 }
 
 impl Leaf {
-    /// The value in a row of a tile; `of_key` has the score and the key.
+    /// The value in a row of a tile, where the score of `key` is `score`.
     pub(super) fn value<R: ScoreReal>(
         self,
         inputs: &impl ScoreInputs<R>,
         row: usize,
-        of_key: impl FnOnce() -> (R, R::Index),
+        score: impl FnOnce() -> R,
+        key: impl FnOnce() -> R::Index,
     ) -> Value<R> {
         match self {
-            Leaf::Score => Value::Real(of_key().0),
+            Leaf::Score => Value::Real(score()),
             Leaf::Batch => Value::Index(inputs.sequence()),
             Leaf::Head => Value::Index(inputs.head(row)),
             Leaf::Row => Value::Index(inputs.row(row)),
             Leaf::Query => Value::Index(inputs.query(row)),
-            Leaf::Key => Value::Index(of_key().1),
+            Leaf::Key => Value::Index(key()),
         }
     }
 }

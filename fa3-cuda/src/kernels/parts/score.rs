@@ -3,7 +3,7 @@
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, BufferRole, Program};
 use fa3_sched::SeqLens;
-use fa3_types::{Problem, ScoreExpr, ScoreForm, ScoreInputs, ScoreTable, ScoreTile};
+use fa3_types::{Problem, ScoreExpr, ScoreForm, ScoreInputs, ScoreProduct, ScoreTable, ScoreTile};
 
 use super::kv_blocks::KvBlock;
 use super::visible::Position;
@@ -113,7 +113,9 @@ impl<'k> TileFunction<'k> {
     #[track_caller]
     pub(crate) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>) {
         let mut block = self.tile.block(block.key + s.builder().frag_col());
-        s.map_in_place(|product, at| block.at(product * self.unit, at.half as usize, at.col));
+        s.map_in_place(|product, at| {
+            block.at(ScoreProduct { product, unit: self.unit }, at.half as usize, at.col)
+        });
     }
 }
 

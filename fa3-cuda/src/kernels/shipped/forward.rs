@@ -11,7 +11,8 @@ use fa3_sched::forward::{
 };
 use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{
-    Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
+    Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, ScoreFunction, ScoreTable, Sequences, Shape,
+    TensorDesc, ValueLayout,
 };
 
 use super::chunks::chunks;
@@ -45,7 +46,7 @@ const MASKS: [Mask; 5] = [
 pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     // They are collected: one iterator of all problems is larger than a thread's stack.
-    let problems: [Vec<_>; 7] = [
+    let problems: [Vec<_>; 8] = [
         half().collect(),
         fp8().collect(),
         packed().collect(),
@@ -53,6 +54,7 @@ pub(super) fn forward() -> impl Iterator<Item = Shipped> {
         wide().collect(),
         intervals().collect(),
         max_logits().collect(),
+        scored().collect(),
     ];
     let specs = problems.into_iter().flatten();
     let specs = specs.map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
@@ -76,6 +78,16 @@ fn half() -> impl Iterator<Item = ProblemSpec> {
             spec.softcap = softcap;
             spec
         })
+    })
+}
+
+/// Problems with ALiBi.
+fn scored() -> impl Iterator<Item = ProblemSpec> {
+    let slopes = ScoreTable::new(&[1], [1.0]).expect("there is one");
+    let alibi = ScoreFunction::parse("s + slope[h] * (k - q)", [("slope", slopes.into())]);
+    let form = alibi.expect("the text is valid").form().clone();
+    [64, 128].into_iter().map(move |head_dim| {
+        problem(Dtype::Bf16, (8192, 8192), MANY_HEADS, head_dim).causal().score(form.clone())
     })
 }
 
@@ -428,7 +440,7 @@ fn name(spec: &FwdSpec) -> String {
         word("cap");
     }
     if let Some(score) = &spec.score {
-        word(&format!("score {score}"));
+        word(&score.to_string().replace(' ', ""));
     }
     word(scheduler_word(scheduler));
     match tile.precision {
