@@ -110,7 +110,9 @@ const PROBLEM: [&str; 12] = [
 fn every_option_of_the_forward_pass_counts() {
     let plan =
         ["--seqlen 1k", "--pipeline serial", "--ping-pong off", "--loads consumers", "--scheduler dynamic"];
-    count("forward", &[&PROBLEM[..], &plan, &["--score exp2(s)+k"]].concat(), |error| matches!(error, OperationError::Plan(_)));
+    count("forward", &[&PROBLEM[..], &plan, &["--score exp2(s)+k"]].concat(), |error| {
+        matches!(error, OperationError::Plan(_))
+    });
     let many = |sms: &str| program(&format!("forward --seqlen 4k {sms}")).unwrap().steps[0].grid;
     assert_eq!((many("--sms 3"), many("--sms 5")), ([3, 1, 1], [5, 1, 1]));
     let cluster =

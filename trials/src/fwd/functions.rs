@@ -16,7 +16,7 @@ const FUNCTIONS: [&str; 7] = [
     "if q - k > 40 && !(k == 3 || k * 3 == 2 * row) then -inf else x * tanh(s / x) + near[min(abs(q - k), 99)]",
     "s * exp2(-abs(s)) + bias[h, row, k] - log2(1 + k)",
     "max(min(s, row / 8 - 3), -x) + floor(q / 16 + s * 0) + column[b, k - 7]",
-    "s + near[-1 - max(k, 3)] / (x - abs(s)) * sqrt(1 + abs(h - b))",
+    "s + near[-1 - max(k, 3)] / (x + abs(s)) * sqrt(1 + abs(h - b))",
     "if s <= near[3] then s * s / 4 else near[row] - s / 0.5",
     "slope[b] * (2 * k - q * 3 + 1) / 64",
 ];
