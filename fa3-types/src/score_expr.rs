@@ -48,17 +48,15 @@ impl ScoreExpr {
 
     /// Number of axes of each table.
     pub fn axes(&self) -> Vec<usize> {
-        let reads = self.nodes().iter().filter_map(|node| match *node {
-            Node::Read { table, at } => Some((table, at.into_iter().flatten().count())),
-            _ => None,
-        });
-        // Tables are counted in the order of their first use.
         let mut axes = Vec::new();
-        reads.for_each(|(table, count)| {
-            if usize::from(table) == axes.len() {
-                axes.push(count);
+        for node in self.nodes() {
+            // Tables are counted in the order of their first use.
+            if let Node::Read { table, at } = *node
+                && usize::from(table) == axes.len()
+            {
+                axes.push(at.into_iter().flatten().count());
             }
-        });
+        }
         axes
     }
 

@@ -43,58 +43,74 @@ impl Kind {
     fn new(node: Node, nodes: &[Node], kinds: &[Kind], heads_differ: bool) -> Kind {
         let of = |id: Id| kinds[usize::from(id)];
         let any = |is: fn(Kind) -> bool| node.operands().any(|id| is(of(id)));
-        let [of_row, of_key] = match node {
-            Node::Leaf(Leaf::Score) => [true; 2],
-            Node::Leaf(Leaf::Head) => [heads_differ, false],
-            Node::Leaf(Leaf::Row | Leaf::Query) => [true, false],
-            Node::Leaf(Leaf::Key) => [false, true],
-            _ => [any(|kind| kind.of_row), any(|kind| kind.of_key)],
+        let [of_row, of_key] = if let Node::Leaf(leaf) = node {
+            match leaf {
+                Leaf::Score => [true; 2],
+                Leaf::Batch => [false; 2],
+                Leaf::Head => [heads_differ, false],
+                Leaf::Row | Leaf::Query => [true, false],
+                Leaf::Key => [false, true],
+            }
+        } else {
+            [any(|kind| kind.of_row), any(|kind| kind.of_key)]
         };
         let is_index = match node {
             Node::Leaf(leaf) => leaf != Leaf::Score,
             Node::Index(_) => true,
             Node::Op(op, operands) => op.takes_indices() && operands.into_iter().all(|id| of(id).is_index),
             Node::Select([_, yes, no]) => of(yes).is_index && of(no).is_index,
-            _ => false,
+            Node::Real(_) | Node::Number(_) | Node::Read { .. } | Node::OfIndex(_) => false,
+            Node::Test(..) | Node::Not(_) | Node::And(_) | Node::Or(_) => false,
         };
-        let most = match node {
-            Node::Leaf(_) => LENGTH,
-            Node::Index(index) => f64::from(index).abs(),
-            Node::Op(Op::Add | Op::Sub, [a, b]) => of(a).most + of(b).most,
-            Node::Op(Op::Mul, [a, b]) => of(a).most * of(b).most,
-            _ => node.operands().map(|id| of(id).most).fold(0.0, f64::max),
+        let most = if let Node::Leaf(_) = node {
+            LENGTH
+        } else if let Node::Index(index) = node {
+            f64::from(index).abs()
+        } else if let Node::Op(Op::Add | Op::Sub, [a, b]) = node {
+            of(a).most + of(b).most
+        } else if let Node::Op(Op::Mul, [a, b]) = node {
+            of(a).most * of(b).most
+        } else {
+            node.operands().map(|id| of(id).most).fold(0.0, f64::max)
         };
-        let constant = |id: Id| match of(id) {
-            Kind { of_key: false, .. } => Some(0),
-            Kind { step: Some(Step::Constant(step)), .. } => Some(step),
-            _ => None,
+        let kind = Kind { of_row, of_key, is_index, step: None, is_used_once: false, most };
+        Kind { step: kind.step(node, nodes, kinds), ..kind }
+    }
+
+    /// The difference of the node's values at neighbouring keys, if all differences are equal.
+    fn step(self, node: Node, nodes: &[Node], kinds: &[Kind]) -> Option<Step> {
+        let of = |id: Id| kinds[usize::from(id)];
+        let constant = |id: Id| match (of(id).of_key, of(id).step) {
+            (false, _) => Some(0),
+            (true, Some(Step::Constant(step))) => Some(step),
+            (true, Some(Step::Multiple(..)) | None) => None,
         };
-        let step = match node {
-            _ if !of_key => None,
-            Node::Leaf(Leaf::Key) => Some(Step::Constant(1)),
-            Node::OfIndex([index]) if of(index).most < f64::from(i32::MAX) => of(index).step,
-            Node::Op(op, [a, b]) if is_index => {
-                let steps = constant(a).zip(constant(b));
-                let step = match (op, nodes[usize::from(a)], nodes[usize::from(b)]) {
-                    (Op::Add, ..) => steps.map(|(a, b)| a.wrapping_add(b)),
-                    (Op::Sub, ..) => steps.map(|(a, b)| a.wrapping_sub(b)),
-                    (Op::Neg, ..) => constant(a).map(i32::wrapping_neg),
-                    (Op::Mul, Node::Index(factor), _) | (Op::Mul, _, Node::Index(factor)) => {
-                        steps.map(|(a, b)| a.wrapping_add(b).wrapping_mul(factor))
-                    }
-                    _ => None,
-                };
-                step.map(Step::Constant)
-            }
-            Node::Op(Op::Mul, [a, b]) => {
-                let times = |factor: Id, other: Id| {
-                    let step = constant(other).filter(|_| !of(factor).of_key)?;
-                    Some(Step::Multiple(factor, step))
-                };
-                times(a, b).or_else(|| times(b, a))
-            }
-            _ => None,
+        if !self.of_key {
+            return None;
+        }
+        if let Node::Leaf(_) = node {
+            return (!self.of_row).then_some(Step::Constant(1));
+        }
+        if let Node::OfIndex([index]) = node {
+            return of(index).step.filter(|_| of(index).most < f64::from(i32::MAX));
+        }
+        let Node::Op(op, [a, b]) = node else { return None };
+        if !self.is_index {
+            let times = |factor: Id, other: Id| {
+                let step = constant(other).filter(|_| !of(factor).of_key)?;
+                Some(Step::Multiple(factor, step))
+            };
+            return times(a, b).or_else(|| times(b, a)).filter(|_| op == Op::Mul);
+        }
+        let (left, right) = (constant(a)?, constant(b)?);
+        let step = match (op, nodes[usize::from(a)], nodes[usize::from(b)]) {
+            (Op::Add, ..) => left.wrapping_add(right),
+            (Op::Sub, ..) => left.wrapping_sub(right),
+            (Op::Neg, ..) => left.wrapping_neg(),
+            (Op::Mul, Node::Index(factor), _) => right.wrapping_mul(factor),
+            (Op::Mul, _, Node::Index(factor)) => left.wrapping_mul(factor),
+            _ => return None,
         };
-        Kind { of_row, of_key, is_index, step, is_used_once: false, most }
+        Some(Step::Constant(step))
     }
 }

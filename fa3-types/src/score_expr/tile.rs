@@ -133,11 +133,12 @@ impl<R: ScoreReal, I: ScoreInputs<R>> ScoreBlock<'_, R, I> {
         if !kind.is_used_once || !kind.of_row || !kind.of_key || kind.step.is_some() {
             return None;
         }
-        match self.tile.expr.nodes()[usize::from(id)] {
-            Node::Leaf(Leaf::Score) => Some([at.score.product, at.score.unit]),
-            Node::Op(Op::Mul, factors) => Some(factors.map(|id| self.value(id, at).real())),
-            _ => None,
+        let node = self.tile.expr.nodes()[usize::from(id)];
+        if node == Node::Leaf(Leaf::Score) {
+            return Some([at.score.product, at.score.unit]);
         }
+        let Node::Op(Op::Mul, factors) = node else { return None };
+        Some(factors.map(|id| self.value(id, at).real()))
     }
 
     /// The value of a node, of the values of its operands.
