@@ -1,4 +1,5 @@
-//! [`Int`], [`Real`] and the numbers of functions of scores for a kernel under construction: functions over them record instructions.
+//! [`Int`], [`Real`] and the numbers of functions of scores for a kernel under construction: functions over them record
+//! instructions.
 
 use std::f32::consts::LOG2_E;
 

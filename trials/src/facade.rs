@@ -10,7 +10,8 @@ use ndarray::{Array3, Array4};
 use crate::{Arithmetic, Case, Judge, Values};
 
 /// Checks the results of a call and its gradients, with and without a gradient of LSE, against the error law. Returns
-/// the largest ratio of an error to its bound. Latent attention has no gradients, nor have functions of scores on a GPU.
+/// the largest ratio of an error to its bound. Latent attention has no gradients, nor have functions of scores on a
+/// GPU.
 ///
 /// # Errors
 /// The error of the call, or the violation of the law.

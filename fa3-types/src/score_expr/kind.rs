@@ -1,4 +1,4 @@
-//! What the value of a node depends on.
+//! Kinds of nodes: the leaves that a node's value depends on.
 
 use super::node::{Id, Leaf, Node};
 use super::op::Op;
@@ -6,7 +6,7 @@ use super::op::Op;
 /// A length that sequences do not reach. Below it, distances of queries and keys do not wrap.
 const LENGTH: f64 = (1_u32 << 29) as f64;
 
-/// What the value of a node in a tile depends on.
+/// A node's dependence on rows and keys in a tile.
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     pub(super) of_row: bool,

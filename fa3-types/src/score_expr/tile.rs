@@ -9,9 +9,10 @@ use super::value::{ScoreInputs, Value};
 use super::{ScoreExpr, ScoreIndex, ScoreReal};
 
 /// An expression in the rows of a tile. Each node is evaluated as seldom as its leaves allow: once a tile, a row of a
-/// block, a column of a block, or a score. A node that changes in equal steps from key to key is evaluated for a block's
-/// first key, and other keys add a multiple of the step. So a kernel converts a distance to a real number once a row, and
-/// not for each score. A product that is used once, in a sum of each score, is rounded together with the sum.
+/// block, a column of a block, or a score. A node that changes in equal steps from key to key is evaluated for the
+/// first key of a block, and other keys add a multiple of the step. So a kernel converts a distance to a real number
+/// once a row, and not for each score. A product that is used once, in a sum of each score, is rounded together with
+/// the sum.
 pub struct ScoreTile<R: ScoreReal, I> {
     expr: ScoreExpr,
     inputs: I,

@@ -35,7 +35,7 @@ impl<R: ScoreReal> Value<R> {
     }
 }
 
-/// What an expression reads beside scores and keys: constants, numbers, tables, and the places of rows.
+/// The inputs of an expression beside scores and keys: constants, numbers, tables, and the places of rows.
 pub trait ScoreInputs<R: ScoreReal> {
     /// The real constant `value`.
     fn real(&self, value: f32) -> R;

@@ -62,8 +62,8 @@ impl<'d> DeviceInputs<'d> {
         self.add(sin, table.map(|table| table.sin().view()))
     }
 
-    /// Uploads the lengths of a problem's sequences, the bounds of its intervals and the tables of its function of scores,
-    /// if any.
+    /// Uploads the lengths of a problem's sequences, the bounds of its intervals and the tables of its function of
+    /// scores, if any.
     pub(super) fn add_data_of(&mut self, problem: &KnownProblem) -> Result<(), HostError> {
         self.buffers.extend(Lengths::upload(self.device, &self.stream, problem)?.0);
         let tables = problem.score_function().map_or(&[][..], |function| function.tables());

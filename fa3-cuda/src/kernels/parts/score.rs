@@ -1,4 +1,4 @@
-//! A function of scores: its parameters, and what it reads in a thread.
+//! A function of scores: its parameters, and its values in a thread.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, BufferRole, Program};
@@ -97,7 +97,7 @@ struct Inputs<'k> {
 }
 
 impl<'k> TileFunction<'k> {
-    /// Evaluates what is the same in the whole tile. `heads_differ` says whether rows may have different heads.
+    /// Evaluates the nodes that have one value in the tile. `heads_differ` says whether rows may have different heads.
     #[track_caller]
     pub(crate) fn new(
         builder: &'k Builder,

@@ -87,8 +87,8 @@ impl<'k> Scores<'k> {
     }
 }
 
-/// The factor that turns a score s into an exponent of 2: a value of the function of scores, if there is one. And with a soft cap c the factor `scale` / c of a product
-/// Q·K: s = c · tanh(Q·K · scale / c).
+/// The factor that turns a score s, or a value of the function of scores, into an exponent of 2, and with a soft cap c
+/// the factor `scale` / c of a product Q·K: s = c · tanh(Q·K · scale / c).
 pub(crate) fn units(problem: &Problem) -> (f32, Option<f32>) {
     let (scale, cap) = (problem.softmax_scale(), problem.softcap());
     let into = cap.map(|cap| (scale.natural() / cap.bound()) as f32);

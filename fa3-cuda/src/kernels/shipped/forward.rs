@@ -11,14 +11,14 @@ use fa3_sched::forward::{
 };
 use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{
-    Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, ScoreFunction, ScoreTable, Sequences, Shape,
-    TensorDesc, ValueLayout,
+    Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
 };
 
 use super::chunks::chunks;
 use super::fixed_size::fixed_size;
 use super::lists::listed;
 use super::packed::rows_word;
+use super::scored::{score_word, scored};
 use super::wide_cache::wide_cache;
 use super::{Shipped, scheduler_word, sides_word};
 use crate::kernels::fwd::{FwdCombineSpec, FwdSpec, SequenceForm, ShareForm};
@@ -78,16 +78,6 @@ fn half() -> impl Iterator<Item = ProblemSpec> {
             spec.softcap = softcap;
             spec
         })
-    })
-}
-
-/// Problems with ALiBi.
-fn scored() -> impl Iterator<Item = ProblemSpec> {
-    let slopes = ScoreTable::new(&[1], [1.0]).expect("there is one");
-    let alibi = ScoreFunction::parse("s + slope[h] * (k - q)", [("slope", slopes.into())]);
-    let form = alibi.expect("the text is valid").form().clone();
-    [64, 128].into_iter().map(move |head_dim| {
-        problem(Dtype::Bf16, (8192, 8192), MANY_HEADS, head_dim).causal().score(form.clone())
     })
 }
 
@@ -436,12 +426,8 @@ fn name(spec: &FwdSpec) -> String {
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
     let mut word = |word: &str| words.push(word.to_owned());
     word(&sides_word(mask));
-    if softcap {
-        word("cap");
-    }
-    if let Some(score) = &spec.score {
-        word(&score.to_string().replace(' ', ""));
-    }
+    let of_scores = [softcap.then(|| "cap".to_owned()), spec.score.as_ref().map(score_word)];
+    of_scores.into_iter().flatten().for_each(|of_scores| word(&of_scores));
     word(scheduler_word(scheduler));
     match tile.precision {
         Precision::Converted { q: false } => word("over-e4m3"),
