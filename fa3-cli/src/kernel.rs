@@ -65,7 +65,7 @@ fn typed(matches: &ArgMatches) -> String {
             words.extend(option.get_long().map(|long| format!("--{long}")));
             let values = given.get_raw(id).into_iter().flatten();
             let values = values.filter(|_| option.get_action().takes_values());
-            let values = values.map(|value| value.to_string_lossy().into_owned());
+            let values = values.map(|value| quoted(&value.to_string_lossy()));
             match option.get_value_delimiter() {
                 Some(delimiter) => words.push(values.collect::<Vec<_>>().join(&delimiter.to_string())),
                 None => words.extend(values),
@@ -73,6 +73,12 @@ fn typed(matches: &ArgMatches) -> String {
         }
     }
     words.join(" ")
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=+".contains(c);
+    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
 impl FromArgMatches for KernelArgs {

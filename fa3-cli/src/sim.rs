@@ -39,6 +39,7 @@ const EXAMPLES: &str = "\
 Examples:
   fa3 sim vector_add
   fa3 sim forward --causal --seqlen 300 --heads 4 --heads-kv 2
+  fa3 sim forward --causal --score 's+slope[h]*(k-q)' --table slope=0.5,0.25
   fa3 sim forward --causal --heads 8 --heads-kv 2 --cache-seqlens 300,40,5 --page-size 16 --split-keys --sms 4
   fa3 sim forward --causal --cache-seqlens 70,9 --page-size 8 --seqlen-new 2 --seqlen-q 2 --rotary-dim 64
   fa3 sim backward --causal --seqlen 150 --head-dim 64

@@ -1,8 +1,9 @@
-//! [`Int`] and [`Real`] for a kernel under construction: functions over them record instructions.
+//! [`Int`], [`Real`] and the numbers of functions of scores for a kernel under construction: functions over them record
+//! instructions.
 
 use std::f32::consts::LOG2_E;
 
-use fa3_types::{Int, Real};
+use fa3_types::{Int, Real, ScoreIndex, ScoreReal};
 
 use crate::lang::{B32, F32, Pred, V};
 
@@ -114,5 +115,110 @@ impl<'k> Real for V<'k, F32> {
     #[track_caller]
     fn select(condition: V<'k, Pred>, yes: Self, no: Self) -> Self {
         condition.select(yes, no)
+    }
+}
+
+impl<'k> ScoreIndex for V<'k, B32> {
+    type Bool = V<'k, Pred>;
+
+    fn lit(self, value: i32) -> Self {
+        self.constant(value)
+    }
+
+    #[track_caller]
+    fn abs(self) -> Self {
+        self.abs_s32()
+    }
+
+    #[track_caller]
+    fn min(self, other: Self) -> Self {
+        self.min_s32(other)
+    }
+
+    #[track_caller]
+    fn max(self, other: Self) -> Self {
+        self.max_s32(other)
+    }
+
+    #[track_caller]
+    fn lt(self, other: Self) -> V<'k, Pred> {
+        self.lt_s32(other)
+    }
+
+    #[track_caller]
+    fn le(self, other: Self) -> V<'k, Pred> {
+        self.le_s32(other)
+    }
+
+    #[track_caller]
+    fn eq(self, other: Self) -> V<'k, Pred> {
+        self.eq(other)
+    }
+
+    #[track_caller]
+    fn select(condition: V<'k, Pred>, yes: Self, no: Self) -> Self {
+        condition.select(yes, no)
+    }
+}
+
+/// Subnormal operands of quotients, logarithms and roots count as 0.
+impl<'k> ScoreReal for V<'k, F32> {
+    type Index = V<'k, B32>;
+
+    #[track_caller]
+    fn of_index(index: V<'k, B32>) -> Self {
+        index.to_f32_signed()
+    }
+
+    #[track_caller]
+    fn not(condition: V<'k, Pred>) -> V<'k, Pred> {
+        condition.negated()
+    }
+
+    /// Refines the quotient once, to about 1 ulp. A quotient by 0 or by an infinity would become NaN and stays as it
+    /// is.
+    #[track_caller]
+    fn div(self, divisor: Self) -> Self {
+        let reciprocal = divisor.rcp();
+        let quotient = self * reciprocal;
+        let refined = (-divisor).fma(quotient, self).fma(reciprocal, quotient);
+        refined.ordered(refined).select(refined, quotient)
+    }
+
+    #[track_caller]
+    fn log2(self) -> Self {
+        self.lg2()
+    }
+
+    #[track_caller]
+    fn sqrt(self) -> Self {
+        self.sqrt()
+    }
+
+    #[track_caller]
+    fn abs(self) -> Self {
+        self.abs()
+    }
+
+    /// Converts to an integer and back, except for numbers of 2²³ and above, which are integers.
+    #[track_caller]
+    fn floor(self) -> Self {
+        let floor = self.to_s32_down().to_f32_signed();
+        self.abs().lt((1 << 23) as f32).select(floor, self)
+    }
+
+    #[track_caller]
+    fn min(self, other: Self) -> Self {
+        self.min_nan(other)
+    }
+
+    #[track_caller]
+    fn max(self, other: Self) -> Self {
+        self.max_nan(other)
+    }
+
+    #[track_caller]
+    fn le(self, other: Self) -> V<'k, Pred> {
+        self.le(other)
     }
 }

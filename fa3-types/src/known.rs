@@ -116,7 +116,7 @@ impl KnownProblem {
     /// ```
     #[must_use]
     pub fn with_score(self, function: &ScoreFunction) -> KnownProblem {
-        let problem = self.problem.scored(function.expr().clone());
+        let problem = self.problem.scored(function.form().clone());
         KnownProblem { problem, score: Some(function.clone()), ..self }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     Bytes, Dim, Dtype, ExtraCache, Granularity, Heads, Intervals, Lengths, LseForm, Mask, ProblemError,
-    ProblemSpec, ScaleBlocks, ScoreExpr, Sequences, Shape, SoftCap, SoftmaxScale, Strides, TensorDesc,
+    ProblemSpec, ScaleBlocks, ScoreForm, Sequences, Shape, SoftCap, SoftmaxScale, Strides, TensorDesc,
     TensorName, ValueLayout,
 };
 
@@ -44,7 +44,7 @@ pub struct Problem {
     mask: Mask,
     softmax_scale: SoftmaxScale,
     softcap: Option<SoftCap>,
-    score: Option<ScoreExpr>,
+    score: Option<ScoreForm>,
     sink: bool,
     extra: Option<ExtraCache>,
     lse: LseForm,
@@ -361,14 +361,14 @@ impl Problem {
     }
 
     /// The function of scores, if any. It takes scaled and capped scores; see
-    /// [`ScoreFunction`](crate::ScoreFunction), which has the values of its numbers and tables.
-    pub fn score(&self) -> Option<&ScoreExpr> {
+    /// [`ScoreFunction`](crate::ScoreFunction), which has the elements of its tables.
+    pub fn score(&self) -> Option<&ScoreForm> {
         self.score.as_ref()
     }
 
     /// This problem with a function of scores.
-    pub(crate) fn scored(self, expr: ScoreExpr) -> Problem {
-        Problem { score: Some(expr), ..self }
+    pub(crate) fn scored(self, form: ScoreForm) -> Problem {
+        Problem { score: Some(form), ..self }
     }
 
     /// Whether each query head has an attention sink: a logit in the softmax's denominator that has no value. It is in

@@ -3,27 +3,31 @@
 mod builder;
 mod dual;
 mod error;
+mod kind;
 mod node;
 mod op;
 mod real;
 mod row;
 mod table;
 mod text;
+mod tile;
+mod value;
 
 use std::sync::Arc;
 
 pub use dual::Dual;
 pub use error::ScoreError;
-pub use real::ScoreReal;
+pub use real::{HostReal, ScoreIndex, ScoreReal};
 pub use row::ScoreRow;
 pub use table::ScoreTable;
+pub use tile::{ScoreBlock, ScoreProduct, ScoreTile};
+pub use value::ScoreInputs;
 
 use node::Node;
 
 use crate::{KnownProblem, Lengths};
 
-/// An expression over a score, without the values of its numbers and tables. It changes what is computed, so it is a
-/// part of a [`Problem`](crate::Problem). Values are data, which a [`ScoreFunction`] has beside the expression.
+/// An expression over a score, without the values of its numbers and tables. Kernels are compiled for an expression.
 ///
 /// Nodes are shared, operands of commutative operations have one order, and numbers and tables are counted in the order
 /// of their first use. So expressions of the same operations are equal, and have equal hashes, whatever the order of
@@ -36,9 +40,54 @@ impl ScoreExpr {
     /// The largest number of nodes.
     pub const MOST_NODES: usize = 96;
 
+    /// Number of numbers.
+    pub fn numbers(&self) -> usize {
+        let numbers = self.nodes().iter().filter(|node| matches!(node, Node::Number(_)));
+        numbers.count()
+    }
+
+    /// Number of axes of each table.
+    pub fn axes(&self) -> Vec<usize> {
+        let mut axes = Vec::new();
+        for node in self.nodes() {
+            // Tables are counted in the order of their first use.
+            if let Node::Read { table, at } = *node
+                && usize::from(table) == axes.len()
+            {
+                axes.push(at.into_iter().flatten().count());
+            }
+        }
+        axes
+    }
+
     /// The nodes. Operands come before the operation, and the last node is the value, which is a real number.
     fn nodes(&self) -> &[Node] {
         &self.0
+    }
+}
+
+/// A function of a score without the elements of its tables: all that a [`Problem`](crate::Problem) has of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoreForm {
+    expr: ScoreExpr,
+    numbers: Arc<[f32]>,
+    extents: Arc<[Arc<[usize]>]>,
+}
+
+impl ScoreForm {
+    /// The expression.
+    pub fn expr(&self) -> &ScoreExpr {
+        &self.expr
+    }
+
+    /// The numbers `x0`, `x1` and so on.
+    pub fn numbers(&self) -> &[f32] {
+        &self.numbers
+    }
+
+    /// The extents of the tables `t0`, `t1` and so on.
+    pub fn extents(&self) -> &[Arc<[usize]>] {
+        &self.extents
     }
 }
 
@@ -52,20 +101,24 @@ impl ScoreExpr {
 /// E = -inf hides a key. +inf or NaN makes O and LSE of its row NaN.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoreFunction {
-    expr: ScoreExpr,
-    numbers: Arc<[f32]>,
+    form: ScoreForm,
     tables: Arc<[ScoreTable]>,
 }
 
 impl ScoreFunction {
+    /// The function without the elements of its tables.
+    pub fn form(&self) -> &ScoreForm {
+        &self.form
+    }
+
     /// The expression.
     pub fn expr(&self) -> &ScoreExpr {
-        &self.expr
+        &self.form.expr
     }
 
     /// The numbers `x0`, `x1` and so on.
     pub fn numbers(&self) -> &[f32] {
-        &self.numbers
+        &self.form.numbers
     }
 
     /// The tables `t0`, `t1` and so on.
@@ -74,14 +127,14 @@ impl ScoreFunction {
     }
 
     /// The function of one row of a query head of a sequence, as [`KnownProblem::score_row`] gives it.
-    fn row<R: ScoreReal>(&self, at: [usize; 3], len: Lengths) -> ScoreRow<'_, R> {
+    fn row<R: HostReal>(&self, at: [usize; 3], len: Lengths) -> ScoreRow<'_, R> {
         ScoreRow::new(self, at, len)
     }
 }
 
 impl KnownProblem {
     /// The function of the scores of one row of a query head of a sequence, if the problem has such a function.
-    pub fn score_row<R: ScoreReal>(&self, at: [usize; 3]) -> Option<ScoreRow<'_, R>> {
+    pub fn score_row<R: HostReal>(&self, at: [usize; 3]) -> Option<ScoreRow<'_, R>> {
         self.score_function().map(|function| function.row(at, self.lengths(at[0])))
     }
 }

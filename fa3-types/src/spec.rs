@@ -1,7 +1,7 @@
 //! Specification of an attention problem.
 
 use crate::{
-    Dtype, ExtraCache, Granularity, KnownProblem, LseForm, Mask, Problem, ProblemError, ScoreExpr,
+    Dtype, ExtraCache, Granularity, KnownProblem, LseForm, Mask, Problem, ProblemError, ScoreForm,
     SequenceRows, Sequences, Shape, TensorDesc, ValueLayout, setters,
 };
 
@@ -54,7 +54,7 @@ pub struct ProblemSpec {
     /// Bound of the soft cap; no cap if `None`.
     pub softcap: Option<f64>,
     /// The function of scores; see [`Problem::score`].
-    pub score: Option<ScoreExpr>,
+    pub score: Option<ScoreForm>,
     /// Whether each query head has an attention sink: a logit in the softmax's denominator alone. Its values are data:
     /// f32 (heads_q).
     pub sink: bool,
@@ -144,8 +144,8 @@ impl ProblemSpec {
         /// Sets the soft cap.
         softcap(cap: f64) { softcap: Some(cap) }
 
-        /// Sets the function of scores. [`KnownProblem::with_score`] gives a problem its values as well.
-        score(expr: ScoreExpr) { score: Some(expr) }
+        /// Sets the function of scores. [`KnownProblem::with_score`] gives a problem its tables as well.
+        score(form: ScoreForm) { score: Some(form) }
 
         /// Gives each query head a sink.
         sink() { sink: true }

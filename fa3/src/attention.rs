@@ -143,7 +143,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         /// Replaces each score by a function of the score, its sequence, query head, row and key, and of numbers and
         /// tables. The function takes scaled and capped scores, and the mask applies to its values.
         /// [`ScoreFunction::parse`] describes the text. A function of -inf hides a key. Gradients go through its
-        /// derivative; its numbers and tables have no gradients. The CPU computes it; a GPU refuses it.
+        /// derivative; its numbers and tables have no gradients. A GPU
+        /// computes no gradients with it.
         ///
         /// ```
         /// # use fa3::ndarray::Array4;
@@ -282,7 +283,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
             spec = spec.mask(Mask::of_intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
         }
         (spec.qv, spec.max_logits) = (qv.as_ref().map(contiguous), max_logits);
-        spec.score = score.as_ref().map(|function| function.expr().clone());
+        spec.score = score.as_ref().map(|function| function.form().clone());
         scores.given_to(spec, [seqused_q, seqused_k].map(|used| Some(used.is_some())))
     }
 

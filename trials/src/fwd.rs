@@ -5,6 +5,7 @@
 //! ```
 
 mod fp8;
+mod functions;
 pub(crate) mod intervals;
 mod layout;
 pub(crate) mod listed;
@@ -21,7 +22,9 @@ use fa3_ref::Forward;
 use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{CtaTile, Plan, PlanError, PlanOptions};
 use fa3_sim::{Loaded, Mode, Policy};
-use fa3_types::{Dtype, KnownProblem, LseForm, Problem, ProblemSpec, Shape, TensorDesc, ValueLayout};
+use fa3_types::{
+    Dtype, KnownProblem, LseForm, Problem, ProblemSpec, ScoreTable, Shape, TensorDesc, ValueLayout,
+};
 use ndarray::{Array3, Array4, Axis};
 use std::num::NonZeroU32;
 
@@ -227,6 +230,9 @@ pub(crate) fn input(problem: &KnownProblem, values: &Values, buffer: &Buffer) ->
         "v_descale" => floats(Scaled::V.scales(problem)),
         "v_mean" => floats(Scaled::means(problem)?),
         "sink" => floats(values.sink.as_ref()?.to_vec()),
+        name if let Some(table) = ScoreTable::NAMES.iter().position(|table| *table == name) => {
+            floats(problem.score_function()?.tables().get(table)?.elements().to_vec())
+        }
         "intervals" => list(problem.intervals()?.bounds().to_vec()),
         "cu_seqlens_q" => list(problem.rows_q().cu_seqlens()),
         "cu_seqlens_k" => list(problem.rows_k().cu_seqlens()),

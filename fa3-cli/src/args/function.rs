@@ -6,7 +6,7 @@ use fa3_types::{ScoreError, ScoreFunction, ScoreTable};
 #[derive(Debug, clap::Args)]
 pub(crate) struct FunctionArgs {
     /// Replaces scores by a function of the score s, the sequence b, the query head h, its row, the query q and the key
-    /// k, such as 's + slope[h] * (k - q)', on the CPU
+    /// k, such as 's + slope[h] * (k - q)'
     #[arg(long = "score", value_name = "EXPR", allow_hyphen_values = true)]
     text: Option<String>,
     /// The numbers of a table of --score that one index reads, such as slope=0.5,0.25

@@ -7,7 +7,7 @@ use fa3_cuda::kernels::ladder::{
 };
 use fa3_ir::Program;
 use fa3_sched::{backward, cached, forward};
-use fa3_types::{Problem, ProblemError};
+use fa3_types::{Problem, ProblemError, ScoreError};
 
 use super::backward::BackwardArgs;
 use super::forward::ForwardArgs;
@@ -77,6 +77,8 @@ pub(crate) enum OperationError {
     Empty { problem: Box<Problem> },
     #[error(transparent)]
     Problem(#[from] ProblemError),
+    #[error(transparent)]
+    Score(#[from] ScoreError),
     #[error(transparent)]
     Plan(#[from] forward::PlanError),
     #[error(transparent)]

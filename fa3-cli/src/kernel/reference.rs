@@ -10,7 +10,7 @@ use fa3_ref::norms::Worst;
 use fa3_ref::plain::{self, Expected, Mismatch, TensorCore};
 use fa3_ref::{Forward, Inputs, Precision};
 use fa3_sim::trace::Factors;
-use fa3_types::{BackwardProblem, Dtype, KnownProblem, Shape, ValueLayout};
+use fa3_types::{BackwardProblem, Dtype, KnownProblem, ScoreTable, Shape, ValueLayout};
 use ndarray::{Array3, Array4, Axis, concatenate};
 
 use crate::args::cache::CacheProblem;
@@ -73,7 +73,8 @@ impl Reference {
         }
     }
 
-    /// Writes the inputs that address other inputs, such as page tables. Random numbers would be invalid addresses.
+    /// Writes the inputs that are not random: the ones that address other inputs, such as page tables, and tables of a
+    /// function of scores.
     pub(crate) fn place(
         &self,
         program: &Program<Kernel>,
@@ -82,7 +83,16 @@ impl Reference {
     ) -> Result<(), BufferError> {
         match self {
             Reference::Cache(problem) => cache::write(problem, program, before, seed),
-            Reference::Attention(_) | Reference::Gradients(_) | Reference::Plain(_) => Ok(()),
+            Reference::Attention(problem) => {
+                let tables = problem.score_function().map_or(&[][..], |function| function.tables());
+                for (name, table) in ScoreTable::NAMES.into_iter().zip(tables) {
+                    if let Some(BufferId(buffer)) = program.find(name) {
+                        before[buffer] = table.elements().iter().flat_map(|x| x.to_le_bytes()).collect();
+                    }
+                }
+                Ok(())
+            }
+            Reference::Gradients(_) | Reference::Plain(_) => Ok(()),
         }
     }
 

@@ -110,7 +110,9 @@ const PROBLEM: [&str; 12] = [
 fn every_option_of_the_forward_pass_counts() {
     let plan =
         ["--seqlen 1k", "--pipeline serial", "--ping-pong off", "--loads consumers", "--scheduler dynamic"];
-    count("forward", &[&PROBLEM[..], &plan].concat(), |error| matches!(error, OperationError::Plan(_)));
+    count("forward", &[&PROBLEM[..], &plan, &["--score exp2(s)+k"]].concat(), |error| {
+        matches!(error, OperationError::Plan(_))
+    });
     let many = |sms: &str| program(&format!("forward --seqlen 4k {sms}")).unwrap().steps[0].grid;
     assert_eq!((many("--sms 3"), many("--sms 5")), ([3, 1, 1], [5, 1, 1]));
     let cluster =
@@ -161,6 +163,7 @@ fn what_was_typed_is_the_kernel_alone() {
     assert_eq!(cache.to_string(), "forward --cache-seqlens 1k,7 --cache-leftpad 1,2 --split-keys");
     assert_eq!(parsed("gemm --ctas 1 --m 7").unwrap().to_string(), "gemm --m 7 --ctas 1");
     assert_eq!(parsed("forward --causal").unwrap().to_string(), "forward --causal");
+    assert_eq!(parsed("forward --score s*2").unwrap().to_string(), "forward --score 's*2'");
     assert_eq!(parsed("gemm").unwrap().to_string(), "gemm");
 }
 

@@ -65,6 +65,7 @@ fn attention_runs() {
         "forward --qv --cache-seqlens 90,0,33 --page-size 16 --heads 6 --heads-kv 1 --head-dim 64 --head-dim-v 256 \
          --split-keys --sms 3",
         "forward --dtype e4m3 --head-dim 64 --causal",
+        "forward --causal --head-dim 64 --score s+slope[h]*(k-q) --table slope=0.5,0.25",
         "forward --dtype e4m3 --head-dim 64 --heads-kv 1 --v-transposed --v-channels",
         "backward --seqlen-q 100 --seqlen-k 150 --heads-kv 1 --head-dim 64 --causal",
         "backward --dtype f16 --heads 1 --seqlen-q 70 --seqlen-k 1100 --head-dim 64",

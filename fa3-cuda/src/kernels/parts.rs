@@ -21,6 +21,7 @@ pub(crate) mod ping_pong;
 pub(crate) mod ragged;
 pub(crate) mod reduction;
 pub(crate) mod row_blocks;
+pub(crate) mod score;
 pub(crate) mod scores;
 pub(crate) mod seen;
 pub(crate) mod shares;

@@ -12,6 +12,7 @@ mod forward;
 mod lists;
 mod packed;
 mod quantize;
+mod scored;
 mod wide_cache;
 
 use fa3_ir::{Elem, Kernel};

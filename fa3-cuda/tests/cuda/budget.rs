@@ -43,6 +43,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                     head_dim_v: tile.head_dim_v,
                     mask: Mask::Causal,
                     softcap: false,
+                    score: None,
                     sink: false,
                     lse_without_sink: false,
                     max_logits: false,
@@ -62,7 +63,8 @@ fn shared_memory_is_what_the_kernels_declare() {
                     indexed: false,
                 };
                 let takes_listed = loads == Loads::Producer && scheduler == Scheduler::DynamicPersistent;
-                let listed = takes_listed.then_some(FwdSpec { sequences: SequenceForm::Varlen, ..spec });
+                let listed =
+                    takes_listed.then(|| FwdSpec { sequences: SequenceForm::Varlen, ..spec.clone() });
                 for spec in [spec].into_iter().chain(listed) {
                     let (needed, budget) = (spec.kernel().smem.bytes(), tile.smem().total());
                     assert!(needed <= budget, "{tile}, {scheduler}: {needed} bytes, not {budget}");

@@ -8,7 +8,7 @@ mod varlen;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Dtype, Feature, Problem, UnknownFeature};
+use fa3_types::{Dtype, Feature, Known, Problem, UnknownFeature};
 
 use super::{CtaTile, Pieces, PlanError, PlanOptions, Precision, Registers, RunningO, TileRow};
 use crate::dense::dense_lens;
@@ -23,6 +23,26 @@ pub use varlen::VarlenPlan;
 
 /// Largest number of columns of O of one warpgroup; two warpgroups share more columns.
 const MOST_COLUMNS: u32 = 256;
+
+/// The features beside which kernels compute a function of scores.
+const SCORED: Known = Known::new(
+    "the forward kernels of functions of scores",
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::Intervals,
+        Feature::SoftCap,
+        Feature::Score,
+        Feature::Sinks,
+        Feature::Packed,
+        Feature::Used,
+        Feature::Pages,
+        Feature::Index,
+        Feature::Leftpad,
+        Feature::LseForm,
+        Feature::MaxLogits,
+    ],
+);
 
 /// How a problem is computed on a device: the kernel's tile and everything that its launch needs. A plan exists only if
 /// a forward kernel runs it.
@@ -80,6 +100,9 @@ impl Plan {
     /// [`PlanError`] if no forward kernel computes the problem, or not on this device or with these options.
     pub fn with(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Plan, PlanError> {
         check_dtypes(problem)?;
+        if problem.score().is_some() {
+            SCORED.check(problem)?;
+        }
         problem.check_rows().map_err(Box::new)?;
         if Precision::of(problem).is_fp8() && PageLayout::are_gathered(problem) {
             return Err(PlanError::CachePrecision { precision: Precision::of(problem) });

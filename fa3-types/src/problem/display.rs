@@ -69,7 +69,7 @@ impl Problem {
             write!(f, " softcap {}", Number(cap.bound()))?;
         }
         if let Some(score) = &self.score {
-            write!(f, " score {score}")?;
+            write!(f, " score {}", score.expr())?;
         }
         if self.sink {
             write!(f, " sink")?;

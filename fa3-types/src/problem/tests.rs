@@ -49,7 +49,7 @@ fn of_every_feature() -> Vec<ProblemSpec> {
     let pages = Sequences::indexed(2, [7, 3]).table_stride(5).longest(40).used().left_padded();
     let rows = SequenceRows::packed_lengths(&[5, 0, 6]);
     vec![
-        spec().score(crate::ScoreFunction::parse("2 * s", []).unwrap().expr().clone()),
+        spec().score(crate::ScoreFunction::parse("2 * s", []).unwrap().form().clone()),
         strided.max_logits(),
         spec().mask(chunks).softmax_scale(0.3).seqs_q(Sequences::dense(2, 16).used()),
         spec().mask(Mask::of_intervals(intervals)).lse_form(LseForm { base_two: true, ..LseForm::default() }),

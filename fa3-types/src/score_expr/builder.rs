@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use super::node::{Class, Id, Leaf, Node};
 use super::op::{Op, Test};
 use super::table::ScoreTable;
-use super::{ScoreError, ScoreExpr, ScoreFunction};
+use super::{ScoreError, ScoreExpr, ScoreForm, ScoreFunction};
 
 /// Real constants that are part of an expression. Other ones are numbers, whose values are data.
 const CONSTANTS: [f32; 9] = [0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, f32::INFINITY, f32::NEG_INFINITY];
@@ -50,7 +51,7 @@ impl Builder {
     /// A new number.
     pub(super) fn number(&mut self, value: f32) -> Result<u8, ScoreError> {
         self.numbers.push(value);
-        slot(self.numbers.len(), "numbers")
+        slot(self.numbers.len(), "numbers", ScoreExpr::MOST_NODES)
     }
 
     pub(super) fn read_number(&mut self, slot: u8) -> Result<Id, ScoreError> {
@@ -60,7 +61,7 @@ impl Builder {
     /// A new table.
     pub(super) fn table(&mut self, table: ScoreTable) -> Result<u8, ScoreError> {
         self.tables.push(table);
-        slot(self.tables.len(), "tables")
+        slot(self.tables.len(), "tables", ScoreTable::NAMES.len())
     }
 
     /// An element of a table that has as many axes as there are indices.
@@ -125,11 +126,14 @@ impl Builder {
             Canonical { from: &self, ids: HashMap::new(), nodes: vec![], slots: [vec![], vec![]] };
         canonical.visit(root[0]);
         let Canonical { nodes, slots: [numbers, tables], .. } = canonical;
-        Ok(ScoreFunction {
+        let tables: Arc<[ScoreTable]> =
+            tables.into_iter().map(|slot| self.tables[usize::from(slot)].clone()).collect();
+        let form = ScoreForm {
             expr: ScoreExpr(nodes.into()),
             numbers: numbers.into_iter().map(|slot| self.numbers[usize::from(slot)]).collect(),
-            tables: tables.into_iter().map(|slot| self.tables[usize::from(slot)].clone()).collect(),
-        })
+            extents: tables.iter().map(|table| table.extents.clone()).collect(),
+        };
+        Ok(ScoreFunction { form, tables })
     }
 
     fn node(&self, id: Id) -> Node {
@@ -200,8 +204,7 @@ impl Builder {
 }
 
 /// The slot of the last of `count` numbers or tables.
-fn slot(count: usize, what: &'static str) -> Result<u8, ScoreError> {
-    let limit = ScoreExpr::MOST_NODES;
+fn slot(count: usize, what: &'static str, limit: usize) -> Result<u8, ScoreError> {
     if count > limit { Err(ScoreError::TooLarge { what, limit }) } else { Ok(count as u8 - 1) }
 }
 

@@ -33,16 +33,12 @@ impl<R: ScoreReal> Dual<R> {
     fn chain(self, value: R, factor: R) -> Dual<R> {
         Dual { value, slope: times(self.slope, factor) }
     }
-
-    fn of(condition: bool, yes: Dual<R>, no: Dual<R>) -> Dual<R> {
-        if condition { yes } else { no }
-    }
 }
 
 /// slope · factor, and 0 for a slope of 0.
 fn times<R: ScoreReal>(slope: R, factor: R) -> R {
     let zero = slope.lit(0.0);
-    R::select(slope.le(zero) && zero.le(slope), zero, slope * factor)
+    R::select(slope.le(zero) & zero.le(slope), zero, slope * factor)
 }
 
 impl<R: ScoreReal> Add for Dual<R> {
@@ -79,14 +75,14 @@ impl<R: ScoreReal> Neg for Dual<R> {
 }
 
 impl<R: ScoreReal> Real for Dual<R> {
-    type Int = u32;
-    type Bool = bool;
+    type Int = R::Int;
+    type Bool = R::Bool;
 
     fn lit(self, value: f64) -> Dual<R> {
         Dual::constant(self.value.lit(value))
     }
 
-    fn of_int(value: u32) -> Dual<R> {
+    fn of_int(value: R::Int) -> Dual<R> {
         Dual::constant(R::of_int(value))
     }
 
@@ -105,18 +101,26 @@ impl<R: ScoreReal> Real for Dual<R> {
         self.chain(value, value.lit(1.0) - value * value)
     }
 
-    fn lt(self, other: Dual<R>) -> bool {
+    fn lt(self, other: Dual<R>) -> R::Bool {
         self.value.lt(other.value)
     }
 
-    fn select(condition: bool, yes: Dual<R>, no: Dual<R>) -> Dual<R> {
-        Dual::of(condition, yes, no)
+    fn select(condition: R::Bool, yes: Dual<R>, no: Dual<R>) -> Dual<R> {
+        let [value, slope] =
+            [(yes.value, no.value), (yes.slope, no.slope)].map(|(yes, no)| R::select(condition, yes, no));
+        Dual { value, slope }
     }
 }
 
 impl<R: ScoreReal> ScoreReal for Dual<R> {
-    fn of_index(index: i32) -> Dual<R> {
+    type Index = R::Index;
+
+    fn of_index(index: R::Index) -> Dual<R> {
         Dual::constant(R::of_index(index))
+    }
+
+    fn not(condition: R::Bool) -> R::Bool {
+        R::not(condition)
     }
 
     fn div(self, divisor: Dual<R>) -> Dual<R> {
@@ -149,14 +153,14 @@ impl<R: ScoreReal> ScoreReal for Dual<R> {
     }
 
     fn min(self, other: Dual<R>) -> Dual<R> {
-        Dual { value: self.value.min(other.value), ..Dual::of(other.value.lt(self.value), other, self) }
+        Dual { value: self.value.min(other.value), ..Dual::select(other.value.lt(self.value), other, self) }
     }
 
     fn max(self, other: Dual<R>) -> Dual<R> {
-        Dual { value: self.value.max(other.value), ..Dual::of(self.value.lt(other.value), other, self) }
+        Dual { value: self.value.max(other.value), ..Dual::select(self.value.lt(other.value), other, self) }
     }
 
-    fn le(self, other: Dual<R>) -> bool {
+    fn le(self, other: Dual<R>) -> R::Bool {
         self.value.le(other.value)
     }
 }

@@ -1,6 +1,8 @@
 //! The table of operations.
 
-use super::ScoreReal;
+use std::num::Wrapping;
+
+use super::{ScoreIndex, ScoreReal};
 
 /// Defines [`Op`] from lines `Name(operands) = "text": value of reals; value of indices`. Operations without a second
 /// value take real numbers only.
@@ -42,7 +44,7 @@ macro_rules! score_ops {
             }
 
             /// The value, of operands that are indices. `None` if there is no such operation.
-            pub(super) fn of_indices(self, operands: [i32; 2]) -> Option<i32> {
+            pub(super) fn of_indices<I: ScoreIndex>(self, operands: [I; 2]) -> Option<I> {
                 match self {
                     $(Op::$op => {
                         #[allow(unused_variables, reason = "some operations take real numbers only")]
@@ -56,14 +58,14 @@ macro_rules! score_ops {
 }
 
 score_ops! {
-    Add(a, b) = "+": a + b; a.wrapping_add(b),
-    Sub(a, b) = "-": a - b; a.wrapping_sub(b),
-    Mul(a, b) = "*": a * b; a.wrapping_mul(b),
+    Add(a, b) = "+": a + b; a + b,
+    Sub(a, b) = "-": a - b; a - b,
+    Mul(a, b) = "*": a * b; a * b,
     Div(a, b) = "/": a.div(b),
-    Neg(a) = "-": -a; a.wrapping_neg(),
-    Abs(a) = "abs": a.abs(); a.wrapping_abs(),
-    Min(a, b) = "min": a.min(b); Ord::min(a, b),
-    Max(a, b) = "max": a.max(b); Ord::max(a, b),
+    Neg(a) = "-": -a; -a,
+    Abs(a) = "abs": a.abs(); a.abs(),
+    Min(a, b) = "min": a.min(b); a.min(b),
+    Max(a, b) = "max": a.max(b); a.max(b),
     Exp2(a) = "exp2": a.exp2(),
     Log2(a) = "log2": a.log2(),
     Sqrt(a) = "sqrt": a.sqrt(),
@@ -79,7 +81,7 @@ impl Op {
 
     /// Whether the operation takes indices.
     pub(super) fn takes_indices(self) -> bool {
-        self.of_indices([1; 2]).is_some()
+        self.of_indices([Wrapping(1); 2]).is_some()
     }
 }
 
@@ -100,19 +102,19 @@ impl Test {
         }
     }
 
-    pub(super) fn of_reals<R: ScoreReal>(self, [a, b]: [R; 2]) -> bool {
+    pub(super) fn of_reals<R: ScoreReal>(self, [a, b]: [R; 2]) -> R::Bool {
         match self {
             Test::Less => a.lt(b),
             Test::AtMost => a.le(b),
-            Test::Equal => a.le(b) && b.le(a),
+            Test::Equal => a.le(b) & b.le(a),
         }
     }
 
-    pub(super) fn of_indices(self, [a, b]: [i32; 2]) -> bool {
+    pub(super) fn of_indices<I: ScoreIndex>(self, [a, b]: [I; 2]) -> I::Bool {
         match self {
-            Test::Less => a < b,
-            Test::AtMost => a <= b,
-            Test::Equal => a == b,
+            Test::Less => a.lt(b),
+            Test::AtMost => a.le(b),
+            Test::Equal => a.eq(b),
         }
     }
 }

@@ -1,12 +1,21 @@
-//! Real numbers in which a function of a score is evaluated.
+//! Numbers in which a function of a score is evaluated.
+
+use std::num::Wrapping;
+use std::ops::{Add, Mul, Neg, Sub};
 
 use crate::Real;
 
 /// The operations of real numbers in expressions over a score, beside [`Real`]'s: f64 in the oracle, f32 on the CPU,
-/// and [`Dual`](crate::Dual) numbers of both for derivatives.
-pub trait ScoreReal: Real<Int = u32, Bool = bool> {
+/// [`Dual`](crate::Dual) numbers of both for derivatives, and registers of a kernel under construction.
+pub trait ScoreReal: Real {
+    /// The integers of expressions.
+    type Index: ScoreIndex<Bool = Self::Bool>;
+
     /// The real number nearest to `index`.
-    fn of_index(index: i32) -> Self;
+    fn of_index(index: Self::Index) -> Self;
+
+    /// Whether `condition` does not hold.
+    fn not(condition: Self::Bool) -> Self::Bool;
 
     /// self / divisor.
     fn div(self, divisor: Self) -> Self;
@@ -30,14 +39,93 @@ pub trait ScoreReal: Real<Int = u32, Bool = bool> {
     fn max(self, other: Self) -> Self;
 
     /// self ≤ other; false if either is NaN.
-    fn le(self, other: Self) -> bool;
+    fn le(self, other: Self) -> Self::Bool;
+}
+
+/// Integers of 32 bits with a sign in expressions over a score. They wrap.
+pub trait ScoreIndex:
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Neg<Output = Self>
+{
+    /// The result of a comparison.
+    type Bool: Copy;
+
+    /// The constant `value`. It takes `self`, because a kernel's value knows which kernel it belongs to.
+    fn lit(self, value: i32) -> Self;
+
+    /// The absolute value; −2³¹ stays itself.
+    fn abs(self) -> Self;
+
+    /// The smaller number.
+    fn min(self, other: Self) -> Self;
+
+    /// The larger number.
+    fn max(self, other: Self) -> Self;
+
+    /// self < other.
+    fn lt(self, other: Self) -> Self::Bool;
+
+    /// self ≤ other.
+    fn le(self, other: Self) -> Self::Bool;
+
+    /// self = other.
+    fn eq(self, other: Self) -> Self::Bool;
+
+    /// `yes` where `condition` holds, `no` elsewhere.
+    fn select(condition: Self::Bool, yes: Self, no: Self) -> Self;
+}
+
+/// Real numbers of the host.
+pub trait HostReal: ScoreReal<Index = Wrapping<i32>, Bool = bool> {}
+
+impl<R: ScoreReal<Index = Wrapping<i32>, Bool = bool>> HostReal for R {}
+
+impl ScoreIndex for Wrapping<i32> {
+    type Bool = bool;
+
+    fn lit(self, value: i32) -> Wrapping<i32> {
+        Wrapping(value)
+    }
+
+    fn abs(self) -> Wrapping<i32> {
+        Wrapping(self.0.wrapping_abs())
+    }
+
+    fn min(self, other: Wrapping<i32>) -> Wrapping<i32> {
+        Ord::min(self, other)
+    }
+
+    fn max(self, other: Wrapping<i32>) -> Wrapping<i32> {
+        Ord::max(self, other)
+    }
+
+    fn lt(self, other: Wrapping<i32>) -> bool {
+        self < other
+    }
+
+    fn le(self, other: Wrapping<i32>) -> bool {
+        self <= other
+    }
+
+    fn eq(self, other: Wrapping<i32>) -> bool {
+        self == other
+    }
+
+    fn select(condition: bool, yes: Wrapping<i32>, no: Wrapping<i32>) -> Wrapping<i32> {
+        if condition { yes } else { no }
+    }
 }
 
 macro_rules! reals {
     ($($float:ident)+) => {$(
         impl ScoreReal for $float {
-            fn of_index(index: i32) -> $float {
-                index as $float
+            type Index = Wrapping<i32>;
+
+            fn of_index(index: Wrapping<i32>) -> $float {
+                index.0 as $float
+            }
+
+            fn not(condition: bool) -> bool {
+                !condition
             }
 
             fn div(self, divisor: $float) -> $float {

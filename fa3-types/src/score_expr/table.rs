@@ -7,7 +7,7 @@ use super::ScoreError;
 /// A table that an expression reads by one to four indices: f32, in row-major order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoreTable {
-    extents: Arc<[usize]>,
+    pub(super) extents: Arc<[usize]>,
     elements: Arc<[f32]>,
 }
 
@@ -15,17 +15,29 @@ impl ScoreTable {
     /// The largest number of axes.
     pub const MOST_AXES: usize = 4;
 
+    /// The names of a function's tables as tensors of a call, in order. A function has no more tables.
+    pub const NAMES: [&'static str; 8] = [
+        "score_table0",
+        "score_table1",
+        "score_table2",
+        "score_table3",
+        "score_table4",
+        "score_table5",
+        "score_table6",
+        "score_table7",
+    ];
+
     /// A table with an element for each combination of indices.
     ///
     /// # Errors
-    /// [`ScoreError::TableShape`] if there are no axes or more than four, an extent is 0 or above 2³¹ − 1, or the
-    /// number of elements is not the product of the extents.
+    /// [`ScoreError::TableShape`] if there are no axes or more than four, an extent is 0, the product of
+    /// the extents is above 2³¹ − 1, or it is not the number of elements.
     pub fn new(extents: &[usize], elements: impl Into<Arc<[f32]>>) -> Result<ScoreTable, ScoreError> {
         let elements = elements.into();
         let product = extents.iter().try_fold(1_usize, |product, &extent| product.checked_mul(extent));
         let valid = (1..=ScoreTable::MOST_AXES).contains(&extents.len())
-            && extents.iter().all(|extent| (1..=i32::MAX as usize).contains(extent))
-            && product == Some(elements.len());
+            && product == Some(elements.len())
+            && (1..=i32::MAX as usize).contains(&elements.len());
         match valid {
             true => Ok(ScoreTable { extents: extents.into(), elements }),
             false => Err(ScoreError::TableShape { extents: extents.to_vec(), elements: elements.len() }),
@@ -35,6 +47,11 @@ impl ScoreTable {
     /// The number of elements along each axis.
     pub fn extents(&self) -> &[usize] {
         &self.extents
+    }
+
+    /// The elements, in row-major order.
+    pub fn elements(&self) -> &[f32] {
+        &self.elements
     }
 
     /// The element at one index for each axis. An index below 0 counts from the end. Beyond the ends, the first or the

@@ -1,3 +1,5 @@
+use std::num::Wrapping;
+
 use super::*;
 use crate::{Dtype, ProblemSpec, Shape};
 
@@ -115,6 +117,37 @@ fn a_slope_is_a_derivative() {
     }
 }
 
+/// A tile evaluates nodes in another order, and some products without rounding.
+#[test]
+fn a_tile_has_the_values_of_its_rows() {
+    for text in [
+        "s + slope[h] * (k - q)",
+        "s - (q - k) * slope[h] / c",
+        "if 2 * k - q * 3 < 4 && !(k == 3) then c * s - s * s else bias[k - row, min(k, q)]",
+        "c - s * (row + 1) + sqrt(k) * (k * k - k)",
+        "bias[h, k - 3] - slope[0 - k] * abs(3 - k * 2)",
+        "h + 2147483647 + k",
+        "(k - k) * c + slope[h]",
+    ] {
+        let function = parsed(text).unwrap();
+        for row in 0..3 {
+            let at = [4, 1, row];
+            let tile = ScoreTile::new(function.expr(), row::RowInputs::new(&function, at, LEN), row == 1);
+            for (first, count) in [(0, 5), (2, 3)] {
+                let mut block = tile.block(Wrapping(first));
+                for column in 0..count {
+                    let value: f64 = block.at(ScoreProduct { product: 3.0, unit: 0.5 }, 0, column);
+                    let expected = function.row::<f64>(at, LEN).at(1.5, first as usize + column as usize);
+                    assert!(
+                        (value - expected).abs() <= 1e-14 * expected.abs(),
+                        "{text}: {value}, {expected}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// Its values are data: a problem alone is not enough to compute it.
 #[test]
 fn a_problem_with_a_score_needs_values() {
@@ -122,7 +155,7 @@ fn a_problem_with_a_score_needs_values() {
     let spec = ProblemSpec::dense(Dtype::F16, shape, shape);
     let function = parsed("s + slope[h] * (q - k)").unwrap();
     let scored = spec.clone().known().unwrap().with_score(&function);
-    assert_eq!(*scored, spec.clone().score(function.expr().clone()).validate().unwrap());
+    assert_eq!(*scored, spec.clone().score(function.form().clone()).validate().unwrap());
     assert_eq!(scored.score_row([0, 1, 4]).unwrap().at(1.5, 2), 1.0);
     assert_eq!(scored.spec().known().unwrap_err(), crate::ProblemError::UnknownScore);
 }

@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 use fa3_quant::RopeTable;
-use fa3_types::{IntervalRows, KnownProblem};
+use fa3_types::{IntervalRows, KnownProblem, ScoreTable};
 use ndarray::{Array, ArrayView, ArrayView1, ArrayView4, Dim, Dimension, IntoDimension};
 
 use super::rows::pad;
@@ -62,9 +62,14 @@ impl<'d> DeviceInputs<'d> {
         self.add(sin, table.map(|table| table.sin().view()))
     }
 
-    /// Uploads the lengths of a problem's sequences and the bounds of its intervals, if any.
+    /// Uploads the lengths of a problem's sequences, the bounds of its intervals and the tables of its function of
+    /// scores, if any.
     pub(super) fn add_data_of(&mut self, problem: &KnownProblem) -> Result<(), HostError> {
         self.buffers.extend(Lengths::upload(self.device, &self.stream, problem)?.0);
+        let tables = problem.score_function().map_or(&[][..], |function| function.tables());
+        for (name, table) in ScoreTable::NAMES.into_iter().zip(tables) {
+            self.add(name, [ArrayView1::from(table.elements())])?;
+        }
         self.add_lists([("intervals", problem.intervals().map(IntervalRows::bounds))])
     }
 

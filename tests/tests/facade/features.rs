@@ -83,7 +83,7 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
             spec.mask(Mask::of_intervals(form))
         }
         Feature::SoftCap => spec.softcap(30.0),
-        Feature::Score => spec.score(twice().expr().clone()),
+        Feature::Score => spec.score(twice().form().clone()),
         Feature::Sinks => spec.sink(),
         Feature::MaxLogits => spec.max_logits(),
         Feature::LseForm => spec.lse_form(LseForm { base_two: true, ..LseForm::default() }),

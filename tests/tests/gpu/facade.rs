@@ -5,7 +5,7 @@ mod cache;
 
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array4, Axis};
-use fa3::{Attention, Combine, Device, Error, Output, Rope, RopeStyle, Scalar};
+use fa3::{Attention, Combine, Device, Error, Output, Rope, RopeStyle, Scalar, ScoreFunction, ScoreTable};
 use fa3_ref::Forward;
 use fa3_tests::fwd::dense;
 use fa3_tests::intervals::Kind;
@@ -38,8 +38,8 @@ pub(crate) const CHECKS: [(&str, Check); 17] = [
     ("facade::latent_cache_in_small_pages", |_| cache::latent::<f16>(1)),
 ];
 
-/// Checks the chosen calls, their gradients, and calls under intervals against the error law. `FA3_CASE` selects one
-/// call.
+/// Checks the chosen calls, their gradients, and calls under intervals and with functions of scores against the error
+/// law. `FA3_CASE` selects one call.
 fn calls() -> Fallible<String> {
     let device = &Device::gpu()?;
     // Kernels support 16-bit types, and gradients up to head dimension 256. With few rows the law's bound depends on
@@ -52,7 +52,17 @@ fn calls() -> Fallible<String> {
         let spec = dense(Dtype::Bf16, 2, (300, 300), (4, 2), head_dim);
         Case::normal("intervals", Kind::SinkAndWindow.of(spec, false, false), 1)
     });
-    let mut cases: Vec<Case> = testdata::chosen("facade.toml").into_iter().chain(intervals).collect();
+    let slopes = ScoreTable::new(&[4], [0.5, 0.25, 0.125, 0.0625])?;
+    let alibi = ScoreFunction::parse(
+        "c * tanh(s / c) + slope[h] * (k - q)",
+        [("slope", slopes.into()), ("c", 5.0.into())],
+    )?;
+    let scored = [64, 128, 256].map(|head_dim| {
+        let spec = dense(Dtype::Bf16, 2, (300, 300), (4, 2), head_dim).causal();
+        Case::normal("a function of scores", spec.known().expect("it is valid").with_score(&alibi), 1)
+    });
+    let chosen = testdata::chosen("facade.toml").into_iter();
+    let mut cases: Vec<Case> = chosen.chain(intervals).chain(scored).collect();
     cases.retain(is_taken);
     let (mut worst, mut faults) = (0.0_f64, Vec::new());
     for case in &cases {

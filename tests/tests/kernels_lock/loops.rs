@@ -229,6 +229,7 @@ mod tests {
             head_dim_v: 32,
             mask: Mask::None,
             softcap: false,
+            score: None,
             sink: false,
             lse_without_sink: false,
             max_logits: false,

@@ -4,6 +4,7 @@
 mod converted;
 mod emulated;
 mod extremes;
+mod functions;
 mod given_tables;
 mod growth;
 mod intervals;

@@ -1,7 +1,7 @@
 //! Functions of scores: their text, their derivatives, and attention with them.
 
 use fa3_tests::strategies;
-use fa3_types::{Dtype, Dual, KnownProblem, ProblemSpec, ScoreFunction, ScoreReal, ScoreValue, Shape};
+use fa3_types::{Dtype, Dual, HostReal, KnownProblem, ProblemSpec, ScoreFunction, ScoreValue, Shape};
 use proptest::prelude::*;
 
 /// A problem of 5 keys with the function.
@@ -12,7 +12,7 @@ fn problem(function: &ScoreFunction) -> KnownProblem {
 }
 
 /// The function's value at a sequence, a head, a row and a key.
-fn value<R: ScoreReal>(problem: &KnownProblem, [sequence, head, row, key]: [usize; 4], score: R) -> R {
+fn value<R: HostReal>(problem: &KnownProblem, [sequence, head, row, key]: [usize; 4], score: R) -> R {
     problem.score_row([sequence, head, row]).unwrap().at(score, key)
 }
 

@@ -11,7 +11,7 @@ use super::shapes::{INPUTS, PIPELINES, dealt, dtype, laid_out, others};
 use super::{
     LSE_FORMS, Launch, Layout, check_max_logits, dense, device, initial, judged, outputs, with_tile,
 };
-use super::{fp8, listed};
+use super::{fp8, functions, listed};
 use crate::{Bits, Case, Dist, Levels, Poison, Trial, Values, chunks, covering_cases};
 
 /// Number of consumer warpgroups, and whether they run ping-pong.
@@ -101,6 +101,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     trials.extend(tiles.into_iter().map(|shape| of_table(shape, seed)));
     trials.extend(fp8::trials(seed));
     trials.extend(listed::trials(seed));
+    trials.extend(functions::trials(seed));
     trials.extend(covering_cases(0, |levels| {
         let (scores, head_dim) = (levels.pick(&Scores::ALL), levels.pick(&[64, 128, 256]));
         let dtype = levels.pick(&[Dtype::F16, Dtype::Bf16, Dtype::E4m3]);
@@ -196,7 +197,7 @@ pub(crate) fn small() -> Vec<Trial> {
         let rows = 2 * shape.tile_m as usize + 5;
         in_pairs(of_two_heads(&shape, rows, Mask::None, 2, &options))
     });
-    small.chain(pairs).chain(fp8::small()).chain(listed::small()).collect()
+    small.chain(pairs).chain(fp8::small()).chain(listed::small()).chain(functions::small()).collect()
 }
 
 /// Two query heads with `rows` rows, which share one KV head with several blocks.

@@ -19,6 +19,7 @@ use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::lse_form::StoredLse;
 use crate::kernels::parts::pages::Pages;
 use crate::kernels::parts::ragged;
+use crate::kernels::parts::score::ScoreParams;
 use crate::kernels::parts::scores::units;
 use crate::kernels::parts::shares::{ShareForm, Shares};
 use crate::kernels::parts::strided::Strided;
@@ -69,6 +70,8 @@ params! {
         piece: maybe div,
         /// O of the pieces before, if it lies in the workspace: a tile for each CTA.
         running_o: maybe pointer,
+        /// The function of scores, if there is one.
+        score: maybe all ScoreParams,
     }
 
     /// The memory of K and V, for row-wise copies.
@@ -173,6 +176,7 @@ impl Params<Form> {
             }),
             piece: spec.merges.map(|_| FastDiv::new(1).map(|_| ())),
             running_o: (spec.merges == Some(RunningO::Workspace)).then_some(Elem::F32),
+            score: spec.score.as_ref().map(ScoreParams::form),
         }
     }
 }
@@ -322,6 +326,7 @@ impl Params<Host> {
             partials: None,
             piece: plan.pieces().map(|pieces| FastDiv::new(pieces.keys)),
             running_o: program.find(buffers::RUNNING_O),
+            score: ScoreParams::of(problem, program),
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::{Fill, Host};
 use crate::kernels::parts::intervals::interval_rows;
 use crate::kernels::parts::reduction::Reduction;
+use crate::kernels::parts::score::score_tables;
 use crate::kernels::parts::table::Table;
 use crate::kernels::quantize::transpose_v;
 use crate::kernels::{Spec, tensors};
@@ -172,6 +173,9 @@ fn of_caller(problem: &Problem) -> Program<Spec> {
     }
     if let Some(qv) = problem.qv() {
         tensors::input(&mut program, buffers::QV, qv);
+    }
+    if let Some(form) = problem.score() {
+        score_tables(&mut program, form);
     }
     program
 }

@@ -3,7 +3,7 @@
 use fa3_ir::Elem;
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, PlanKind, Precision, RunningO, packed_positions};
 use fa3_sched::{Order, Scheduler};
-use fa3_types::Mask;
+use fa3_types::{Mask, ScoreExpr, ScoreForm};
 
 use crate::kernels::parts::geometry::{form, sides};
 use crate::kernels::parts::lists::ListForm;
@@ -14,8 +14,8 @@ use crate::kernels::parts::shares::ShareForm;
 use crate::kernels::tensors::elem;
 
 /// Everything that a forward kernel's code depends on. Problems with equal specs share a kernel: lengths, heads,
-/// strides, scales and the reach of a window are arguments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// strides, scales, the reach of a window, and the numbers and tables of a function of scores are arguments.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FwdSpec {
     /// The elements of Q as products read them: f16, bf16 or e4m3. K and V have the same type, or are dequantized to
     /// it.
@@ -30,6 +30,8 @@ pub struct FwdSpec {
     pub mask: Mask,
     /// Whether scores are capped.
     pub softcap: bool,
+    /// The function of scores, if there is one.
+    pub score: Option<ScoreExpr>,
     /// Whether query heads have sinks.
     pub sink: bool,
     /// Whether LSE leaves out the sinks.
@@ -105,6 +107,7 @@ impl FwdSpec {
             head_dim_v: problem.head_dim_v() as u32,
             mask: sides(problem.mask()),
             softcap: problem.softcap().is_some(),
+            score: problem.score().map(ScoreForm::expr).cloned(),
             sink: problem.has_sink(),
             lse_without_sink: problem.lse_form().without_sink,
             stored_lse: StoredLse::of(problem.lse_form()).is_some(),

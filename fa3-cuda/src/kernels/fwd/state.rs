@@ -110,7 +110,7 @@ impl<'k> Fwd<'k> {
         };
         Fwd {
             builder: b,
-            spec: *spec,
+            spec: spec.clone(),
             q: TmaPipeline::declare_rows(b, "q", params.q, tile.tile_m, [1, of_q]),
             qv: params.qv.map(|map| TmaPipeline::declare_rows(b, "qv", map, tile.tile_m, [1, first])),
             k: keys("k", params.k, k_parts.0, of_k),

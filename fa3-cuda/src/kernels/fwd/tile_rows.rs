@@ -8,6 +8,7 @@ use super::state::Fwd;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::IntervalRows;
+use crate::kernels::parts::score::{ThreadRows, TileFunction};
 use crate::kernels::parts::scores::Scores;
 use crate::kernels::parts::store_rows::Columns;
 use crate::kernels::parts::visible::{Position, Visible};
@@ -119,17 +120,20 @@ impl<'k> Fwd<'k> {
         })
     }
 
-    /// The functions that turn QKᵀ into the scores for the softmax: the soft cap, and the mask.
+    /// The functions that turn QKᵀ into the scores for the softmax: the soft cap, the function of scores, and
+    /// the mask.
     pub(super) fn scores(&self, work: &WorkTile<'k>, row: ThreadRow<'k>) -> Scores<'k> {
         let (walk, (left, _)) = (self.params.walk, self.spec.mask.reach());
         let (lens, position) = (work.lens, self.positions(work, row));
         let modify = self.spec.softcap.then(|| Box::new(softcap) as _);
+        let function = self.function(work, row);
         if let Some(rows) = self.params.intervals {
             let visible = self.visible_by_intervals(work, row, rows, position);
-            return Scores { modify, visible, in_bits: true };
+            return Scores { modify, function, visible, in_bits: true };
         }
         Scores {
             modify,
+            function,
             visible: Box::new(move |half| {
                 let Position(row) = position(half);
                 let keys = walk.keys(row, lens);
@@ -137,6 +141,20 @@ impl<'k> Fwd<'k> {
             }),
             in_bits: false,
         }
+    }
+
+    /// The function of scores, if there is one.
+    #[track_caller]
+    fn function(&self, work: &WorkTile<'k>, row: ThreadRow<'k>) -> Option<TileFunction<'k>> {
+        let expr = self.spec.score.as_ref().zip(self.params.score.as_ref())?;
+        let (of_tile, pack) = (work.head, self.spec.pack);
+        let head: Box<dyn Fn(Half) -> U32<'k> + 'k> = match row.packed() {
+            None => Box::new(move |_| of_tile),
+            Some(row) => Box::new(move |half| of_tile.mad(pack, row.head(half))),
+        };
+        let position = self.positions(work, row);
+        let rows = ThreadRows { sequence: work.batch, lens: work.lens, head, position };
+        Some(TileFunction::new(self.builder, expr, rows, row.packed().is_some()))
     }
 
     /// The keys that the thread's rows see by their intervals, and by the mask beside them.

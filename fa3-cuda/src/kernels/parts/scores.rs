@@ -1,9 +1,12 @@
 //! The functions that a kernel applies to scores between QKᵀ and the softmax.
 
+use std::f64::consts::LOG2_E;
+
 use fa3_ir::lang::*;
 use fa3_types::Problem;
 
 use super::kv_blocks::KvBlock;
+use super::score::TileFunction;
 use super::visible::Visible;
 
 /// Turns a product of Q and K into a score; the second argument is the scale of the product.
@@ -42,11 +45,13 @@ impl<'k> Unit<'k> {
     }
 }
 
-/// The soft cap and the mask.
+/// The soft cap, the function of scores and the mask.
 pub(crate) struct Scores<'k> {
     /// Turns a product of Q and K into a score in units of the softmax. The second argument is the product's scale in
     /// units of the soft cap. `None` without a soft cap.
     pub(crate) modify: Option<Modify<'k>>,
+    /// The function of scores, if there is one.
+    pub(crate) function: Option<TileFunction<'k>>,
     /// The keys that each of the thread's rows may see.
     pub(crate) visible: Box<dyn Fn(Half) -> Visible<'k> + 'k>,
     /// Whether visible keys are first turned into bits of words. Two intervals have four bounds, and testing a bit for
@@ -55,11 +60,15 @@ pub(crate) struct Scores<'k> {
 }
 
 impl<'k> Scores<'k> {
-    /// Turns products of a block into scores: caps them, and hides keys where the mask does.
+    /// Turns products of a block into scores: caps them, applies the function of scores, and hides
+    /// keys where the mask does.
     #[track_caller]
     pub(crate) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>, unit: &Unit<'k>) {
         if let (Some(modify), Some(into)) = (&self.modify, unit.into_cap) {
             s.map_in_place(|product, _| modify(product, into));
+        }
+        if let Some(function) = &self.function {
+            function.apply(s, block);
         }
         if !block.masked {
             return;
@@ -78,15 +87,14 @@ impl<'k> Scores<'k> {
     }
 }
 
-/// The factor that turns a score s into an exponent of 2, and with a soft cap c the factor `scale` / c of a product
-/// Q·K: s = c · tanh(Q·K · scale / c).
+/// The factor that turns a score s, or a value of the function of scores, into an exponent of 2, and with a soft cap c
+/// the factor `scale` / c of a product Q·K: s = c · tanh(Q·K · scale / c).
 pub(crate) fn units(problem: &Problem) -> (f32, Option<f32>) {
-    let scale = problem.softmax_scale();
-    match problem.softcap() {
-        None => (scale.log2() as f32, None),
-        Some(cap) => {
-            let into = scale.natural() / cap.bound();
-            ((cap.bound() * std::f64::consts::LOG2_E) as f32, Some(into as f32))
-        }
-    }
+    let (scale, cap) = (problem.softmax_scale(), problem.softcap());
+    let into = cap.map(|cap| (scale.natural() / cap.bound()) as f32);
+    let natural = match problem.score() {
+        Some(_) => 1.0,
+        None => cap.map_or(scale.natural(), |cap| cap.bound()),
+    };
+    ((natural * LOG2_E) as f32, into)
 }

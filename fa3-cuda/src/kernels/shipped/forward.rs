@@ -18,6 +18,7 @@ use super::chunks::chunks;
 use super::fixed_size::fixed_size;
 use super::lists::listed;
 use super::packed::rows_word;
+use super::scored::{score_word, scored};
 use super::wide_cache::wide_cache;
 use super::{Shipped, scheduler_word, sides_word};
 use crate::kernels::fwd::{FwdCombineSpec, FwdSpec, SequenceForm, ShareForm};
@@ -45,7 +46,7 @@ const MASKS: [Mask; 5] = [
 pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     // They are collected: one iterator of all problems is larger than a thread's stack.
-    let problems: [Vec<_>; 7] = [
+    let problems: [Vec<_>; 8] = [
         half().collect(),
         fp8().collect(),
         packed().collect(),
@@ -53,12 +54,14 @@ pub(super) fn forward() -> impl Iterator<Item = Shipped> {
         wide().collect(),
         intervals().collect(),
         max_logits().collect(),
+        scored().collect(),
     ];
     let specs = problems.into_iter().flatten();
     let specs = specs.map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
     let specs = specs.chain(given().map(|spec| planned(spec, PlanOptions::default().given_table())));
     let specs = specs.chain(shared_plans().map(|plan| FwdSpec::of(&plan)));
-    let specs = specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec));
+    let specs =
+        specs.filter(move |spec| seen.insert(spec.clone())).map(|spec| Shipped::new(name(&spec), spec));
     combines().chain(specs)
 }
 
@@ -423,9 +426,8 @@ fn name(spec: &FwdSpec) -> String {
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
     let mut word = |word: &str| words.push(word.to_owned());
     word(&sides_word(mask));
-    if softcap {
-        word("cap");
-    }
+    let of_scores = [softcap.then(|| "cap".to_owned()), spec.score.as_ref().map(score_word)];
+    of_scores.into_iter().flatten().for_each(|of_scores| word(&of_scores));
     word(scheduler_word(scheduler));
     match tile.precision {
         Precision::Converted { q: false } => word("over-e4m3"),

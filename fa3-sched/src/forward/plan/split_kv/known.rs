@@ -10,6 +10,7 @@ const KNOWN: Known = Known::new(
         Feature::Chunks,
         Feature::Intervals,
         Feature::SoftCap,
+        Feature::Score,
         Feature::Sinks,
         Feature::Qv,
         Feature::E4m3,

@@ -1,0 +1,116 @@
+//! Kinds of nodes: the leaves that a node's value depends on.
+
+use super::node::{Id, Leaf, Node};
+use super::op::Op;
+
+/// A length that sequences do not reach. Below it, distances of queries and keys do not wrap.
+const LENGTH: f64 = (1_u32 << 29) as f64;
+
+/// A node's dependence on rows and keys in a tile.
+#[derive(Clone, Copy)]
+pub(super) struct Kind {
+    pub(super) of_row: bool,
+    pub(super) of_key: bool,
+    pub(super) is_index: bool,
+    /// The difference of the values at neighbouring keys, if the node depends on keys and all differences are equal.
+    pub(super) step: Option<Step>,
+    /// Whether one operation uses the node, and once.
+    pub(super) is_used_once: bool,
+    /// A bound of the absolute value of an integer, if no operation wraps.
+    most: f64,
+}
+
+/// The difference of a node's values at neighbouring keys.
+#[derive(Clone, Copy)]
+pub(super) enum Step {
+    Constant(i32),
+    /// A constant times the value of another node, which does not depend on keys.
+    Multiple(Id, i32),
+}
+
+impl Kind {
+    /// The kinds of the nodes of an expression. `heads_differ` says whether rows have different heads.
+    pub(super) fn of_nodes(nodes: &[Node], heads_differ: bool) -> Vec<Kind> {
+        let mut kinds = Vec::with_capacity(nodes.len());
+        nodes.iter().for_each(|&node| kinds.push(Kind::new(node, nodes, &kinds, heads_differ)));
+        let mut uses = vec![0; nodes.len()];
+        nodes.iter().flat_map(|node| node.operands()).for_each(|id| uses[usize::from(id)] += 1);
+        kinds.iter_mut().zip(uses).for_each(|(kind, uses)| kind.is_used_once = uses == 1);
+        kinds
+    }
+
+    /// The kind of the node whose operands have these kinds.
+    fn new(node: Node, nodes: &[Node], kinds: &[Kind], heads_differ: bool) -> Kind {
+        let of = |id: Id| kinds[usize::from(id)];
+        let any = |is: fn(Kind) -> bool| node.operands().any(|id| is(of(id)));
+        let [of_row, of_key] = if let Node::Leaf(leaf) = node {
+            match leaf {
+                Leaf::Score => [true; 2],
+                Leaf::Batch => [false; 2],
+                Leaf::Head => [heads_differ, false],
+                Leaf::Row | Leaf::Query => [true, false],
+                Leaf::Key => [false, true],
+            }
+        } else {
+            [any(|kind| kind.of_row), any(|kind| kind.of_key)]
+        };
+        let is_index = match node {
+            Node::Leaf(leaf) => leaf != Leaf::Score,
+            Node::Index(_) => true,
+            Node::Op(op, operands) => op.takes_indices() && operands.into_iter().all(|id| of(id).is_index),
+            Node::Select([_, yes, no]) => of(yes).is_index && of(no).is_index,
+            Node::Real(_) | Node::Number(_) | Node::Read { .. } | Node::OfIndex(_) => false,
+            Node::Test(..) | Node::Not(_) | Node::And(_) | Node::Or(_) => false,
+        };
+        let most = if let Node::Leaf(_) = node {
+            LENGTH
+        } else if let Node::Index(index) = node {
+            f64::from(index).abs()
+        } else if let Node::Op(Op::Add | Op::Sub, [a, b]) = node {
+            of(a).most + of(b).most
+        } else if let Node::Op(Op::Mul, [a, b]) = node {
+            of(a).most * of(b).most
+        } else {
+            node.operands().map(|id| of(id).most).fold(0.0, f64::max)
+        };
+        let kind = Kind { of_row, of_key, is_index, step: None, is_used_once: false, most };
+        Kind { step: kind.step(node, nodes, kinds), ..kind }
+    }
+
+    /// The difference of the node's values at neighbouring keys, if all differences are equal.
+    fn step(self, node: Node, nodes: &[Node], kinds: &[Kind]) -> Option<Step> {
+        let of = |id: Id| kinds[usize::from(id)];
+        let constant = |id: Id| match (of(id).of_key, of(id).step) {
+            (false, _) => Some(0),
+            (true, Some(Step::Constant(step))) => Some(step),
+            (true, Some(Step::Multiple(..)) | None) => None,
+        };
+        if !self.of_key {
+            return None;
+        }
+        if let Node::Leaf(_) = node {
+            return (!self.of_row).then_some(Step::Constant(1));
+        }
+        if let Node::OfIndex([index]) = node {
+            return of(index).step.filter(|_| of(index).most < f64::from(i32::MAX));
+        }
+        let Node::Op(op, [a, b]) = node else { return None };
+        if !self.is_index {
+            let times = |factor: Id, other: Id| {
+                let step = constant(other).filter(|_| !of(factor).of_key)?;
+                Some(Step::Multiple(factor, step))
+            };
+            return times(a, b).or_else(|| times(b, a)).filter(|_| op == Op::Mul);
+        }
+        let (left, right) = (constant(a)?, constant(b)?);
+        let step = match (op, nodes[usize::from(a)], nodes[usize::from(b)]) {
+            (Op::Add, ..) => left.wrapping_add(right),
+            (Op::Sub, ..) => left.wrapping_sub(right),
+            (Op::Neg, ..) => left.wrapping_neg(),
+            (Op::Mul, Node::Index(factor), _) => right.wrapping_mul(factor),
+            (Op::Mul, _, Node::Index(factor)) => left.wrapping_mul(factor),
+            _ => return None,
+        };
+        Some(Step::Constant(step))
+    }
+}
