@@ -49,7 +49,8 @@ fn figures_of_models_are_on_their_pages() {
             assert!(page.contains(word), "{word} of {row}");
         }
         let text = section(&page, heading);
-        let words = text.split(|c: char| !c.is_ascii_digit() && c != '.').map(|word| word.trim_end_matches('.'));
+        let words =
+            text.split(|c: char| !c.is_ascii_digit() && c != '.').map(|word| word.trim_end_matches('.'));
         let words: Vec<&str> = words.collect();
         for number in &cells[3..5] {
             assert!(words.contains(number), "{number} of {row}");
