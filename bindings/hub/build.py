@@ -14,7 +14,8 @@ from pathlib import Path
 
 # A variant is for a torch of at least this version (2.4), and for a CUDA of the same major version.
 VARIANTS = "torch-stable-abi24-{backend}-{architecture}-linux"
-BACKENDS = {"cu120": {"type": "cuda", "archs": ["9.0a"]}, "cu130": {"type": "cuda", "archs": ["9.0a"]}, "cpu": {"type": "cpu"}}
+HOPPER = {"type": "cuda", "archs": ["9.0a"]}
+BACKENDS = {"cu120": HOPPER, "cu130": HOPPER, "cpu": {"type": "cpu"}}
 # Where the sources name the operators.
 OPERATORS = re.compile(rb'(?<=torch\.ops\.)fa3\b|\bfa3(?=::)|(?<=Library\(")fa3(?=")')
 
@@ -34,9 +35,8 @@ def build(version, out, wheel):
             file = folder / path.removeprefix("fa3/")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
-        metadata = dict(
-            id=identity, name="fa3", version=version, license="MIT OR Apache-2.0", backend=backend, **{"python-depends": []}
-        )
+        metadata = dict(id=identity, name="fa3", version=version, license="MIT OR Apache-2.0", backend=backend)
+        metadata["python-depends"] = []
         (folder / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
 
 
