@@ -56,7 +56,7 @@ const COLUMNS: usize = 120;
 const PROSE: [&str; 5] = ["md", "rs", "py", "pyi", "toml"];
 
 /// Hidden files that have comments.
-const HIDDEN: [&str; 2] = [".cargo/config.toml", ".ci/run"];
+const HIDDEN: [&str; 3] = [".cargo/config.toml", ".ci/run", ".ci/wheel"];
 
 /// Beginning and end of a docstring.
 const QUOTES: &str = "\"\"\"";
