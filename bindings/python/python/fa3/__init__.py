@@ -81,5 +81,5 @@ def __getattr__(name: str) -> Any:
     if name == "distributed":
         from importlib import import_module
 
-        return import_module("fa3.distributed")
+        return import_module(f"{__name__}.distributed")
     raise AttributeError(f"module 'fa3' has no attribute {name!r}")
