@@ -11,6 +11,8 @@ use crate::{Dtype, ProblemError, Shape};
 /// any order, overlap and be empty. Bounds count keys from the sequence's first one, and are clamped to its keys.
 /// Batch and seqlen_q are Q's: packed sequences have (1, heads_q or 1, total_q, 2 or 4).
 ///
+/// In place of bounds, the tensor may say which sequences have a causal mask: (sequences, 1, 1, 1).
+///
 /// Interval masks express documents, prefixes, windows beside the first keys (attention sinks), chunks and padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Intervals {
@@ -29,14 +31,29 @@ pub enum IntervalsOfRow {
     One,
     /// Two.
     Two,
+    /// One, which a number of the row's sequence decides: if it is 0, rows see all keys, and otherwise the keys up to
+    /// their own positions.
+    Causal {
+        /// The number of sequences.
+        sequences: usize,
+    },
 }
 
 impl IntervalsOfRow {
     /// The number as an integer.
     pub const fn count(self) -> usize {
         match self {
-            IntervalsOfRow::One => 1,
+            IntervalsOfRow::One | IntervalsOfRow::Causal { .. } => 1,
             IntervalsOfRow::Two => 2,
+        }
+    }
+
+    /// The part on which a kernel's code depends: the variant, of no sequences.
+    #[must_use]
+    pub const fn in_code(self) -> IntervalsOfRow {
+        match self {
+            IntervalsOfRow::Causal { .. } => IntervalsOfRow::Causal { sequences: 0 },
+            other => other,
         }
     }
 }
@@ -48,6 +65,9 @@ impl Intervals {
     /// [`ProblemError::IntervalsShape`].
     pub fn of_shape(given: [usize; 4], q: Shape) -> Result<Intervals, ProblemError> {
         let Shape { batch, seqlen, heads, .. } = q;
+        if let [sequences, 1, 1, 1] = given {
+            return Ok(Intervals::of_causal(sequences));
+        }
         let of_row = match given[3] {
             2 => Some(IntervalsOfRow::One),
             4 => Some(IntervalsOfRow::Two),
@@ -63,8 +83,23 @@ impl Intervals {
         }
     }
 
-    /// Checks that elements have 16 bits or more, and that there is no `qv`.
-    pub(crate) fn check(dtypes: [Dtype; 2], has_qv: bool) -> Result<(), ProblemError> {
+    /// The form of the tensor that says which of `sequences` sequences have a causal mask.
+    pub const fn of_causal(sequences: usize) -> Intervals {
+        Intervals { of_row: IntervalsOfRow::Causal { sequences }, per_sequence: true, per_head: false }
+    }
+
+    /// Checks the number of sequences, that elements have 16 bits or more, and that there is no `qv`.
+    pub(crate) fn check(
+        self,
+        sequences: usize,
+        dtypes: [Dtype; 2],
+        has_qv: bool,
+    ) -> Result<(), ProblemError> {
+        if let IntervalsOfRow::Causal { sequences: given } = self.of_row
+            && (given != sequences || given == 0)
+        {
+            return Err(ProblemError::CausalCount { given, sequences });
+        }
         if dtypes.contains(&Dtype::E4m3) {
             return Err(ProblemError::IntervalsDtype { given: Dtype::E4m3 });
         }
@@ -78,6 +113,9 @@ impl Intervals {
 
     /// The shape of the tensor for Q of this shape.
     pub fn shape(self, q: Shape) -> [usize; 4] {
+        if let IntervalsOfRow::Causal { sequences } = self.of_row {
+            return [sequences, 1, 1, 1];
+        }
         let each = |own: bool, all: usize| if own { all } else { 1 };
         [each(self.per_sequence, q.batch), each(self.per_head, q.heads), q.seqlen, 2 * self.of_row.count()]
     }
@@ -88,6 +126,7 @@ impl fmt::Display for Intervals {
         f.pad(match self.of_row {
             IntervalsOfRow::One => "intervals",
             IntervalsOfRow::Two => "two intervals",
+            IntervalsOfRow::Causal { .. } => "causal sequences",
         })
     }
 }
@@ -119,6 +158,11 @@ impl IntervalRows {
     /// The bounds, in the order of the tensor.
     pub fn bounds(&self) -> &[i32] {
         &self.bounds
+    }
+
+    /// Whether a sequence has a causal mask, if the tensor says which sequences have one.
+    pub(crate) fn is_causal(&self, sequence: usize) -> Option<bool> {
+        (self.shape[3] == 1).then(|| self.bounds[sequence] != 0)
     }
 
     /// The keys that the row at this place of Q (entry of the batch, head, row) sees in a sequence of `keys` keys, as

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::mask::keys_of_row;
 use crate::{
-    IntervalRows, Lengths, Problem, ProblemError, ScoreFunction, SequenceRows, Sequences, TensorName,
+    IntervalRows, Lengths, Mask, Problem, ProblemError, ScoreFunction, SequenceRows, Sequences, TensorName,
 };
 
 /// A problem, the rows of its sequences and, under a mask of intervals, the intervals of its rows: all that attention
@@ -146,9 +146,13 @@ impl KnownProblem {
 
     /// The intervals of a row.
     fn bounds_of_row(&self, [sequence, head, row]: [usize; 3]) -> Option<[Range<usize>; 2]> {
+        let (intervals, len) = (self.intervals.as_ref()?, self.lengths(sequence));
+        if let Some(is_causal) = intervals.is_causal(sequence) {
+            let mask = if is_causal { Mask::Causal } else { Mask::None };
+            return Some([keys_of_row(mask, row, len), len.k..len.k]);
+        }
         let (entry, first) = self.rows_q.start(sequence);
-        let keys = self.rows_k.len(sequence);
-        self.intervals.as_ref().map(|intervals| intervals.of_row([entry, head, first + row], keys))
+        Some(intervals.of_row([entry, head, first + row], len.k))
     }
 
     /// Whether query row `row` of a sequence and a head sees key `key`. Rows are counted from 0 within the sequence.

@@ -15,7 +15,7 @@ from dense import INTERVALS, anything
 from packing import MASKS, assert_equal, garbage, normal
 from reference import judge, judge_codes, standard
 
-from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, get_scheduler_metadata
+from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, get_scheduler_metadata, masks
 
 F32, F16, BF16, E4M3, I32 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32
 LAYOUTS = ["seqused", "padded", "indexed", "indexed padded", 16, 64, 256, 1]
@@ -98,6 +98,20 @@ def test_intervals_count_the_keys_of_their_sequence(nan_in_new_tensors, device, 
     given = dict(intervals=cached.intervals(make), s_aux=torch.tensor([-3.0, 0.5, 9.0, -math.inf], device=device))
     for mask in (dict(), dict(causal=True), dict(window_size=(60, 9)), dict(causal=True, attention_chunk=50)):
         cached.check(**splits, **given, **mask)
+
+
+@pytest.mark.parametrize("splits", [dict(), dict(num_splits=1), dict(split_keys=128)], ids=str)
+@pytest.mark.parametrize(
+    "layout, rows", [("seqused", 5), (16, 1), (16, 130), ("4 padded indexed", [2, 0, 7, 1, 3, 1]), (1, 130), (64, [1, 200, 0, 64, 1, 3])], ids=str
+)
+def test_each_sequence_is_causal_or_not(device, layout, rows, splits):
+    cached = Cached(device, layout=layout, rows=rows)
+    causal = torch.tensor([True, False, True, False, True, False], device=device)
+    of_sequence = iter(causal.tolist())
+    own = cached.intervals(lambda rows, keys: masks.sliding_window(rows, keys, -1, 0 if next(of_sequence) else -1))
+    for mask in (dict(), dict(window_size=(60, 9)), dict(attention_chunk=50, softcap=4.0)):
+        results = cached.call(causal=causal, return_softmax_lse=True, **splits, **mask)
+        cached.judge(*results, intervals=own, **mask)
 
 
 def test_intervals_count_appended_rows(device):

@@ -93,6 +93,7 @@ fn sides_word(mask: Mask) -> String {
     let intervals = mask.intervals().map(|form| match form.of_row {
         IntervalsOfRow::One => "intervals",
         IntervalsOfRow::Two => "two-intervals",
+        IntervalsOfRow::Causal { .. } => "causal-sequences",
     });
     match intervals {
         None => sides.to_owned(),

@@ -377,6 +377,15 @@ fn intervals_are_of_sequences_in_16_bits() {
     let seen = |at| (0..9).filter(|&key| packed.allows(at, key)).collect::<Vec<_>>();
     assert_eq!(seen([0, 3, 0]), [0, 1, 2, 3, 4]);
     assert_eq!([seen([1, 0, 0]), seen([1, 0, 1]), seen([1, 0, 2])], [vec![], vec![1, 3], vec![]]);
+    // The tensor may say which sequences have a causal mask.
+    let causal = |sequences| spec().mask(Mask::of_intervals(Intervals::of_causal(sequences))).validate();
+    let known = causal(2).unwrap().known_intervals([0, -1]).unwrap();
+    let seen = |sequence, row| (0..30).filter(|&key| known.allows([sequence, 1, row], key)).count();
+    assert_eq!([seen(0, 3), seen(1, 3), seen(1, 15), seen(1, 16)], [24, 12, 24, 0]);
+    assert_eq!(Intervals::of_shape([2, 1, 1, 1], Q), Ok(Intervals::of_causal(2)));
+    for given in [0, 3] {
+        assert_eq!(causal(given).unwrap_err(), ProblemError::CausalCount { given, sequences: 2 });
+    }
     let none = spec().validate().unwrap().known_intervals([]);
     assert_eq!(none.unwrap_err(), ProblemError::NoIntervals { mask: Mask::None });
 

@@ -128,6 +128,21 @@ def scores(
     return scale, left, 0 if flag("causal", causal) else right, chunk, cap
 
 
+def causal_sequences(causal: Any, intervals: Any) -> tuple[Any, Any]:
+    """Whether all sequences are causal, and the mask that is data, as operators take it: intervals, or the numbers that
+    say which sequences are causal, int32 (batch,).
+    """
+    if isinstance(intervals, Tensor) and intervals.dim() == 1:
+        raise ValueError(f"intervals is {intervals.dtype} {tuple(intervals.shape)}, expected 3 or 4 dimensions")
+    if not isinstance(causal, Tensor) or causal.dim() == 0:
+        return causal, intervals
+    if causal.dim() != 1 or causal.dtype not in (torch.bool, torch.int32):
+        raise ValueError(f"causal is {causal.dtype} {tuple(causal.shape)}, expected True, False, or torch.bool (batch,)")
+    if intervals is not None:
+        raise ValueError("there are intervals, and causal is a tensor: expected one of them")
+    return False, causal.to(torch.int32).contiguous() if causal.shape[0] else None
+
+
 def descales(q: Any, k: Any, v: Any, *given: Any) -> list[Tensor | None]:
     """The descales of float8_e4m3fn tensors. For other tensors they are None, and given descales are ignored as in
     FlashAttention-3.

@@ -36,7 +36,7 @@ def flash_attn_with_kvcache(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
+    causal: bool | Tensor = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     attention_chunk: int | None = 0,
     softcap: float | None = 0.0,
@@ -78,7 +78,7 @@ def flash_attn_with_kvcache(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
+    causal: bool | Tensor = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     attention_chunk: int | None = 0,
     softcap: float | None = 0.0,
@@ -120,7 +120,7 @@ def flash_attn_with_kvcache(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
+    causal: bool | Tensor = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     attention_chunk: int | None = 0,
     softcap: float | None = 0.0,
@@ -161,7 +161,7 @@ def flash_attn_with_kvcache(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
+    causal: bool | Tensor = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     attention_chunk: int | None = 0,
     softcap: float | None = 0.0,
@@ -209,7 +209,7 @@ def flash_attn_with_kvcache(
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype. They need k, and rotate the first
             rotary_dim elements of new keys and of q. The position of a new key is its row in the cache. The first query
             of a sequence has the position cache_seqlens; the other queries follow if the mask is causal or has a
-            window, chunks or intervals, and else have that position, too.
+            window, chunks or intervals, or causal is a tensor, and else have that position, too.
         cache_seqlens: how many rows of each sequence are in use before the call, including cache_leftpad rows, int32
             (batch,) on q's device; or one number for all sequences, whose tensor is kept for later calls; all rows if
             None.
@@ -226,7 +226,8 @@ def flash_attn_with_kvcache(
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv),
             as in `flash_attn_varlen_func`. The descale of a 16-bit tensor is ignored, as in FlashAttention-3.
         softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin: as in `flash_attn_func`. The last query
-            of a sequence is aligned with its last key in use.
+            of a sequence is aligned with its last key in use. causal may also be a tensor, bool or int32 (batch,), that
+            says which sequences are causal, as in `flash_attn_varlen_func`.
         rotary_interleaved: whether a pair that rotates is two neighbours (GPT-J), or else i and i + rotary_dim / 2.
         scheduler_metadata: ignored, since kernels find their work themselves.
         num_splits: 1 has each tile of q computed by one CTA. Any other number lets CTAs share keys where there are few
@@ -273,6 +274,7 @@ def flash_attn_with_kvcache(
     else:
         new = NewRows(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, interleaved)
     longest = arguments.hint("max_seqlen_q", max_seqlen_q)
+    causal, intervals = arguments.causal_sequences(causal, intervals)
     lengths = _lengths(cache_seqlens, q, cu_seqlens_q)
     cache = Cache(lengths, *pages, cache_leftpad, cu_seqlens_q, seqused_q, longest, None)
     options = cached_operator.Options(

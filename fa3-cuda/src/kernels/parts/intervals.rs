@@ -18,9 +18,13 @@ use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, pa
 /// The name of the buffer of bounds.
 pub(crate) const INTERVALS: &str = "intervals";
 
-/// Bytes of the bounds of one row.
+/// Bytes of the bounds of one row, or of the number of one sequence.
 const fn row_bytes(of_row: IntervalsOfRow) -> u32 {
-    8 * of_row.count() as u32
+    match of_row {
+        IntervalsOfRow::One => 8,
+        IntervalsOfRow::Two => 16,
+        IntervalsOfRow::Causal { .. } => 4,
+    }
 }
 
 /// Adds the buffer of bounds to a program whose Q has shape `q`.
@@ -40,6 +44,8 @@ params! {
         /// bounds.
         batch: u64 = "intervals_batch",
         head: u64 = "intervals_head",
+        /// The last sequence, if a number of a sequence decides what its rows see.
+        last: maybe u32 = "last_sequence",
     }
 }
 
@@ -48,7 +54,8 @@ copies!(IntervalRows);
 impl IntervalRows<Form> {
     /// The parameters of rows with `of_row` intervals.
     pub(crate) fn form(of_row: IntervalsOfRow) -> IntervalRows<Form> {
-        IntervalRows { of_row, address: Elem::U32, batch: (), head: () }
+        let last = matches!(of_row, IntervalsOfRow::Causal { .. }).then_some(());
+        IntervalRows { of_row, address: Elem::U32, batch: (), head: (), last }
     }
 }
 
@@ -56,15 +63,20 @@ impl IntervalRows<Host> {
     /// The arguments of a launch whose Q has shape `q`.
     pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> IntervalRows<Host> {
         let [_, heads, rows, _] = form.shape(q).map(|extent| extent as u64);
-        let [batch, head] = strides(form, heads, rows);
-        IntervalRows { of_row: form.of_row, address: buffer, batch, head }
+        let ([batch, head], last) = match form.of_row {
+            IntervalsOfRow::Causal { sequences } => ([1, 0], Some(sequences as u32 - 1)),
+            IntervalsOfRow::One | IntervalsOfRow::Two => (strides(form, heads, rows), None),
+        };
+        IntervalRows { of_row: form.of_row, address: buffer, batch, head, last }
     }
 }
 
 impl<'k> IntervalRows<InKernel<'k>> {
-    /// The address of the bounds of a head's first row.
+    /// The address of the bounds of a head's first row, or of the number of its sequence. Rows behind the last sequence
+    /// count as rows of the last one.
     #[track_caller]
-    pub(crate) fn of_head(&self, batch: U32<'k>, head: U32<'k>) -> U64<'k> {
+    fn of_head(&self, batch: U32<'k>, head: U32<'k>) -> U64<'k> {
+        let batch = self.last.map_or(batch, |last| batch.min(last));
         at_head(self.address, [self.batch, self.head], [batch, head], row_bytes(self.of_row))
     }
 
@@ -79,6 +91,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
     #[track_caller]
     pub(crate) fn of_sequence(&self, [batch, head]: [U32<'k>; 2], first: Option<U32<'k>>) -> U64<'k> {
         let of_head = self.of_head(batch, head);
+        let first = first.filter(|_| self.last.is_none());
         first.map_or(of_head, |first| first.mad_wide(row_bytes(self.of_row), of_head))
     }
 
@@ -94,12 +107,17 @@ impl<'k> IntervalRows<InKernel<'k>> {
         mask: Option<&Tiling<U32<'k>>>,
     ) -> Vec<VisibleKeys<U32<'k>>> {
         let row = row.min(lens.q - 1);
-        let at = row.mad_wide(row_bytes(self.of_row), of_head);
+        let of_row = || row.mad_wide(row_bytes(self.of_row), of_head);
         let bounds = match self.of_row {
-            IntervalsOfRow::One => vec![b.load_read_only(at)],
+            IntervalsOfRow::One => vec![b.load_read_only(of_row())],
             IntervalsOfRow::Two => {
-                let [start, end, other, other_end] = b.load_read_only(at);
+                let [start, end, other, other_end] = b.load_read_only(of_row());
                 vec![[start, end], [other, other_end]]
+            }
+            IntervalsOfRow::Causal { .. } => {
+                let [is_causal]: [U32<'k>; 1] = b.load_read_only(of_head);
+                let end = is_causal.ne(0).select(lens.k + row + 1 - lens.q, lens.k);
+                vec![[row.constant(0), end]]
             }
         };
         let seen = mask.filter(|mask| mask.has_mask()).map(|mask| mask.keys(row, lens));

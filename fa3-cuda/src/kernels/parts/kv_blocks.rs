@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::{FastDiv, KvRange, num_ranges};
-use fa3_types::Mask;
+use fa3_types::{IntervalsOfRow, Mask};
 
 use super::intervals::load_words;
 use super::seen::SeenKeys;
@@ -49,9 +49,10 @@ impl<'k> KvBlocks<'k> {
     pub(crate) fn of(b: &'k Builder, kv: KvRange<U32<'k>>, keys: u32, mask: Mask) -> KvBlocks<'k> {
         let (left, right) = mask.reach();
         let count = kv.end - kv.first;
-        // Intervals may hide keys on either side.
-        let both = mask.intervals().is_some();
-        let (left, right) = (both || left.is_some(), both || right.is_some());
+        // Intervals may hide keys on either side. A sequence that may be causal has keys behind a row on the right.
+        let intervals = mask.intervals().map(|form| form.of_row);
+        let hides_left = matches!(intervals, Some(IntervalsOfRow::One | IntervalsOfRow::Two));
+        let (left, right) = (hides_left || left.is_some(), intervals.is_some() || right.is_some());
         KvBlocks {
             builder: b,
             kv,
@@ -75,6 +76,14 @@ impl<'k> KvBlocks<'k> {
     /// These blocks, all of which need the mask.
     pub(crate) fn all_masked(self) -> KvBlocks<'k> {
         KvBlocks { are_masked: true, ..self }
+    }
+
+    /// These blocks. The ones with keys from `key` on need the mask, too.
+    #[track_caller]
+    pub(crate) fn masked_from(self, key: U32<'k>) -> KvBlocks<'k> {
+        let keys = FastDiv::new(self.keys).map(|number| self.builder.value(number));
+        let unmasked_end = self.kv.unmasked_end.min(keys.quotient(key)).max(self.kv.unmasked_first);
+        KvBlocks { kv: KvRange { unmasked_end, ..self.kv }, ..self }
     }
 
     /// These blocks, which consist of list entries if `are_listed`.
