@@ -37,11 +37,13 @@ pub enum Kind {
     Random,
     /// Two of three sequences are causal, and the others see every key.
     Causal,
+    /// Random bits of new keys, also of keys that the sequence does not have. It has no gradients.
+    Tree,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Documents,
         Kind::SinkAndWindow,
         Kind::FarApart,
@@ -50,6 +52,7 @@ impl Kind {
         Kind::Holes,
         Kind::Random,
         Kind::Causal,
+        Kind::Tree,
     ];
 
     /// The form of such a mask of `sequences` sequences.
@@ -58,6 +61,7 @@ impl Kind {
             Kind::Documents | Kind::Everything | Kind::Holes => IntervalsOfRow::One,
             Kind::SinkAndWindow | Kind::FarApart | Kind::Meeting | Kind::Random => IntervalsOfRow::Two,
             Kind::Causal => return Intervals::of_causal(sequences),
+            Kind::Tree => return Intervals::of_tree(2 + sequences % 3),
         };
         Intervals { of_row, per_sequence, per_head }
     }
@@ -90,6 +94,7 @@ impl Kind {
                 2 => -random(keys),
                 _ => random(keys + 5),
             }),
+            Kind::Tree => [(); 4].map(|()| random(usize::MAX) ^ -random(2)),
             // One number of a sequence, in place of bounds.
             Kind::Causal => [[1, 0, -1][(row + place) % 3], 0, 0, 0],
         }
@@ -122,7 +127,10 @@ impl Kind {
             .validate()
             .expect("the caller's problem is valid");
         let form = problem.mask().intervals().expect("it has intervals");
-        let [batch, heads, rows, numbers] = form.shape(problem.q().shape);
+        let [batch, heads, rows, numbers] = match form.shape(problem.q().shape) {
+            [batch, rows, words, 1] if self == Kind::Tree => [batch, 1, rows, words],
+            of_bounds => of_bounds,
+        };
         // The sequence of a row, and the row's index in it. Rows behind all sequences have any bounds.
         let place = |entry: usize, row: usize| {
             let sequence = (0..rows_q.count()).rfind(|&index| rows_q.start(index) <= (entry, row));

@@ -94,6 +94,7 @@ fn sides_word(mask: Mask) -> String {
         IntervalsOfRow::One => "intervals",
         IntervalsOfRow::Two => "two-intervals",
         IntervalsOfRow::Causal { .. } => "causal-sequences",
+        IntervalsOfRow::Tree { .. } => "tree",
     });
     match intervals {
         None => sides.to_owned(),

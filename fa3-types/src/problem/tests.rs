@@ -361,7 +361,7 @@ fn intervals_are_of_sequences_in_16_bits() {
     let seen: Vec<usize> = (0..30).filter(|&key| causal.allows([1, 3, 3], key)).collect();
     assert_eq!(
         (seen, causal.intervals_of_row([1, 3, 3])),
-        (vec![3, 4, 7, 8, 9, 10, 11], Some([3..5, 7..12]))
+        (vec![3, 4, 7, 8, 9, 10, 11], Some(vec![3..5, 7..12]))
     );
     // Keys are counted in the sequence. The sequence's intervals lie at its rows of Q.
     let (rows_q, rows_k) =
@@ -386,6 +386,15 @@ fn intervals_are_of_sequences_in_16_bits() {
     for given in [0, 3] {
         assert_eq!(causal(given).unwrap_err(), ProblemError::CausalCount { given, sequences: 2 });
     }
+    // Or which new keys a row sees. 24 keys are 8 old ones and 16 new ones.
+    let form = Intervals::of_shape([2, 16, 2, 1], Q).unwrap();
+    assert_eq!((form, form.shape(Q)), (Intervals::of_tree(2), [2, 16, 2, 1]));
+    let tree = spec().mask(Mask::of_intervals(form)).validate().unwrap();
+    assert!(tree.features().any(|feature| feature == crate::Feature::Tree));
+    let known = tree.known_intervals([0b1_1000_0000_0000_1001, -1].repeat(32)).unwrap();
+    assert_eq!(known.intervals_of_row([1, 3, 2]), Some(vec![0..8, 8..9, 11..12, 23..24]));
+    let seen: Vec<usize> = (0..30).filter(|&key| known.allows([1, 3, 2], key)).collect();
+    assert_eq!(seen, [&Vec::from_iter(0..9)[..], &[11, 23]].concat());
     let none = spec().validate().unwrap().known_intervals([]);
     assert_eq!(none.unwrap_err(), ProblemError::NoIntervals { mask: Mask::None });
 

@@ -53,6 +53,7 @@ def flash_attn_with_kvcache(
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
     intervals: Tensor | None = None,
+    tree_mask: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -95,6 +96,7 @@ def flash_attn_with_kvcache(
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
     intervals: Tensor | None = None,
+    tree_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, None, None]: ...
 
 
@@ -137,6 +139,7 @@ def flash_attn_with_kvcache(
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
     intervals: Tensor | None = None,
+    tree_mask: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, None, None]: ...
 
 
@@ -178,6 +181,7 @@ def flash_attn_with_kvcache(
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
     intervals: Tensor | None = None,
+    tree_mask: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, None, None]:
     """Attention over a KV cache, as servers compute it at each step, on a Hopper GPU or on the CPU.
 
@@ -209,7 +213,8 @@ def flash_attn_with_kvcache(
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype. They need k, and rotate the first
             rotary_dim elements of new keys and of q. The position of a new key is its row in the cache. The first query
             of a sequence has the position cache_seqlens; the other queries follow if the mask is causal or has a
-            window, chunks or intervals, or causal is a tensor, and else have that position, too.
+            window, chunks or intervals, or causal is a tensor, and else have that position, too. Also with tree_mask
+            they follow in their order: rotate the rows of a tree before the call.
         cache_seqlens: how many rows of each sequence are in use before the call, including cache_leftpad rows, int32
             (batch,) on q's device; or one number for all sequences, whose tensor is kept for later calls; all rows if
             None.
@@ -245,6 +250,12 @@ def flash_attn_with_kvcache(
             `flash_attn_varlen_func` where q is packed. Keys are counted from the sequence's first key behind
             cache_leftpad, and new rows k and v follow the rows in use. Where CTAs share keys, and with pages whose rows
             are copied one by one, all keys in use are read, whatever the mask.
+        tree_mask: which new keys each query sees, such as its ancestors in a tree of drafts: int64 (batch, seqlen_q) or
+            (batch, seqlen_q, words), or (total_q,) or (total_q, words) where q is packed. The new keys of a sequence
+            are its last ones, as many as it has queries in use. Bit i of word w is for new key 64 w + i, and new keys
+            without a bit are hidden. A query sees all older keys, and itself only by its bit; with causal,
+            window_size or attention_chunk, it sees the keys that both show. It goes where intervals go, in whose place
+            it stands. `fa3.masks.tree_words` makes it of a bool tensor.
 
     Returns: O, of q's shape but with head_dim_v, which is out or a new contiguous tensor. Its dtype is q's, or bfloat16
         where q is float8_e4m3fn. With return_softmax_lse (O, LSE, None, None), LSE float32 (batch, heads_q, seqlen_q),
@@ -274,7 +285,7 @@ def flash_attn_with_kvcache(
     else:
         new = NewRows(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, interleaved)
     longest = arguments.hint("max_seqlen_q", max_seqlen_q)
-    causal, intervals = arguments.causal_sequences(causal, intervals)
+    causal, intervals = arguments.mask_of_data(causal, intervals, q, tree_mask)
     lengths = _lengths(cache_seqlens, q, cu_seqlens_q)
     cache = Cache(lengths, *pages, cache_leftpad, cu_seqlens_q, seqused_q, longest, None)
     options = cached_operator.Options(

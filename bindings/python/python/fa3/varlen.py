@@ -229,7 +229,7 @@ def flash_attn_varlen_func(
     q, k, v, qv = arguments.under_autocast(q, k, v, qv)
     q_descale, k_descale, v_descale = arguments.descales(q, k, v, q_descale, k_descale, v_descale)
     page_table = arguments.page_table(page_table, block_table)
-    causal, intervals = arguments.causal_sequences(causal, intervals)
+    causal, intervals = arguments.mask_of_data(causal, intervals)
     if page_table is not None:
         if cu_seqlens_k is not None:
             raise ValueError("there are page_table and cu_seqlens_k, expected one of them")

@@ -214,8 +214,10 @@ impl<'k> Fwd<'k> {
         match mask.intervals().filter(|_| !self.spec.finds_ranges()).map(|form| form.of_row) {
             None => blocks,
             Some(IntervalsOfRow::One | IntervalsOfRow::Two) => blocks.all_masked(),
-            // Every row sees the keys before the first row's position.
-            Some(IntervalsOfRow::Causal { .. }) => blocks.masked_from(Int::sub_sat(work.lens.k, work.lens.q)),
+            // Every row sees the keys before the new ones.
+            Some(IntervalsOfRow::Causal { .. } | IntervalsOfRow::Tree { .. }) => {
+                blocks.masked_from(Int::sub_sat(work.lens.k, work.lens.q))
+            }
         }
     }
 }

@@ -49,7 +49,7 @@ impl<'k> KvBlocks<'k> {
     pub(crate) fn of(b: &'k Builder, kv: KvRange<U32<'k>>, keys: u32, mask: Mask) -> KvBlocks<'k> {
         let (left, right) = mask.reach();
         let count = kv.end - kv.first;
-        // Intervals may hide keys on either side. A sequence that may be causal has keys behind a row on the right.
+        // Intervals may hide keys on either side. Trees and sequences that may be causal hide new keys.
         let intervals = mask.intervals().map(|form| form.of_row);
         let hides_left = matches!(intervals, Some(IntervalsOfRow::One | IntervalsOfRow::Two));
         let (left, right) = (hides_left || left.is_some(), intervals.is_some() || right.is_some());

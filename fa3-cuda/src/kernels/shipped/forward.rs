@@ -275,9 +275,10 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
     };
     let padded = [padded(Sequences::dense(2, 4096), 2), padded(Sequences::paged(2, 1), 9)];
     // Decoding and prefill under masks of intervals: boxes of pages, and rows of pages one by one. Then decoding where
-    // some sequences are causal.
-    let (two, causal) = (IntervalsOfRow::Two, IntervalsOfRow::Causal { sequences: 2 });
-    let intervals = [(16, 64, two), (4096, 64, two), (4096, 1, two), (16, 64, causal)];
+    // some sequences are causal, and of trees of drafts.
+    let [two, causal, tree] =
+        [IntervalsOfRow::Two, IntervalsOfRow::Causal { sequences: 2 }, IntervalsOfRow::Tree { words: 2 }];
+    let intervals = [(16, 64, two), (4096, 64, two), (4096, 1, two), (16, 64, causal), (16, 64, tree)];
     let intervals = intervals.map(|(seqlen, rows, of_row)| {
         let q = Shape { batch: 2, seqlen, heads: 32, head_dim: 128 };
         let kv = Shape { batch: 10_000, seqlen: rows, heads: 8, head_dim: 128 };
