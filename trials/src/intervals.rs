@@ -60,6 +60,8 @@ impl Kind {
         let of_row = match self {
             Kind::Documents | Kind::Everything | Kind::Holes => IntervalsOfRow::One,
             Kind::SinkAndWindow | Kind::FarApart | Kind::Meeting | Kind::Random => IntervalsOfRow::Two,
+            // No problem has numbers of no sequences.
+            Kind::Causal if sequences == 0 => IntervalsOfRow::One,
             Kind::Causal => return Intervals::of_causal(sequences),
             Kind::Tree => return Intervals::of_tree(2 + sequences % 3),
         };
@@ -137,7 +139,7 @@ impl Kind {
             sequence.map_or((0, row), |index| (rows_k.len(index), row - rows_q.start(index).1))
         };
         let mut bounds = Vec::new();
-        let has_rows = self != Kind::Causal;
+        let has_rows = !matches!(form.of_row, IntervalsOfRow::Causal { .. });
         if !has_rows {
             bounds.extend((0..batch).map(|index| self.bounds(index, 0, problem.q().shape.seqlen)[0]));
         }
