@@ -5,9 +5,8 @@ use fa3_sim::Rule;
 use fa3_types::Mask;
 
 use super::trials::SMALL;
-use super::{Case, Keys, Pages, Queries};
+use super::{Case, Keys, Pages};
 use crate::Trial;
-use crate::intervals::Kind;
 use crate::mutate::{Equivalent, QK_FENCE, Target};
 
 /// Files that turn page indices into box coordinates (`BOXES`) and into row addresses (`ROWS`).
@@ -64,9 +63,6 @@ const GATHERED: &[Equivalent] = &[
 /// Equivalent mutants of the reduction kernel.
 const MERGED: &[Equivalent] = &[("comparison: the opposite", 1, SAME_LSE)];
 
-/// Files that find the keys that a row of a tree sees.
-const BITS: &[&str] = &["parts/visible.rs"];
-
 /// Files by which consumers merge pieces.
 const PIECES: &[&str] = &["fwd/merged.rs", "parts/kv_blocks.rs"];
 
@@ -106,9 +102,6 @@ pub(crate) fn targets() -> Vec<Target> {
         ..case()
     };
     let merging = trials(&merging, &[(1, ROUND), (2, &[20, 0, 828])]);
-    let tree =
-        Case { intervals: Some((Kind::Tree, false)), queries: Queries::Dense(9), heads: (2, 1), ..case() };
-    let tree = trials(&tree, &[(1, ROUND), (2, &[20, 0, 828])]);
     let attends =
         |name, trials: &[Trial]| Target::of_step(name, trials, 0, ATTENTION).with("comparison", PARTS);
     let merges = |name, trials: &[Trial]| Target::of_step(name, trials, 1, MERGED).with("comparison", PARTS);
@@ -116,7 +109,6 @@ pub(crate) fn targets() -> Vec<Target> {
         attends("cache, boxes", &boxes).also_equivalent(COPIED).with("bound", BOXES).with("number", BOXES),
         attends("cache, rows", &rows).also_equivalent(GATHERED).also_noticed(UNSEEN).with("number", ROWS),
         attends("cache, e4m3", &e4m3),
-        attends("cache, tree", &tree).also_equivalent(COPIED).with("number", BITS),
         attends("cache, merged pieces", &merging)
             .also_equivalent(COPIED)
             .with("comparison", PIECES)

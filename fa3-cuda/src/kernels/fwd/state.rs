@@ -216,7 +216,7 @@ impl<'k> Fwd<'k> {
             Some(IntervalsOfRow::One | IntervalsOfRow::Two) => blocks.all_masked(),
             // Every row sees the keys before the new ones.
             Some(IntervalsOfRow::Causal { .. } | IntervalsOfRow::Tree { .. }) => {
-                blocks.masked_from(Int::sub_sat(work.lens.k, work.lens.q))
+                blocks.masked_from(Int::sub_sat(work.lens.k, work.lens.q), mask)
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::{FastDiv, KvRange, num_ranges};
-use fa3_types::{IntervalsOfRow, Mask};
+use fa3_types::Mask;
 
 use super::intervals::load_words;
 use super::seen::SeenKeys;
@@ -49,10 +49,9 @@ impl<'k> KvBlocks<'k> {
     pub(crate) fn of(b: &'k Builder, kv: KvRange<U32<'k>>, keys: u32, mask: Mask) -> KvBlocks<'k> {
         let (left, right) = mask.reach();
         let count = kv.end - kv.first;
-        // Intervals may hide keys on either side. Trees and sequences that may be causal hide new keys.
-        let intervals = mask.intervals().map(|form| form.of_row);
-        let hides_left = matches!(intervals, Some(IntervalsOfRow::One | IntervalsOfRow::Two));
-        let (left, right) = (hides_left || left.is_some(), intervals.is_some() || right.is_some());
+        // Intervals may hide keys on either side.
+        let both = mask.intervals().is_some();
+        let (left, right) = (both || left.is_some(), both || right.is_some());
         KvBlocks {
             builder: b,
             kv,
@@ -78,12 +77,13 @@ impl<'k> KvBlocks<'k> {
         KvBlocks { are_masked: true, ..self }
     }
 
-    /// These blocks. The ones with keys from `key` on need the mask, too.
+    /// These blocks, of which the intervals hide keys from `key` on alone. The mask beside them is `mask`.
     #[track_caller]
-    pub(crate) fn masked_from(self, key: U32<'k>) -> KvBlocks<'k> {
+    pub(crate) fn masked_from(self, key: U32<'k>, mask: Mask) -> KvBlocks<'k> {
         let keys = FastDiv::new(self.keys).map(|number| self.builder.value(number));
         let unmasked_end = self.kv.unmasked_end.min(keys.quotient(key)).max(self.kv.unmasked_first);
-        KvBlocks { kv: KvRange { unmasked_end, ..self.kv }, ..self }
+        let (left, _) = mask.reach();
+        KvBlocks { kv: KvRange { unmasked_end, ..self.kv }, left: left.is_some(), ..self }
     }
 
     /// These blocks, which consist of list entries if `are_listed`.

@@ -42,15 +42,14 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let in_chunks = spec((128, 128), (Dtype::Bf16, chunks, None), 400);
     let sequences = Sequences::packed(3);
     let in_chunks = [in_chunks.clone(), in_chunks.seqs_q(sequences).seqs_k(sequences)];
-    let under = |of_row| Mask::of_intervals(intervals(of_row));
-    let (two, some) = (under(IntervalsOfRow::Two), under(IntervalsOfRow::Causal { sequences: 3 }));
-    let under_intervals = [dims[0], dims[1], dims[3]].map(|dims| spec(dims, (Dtype::Bf16, two, None), 400));
-    let some = spec((128, 128), (Dtype::Bf16, some, None), 400).seqs_q(sequences).seqs_k(sequences);
+    let intervals = Mask::of_intervals(intervals(IntervalsOfRow::Two));
+    let under_intervals =
+        [dims[0], dims[1], dims[3]].map(|dims| spec(dims, (Dtype::Bf16, intervals, None), 400));
     let packed = [under_intervals[1].clone(), under_intervals[2].clone()];
     let packed = packed.map(|spec| spec.seqs_q(sequences).seqs_k(sequences));
     let beside = [under_intervals[1].clone().causal(), packed[0].clone().mask(chunks)];
     let under_intervals = under_intervals.into_iter().chain(packed).chain(beside);
-    let specs = equal.chain(listed).chain(in_chunks).chain(under_intervals).chain([some]).flat_map(kernels);
+    let specs = equal.chain(listed).chain(in_chunks).chain(under_intervals).flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
     specs
         .chain([SequenceForm::Dense, SequenceForm::Varlen].map(BwdSpec::Sink))
