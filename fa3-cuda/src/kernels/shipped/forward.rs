@@ -274,8 +274,7 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
         ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences.used().left_padded())
     };
     let padded = [padded(Sequences::dense(2, 4096), 2), padded(Sequences::paged(2, 1), 9)];
-    // Decoding and prefill under masks of intervals: boxes of pages, and rows of pages one by one. Then decoding where
-    // some sequences are causal, and of trees of drafts.
+    // Decoding and prefill under masks of intervals: boxes of pages, and rows of pages one by one. Then other decoding.
     let [two, causal, tree] =
         [IntervalsOfRow::Two, IntervalsOfRow::Causal { sequences: 2 }, IntervalsOfRow::Tree { words: 2 }];
     let intervals = [(16, 64, two), (4096, 64, two), (4096, 1, two), (16, 64, causal), (16, 64, tree)];
