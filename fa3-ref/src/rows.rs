@@ -224,7 +224,7 @@ fn visible(problem: &KnownProblem, at @ [sequence, _, row]: [usize; 3]) -> Vec<R
     }
     let sees = |key: &usize| problem.mask().allows(row, *key, len);
     match ((0..len.k).find(sees), (0..len.k).rfind(sees)) {
-        (Some(first), Some(last)) => vec![first..last + 1],
+        (Some(first), Some(last)) => std::iter::once(first..last + 1).collect(),
         _ => Vec::new(),
     }
 }

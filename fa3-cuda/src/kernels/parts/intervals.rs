@@ -152,11 +152,13 @@ impl<'k> IntervalRows<InKernel<'k>> {
     ) -> Visible<'k> {
         let mut keys = self.keys(b, of_head, row, lens, Some(tiling)).into_iter();
         let VisibleKeys { start, end } = keys.next().expect("a row has an interval");
-        let tree = self.words.map(|count| TreeWords {
-            builder: b,
-            address: self.at_row(row.min(lens.q - 1), of_head),
-            count,
-            first: lens.k - lens.q,
+        let tree = self.words.map(|count| {
+            Box::new(TreeWords {
+                builder: b,
+                address: self.at_row(row.min(lens.q - 1), of_head),
+                count,
+                first: lens.k - lens.q,
+            })
         });
         Visible { start: Some(start), end, other: keys.next(), tree }
     }

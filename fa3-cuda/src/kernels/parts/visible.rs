@@ -19,7 +19,7 @@ pub struct Visible<'k> {
     /// The second interval of visible keys, if the row has one.
     pub other: Option<VisibleKeys<U32<'k>>>,
     /// The words that say which of the new keys are visible. Only [`Visible::bits`] reads them.
-    pub tree: Option<TreeWords<'k>>,
+    pub tree: Option<Box<TreeWords<'k>>>,
 }
 
 /// The words of a row that say which new keys it sees. It sees all keys before the new ones, and no key that has no
@@ -41,7 +41,7 @@ impl<'k> Visible<'k> {
         let other = self
             .other
             .map(|VisibleKeys { start, end }| VisibleKeys { start: start - first, end: end - first });
-        let tree = self.tree.map(|tree| TreeWords { first: tree.first - first, ..tree });
+        let tree = self.tree.map(|tree| Box::new(TreeWords { first: tree.first - first, ..*tree }));
         Visible { start: self.start.map(|start| start - first), end: self.end - first, other, tree }
     }
 
@@ -61,7 +61,7 @@ impl<'k> Visible<'k> {
             let start = self.start.unwrap_or(self.end.constant(0));
             let one = of(start, self.end);
             let bits = self.other.map_or(one, |other| one | of(other.start, other.end));
-            self.tree.map_or(bits, |tree| bits & tree.bits(first..cols.min(first + COLS_OF_WORD)))
+            self.tree.as_ref().map_or(bits, |tree| bits & tree.bits(first..cols.min(first + COLS_OF_WORD)))
         });
         SeenBits(words.collect())
     }
