@@ -390,7 +390,7 @@ fn intervals_are_of_sequences_in_16_bits() {
     let form = Intervals::of_shape([2, 16, 2, 1], Q).unwrap();
     assert_eq!((form, form.shape(Q)), (Intervals::of_tree(2), [2, 16, 2, 1]));
     let tree = spec().mask(Mask::of_intervals(form)).validate().unwrap();
-    assert!(tree.features().any(|feature| feature == crate::Feature::Tree));
+    assert!(tree.features().any(|feature| feature == Feature::Tree));
     let known = tree.known_intervals([0b1_1000_0000_0000_1001, -1].repeat(32)).unwrap();
     assert_eq!(known.intervals_of_row([1, 3, 2]), Some(vec![0..8, 8..9, 11..12, 23..24]));
     let seen: Vec<usize> = (0..30).filter(|&key| known.allows([1, 3, 2], key)).collect();
