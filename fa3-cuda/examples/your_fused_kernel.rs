@@ -46,7 +46,7 @@ fn causal_lse(rows: u32) -> Program<Kernel> {
                 let mut s = gemm(q.tile(), k.tile().t(), Fresh).wait();
                 k.release();
                 for half in Half::BOTH {
-                    let keys = Visible { start: None, end: row(half) + 1, other: None };
+                    let keys = Visible { start: None, end: row(half) + 1, other: None, tree: None };
                     let keys = keys.from(block * TILE + b.frag_col());
                     s.map_row_in_place(half, |score, at| keys.hide(score, at.col, f32::NEG_INFINITY));
                 }

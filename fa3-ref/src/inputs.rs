@@ -65,6 +65,7 @@ const KNOWN: Known = Known::new(
         Feature::Window,
         Feature::Chunks,
         Feature::Intervals,
+        Feature::Tree,
         Feature::SoftCap,
         Feature::Score,
         Feature::Sinks,

@@ -173,6 +173,8 @@ pub enum ProblemError {
     Chunks { one: NonZeroU32, other: NonZeroU32 },
     #[error("intervals have shape {given:?}, expected ({batch} or 1, {heads} or 1, {rows}, 2 or 4)")]
     IntervalsShape { given: [usize; 4], batch: usize, heads: usize, rows: usize },
+    #[error("causal has {given} numbers, expected one for each of {sequences} sequences")]
+    CausalCount { given: usize, sequences: usize },
     #[error("there are {given} bounds of intervals, expected {expected}")]
     IntervalsCount { given: usize, expected: usize },
     #[error("the bounds of intervals are data")]

@@ -11,6 +11,10 @@ use crate::{Dtype, ProblemError, Shape};
 /// any order, overlap and be empty. Bounds count keys from the sequence's first one, and are clamped to its keys.
 /// Batch and seqlen_q are Q's: packed sequences have (1, heads_q or 1, total_q, 2 or 4).
 ///
+/// In place of bounds, the tensor may say which sequences have a causal mask, (sequences, 1, 1, 1), or which new keys a
+/// row sees, (batch, seqlen_q, words, 1), words being 2 or more. The new keys of a sequence are its last seqlen_q ones.
+/// Bit i of word w is for new key 32 · w + i. A row sees all older keys, and no key that has no bit.
+///
 /// Interval masks express documents, prefixes, windows beside the first keys (attention sinks), chunks and padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Intervals {
@@ -29,14 +33,36 @@ pub enum IntervalsOfRow {
     One,
     /// Two.
     Two,
+    /// One, which a number of the row's sequence decides: if it is 0, rows see all keys, and otherwise the keys up to
+    /// their own positions.
+    Causal {
+        /// The number of sequences.
+        sequences: usize,
+    },
+    /// Any number: all keys but the new ones, and those new ones that the row's bits show, such as a draft's ancestors
+    /// in a tree.
+    Tree {
+        /// The number of 32-bit words of a row.
+        words: usize,
+    },
 }
 
 impl IntervalsOfRow {
-    /// The number as an integer.
+    /// The number of intervals that kernels know: of a tree's row, the one that has all others.
     pub const fn count(self) -> usize {
         match self {
-            IntervalsOfRow::One => 1,
+            IntervalsOfRow::One | IntervalsOfRow::Causal { .. } | IntervalsOfRow::Tree { .. } => 1,
             IntervalsOfRow::Two => 2,
+        }
+    }
+
+    /// The part on which a kernel's code depends: the variant, of no sequences and no words.
+    #[must_use]
+    pub const fn in_code(self) -> IntervalsOfRow {
+        match self {
+            IntervalsOfRow::Causal { .. } => IntervalsOfRow::Causal { sequences: 0 },
+            IntervalsOfRow::Tree { .. } => IntervalsOfRow::Tree { words: 0 },
+            IntervalsOfRow::One | IntervalsOfRow::Two => self,
         }
     }
 }
@@ -48,6 +74,15 @@ impl Intervals {
     /// [`ProblemError::IntervalsShape`].
     pub fn of_shape(given: [usize; 4], q: Shape) -> Result<Intervals, ProblemError> {
         let Shape { batch, seqlen, heads, .. } = q;
+        if let [sequences, 1, 1, 1] = given {
+            return Ok(Intervals::of_causal(sequences));
+        }
+        if let [of_batch, rows, words, 1] = given
+            && [of_batch, rows] == [batch, seqlen]
+            && words > 1
+        {
+            return Ok(Intervals::of_tree(words));
+        }
         let of_row = match given[3] {
             2 => Some(IntervalsOfRow::One),
             4 => Some(IntervalsOfRow::Two),
@@ -63,8 +98,28 @@ impl Intervals {
         }
     }
 
-    /// Checks that elements have 16 bits or more, and that there is no `qv`.
-    pub(crate) fn check(dtypes: [Dtype; 2], has_qv: bool) -> Result<(), ProblemError> {
+    /// The form of the tensor that says which of `sequences` sequences have a causal mask.
+    pub const fn of_causal(sequences: usize) -> Intervals {
+        Intervals { of_row: IntervalsOfRow::Causal { sequences }, per_sequence: true, per_head: false }
+    }
+
+    /// The form of the tensor that says by `words` words for each row which new keys it sees.
+    pub const fn of_tree(words: usize) -> Intervals {
+        Intervals { of_row: IntervalsOfRow::Tree { words }, per_sequence: true, per_head: false }
+    }
+
+    /// Checks the number of sequences, that elements have 16 bits or more, and that there is no `qv`.
+    pub(crate) fn check(
+        self,
+        sequences: usize,
+        dtypes: [Dtype; 2],
+        has_qv: bool,
+    ) -> Result<(), ProblemError> {
+        if let IntervalsOfRow::Causal { sequences: given } = self.of_row
+            && (given != sequences || given == 0)
+        {
+            return Err(ProblemError::CausalCount { given, sequences });
+        }
         if dtypes.contains(&Dtype::E4m3) {
             return Err(ProblemError::IntervalsDtype { given: Dtype::E4m3 });
         }
@@ -79,7 +134,14 @@ impl Intervals {
     /// The shape of the tensor for Q of this shape.
     pub fn shape(self, q: Shape) -> [usize; 4] {
         let each = |own: bool, all: usize| if own { all } else { 1 };
-        [each(self.per_sequence, q.batch), each(self.per_head, q.heads), q.seqlen, 2 * self.of_row.count()]
+        let of_bounds =
+            |numbers| [each(self.per_sequence, q.batch), each(self.per_head, q.heads), q.seqlen, numbers];
+        match self.of_row {
+            IntervalsOfRow::One => of_bounds(2),
+            IntervalsOfRow::Two => of_bounds(4),
+            IntervalsOfRow::Causal { sequences } => [sequences, 1, 1, 1],
+            IntervalsOfRow::Tree { words } => [q.batch, q.seqlen, words, 1],
+        }
     }
 }
 
@@ -88,6 +150,8 @@ impl fmt::Display for Intervals {
         f.pad(match self.of_row {
             IntervalsOfRow::One => "intervals",
             IntervalsOfRow::Two => "two intervals",
+            IntervalsOfRow::Causal { .. } => "causal sequences",
+            IntervalsOfRow::Tree { .. } => "a tree of new keys",
         })
     }
 }
@@ -119,6 +183,18 @@ impl IntervalRows {
     /// The bounds, in the order of the tensor.
     pub fn bounds(&self) -> &[i32] {
         &self.bounds
+    }
+
+    /// Whether a sequence has a causal mask, if the tensor says which sequences have one.
+    pub(crate) fn is_causal(&self, sequence: usize) -> Option<bool> {
+        (self.shape[1..] == [1; 3]).then(|| self.bounds[sequence] != 0)
+    }
+
+    /// The words of the row at this place of Q (entry of the batch, row), if they say which new keys it sees.
+    pub(crate) fn words(&self, [entry, row]: [usize; 2]) -> Option<&[i32]> {
+        let [_, rows, words, numbers] = self.shape;
+        let first = (entry * rows + row) * words;
+        (numbers == 1 && words > 1).then(|| &self.bounds[first..first + words])
     }
 
     /// The keys that the row at this place of Q (entry of the batch, head, row) sees in a sequence of `keys` keys, as

@@ -1,12 +1,13 @@
 //! A problem with host-side lengths.
 
 use std::fmt;
+use std::iter;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use crate::mask::keys_of_row;
 use crate::{
-    IntervalRows, Lengths, Problem, ProblemError, ScoreFunction, SequenceRows, Sequences, TensorName,
+    IntervalRows, Lengths, Mask, Problem, ProblemError, ScoreFunction, SequenceRows, Sequences, TensorName,
 };
 
 /// A problem, the rows of its sequences and, under a mask of intervals, the intervals of its rows: all that attention
@@ -130,25 +131,37 @@ impl KnownProblem {
         self.intervals.as_ref()
     }
 
-    /// The keys that query row `row` of a sequence and a head sees under a mask of intervals, as two disjoint ranges;
-    /// `None` if the mask is not one of intervals. Rows and keys are counted from 0 within the sequence.
+    /// The keys that query row `row` of a sequence and a head sees under a mask of intervals, as disjoint ranges in
+    /// order; `None` if the mask is not one of intervals. Rows and keys are counted from 0 within the sequence.
     ///
     /// # Panics
     /// If the tensor has no such row.
-    pub fn intervals_of_row(&self, at @ [sequence, _, row]: [usize; 3]) -> Option<[Range<usize>; 2]> {
+    pub fn intervals_of_row(&self, at @ [sequence, _, row]: [usize; 3]) -> Option<Vec<Range<usize>>> {
         let seen = keys_of_row(self.mask(), row, self.lengths(sequence));
         let cut = |keys: Range<usize>| {
             let start = keys.start.clamp(seen.start, seen.end);
             start..keys.end.clamp(start, seen.end)
         };
-        self.bounds_of_row(at).map(|ranges| ranges.map(cut))
+        self.bounds_of_row(at).map(|ranges| ranges.into_iter().map(cut).collect())
     }
 
     /// The intervals of a row.
-    fn bounds_of_row(&self, [sequence, head, row]: [usize; 3]) -> Option<[Range<usize>; 2]> {
+    fn bounds_of_row(&self, [sequence, head, row]: [usize; 3]) -> Option<Vec<Range<usize>>> {
+        let (intervals, len) = (self.intervals.as_ref()?, self.lengths(sequence));
+        if let Some(is_causal) = intervals.is_causal(sequence) {
+            let mask = if is_causal { Mask::Causal } else { Mask::None };
+            return Some(vec![keys_of_row(mask, row, len)]);
+        }
         let (entry, first) = self.rows_q.start(sequence);
-        let keys = self.rows_k.len(sequence);
-        self.intervals.as_ref().map(|intervals| intervals.of_row([entry, head, first + row], keys))
+        if let Some(words) = intervals.words([entry, first + row]) {
+            let has_bit = |new: usize| words.get(new / 32).is_some_and(|word| word >> (new % 32) & 1 == 1);
+            // New key i is key len.k - len.q + i, if the sequence has this key.
+            let seen =
+                (0..len.q).filter(|&new| has_bit(new)).filter_map(|new| (new + len.k).checked_sub(len.q));
+            let older = 0..len.k.saturating_sub(len.q);
+            return Some(iter::once(older).chain(seen.map(|key| key..key + 1)).collect());
+        }
+        Some(intervals.of_row([entry, head, first + row], len.k).into())
     }
 
     /// Whether query row `row` of a sequence and a head sees key `key`. Rows are counted from 0 within the sequence.
@@ -157,7 +170,7 @@ impl KnownProblem {
         if row >= len.q {
             return false;
         }
-        let is_in_one = |ranges: [Range<usize>; 2]| ranges.iter().any(|keys| keys.contains(&key));
+        let is_in_one = |ranges: Vec<Range<usize>>| ranges.iter().any(|keys| keys.contains(&key));
         self.mask().allows(row, key, len) && self.bounds_of_row(at).is_none_or(is_in_one)
     }
 

@@ -1,9 +1,9 @@
 //! An attention problem, validated.
 
 use crate::{
-    Bytes, Dim, Dtype, ExtraCache, Granularity, Heads, Intervals, Lengths, LseForm, Mask, ProblemError,
-    ProblemSpec, ScaleBlocks, ScoreForm, Sequences, Shape, SoftCap, SoftmaxScale, Strides, TensorDesc,
-    TensorName, ValueLayout,
+    Bytes, Dim, Dtype, ExtraCache, Granularity, Heads, Lengths, LseForm, Mask, ProblemError, ProblemSpec,
+    ScaleBlocks, ScoreForm, Sequences, Shape, SoftCap, SoftmaxScale, Strides, TensorDesc, TensorName,
+    ValueLayout,
 };
 
 mod checks;
@@ -118,7 +118,7 @@ impl Problem {
         }
         extra.as_ref().map_or(Ok(()), |extra| extra.check([&k, &v], seqs_k))?;
         if let Mask::Intervals { form, .. } = &mut mask {
-            Intervals::check([q.dtype, k.dtype], qv.is_some())?;
+            form.check(seqs_q.count(), [q.dtype, k.dtype], qv.is_some())?;
             *form = form.simplified(q.shape);
         }
         // No sequence is longer than its tensor.

@@ -124,6 +124,10 @@ impl<'a, T: Scalar> Attention<'a, T> {
         /// query sees the keys that both show. This expresses masks of documents, of prefixes, of windows beside a sink
         /// of first keys, and of padding. Keys outside of the intervals take no time.
         ///
+        /// In place of bounds, the array may say which sequences are causal, (sequences, 1, 1, 1): rows of sequences
+        /// whose number is 0 see every key, and rows of others the keys up to their own positions. Or which new keys a
+        /// row sees, (batch, seqlen_q, words, 1): see [`Intervals`].
+        ///
         /// Keys are counted from the sequence's first one. Packed sequences have intervals (1, heads_q or 1, total_q, 2
         /// or 4). Elements have 16 bits or more, and `qv` is not allowed. A GPU takes head dimensions up to 256.
         ///

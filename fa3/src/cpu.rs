@@ -49,6 +49,7 @@ pub(crate) const KNOWN: Known = Known::new(
         Feature::Window,
         Feature::Chunks,
         Feature::Intervals,
+        Feature::Tree,
         Feature::SoftCap,
         Feature::Score,
         Feature::Sinks,

@@ -35,11 +35,15 @@ pub enum Kind {
     Holes,
     /// Random bounds, some of them invalid.
     Random,
+    /// Two of three sequences are causal, and the others see every key.
+    Causal,
+    /// Random bits of new keys, also of keys that the sequence does not have. It has no gradients.
+    Tree,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 7] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Documents,
         Kind::SinkAndWindow,
         Kind::FarApart,
@@ -47,18 +51,21 @@ impl Kind {
         Kind::Everything,
         Kind::Holes,
         Kind::Random,
+        Kind::Causal,
+        Kind::Tree,
     ];
 
-    fn of_row(self) -> IntervalsOfRow {
-        match self {
+    /// The form of such a mask of `sequences` sequences.
+    pub(crate) fn form(self, sequences: usize, per_sequence: bool, per_head: bool) -> Intervals {
+        let of_row = match self {
             Kind::Documents | Kind::Everything | Kind::Holes => IntervalsOfRow::One,
             Kind::SinkAndWindow | Kind::FarApart | Kind::Meeting | Kind::Random => IntervalsOfRow::Two,
-        }
-    }
-
-    /// The form of such a mask.
-    pub(crate) fn form(self, per_sequence: bool, per_head: bool) -> Intervals {
-        Intervals { of_row: self.of_row(), per_sequence, per_head }
+            // No problem has numbers of no sequences.
+            Kind::Causal if sequences == 0 => IntervalsOfRow::One,
+            Kind::Causal => return Intervals::of_causal(sequences),
+            Kind::Tree => return Intervals::of_tree(2 + sequences % 3),
+        };
+        Intervals { of_row, per_sequence, per_head }
     }
 
     /// Bounds of row `row`. `place` is the row's index among the rows of all heads and sequences.
@@ -89,6 +96,9 @@ impl Kind {
                 2 => -random(keys),
                 _ => random(keys + 5),
             }),
+            Kind::Tree => [(); 4].map(|()| random(usize::MAX) ^ -random(2)),
+            // One number of a sequence, in place of bounds.
+            Kind::Causal => [[1, 0, -1][(row + place) % 3], 0, 0, 0],
         }
     }
 
@@ -115,18 +125,26 @@ impl Kind {
         per_head: bool,
     ) -> KnownProblem {
         let problem = spec
-            .mask(Mask::of_intervals(self.form(per_sequence, per_head)))
+            .mask(Mask::of_intervals(self.form(rows_q.count(), per_sequence, per_head)))
             .validate()
             .expect("the caller's problem is valid");
         let form = problem.mask().intervals().expect("it has intervals");
-        let [batch, heads, rows, numbers] = form.shape(problem.q().shape);
+        let [batch, heads, rows, numbers] = match form.shape(problem.q().shape) {
+            [batch, rows, words, 1] if self == Kind::Tree => [batch, 1, rows, words],
+            of_bounds => of_bounds,
+        };
         // The sequence of a row, and the row's index in it. Rows behind all sequences have any bounds.
         let place = |entry: usize, row: usize| {
             let sequence = (0..rows_q.count()).rfind(|&index| rows_q.start(index) <= (entry, row));
             sequence.map_or((0, row), |index| (rows_k.len(index), row - rows_q.start(index).1))
         };
         let mut bounds = Vec::new();
-        for (of, row) in (0..batch * heads).flat_map(|of| (0..rows).map(move |row| (of, row))) {
+        let has_rows = !matches!(form.of_row, IntervalsOfRow::Causal { .. });
+        if !has_rows {
+            bounds.extend((0..batch).map(|index| self.bounds(index, 0, problem.q().shape.seqlen)[0]));
+        }
+        let places = (0..batch * heads).flat_map(|of| (0..rows).map(move |row| (of, row)));
+        for (of, row) in places.filter(|_| has_rows) {
             let (keys, row_of_sequence) = place(of / heads, row);
             // Each further head shifts its bounds by some rows.
             let numbers_of_row = self.bounds(row_of_sequence + of * 5, keys, of * rows + row);

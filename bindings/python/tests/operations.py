@@ -95,6 +95,17 @@ def codes_by_channels(device, n=3):
     return given | {name: normal(*shape, dtype=F32, device=device).abs() for name, shape in shapes.items()}
 
 
+def some_causal(device, n=3):
+    """Packed sequences, every other one of which is causal."""
+    return hinted(device, n) | dict(causal=torch.arange(n, device=device) % 2 == 0)
+
+
+def tree(device, n=3):
+    """Arguments over a cache whose new rows see the first and the third new key."""
+    given = cached(device, n, rows=[])
+    return given | dict(tree_mask=torch.full(given["q"].shape[:-2], 5, device=device))
+
+
 def with_intervals(make):
     """Arguments with a mask that has the first keys and the keys around each row, and sinks."""
 
@@ -292,11 +303,13 @@ EDGES = {
     "codes by channels": attention(codes_by_channels, **OF_DENSE_CODES),
     "packed, all rows": of_packed(lambda device, n=3: unhinted(device, n, in_part=False)),
     "packed, intervals": of_packed(with_intervals(hinted), dict(softmax_scale=0.5, softcap=20.0, return_attn_probs=True)),
+    "packed, causal sequences": of_packed(some_causal, dict(softmax_scale=0.5, return_attn_probs=True)),
     "packed, no sequences": of_packed(lambda device, n=3: hinted(device, n, lengths=[])),
     "packed, no rows": of_packed(lambda device, n=3: hinted(device, n, lengths=[(0, 0)])),
     "cache, intervals": over_cache(
         with_intervals(lambda device, n=3: cached(device, n, rows=[])), dict(softmax_scale=0.5, softcap=20.0, return_softmax_lse=True)
     ),
+    "cache, tree": over_cache(tree, dict(softmax_scale=0.5, return_softmax_lse=True)),
     "cache, entries": over_cache(lambda device, n=3: cached(device, n, layout="seqused")),
     "cache, padded": over_cache(lambda device, n=3: cached(device, n, layout="padded")),
     "cache, all": over_cache(lambda device, n=3: cached(device, n, layout="16 padded indexed", rows=[])),

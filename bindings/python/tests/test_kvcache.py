@@ -15,7 +15,7 @@ from dense import INTERVALS, anything
 from packing import MASKS, assert_equal, garbage, normal
 from reference import judge, judge_codes, standard
 
-from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, get_scheduler_metadata
+from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, get_scheduler_metadata, masks
 
 F32, F16, BF16, E4M3, I32 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32
 LAYOUTS = ["seqused", "padded", "indexed", "indexed padded", 16, 64, 256, 1]
@@ -98,6 +98,72 @@ def test_intervals_count_the_keys_of_their_sequence(nan_in_new_tensors, device, 
     given = dict(intervals=cached.intervals(make), s_aux=torch.tensor([-3.0, 0.5, 9.0, -math.inf], device=device))
     for mask in (dict(), dict(causal=True), dict(window_size=(60, 9)), dict(causal=True, attention_chunk=50)):
         cached.check(**splits, **given, **mask)
+
+
+@pytest.mark.parametrize("splits", [dict(), dict(num_splits=1), dict(split_keys=128)], ids=str)
+@pytest.mark.parametrize(
+    "layout, rows", [("seqused", 5), (16, 1), (16, 130), ("4 padded indexed", [2, 0, 7, 1, 3, 1]), (1, 130), (64, [1, 200, 0, 64, 1, 3])], ids=str
+)
+def test_each_sequence_is_causal_or_not(device, layout, rows, splits):
+    cached = Cached(device, layout=layout, rows=rows)
+    causal = torch.tensor([True, False, True, False, True, False], device=device)
+    of_sequence = iter(causal.tolist())
+    own = cached.intervals(lambda rows, keys: masks.sliding_window(rows, keys, -1, 0 if next(of_sequence) else -1))
+    for mask in (dict(), dict(window_size=(60, 9)), dict(attention_chunk=50, softcap=4.0)):
+        results = cached.call(causal=causal, return_softmax_lse=True, **splits, **mask)
+        cached.judge(*results, intervals=own, **mask)
+
+
+@pytest.mark.parametrize("splits", [dict(), dict(num_splits=1), dict(split_keys=128)], ids=str)
+@pytest.mark.parametrize(
+    "layout, rows, words",
+    [("seqused", 5, 1), (16, 1, 1), (16, 130, 3), ("4 padded indexed", [2, 0, 7, 1, 3, 1], 1), (1, 130, 1), (64, [1, 200, 0, 64, 1, 3], 2)],
+    ids=str,
+)
+def test_rows_see_the_new_keys_of_their_bits(nan_in_new_tensors, device, layout, rows, words, splits):
+    """Random bits, also of keys that a sequence does not have. Rows may have more new keys than bits."""
+    cached = Cached(device, layout=layout, rows=rows)
+    generator = torch.Generator().manual_seed(3)
+    tree = torch.randint(-(2**63), 2**63 - 1, (*cached.q.shape[:-2], words), generator=generator)
+    of_sequence = iter(tree.flatten(0, -2))
+
+    def make(rows, keys):
+        """An interval of all older keys, and one for each bit, which is empty without the bit."""
+        bits = [(torch.stack([next(of_sequence)]).T >> torch.arange(64) & 1).flatten() for _ in range(rows)]
+        bits = torch.stack(bits) if rows else torch.zeros(0, 64 * words, dtype=torch.int64)
+        first = (keys - rows + torch.arange(64 * words)).expand(rows, -1)
+        older = torch.tensor([0, max(keys - rows, 0)]).expand(rows, 2)
+        return torch.cat([older, torch.stack([first, first + bits], -1).flatten(1)], 1)[None, None]
+
+    own = cached.intervals(make)
+    tree = tree[..., 0] if words == 1 else tree
+    for mask in (dict(), dict(causal=True), dict(window_size=(60, -1), softcap=4.0)):
+        results = cached.call(tree_mask=tree.to(device), return_softmax_lse=True, **splits, **mask)
+        cached.judge(*results, intervals=own, **mask)
+
+
+def test_a_causal_tree_has_the_bits_of_a_causal_mask(device):
+    for rows in (1, 8, 64, 70):
+        cached = Cached(device, layout=16, rows=rows, keys=[200, 64, 129, 300])
+        tree = masks.tree_words(torch.ones(4, rows, rows, dtype=torch.bool, device=device).tril())
+        assert tree.shape == (4, rows, -(-rows // 64))
+        results = (cached.call(return_softmax_lse=True, **x) for x in (dict(tree_mask=tree), dict(causal=True)))
+        assert_equal(*results)
+
+
+def test_wrong_words_are_refused(device):
+    cached, words = Cached(device, rows=5), torch.zeros(6, 5, dtype=torch.int64, device=device)
+    causal = torch.ones(6, dtype=torch.bool, device=device)
+    for tree, given, sentence in (
+        (words.to(I32), {}, r"^tree_mask is torch.int32 \(6, 5\), expected torch.int64 \(batch, seqlen_q\) or"),
+        (words[1:], {}, r"^tree_mask is torch.int64 \(5, 5\), expected .* beside q of \(6, 5, 4, 64\)$"),
+        (words[..., None][..., :0], {}, r"^tree_mask is torch.int64 \(6, 5, 0\), expected"),
+        (words, dict(causal=causal), "^there are tree_mask and causal as tensors, expected one of them$"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            cached.call(tree_mask=tree, **given)
+    with pytest.raises(ValueError, match=r"^seen is torch.int64 \(6, 5\), expected torch.bool"):
+        masks.tree_words(words)
 
 
 def test_intervals_count_appended_rows(device):

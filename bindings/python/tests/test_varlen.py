@@ -14,7 +14,7 @@ from dense import INTERVALS, anything
 from packing import LENGTHS, MASKS, USED, Packed, assert_equal, ends, garbage, normal
 from reference import judge_codes
 
-from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
+from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func, masks
 
 F32, F16, BF16, E4M3, I32 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32
 LISTS = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
@@ -77,6 +77,32 @@ def test_intervals_of_a_dense_batch(device):
     for lists in (dict(seqused_k=torch.tensor([40, 40], dtype=I32, device=device)), dict()):
         given = dict(max_seqlen_q=None, max_seqlen_k=None, intervals=rows, return_attn_probs=True, **lists)
         assert_equal(flash_attn_varlen_func(q, k, k, None, None, **given), expected)
+
+
+@pytest.mark.parametrize("used", [None, USED[0]], ids=["all", "in part"])
+@pytest.mark.parametrize("mask", [dict(), dict(window_size=(37, 11), softcap=3.0), dict(attention_chunk=50)], ids=str)
+def test_each_sequence_is_causal_or_not(device, used, mask):
+    packed = Packed(device, used=used)
+    numbers = torch.tensor([1, 0, -3, 0, 0, 1, 2**31 - 1, 0], dtype=I32, device=device)
+    of_sequence = iter(numbers.tolist())
+    own = packed.intervals(lambda rows, keys: masks.sliding_window(rows, keys, -1, 0 if next(of_sequence) else -1))
+    expected = both(packed, intervals=own, **mask)
+    for causal in (numbers, numbers != 0, torch.stack([numbers, numbers - 1], 1)[:, 0]):
+        assert_equal(both(packed, causal=causal, **mask), expected)
+
+
+def test_wrong_numbers_of_sequences_are_refused(device):
+    packed = Packed(device)
+    for causal, intervals, sentence in (
+        (torch.ones(8, device=device), None, r"^causal is torch.float32 \(8,\), expected True, False, or torch.bool"),
+        (torch.ones(8, 1, dtype=I32, device=device), None, r"^causal is torch.int32 \(8, 1\), expected"),
+        (torch.ones(7, dtype=I32, device=device), None, "causal has 7 numbers, expected one for each of 8 sequences"),
+        (torch.ones(8, dtype=torch.bool, device=device), anything(4, 3).to(device, I32), "^there are intervals and causal as tensors, expected one"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            packed.call(causal=causal, intervals=intervals)
+    nothing = Packed(device, lengths=[], behind=(5, 7))
+    assert not nothing.call(causal=torch.ones(0, dtype=torch.bool, device=device)).any()
 
 
 @pytest.mark.parametrize("of_o, of_lse", [(True, False), (False, True)], ids=["o", "lse"])

@@ -156,17 +156,23 @@ def test_layouts(backend, device, layout, head_size):
     check(batch, impl, metadata, lambda q, k, v: standard(q, k, v, causal=True)[0])
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("causal", [True, False, [True, False, False, True]], ids=str)
 @pytest.mark.parametrize(
     "options", [dict(sliding_window=5), dict(logits_soft_cap=2.0), dict(sliding_window=1)], ids=str
 )
 def test_masks_and_scores(backend, device, options, causal):
-    batch = Batch(device, causal=causal)
+    """Sequences have one mask, or each its own."""
+    each = causal if isinstance(causal, list) else [causal] * len(ROWS)
+    batch = Batch(device, causal=torch.tensor(each, device=device) if each is causal else causal)
     impl = make(backend, **options)
-    left = options.get("sliding_window", 0) - 1
-    window, softcap = (left, 0 if causal else left), options.get("logits_soft_cap", 0.0)
+    left, softcap = options.get("sliding_window", 0) - 1, options.get("logits_soft_cap", 0.0)
     metadata = build(backend, batch.lists(backend))
-    check(batch, impl, metadata, lambda q, k, v: standard(q, k, v, window_size=window, softcap=softcap)[0])
+    computed = (x for x, rows in zip(each, ROWS) if rows)
+
+    def expected(q, k, v):
+        return standard(q, k, v, window_size=(left, 0 if next(computed) else left), softcap=softcap)[0]
+
+    check(batch, impl, metadata, expected)
 
 
 def test_sinks(backend, device):
@@ -323,7 +329,8 @@ def test_what_is_not_supported_is_refused(backend):
     with pytest.raises(NotImplementedError, match="^cascade attention over a prefix of 32 keys is not supported$"):
         builder.build(32, common)
     common.causal = torch.tensor([True, False, True, True])
-    with pytest.raises(NotImplementedError, match="^causal is a tensor"):
+    common.mm_req_doc_ranges, common.seq_lens_cpu_upper_bound = IMAGES, torch.tensor(KEYS)
+    with pytest.raises(NotImplementedError, match="^causal is a tensor, and there are images that see themselves$"):
         builder.build(0, common)
     with pytest.raises(NotImplementedError, match="^alibi_slopes are not supported$"):
         make(backend, alibi_slopes=[0.5] * HEADS)

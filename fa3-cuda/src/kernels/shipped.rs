@@ -94,6 +94,8 @@ fn sides_word(mask: Mask) -> String {
     let intervals = mask.intervals().map(|form| match form.of_row {
         IntervalsOfRow::One => "intervals",
         IntervalsOfRow::Two => "two-intervals",
+        IntervalsOfRow::Causal { .. } => "causal-sequences",
+        IntervalsOfRow::Tree { .. } => "tree",
     });
     match intervals {
         None => sides.to_owned(),

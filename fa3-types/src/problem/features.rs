@@ -1,7 +1,7 @@
 //! The features of a problem, which every implementation must know.
 
 use crate::names::names;
-use crate::{Dtype, Granularity, LseForm, Problem, Sequences, ValueLayout};
+use crate::{Dtype, Granularity, IntervalsOfRow, LseForm, Problem, Sequences, ValueLayout};
 
 names! {
     /// All features.
@@ -18,6 +18,8 @@ names! {
         Chunks = "chunks",
         /// [`Mask::intervals`](crate::Mask::intervals).
         Intervals = "a mask of intervals",
+        /// [`IntervalsOfRow::Tree`](crate::IntervalsOfRow::Tree).
+        Tree = "a tree of new keys",
         /// [`Problem::softcap`].
         SoftCap = "a soft cap",
         /// [`Problem::score`].
@@ -132,10 +134,13 @@ impl Problem {
             max_logits,
         } = self;
         let has_window = mask.chunks().is_none() && mask.reach() != (None, None);
+        let has_tree =
+            mask.intervals().is_some_and(|form| matches!(form.of_row, IntervalsOfRow::Tree { .. }));
         let features = [
             (has_window, Feature::Window),
             (mask.chunks().is_some(), Feature::Chunks),
-            (mask.intervals().is_some(), Feature::Intervals),
+            (mask.intervals().is_some() && !has_tree, Feature::Intervals),
+            (has_tree, Feature::Tree),
             (softcap.is_some(), Feature::SoftCap),
             (score.is_some(), Feature::Score),
             (*sink, Feature::Sinks),

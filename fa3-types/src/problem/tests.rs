@@ -361,7 +361,7 @@ fn intervals_are_of_sequences_in_16_bits() {
     let seen: Vec<usize> = (0..30).filter(|&key| causal.allows([1, 3, 3], key)).collect();
     assert_eq!(
         (seen, causal.intervals_of_row([1, 3, 3])),
-        (vec![3, 4, 7, 8, 9, 10, 11], Some([3..5, 7..12]))
+        (vec![3, 4, 7, 8, 9, 10, 11], Some(vec![3..5, 7..12]))
     );
     // Keys are counted in the sequence. The sequence's intervals lie at its rows of Q.
     let (rows_q, rows_k) =
@@ -377,6 +377,24 @@ fn intervals_are_of_sequences_in_16_bits() {
     let seen = |at| (0..9).filter(|&key| packed.allows(at, key)).collect::<Vec<_>>();
     assert_eq!(seen([0, 3, 0]), [0, 1, 2, 3, 4]);
     assert_eq!([seen([1, 0, 0]), seen([1, 0, 1]), seen([1, 0, 2])], [vec![], vec![1, 3], vec![]]);
+    // The tensor may say which sequences have a causal mask.
+    let causal = |sequences| spec().mask(Mask::of_intervals(Intervals::of_causal(sequences))).validate();
+    let known = causal(2).unwrap().known_intervals([0, -1]).unwrap();
+    let seen = |sequence, row| (0..30).filter(|&key| known.allows([sequence, 1, row], key)).count();
+    assert_eq!([seen(0, 3), seen(1, 3), seen(1, 15), seen(1, 16)], [24, 12, 24, 0]);
+    assert_eq!(Intervals::of_shape([2, 1, 1, 1], Q), Ok(Intervals::of_causal(2)));
+    for given in [0, 3] {
+        assert_eq!(causal(given).unwrap_err(), ProblemError::CausalCount { given, sequences: 2 });
+    }
+    // Or which new keys a row sees. 24 keys are 8 old ones and 16 new ones.
+    let form = Intervals::of_shape([2, 16, 2, 1], Q).unwrap();
+    assert_eq!((form, form.shape(Q)), (Intervals::of_tree(2), [2, 16, 2, 1]));
+    let tree = spec().mask(Mask::of_intervals(form)).validate().unwrap();
+    assert!(tree.features().any(|feature| feature == Feature::Tree));
+    let known = tree.known_intervals([0b1_1000_0000_0000_1001, -1].repeat(32)).unwrap();
+    assert_eq!(known.intervals_of_row([1, 3, 2]), Some(vec![0..8, 8..9, 11..12, 23..24]));
+    let seen: Vec<usize> = (0..30).filter(|&key| known.allows([1, 3, 2], key)).collect();
+    assert_eq!(seen, [&Vec::from_iter(0..9)[..], &[11, 23]].concat());
     let none = spec().validate().unwrap().known_intervals([]);
     assert_eq!(none.unwrap_err(), ProblemError::NoIntervals { mask: Mask::None });
 

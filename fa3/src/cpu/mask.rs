@@ -5,23 +5,21 @@ use std::ops::Range;
 use fa3_sched::{SeqLens, Tiling, VisibleKeys};
 use fa3_types::KnownProblem;
 
-/// The keys that a row sees: `all` except `gap`, which lies within `all`.
+/// The keys that a row sees: `all` except `gaps`, which lie within `all`.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     pub(super) all: Range<usize>,
-    pub(super) gap: Range<usize>,
+    pub(super) gaps: Vec<Range<usize>>,
 }
 
 /// The keys that the row `at` sees: a sequence, a query head and a row index.
 pub(super) fn keys_of_row(problem: &KnownProblem, at @ [sequence, _, row]: [usize; 3]) -> Keys {
-    let Some(ranges) = problem.intervals_of_row(at) else {
-        return Keys { all: visible_keys(problem, [sequence, row], row + 1), gap: 0..0 };
+    let Some(mut ranges) = problem.intervals_of_row(at) else {
+        return Keys { all: visible_keys(problem, [sequence, row], row + 1), gaps: Vec::new() };
     };
-    match ranges {
-        [one, other] if other.is_empty() => Keys { all: one, gap: 0..0 },
-        [one, other] if one.is_empty() => Keys { all: other, gap: 0..0 },
-        [one, other] => Keys { all: one.start..other.end, gap: one.end..other.start },
-    }
+    ranges.retain(|keys| !keys.is_empty());
+    let all = ranges.first().map_or(0, |first| first.start)..ranges.last().map_or(0, |last| last.end);
+    Keys { all, gaps: ranges.windows(2).map(|pair| pair[0].end..pair[1].start).collect() }
 }
 
 /// The range from the first to the last key that any of the rows `rows` of a sequence sees in any of these heads. There

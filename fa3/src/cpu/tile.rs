@@ -154,13 +154,13 @@ impl WithSimd for Softmax<'_> {
         let head_dim_v = seen.o.len() / seen.m.len();
         let rows = scores.chunks_exact_mut(TILE_N).zip(seen.o.chunks_exact_mut(head_dim_v));
         for (i, (scores, o)) in rows.enumerate() {
-            let Keys { all, gap } = &tile.visible[i];
-            let (visible, gap) = (within(all, &block.keys), within(gap, &block.keys));
+            let Keys { all, gaps } = &tile.visible[i];
+            let visible = within(all, &block.keys);
             if visible.is_empty() {
                 scores[columns.clone()].fill(0.0);
                 continue;
             }
-            scores[gap].fill(f32::NEG_INFINITY);
+            gaps.iter().for_each(|gap| scores[within(gap, &block.keys)].fill(f32::NEG_INFINITY));
             let scores = hide(scores, &columns, visible);
             let m_old = seen.m[i];
             let m = largest(scores, m_old); // A1:18

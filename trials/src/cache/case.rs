@@ -353,7 +353,7 @@ impl Case {
         let spec = self.spec(rows_q, kv).seqs_q(rows_q.sequences()).seqs_k(sequences.used());
         let spec = match self.intervals {
             None => spec,
-            Some((kind, per_head)) => spec.mask(Mask::of_intervals(kind.form(true, per_head))),
+            Some((kind, per_head)) => spec.mask(Mask::of_intervals(kind.form(count, true, per_head))),
         };
         spec.validate().unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }

@@ -264,14 +264,21 @@ pub(crate) fn interval_targets() -> Vec<Target> {
     let programs =
         kinds.map(|(heads, rows, kind)| program(&kind.of(spec(&TWO, heads, rows), false, true), 1, &options));
     // All heads are one section: quotients by a number of sections are computed in floats, which mutants do without.
-    let packed = kinds.map(|(heads, (rows, keys), kind)| {
-        let lengths = [(rows, keys), (0, 3), (rows, keys / 2)];
-        let (spec, rows) =
-            listed::spec(Given::Packed, dtype(&TWO), (heads, 1), TWO.head_dim as usize, &lengths);
-        let spec = spec.head_dim_v(TWO.head_dim_v as usize);
-        program(&kind.of_sequences(spec, rows, false, true), 1, &options)
-    });
-    let targets = [("fwd 2, intervals", programs, 0), ("fwd 2, intervals, packed", packed, 1)];
+    let packed = |one: Option<Kind>| {
+        kinds.map(|(heads, (rows, keys), kind)| {
+            let lengths = [(rows, keys), (0, 3), (rows, keys / 2)];
+            let (spec, rows) =
+                listed::spec(Given::Packed, dtype(&TWO), (heads, 1), TWO.head_dim as usize, &lengths);
+            let spec = spec.head_dim_v(TWO.head_dim_v as usize);
+            program(&one.unwrap_or(kind).of_sequences(spec, rows, false, true), 1, &options)
+        })
+    };
+    let targets = [
+        ("fwd 2, intervals", programs, 0),
+        ("fwd 2, intervals, packed", packed(None), 1),
+        ("fwd 2, causal sequences, packed", packed(Some(Kind::Causal)), 1),
+        ("fwd 2, trees, packed", packed(Some(Kind::Tree)), 1),
+    ];
     let targets = targets.map(|(name, programs, step)| Target::new(name, programs, step, TWO_STAGE));
     targets.map(|target| target.also_noticed(UNASKED).also_equivalent(ASKED)).into()
 }

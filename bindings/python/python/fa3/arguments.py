@@ -128,6 +128,38 @@ def scores(
     return scale, left, 0 if flag("causal", causal) else right, chunk, cap
 
 
+def mask_of_data(causal: Any, intervals: Any, q: Any = None, tree_mask: Any = None) -> tuple[Any, Any]:
+    """Whether all sequences are causal, and the mask that is data, as operators take it: intervals; numbers that say
+    which sequences are causal, int32 (batch, 1, 1, 1); or the words of a tree, int32 (batch, seqlen_q, words, 1).
+    """
+    numbers = causal if isinstance(causal, Tensor) and causal.dim() > 0 else None
+    if numbers is None and tree_mask is None:
+        return causal, intervals
+    given = dict(intervals=intervals, tree_mask=tree_mask, causal=numbers)
+    names = [name for name, x in given.items() if x is not None]
+    if len(names) > 1:
+        raise ValueError(f"there are {' and '.join(names)} as tensors, expected one of them")
+    if numbers is None:
+        return causal, _words_of_tree(tree_mask, q)
+    if numbers.dim() != 1 or numbers.dtype not in (torch.bool, torch.int32):
+        found = f"{numbers.dtype} {tuple(numbers.shape)}"
+        raise ValueError(f"causal is {found}, expected True, False, or torch.bool (batch,)")
+    return False, numbers.to(torch.int32).contiguous()[:, None, None, None] if numbers.shape[0] else None
+
+
+def _words_of_tree(tree: Any, q: Any) -> Tensor:
+    """The words of a tree of a dense or packed q, checked, as 32-bit words."""
+    tensor("tree_mask", tree)
+    tensor("q", q)
+    words = tree.unsqueeze(-1) if tree.dim() == q.dim() - 2 else tree
+    if tree.dtype != torch.int64 or words.shape[:-1] != q.shape[:-2] or words.shape[-1] == 0:
+        what = "(total_q,) or (total_q, words)" if q.dim() == 3 else "(batch, seqlen_q) or (batch, seqlen_q, words)"
+        found = f"{tree.dtype} {tuple(tree.shape)}"
+        raise ValueError(f"tree_mask is {found}, expected torch.int64 {what} beside q of {tuple(q.shape)}")
+    words = words.contiguous().view(torch.int32).unsqueeze(-1)
+    return words.unsqueeze(0) if q.dim() == 3 else words
+
+
 def descales(q: Any, k: Any, v: Any, *given: Any) -> list[Tensor | None]:
     """The descales of float8_e4m3fn tensors. For other tensors they are None, and given descales are ignored as in
     FlashAttention-3.

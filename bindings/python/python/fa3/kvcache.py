@@ -36,7 +36,7 @@ def flash_attn_with_kvcache(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
+    causal: bool | Tensor = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     attention_chunk: int | None = 0,
     softcap: float | None = 0.0,
@@ -53,6 +53,7 @@ def flash_attn_with_kvcache(
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
     intervals: Tensor | None = None,
+    tree_mask: Tensor | None = None,
     return_max_logits: Literal[False] = False,
 ) -> Tensor: ...
 
@@ -79,7 +80,7 @@ def flash_attn_with_kvcache(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
+    causal: bool | Tensor = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     attention_chunk: int | None = 0,
     softcap: float | None = 0.0,
@@ -96,6 +97,7 @@ def flash_attn_with_kvcache(
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
     intervals: Tensor | None = None,
+    tree_mask: Tensor | None = None,
     return_max_logits: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, None, None]: ...
 
@@ -122,7 +124,7 @@ def flash_attn_with_kvcache(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
+    causal: bool | Tensor = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     attention_chunk: int | None = 0,
     softcap: float | None = 0.0,
@@ -139,6 +141,7 @@ def flash_attn_with_kvcache(
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
     intervals: Tensor | None = None,
+    tree_mask: Tensor | None = None,
     return_max_logits: bool = False,
 ) -> Tensor | tuple[Any, ...]: ...
 
@@ -164,7 +167,7 @@ def flash_attn_with_kvcache(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
+    causal: bool | Tensor = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     attention_chunk: int | None = 0,
     softcap: float | None = 0.0,
@@ -181,6 +184,7 @@ def flash_attn_with_kvcache(
     split_keys: int | Literal["fixed"] | None = None,
     seqused_q: Tensor | None = None,
     intervals: Tensor | None = None,
+    tree_mask: Tensor | None = None,
     return_max_logits: bool = False,
 ) -> Tensor | tuple[Any, ...]:
     """Attention over a KV cache, as servers compute it at each step, on a Hopper GPU or on the CPU.
@@ -213,7 +217,8 @@ def flash_attn_with_kvcache(
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype. They need k, and rotate the first
             rotary_dim elements of new keys and of q. The position of a new key is its row in the cache. The first query
             of a sequence has the position cache_seqlens; the other queries follow if the mask is causal or has a
-            window, chunks or intervals, and else have that position, too.
+            window, chunks or intervals, or causal is a tensor, and else have that position, too. Also with tree_mask
+            they follow in their order: rotate the rows of a tree before the call.
         cache_seqlens: how many rows of each sequence are in use before the call, including cache_leftpad rows, int32
             (batch,) on q's device; or one number for all sequences, whose tensor is kept for later calls; all rows if
             None.
@@ -230,7 +235,8 @@ def flash_attn_with_kvcache(
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv),
             as in `flash_attn_varlen_func`. The descale of a 16-bit tensor is ignored, as in FlashAttention-3.
         softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin: as in `flash_attn_func`. The last query
-            of a sequence is aligned with its last key in use.
+            of a sequence is aligned with its last key in use. causal may also be a tensor, bool or int32 (batch,), that
+            says which sequences are causal, as in `flash_attn_varlen_func`.
         rotary_interleaved: whether a pair that rotates is two neighbours (GPT-J), or else i and i + rotary_dim / 2.
         scheduler_metadata: ignored, since kernels find their work themselves.
         num_splits: 1 has each tile of q computed by one CTA. Any other number lets CTAs share keys where there are few
@@ -248,6 +254,12 @@ def flash_attn_with_kvcache(
             `flash_attn_varlen_func` where q is packed. Keys are counted from the sequence's first key behind
             cache_leftpad, and new rows k and v follow the rows in use. Where CTAs share keys, and with pages whose rows
             are copied one by one, all keys in use are read, whatever the mask.
+        tree_mask: which new keys each query sees, such as its ancestors in a tree of drafts: int64 (batch, seqlen_q) or
+            (batch, seqlen_q, words), or (total_q,) or (total_q, words) where q is packed. The new keys of a sequence
+            are its last ones, as many as it has queries in use. Bit i of word w is for new key 64 w + i, and new keys
+            without a bit are hidden. A query sees all older keys, and itself only by its bit; with causal,
+            window_size or attention_chunk, it sees the keys that both show. It goes where intervals go, in whose place
+            it stands. `fa3.masks.tree_words` makes it of a bool tensor.
         return_max_logits: whether to return the largest score of each head as well, behind the other results, as in
             `flash_attn_func`.
 
@@ -279,6 +291,7 @@ def flash_attn_with_kvcache(
     else:
         new = NewRows(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, interleaved)
     longest = arguments.hint("max_seqlen_q", max_seqlen_q)
+    causal, intervals = arguments.mask_of_data(causal, intervals, q, tree_mask)
     lengths = _lengths(cache_seqlens, q, cu_seqlens_q)
     cache = Cache(lengths, *pages, cache_leftpad, cu_seqlens_q, seqused_q, longest, None)
     options = cached_operator.Options(

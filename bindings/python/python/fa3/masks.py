@@ -53,6 +53,7 @@ __all__ = [
     "sliding_window",
     "sliding_window_with_sink",
     "to_dense",
+    "tree_words",
     "union",
     "with_spans",
     "within_sequences",
@@ -432,6 +433,18 @@ def to_dense(intervals: Tensor, seqlen_kv: int) -> Tensor:
     sides = intervals[..., None].unbind(-2)
     seen = (sides[0] <= key) & (key < sides[1])
     return seen if len(sides) == 2 else seen | (sides[2] <= key) & (key < sides[3])
+
+
+def tree_words(seen: Tensor) -> Tensor:
+    """Packs which new keys each row sees, bool (batch, seqlen_q, new) or packed (total_q, new), to the words that
+    `flash_attn_with_kvcache` takes as tree_mask, int64 (batch, seqlen_q, words) or (total_q, words). SGLang's masks of
+    drafts alone (QLEN_ONLY) are such a tensor, flattened. The host waits for nothing.
+    """
+    arguments.tensor("seen", seen)
+    if seen.dtype != torch.bool or seen.dim() < 2 or not seen.shape[-1]:
+        raise ValueError(f"seen is {seen.dtype} {tuple(seen.shape)}, expected torch.bool (batch, seqlen_q, new)")
+    bits = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % 64)).unflatten(-1, (-1, 64)).to(torch.int64)
+    return (bits << torch.arange(64, device=seen.device)).sum(-1)
 
 
 class _Indexing(TorchFunctionMode):

@@ -504,8 +504,12 @@ def check_qv(qv: Tensor, q: Tensor) -> None:
 
 def bounds(intervals: Tensor, q: Tensor) -> Tensor:
     """The intervals of a dense or packed q, checked. They get a batch axis if they have none. Axes that are expanded
-    for the batch or for heads become 1.
+    for the batch or for heads become 1. Other masks are as `arguments.mask_of_data` makes them.
     """
+    if intervals.dim() == 4 and intervals.shape[3] == 1:
+        if intervals.device != q.device:
+            refuse_place("q", q, "causal or tree_mask", intervals)
+        return intervals
     if intervals.dtype != torch.int32 or intervals.dim() != q.dim() or intervals.device != q.device:
         found = f"{intervals.dtype} {tuple(intervals.shape)} on {intervals.device}"
         packed, dense = "(heads_q or 1, total_q, 2 or 4)", "(batch or 1, heads_q or 1, seqlen_q, 2 or 4)"

@@ -23,7 +23,7 @@ def flash_attn_varlen_func(
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
+    causal: bool | Tensor = False,
     qv: Tensor | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
@@ -61,7 +61,7 @@ def flash_attn_varlen_func(
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
+    causal: bool | Tensor = False,
     qv: Tensor | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
@@ -99,7 +99,7 @@ def flash_attn_varlen_func(
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
+    causal: bool | Tensor = False,
     qv: Tensor | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
@@ -136,7 +136,7 @@ def flash_attn_varlen_func(
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
+    causal: bool | Tensor = False,
     qv: Tensor | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
@@ -194,7 +194,10 @@ def flash_attn_varlen_func(
             is 1. The descale of a 16-bit tensor is ignored, as in FlashAttention-3.
         softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, pack_gqa, deterministic, sm_margin,
             return_attn_probs, return_max_logits, out_dtype: as in `flash_attn_func`. In each sequence the last query in
-            use is aligned with the last key in use.
+            use is aligned with the last key in use. causal may also be a tensor, bool or int32 (sequences,) on q's
+            device: a sequence whose number is not 0 is causal, and queries of other sequences see all keys, within
+            window_size and attention_chunk. On a GPU the kernels read it, and the host does not. Like intervals, in
+            whose place it stands, it goes neither with float8_e4m3fn nor with qv, and head dimensions are at most 256.
         out: a tensor for O, as in `flash_attn_func`.
         s_aux: a sink for each query head, as in `flash_attn_func`. It has no effect on rows outside all sequences.
         page_table: the pages of each sequence's keys, as in `flash_attn_with_kvcache`: k and v are (pages, page_rows,
@@ -205,7 +208,7 @@ def flash_attn_varlen_func(
             the table; with it the layers of a model share one. Results have the same bits. Lengths, hints, shapes,
             dtype, mask and softcap must be the ones the table was made for: otherwise results are unspecified, or the
             call raises ValueError. A call makes its own table if the given one has no elements, if O is differentiable,
-            in a trace, and with qv, split_keys or intervals. The CPU needs no table.
+            in a trace, and with qv, split_keys, intervals or causal as a tensor. The CPU needs no table.
         split_keys: as in `flash_attn_func`. num_splits is ignored beside it.
         intervals: a mask of one or two intervals of keys for each query, as in `flash_attn_func`, but int32 (heads_q or
             1, total_q, 2 or 4). Keys are counted from the first key of the query's sequence. The rows of a dense batch
@@ -232,6 +235,7 @@ def flash_attn_varlen_func(
     page_table = arguments.page_table(page_table, block_table)
     with_lse = arguments.flag("return_attn_probs", return_attn_probs)
     with_max_logits = arguments.flag("return_max_logits", return_max_logits)
+    causal, intervals = arguments.mask_of_data(causal, intervals)
     if page_table is not None:
         if cu_seqlens_k is not None:
             raise ValueError("there are page_table and cu_seqlens_k, expected one of them")

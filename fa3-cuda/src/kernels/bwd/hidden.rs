@@ -66,6 +66,6 @@ pub(super) fn visible_by_mask<'k>(
     let first = first + b.frag_col();
     Half::BOTH.map(|half| {
         let keys = inputs.lookup.keys(row + half.rows(), work.lens);
-        Visible { start: left.map(|_| keys.start), end: keys.end, other: None }.from(first)
+        Visible { start: left.map(|_| keys.start), end: keys.end, other: None, tree: None }.from(first)
     })
 }

@@ -175,7 +175,7 @@ impl BwdSpec {
         };
         let mask = sides(cleared_mask(plan));
         let (elem, head_dim_v) = (elem(forward.dtype()), forward.head_dim_v() as u32);
-        let intervals = forward.mask().intervals().map(|form| form.of_row);
+        let intervals = forward.mask().intervals().map(|form| form.of_row.in_code());
         BwdSpec::Stats(StatsSpec { elem, head_dim_v, cleared, rows: rows_form(plan, mask), intervals })
     }
 
@@ -196,7 +196,8 @@ impl BwdSpec {
         let DkvTile { tile_n, tile_m, .. } = plan.dkv().tile;
         let order = form(numbered.dkv().order());
         let mask = sides(mask.without_intervals().transposed());
-        Some(BwdSpec::QBlocks(QBlocksSpec { of_row: intervals.of_row, mask, tile: [tile_n, tile_m], order }))
+        let of_row = intervals.of_row.in_code();
+        Some(BwdSpec::QBlocks(QBlocksSpec { of_row, mask, tile: [tile_n, tile_m], order }))
     }
 
     /// The spec of the kernel that reduces dK and dV of split tiles, under a mask of intervals.

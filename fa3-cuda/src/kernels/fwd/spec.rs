@@ -150,7 +150,8 @@ impl FwdSpec {
     }
 
     /// Whether a warp finds the blocks that a tile visits under a mask of intervals. Otherwise tiles visit all blocks,
-    /// with the mask: where CTAs share keys, and where all warps of the producer copy rows.
+    /// with the mask: where CTAs share keys, and where all warps of the producer copy rows. If all
+    /// rows see all keys but the new ones, only blocks with new keys have the mask there.
     pub(super) fn finds_ranges(&self) -> bool {
         self.mask.intervals().is_some() && self.shares.is_none() && !self.gathers()
     }

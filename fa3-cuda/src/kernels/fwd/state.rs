@@ -1,8 +1,9 @@
 //! The state that the roles of a kernel share: its parameters, and the pipelines between the roles.
 
 use fa3_ir::lang::*;
-use fa3_sched::FastDiv;
 use fa3_sched::forward::{ROW_SUM_COLS, RunningO};
+use fa3_sched::{FastDiv, Int};
+use fa3_types::IntervalsOfRow;
 
 use super::constants;
 use super::dequantized::{self, Dequantized};
@@ -210,6 +211,13 @@ impl<'k> Fwd<'k> {
         let (mask, keys) = (self.spec.mask, self.spec.tile.tile_n);
         let blocks = KvBlocks::of(self.builder, work.kv, keys, mask).in_ranges(work.ranges, mask);
         let blocks = blocks.listed(self.seen.is_some());
-        if mask.intervals().is_some() && !self.spec.finds_ranges() { blocks.all_masked() } else { blocks }
+        match mask.intervals().filter(|_| !self.spec.finds_ranges()).map(|form| form.of_row) {
+            None => blocks,
+            Some(IntervalsOfRow::One | IntervalsOfRow::Two) => blocks.all_masked(),
+            // Every row sees the keys before the new ones.
+            Some(IntervalsOfRow::Causal { .. } | IntervalsOfRow::Tree { .. }) => {
+                blocks.masked_from(Int::sub_sat(work.lens.k, work.lens.q), mask)
+            }
+        }
     }
 }

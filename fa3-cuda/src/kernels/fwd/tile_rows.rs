@@ -137,7 +137,7 @@ impl<'k> Fwd<'k> {
             visible: Box::new(move |half| {
                 let Position(row) = position(half);
                 let keys = walk.keys(row, lens);
-                Visible { start: left.map(|_| keys.start), end: keys.end, other: None }
+                Visible { start: left.map(|_| keys.start), end: keys.end, other: None, tree: None }
             }),
             in_bits: false,
         }

@@ -155,7 +155,11 @@ pub(super) fn in_registers<'k>(kv: KvRange<U32<'k>>) -> KvRange<U32<'k>> {
 pub(crate) fn sides(mask: Mask) -> Mask {
     // Strides, not the form, say whether sequences and heads have their own bounds.
     let intervals = mask.intervals();
-    let intervals = intervals.map(|form| Intervals { per_sequence: false, per_head: false, ..form });
+    let intervals = intervals.map(|form| Intervals {
+        of_row: form.of_row.in_code(),
+        per_sequence: false,
+        per_head: false,
+    });
     // Both sides are bounded by a chunk of one key.
     let chunk = mask.chunks().map(|chunk| Chunk { keys: NonZeroU32::MIN, ..chunk });
     let (left, right) = mask.reach();

@@ -12,15 +12,19 @@ use super::key_tiles::{KeyTile, KeyTiles};
 use super::lookup::Lookup;
 use super::out::Out;
 use super::summaries::{Summaries, at_head, strides};
-use super::visible::{Position, Visible};
+use super::visible::{Position, TreeWords, Visible};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, params};
 
 /// The name of the buffer of bounds.
 pub(crate) const INTERVALS: &str = "intervals";
 
-/// Bytes of the bounds of one row.
+/// Bytes of the bounds of one row, of the number of one sequence, or of a word.
 const fn row_bytes(of_row: IntervalsOfRow) -> u32 {
-    8 * of_row.count() as u32
+    match of_row {
+        IntervalsOfRow::One => 8,
+        IntervalsOfRow::Two => 16,
+        IntervalsOfRow::Causal { .. } | IntervalsOfRow::Tree { .. } => 4,
+    }
 }
 
 /// Adds the buffer of bounds to a program whose Q has shape `q`.
@@ -37,9 +41,13 @@ params! {
         of_row: fixed IntervalsOfRow,
         address: pointer = "intervals",
         /// Strides in rows, from a sequence to the next and from a head to the next; 0 if sequences or heads share
-        /// bounds.
+        /// bounds. Under a tree they count words.
         batch: u64 = "intervals_batch",
         head: u64 = "intervals_head",
+        /// The last sequence, if a number of a sequence decides what its rows see.
+        last: maybe u32 = "last_sequence",
+        /// The number of words of a row, if they say which new keys it sees.
+        words: maybe u32 = "tree_words",
     }
 }
 
@@ -48,7 +56,9 @@ copies!(IntervalRows);
 impl IntervalRows<Form> {
     /// The parameters of rows with `of_row` intervals.
     pub(crate) fn form(of_row: IntervalsOfRow) -> IntervalRows<Form> {
-        IntervalRows { of_row, address: Elem::U32, batch: (), head: () }
+        let last = matches!(of_row, IntervalsOfRow::Causal { .. }).then_some(());
+        let words = matches!(of_row, IntervalsOfRow::Tree { .. }).then_some(());
+        IntervalRows { of_row, address: Elem::U32, batch: (), head: (), last, words }
     }
 }
 
@@ -56,15 +66,22 @@ impl IntervalRows<Host> {
     /// The arguments of a launch whose Q has shape `q`.
     pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> IntervalRows<Host> {
         let [_, heads, rows, _] = form.shape(q).map(|extent| extent as u64);
-        let [batch, head] = strides(form, heads, rows);
-        IntervalRows { of_row: form.of_row, address: buffer, batch, head }
+        let of_batch = |words: usize| if q.batch > 1 { (q.seqlen * words) as u64 } else { 0 };
+        let ([batch, head], last, words) = match form.of_row {
+            IntervalsOfRow::One | IntervalsOfRow::Two => (strides(form, heads, rows), None, None),
+            IntervalsOfRow::Causal { sequences } => ([1, 0], Some(sequences as u32 - 1), None),
+            IntervalsOfRow::Tree { words } => ([of_batch(words), 0], None, Some(words as u32)),
+        };
+        IntervalRows { of_row: form.of_row, address: buffer, batch, head, last, words }
     }
 }
 
 impl<'k> IntervalRows<InKernel<'k>> {
-    /// The address of the bounds of a head's first row.
+    /// The address of the bounds of a head's first row, or of the number of its sequence. Rows behind the last sequence
+    /// count as rows of the last one.
     #[track_caller]
-    pub(crate) fn of_head(&self, batch: U32<'k>, head: U32<'k>) -> U64<'k> {
+    fn of_head(&self, batch: U32<'k>, head: U32<'k>) -> U64<'k> {
+        let batch = self.last.map_or(batch, |last| batch.min(last));
         at_head(self.address, [self.batch, self.head], [batch, head], row_bytes(self.of_row))
     }
 
@@ -79,7 +96,17 @@ impl<'k> IntervalRows<InKernel<'k>> {
     #[track_caller]
     pub(crate) fn of_sequence(&self, [batch, head]: [U32<'k>; 2], first: Option<U32<'k>>) -> U64<'k> {
         let of_head = self.of_head(batch, head);
-        first.map_or(of_head, |first| first.mad_wide(row_bytes(self.of_row), of_head))
+        let first = first.filter(|_| self.last.is_none());
+        first.map_or(of_head, |first| self.at_row(first, of_head))
+    }
+
+    /// The address of the bounds of row `row`, whose first row's bounds are at `first`.
+    #[track_caller]
+    fn at_row(&self, row: U32<'k>, first: U64<'k>) -> U64<'k> {
+        match self.words {
+            None => row.mad_wide(row_bytes(self.of_row), first),
+            Some(words) => row.mad_wide(words << 2, first),
+        }
     }
 
     /// The keys of the intervals of row `row`, in a head whose bounds begin at `of_head`. With `mask`, they are those
@@ -94,13 +121,19 @@ impl<'k> IntervalRows<InKernel<'k>> {
         mask: Option<&Tiling<U32<'k>>>,
     ) -> Vec<VisibleKeys<U32<'k>>> {
         let row = row.min(lens.q - 1);
-        let at = row.mad_wide(row_bytes(self.of_row), of_head);
+        let of_row = || self.at_row(row, of_head);
         let bounds = match self.of_row {
-            IntervalsOfRow::One => vec![b.load_read_only(at)],
+            IntervalsOfRow::One => vec![b.load_read_only(of_row())],
             IntervalsOfRow::Two => {
-                let [start, end, other, other_end] = b.load_read_only(at);
+                let [start, end, other, other_end] = b.load_read_only(of_row());
                 vec![[start, end], [other, other_end]]
             }
+            IntervalsOfRow::Causal { .. } => {
+                let [is_causal]: [U32<'k>; 1] = b.load_read_only(of_head);
+                let end = is_causal.ne(0).select(lens.k + row + 1 - lens.q, lens.k);
+                vec![[row.constant(0), end]]
+            }
+            IntervalsOfRow::Tree { .. } => vec![[row.constant(0), lens.k]],
         };
         let seen = mask.filter(|mask| mask.has_mask()).map(|mask| mask.keys(row, lens));
         let cut = |keys: VisibleKeys<U32<'k>>| seen.map_or(keys, |seen| keys.and(seen));
@@ -119,7 +152,15 @@ impl<'k> IntervalRows<InKernel<'k>> {
     ) -> Visible<'k> {
         let mut keys = self.keys(b, of_head, row, lens, Some(tiling)).into_iter();
         let VisibleKeys { start, end } = keys.next().expect("a row has an interval");
-        Visible { start: Some(start), end, other: keys.next() }
+        let tree = self.words.map(|count| {
+            Box::new(TreeWords {
+                builder: b,
+                address: self.at_row(row.min(lens.q - 1), of_head),
+                count,
+                first: lens.k - lens.q,
+            })
+        });
+        Visible { start: Some(start), end, other: keys.next(), tree }
     }
 
     /// Finds the KV blocks that a work tile visits, under the mask of `tiling`, too. All lanes of a warp must call
@@ -141,7 +182,19 @@ impl<'k> IntervalRows<InKernel<'k>> {
         let first = work.row + b.lane_id();
         let of_lane = |row: u32| self.keys(b, of_head, first + row, lens, Some(tiling));
         let rows = (0..tile_m).step_by(32).map(of_lane);
-        let bounds = rows.map(|keys| keys.into_iter().map(|keys| Bounds::of(keys, lens.k)).collect());
+        let of_row = |keys| {
+            let bounds = Bounds::of(keys, lens.k);
+            let VisibleKeys { start, end } = bounds.every;
+            match self.words {
+                None => bounds,
+                // Every row sees the keys before the new ones.
+                Some(_) => Bounds {
+                    every: VisibleKeys { start, end: end.at_most(lens.k.sub_sat(lens.q)) },
+                    ..bounds
+                },
+            }
+        };
+        let bounds = rows.map(|keys| keys.into_iter().map(of_row).collect());
         let both = |one: Vec<Bounds<_>>, other: Vec<_>| {
             one.into_iter().zip(other).map(|(one, other)| one.and(other)).collect()
         };

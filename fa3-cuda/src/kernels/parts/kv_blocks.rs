@@ -77,6 +77,15 @@ impl<'k> KvBlocks<'k> {
         KvBlocks { are_masked: true, ..self }
     }
 
+    /// These blocks, of which the intervals hide keys from `key` on alone. The mask beside them is `mask`.
+    #[track_caller]
+    pub(crate) fn masked_from(self, key: U32<'k>, mask: Mask) -> KvBlocks<'k> {
+        let keys = FastDiv::new(self.keys).map(|number| self.builder.value(number));
+        let unmasked_end = self.kv.unmasked_end.min(keys.quotient(key)).max(self.kv.unmasked_first);
+        let (left, _) = mask.reach();
+        KvBlocks { kv: KvRange { unmasked_end, ..self.kv }, left: left.is_some(), ..self }
+    }
+
     /// These blocks, which consist of list entries if `are_listed`.
     pub(crate) fn listed(self, are_listed: bool) -> KvBlocks<'k> {
         KvBlocks { are_listed, ..self }

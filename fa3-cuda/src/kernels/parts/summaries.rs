@@ -59,8 +59,9 @@ impl Summaries<Host> {
     /// The shape of the buffer: (batch or 1, heads or 1, blocks, words). Shared intervals make it 1. In padded arrays,
     /// the blocks of all sequences of a table lie one after another: `padded` is their number.
     pub(crate) fn dims(form: Intervals, q: Shape, padded: Option<u32>) -> [u32; 4] {
-        let [batch, heads, rows, _] = form.shape(q).map(|extent| extent as u32);
-        let (batch, blocks) = padded.map_or((batch, rows.div_ceil(STATS_ROWS)), |blocks| (1, blocks));
+        let [batch, heads, ..] = form.shape(q).map(|extent| extent as u32);
+        let blocks_of_head = (q.seqlen as u32).div_ceil(STATS_ROWS);
+        let (batch, blocks) = padded.map_or((batch, blocks_of_head), |blocks| (1, blocks));
         [batch, heads, blocks, SUMMARY / 4 * form.of_row.count() as u32]
     }
 

@@ -194,7 +194,7 @@ fn max_logits() -> impl Iterator<Item = ProblemSpec> {
 }
 
 /// Problems under masks of intervals: every head dimension with two intervals, and a few with one interval, with short
-/// sequences, with packed ones, or with another mask beside.
+/// sequences, with packed ones of which some are causal, or with another mask beside.
 fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let of = |of_row, dtype, keys: usize, dims: (usize, usize)| {
         let mask = Mask::of_intervals(Intervals { of_row, per_sequence: false, per_head: false });
@@ -211,10 +211,12 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let packed = [(IntervalsOfRow::Two, 64), (IntervalsOfRow::One, 128), (IntervalsOfRow::Two, 256)];
     let packed = packed
         .map(|(of_row, dim)| of(of_row, Dtype::Bf16, 8192, (dim, dim)).seqs_q(sequences).seqs_k(sequences));
+    let some = of(IntervalsOfRow::Causal { sequences: 2 }, Dtype::Bf16, 8192, (128, 128));
+    let some = some.seqs_q(sequences).seqs_k(sequences);
     let causal = of(IntervalsOfRow::One, Dtype::Bf16, 8192, (128, 128)).causal();
     let chunks = of(IntervalsOfRow::Two, Dtype::Bf16, 8192, (256, 256)).causal();
     let chunks = chunks.mask(Mask::from_chunk(7).expect("it is a size")).seqs_q(sequences).seqs_k(sequences);
-    two.into_iter().chain(one).chain(short).chain(packed).chain([causal, chunks])
+    two.into_iter().chain(one).chain(short).chain(packed).chain([some, causal, chunks])
 }
 
 /// Problems with more columns of V than one warpgroup's registers hold, dense and packed. Some have all columns of a
@@ -275,11 +277,13 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
         ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences.used().left_padded())
     };
     let padded = [padded(Sequences::dense(2, 4096), 2), padded(Sequences::paged(2, 1), 9)];
-    // Decoding and prefill under masks of intervals: boxes of pages, and rows of pages one by one.
-    let intervals = [(16, 64), (4096, 64), (4096, 1)].map(|(seqlen, rows)| {
+    // Decoding and prefill under masks of intervals: boxes of pages, and rows of pages one by one. Then other decoding.
+    let [two, causal, tree] =
+        [IntervalsOfRow::Two, IntervalsOfRow::Causal { sequences: 2 }, IntervalsOfRow::Tree { words: 2 }];
+    let intervals = [(16, 64, two), (4096, 64, two), (4096, 1, two), (16, 64, causal), (16, 64, tree)];
+    let intervals = intervals.map(|(seqlen, rows, of_row)| {
         let q = Shape { batch: 2, seqlen, heads: 32, head_dim: 128 };
         let kv = Shape { batch: 10_000, seqlen: rows, heads: 8, head_dim: 128 };
-        let of_row = IntervalsOfRow::Two;
         let mask = Mask::of_intervals(Intervals { of_row, per_sequence: true, per_head: false });
         ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).seqs_k(Sequences::paged(2, 8192 / rows).used())
     });

@@ -19,6 +19,7 @@ const KNOWN: Known = Known::new(
         Feature::Window,
         Feature::Chunks,
         Feature::Intervals,
+        Feature::Tree,
         Feature::SoftCap,
         Feature::Score,
         Feature::Sinks,

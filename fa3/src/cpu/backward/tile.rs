@@ -144,7 +144,7 @@ impl WithSimd for Slopes<'_> {
         let Slopes { tile, block, unit, columns, p, ds } = self;
         let rows = p.chunks_exact_mut(STRIDE).zip(ds.chunks_exact_mut(STRIDE)).zip(&tile.visible);
         for (i, ((p, ds), visible)) in rows.enumerate() {
-            let gap = within(&visible.gap, &block.keys);
+            let gaps = visible.gaps.iter().map(|gap| within(gap, &block.keys));
             // The range of a row that sees no key is arbitrary.
             let visible = within(&visible.all, &block.keys);
             let [start, end] = [visible.start, visible.end].map(|at| at.clamp(columns.start, columns.end));
@@ -162,7 +162,7 @@ impl WithSimd for Slopes<'_> {
                 }
             }
             // Hidden pairs contribute nothing, whatever was computed for them.
-            for hidden in [columns.start..start, gap, end..columns.end] {
+            for hidden in [columns.start..start, end..columns.end].into_iter().chain(gaps) {
                 p[hidden.clone()].fill(0.0);
                 ds[hidden].fill(0.0);
             }

@@ -51,12 +51,9 @@ fn said(spec: ProblemSpec, known: &KnownProblem, of_row: IntervalsOfRow) -> Know
         let (start, end) =
             ((0..keys).find(sees).unwrap_or(9), (0..keys).rfind(sees).map_or(0, |key| key + 1));
         let middle = start.max(end) / 2;
-        match of_row {
-            IntervalsOfRow::One => vec![start as i32, end as i32],
-            IntervalsOfRow::Two => {
-                [middle.max(start), end, start, middle.min(end)].map(|bound| bound as i32).into()
-            }
-        }
+        let two = [middle.max(start), end, start, middle.min(end)];
+        let bounds = if of_row == IntervalsOfRow::One { vec![start, end] } else { two.into() };
+        bounds.into_iter().map(|bound| bound as i32).collect::<Vec<_>>()
     });
     let problem = spec.mask(Mask::of_intervals(form)).validate().expect("it is valid");
     let bounds = bounds.collect::<Vec<_>>();
@@ -85,6 +82,23 @@ fn they_have_the_bits_of_the_mask_that_they_say() {
                 let said = said(spec.clone().mask(beside), &known(spec.clone().mask(mask)), of_row);
                 assert_eq!(run(&said, tile, Poison::None), expected, "{mask} {beside} {of_row:?} {tile}");
             }
+        }
+    });
+}
+
+#[test]
+fn sequences_that_are_causal_or_not_have_the_bits_of_both_masks() {
+    let masks = [(Mask::Causal, -3), (Mask::None, 0)];
+    pairs(TILES, masks).into_par_iter().for_each(|(tile, (mask, is_causal))| {
+        for (spec, [rows_q, rows_k]) in sequences() {
+            let spec = spec.seqs_q(rows_q.sequences()).seqs_k(rows_k.sequences());
+            let known = spec.clone().mask(mask).with_rows(rows_q.clone(), rows_k.clone());
+            let form = Intervals::of_causal(rows_q.count());
+            let numbers = vec![is_causal; rows_q.count()];
+            let problem = spec.mask(Mask::of_intervals(form)).validate().expect("it is valid");
+            let said = KnownProblem::with_intervals(problem, rows_q, rows_k, numbers);
+            let [said, known] = [said, known].map(|problem| problem.expect("it is valid"));
+            assert_eq!(run(&said, tile, Poison::None), run(&known, tile, Poison::None), "{mask} {tile}");
         }
     });
 }

@@ -131,7 +131,8 @@ class Fa3Metadata(AttentionMetadata):
     block_table: Tensor
     # int64 (rows,): the row of the cache to which each new key goes; negative if it goes nowhere.
     slot_mapping: Tensor
-    causal: bool
+    # Whether sequences are causal, or bool (sequences,).
+    causal: bool | Tensor
     # int32 (sequences, spans, 2): the images of each sequence, as `fa3.masks.with_spans` takes them. vLLM clears the
     # attribute of this name for layers whose images do not see themselves.
     mm_prefix_range_tensor: Tensor | None = None
@@ -171,8 +172,9 @@ class Fa3MetadataBuilder(AttentionMetadataBuilder[Fa3Metadata]):
         if common_prefix_len:
             raise NotImplementedError(f"cascade attention over a prefix of {common_prefix_len} keys is not supported")
         common = common_attn_metadata
-        if isinstance(common.causal, Tensor):
-            raise NotImplementedError("causal is a tensor, and sequences of one batch have one mask")
+        spans = _spans(common)
+        if spans is not None and isinstance(common.causal, Tensor):
+            raise NotImplementedError("causal is a tensor, and there are images that see themselves")
         return Fa3Metadata(
             num_actual_tokens=common.num_actual_tokens,
             max_query_len=common.max_query_len,
@@ -182,7 +184,7 @@ class Fa3MetadataBuilder(AttentionMetadataBuilder[Fa3Metadata]):
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             causal=common.causal,
-            mm_prefix_range_tensor=_spans(common),
+            mm_prefix_range_tensor=spans,
         )
 
     def update_block_table(self, metadata: Fa3Metadata, blk_table: Tensor, slot_mapping: Tensor) -> Fa3Metadata:
@@ -275,10 +277,10 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
         if attn_metadata is None:
             return output.fill_(0)
         rows, ends = attn_metadata.num_actual_tokens, attn_metadata.query_start_loc
+        causal: bool | Tensor = False if self.is_encoder else attn_metadata.causal
         # Without a causal mask the window has the same width to the right as to the left.
-        causal = attn_metadata.causal and not self.is_encoder
-        window = self.left, 0 if causal else self.left
-        intervals = attn_metadata.mask(self.left) if causal else None
+        window = self.left, 0 if causal is True else self.left
+        intervals = attn_metadata.mask(self.left) if causal is True else None
         if intervals is not None:
             # They are the whole mask.
             causal, window = False, (-1, -1)
