@@ -6,6 +6,7 @@ use fa3_sched::forward::{ROW_SUM_COLS, RunningO};
 
 use super::constants;
 use super::dequantized::{self, Dequantized};
+use super::f16_queries::F16Queries;
 use super::hand_over::HandOver;
 use super::p_type::PType;
 use super::params::Params;
@@ -42,6 +43,8 @@ pub(super) struct Fwd<'k> {
     pub(super) transposed: Option<Transposed<'k>>,
     /// The pipelines of dequantized K and V, and perhaps of Q, if e4m3 tensors are converted for products of 16 bits.
     pub(super) dequantized: Option<Dequantized<'k>>,
+    /// The rewriting of Q and `qv` to f16, if their elements are not the elements of products.
+    pub(super) f16_queries: Option<F16Queries<'k>>,
     pub(super) p: PType,
     /// Number of query heads in a tile, if a tile may have rows of several heads (PackGQA).
     pub(super) pack: Option<FastDiv<U32<'k>>>,
@@ -103,10 +106,10 @@ impl<'k> Fwd<'k> {
                 let part = |col, cols| (col, TileShape { cols, ..all });
                 (part(0, first), (first < all.cols).then(|| part(first, all.cols - first)))
             });
-        let ty = match (spec.is_fp8(), spec.output) {
-            (true, _) => WgmmaType::E4m3,
-            (false, Elem::F16) => WgmmaType::F16,
-            (false, _) => WgmmaType::Bf16,
+        let ty = match spec.elem {
+            Elem::E4m3 => WgmmaType::E4m3,
+            Elem::F16 => WgmmaType::F16,
+            _ => WgmmaType::Bf16,
         };
         Fwd {
             builder: b,
@@ -135,6 +138,7 @@ impl<'k> Fwd<'k> {
             }),
             transposed,
             dequantized,
+            f16_queries: spec.rewrites_q().then(|| F16Queries::declare(b, spec)),
             p: PType(ty),
             pack: spec.shares.map(|_| FastDiv::new(spec.pack).map(|number| b.value(number))),
             hand_over,
