@@ -5,7 +5,7 @@
 //! A block of K or V has several parts, each with its own pipeline. Two warpgroups convert, so that one issues
 //! instructions while the other waits for memory:
 //!
-//! | | the producer | the second consumer, before it multiplies a block |
+//! | | the producer | the second consumer |
 //! |---|---|---|
 //! | without `qv` | K | V |
 //! | with `qv` | K and V | |
@@ -63,7 +63,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>, [of_k, of_v]: [&[&TmaPipeline<'k>]; 2]) {
                 if let Some(seen) = &mut seen {
                     converter.say(seen);
                 }
-                converter.convert(&keys, [done, all]);
+                converter.convert(&keys, [done, all], || {});
             });
         });
     });
@@ -265,13 +265,21 @@ impl<'k> Converter<'k> {
     }
 
     /// Converts the next block of a work tile, in the order of loads. `done` keys have been converted before, of `all`.
+    /// `meanwhile` runs while the last parts of the block are loaded.
     #[track_caller]
-    pub(super) fn convert(&mut self, keys: &[KeyRows<'k>], [done, all]: [U32<'k>; 2]) {
+    pub(super) fn convert(
+        &mut self,
+        keys: &[KeyRows<'k>],
+        [done, all]: [U32<'k>; 2],
+        meanwhile: impl FnOnce(),
+    ) {
+        let mut meanwhile = Some(meanwhile);
         let before = done + self.keys;
         // The first part behind which no load of this block remains.
         let all_loaded = self.parts.len() - self.registers.len();
         for number in 0..self.parts.len() {
             if number == all_loaded {
+                meanwhile.take().into_iter().for_each(|meanwhile| meanwhile());
                 for ((_, rows), keys) in self.tensors.iter().zip(keys) {
                     rows.find(keys, keys.after(keys.begin, before), Some(before.lt(all)));
                 }
