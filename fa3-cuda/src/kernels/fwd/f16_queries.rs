@@ -67,10 +67,13 @@ impl<'k> F16Queries<'k> {
         });
         b.fence(FenceInst::ProxyAsyncShared);
         self.rewritten.of(0).sync();
-        Rows(Half::BOTH.map(|half| {
+        let factors = Rows(Half::BOTH.map(|half| {
             let (row, factor) = (b.frag_row() + half.rows(), b.var("factor of q", 1.0));
             b.guarded(row.lt(rows), || factor.set(b.load::<F32>(row.mad(4, factors).at(0))));
             factor.get()
-        }))
+        }));
+        // One lane releases Q, behind which the factors are stored again.
+        b.warp_sync();
+        factors
     }
 }
