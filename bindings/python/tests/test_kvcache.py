@@ -250,8 +250,8 @@ def test_a_cache_of_e4m3_beside_queries_of_16_bits(nan_in_new_tensors, device, l
 
 @pytest.mark.parametrize("dtype, head_dims", [(BF16, (128, 128)), (F16, (512, 512))], ids=str)
 def test_scales_of_1_have_the_results_of_16_bits(device, dtype, head_dims):
-    """On a GPU the bits are equal if keys are split, since tiles have one size for both dtypes. Products over wide heads
-    are of f16.
+    """On a GPU the bits are equal if keys are split, since tiles have one size for both dtypes. Products over wide
+    heads are of f16.
     """
     cached = Cached(device, dtype, layout=16, rows=2, head_dims=head_dims)
     codes = [x.to(E4M3) for x in (cached.k, cached.v)]

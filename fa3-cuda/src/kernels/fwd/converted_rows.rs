@@ -11,9 +11,9 @@
 //! | with `qv` | K and V | |
 //!
 //! A thread has chunks of 16 codes in a few rows of each block. In the producer, each part has registers of its own.
-//! When all parts are converted, all parts of the next block are loaded: ptxas counts loads that stay in flight from one
-//! round of a loop to the next with one scoreboard, so a wait for any of them is a wait for all. In the second consumer,
-//! whose registers hold O, the parts take turns with one array of registers.
+//! When all parts are converted, all parts of the next block are loaded: ptxas counts loads that stay in flight from
+//! one round of a loop to the next with one scoreboard, so a wait for any of them is a wait for all. In the second
+//! consumer, whose registers hold O, the parts take turns with one array of registers.
 //!
 //! V of e4m3 beside K of 16 bits has scales for each row, of [`SCALED_COLUMNS`] columns each. A code times its scale is
 //! rounded once. K's elements are stored as they are.

@@ -106,10 +106,10 @@ impl<'k> Fwd<'k> {
                 let part = |col, cols| (col, TileShape { cols, ..all });
                 (part(0, first), (first < all.cols).then(|| part(first, all.cols - first)))
             });
-        let ty = match spec.elem {
-            Elem::E4m3 => WgmmaType::E4m3,
-            Elem::F16 => WgmmaType::F16,
-            _ => WgmmaType::Bf16,
+        let ty = match (spec.is_fp8(), spec.elem) {
+            (true, _) => WgmmaType::E4m3,
+            (false, Elem::F16) => WgmmaType::F16,
+            (false, _) => WgmmaType::Bf16,
         };
         Fwd {
             builder: b,
