@@ -124,6 +124,16 @@ impl<'s, 'k> Tile<'s, 'k> {
         Matrix { tile: self, transposed: true, skips: 0 }
     }
 
+    /// The same bytes as elements of another type, which has as many bytes.
+    #[track_caller]
+    pub fn with_elem(self, elem: Elem) -> Tile<'s, 'k> {
+        if elem.bytes() != self.shape.elem.bytes() {
+            self.builder.misfit("elements of a tile", elem, self.shape);
+            return self;
+        }
+        Tile { shape: TileShape { elem, ..self.shape }, ..self }
+    }
+
     /// Block `index` of `count` rows, a multiple of 8, for one of several warpgroups. A computed index is not checked.
     #[track_caller]
     pub fn row_block(self, index: impl Arg<Ty = B32>, count: u32) -> Tile<'s, 'k> {

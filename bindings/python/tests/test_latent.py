@@ -87,11 +87,11 @@ def test_caches_of_every_kind(device, layout, rows):
 @pytest.mark.parametrize("rows", [1, [1, 20, 0, 6, 1, 3]], ids=str)
 @pytest.mark.parametrize("layout", ["seqused", 64, "16 indexed padded"], ids=str)
 def test_caches_of_e4m3(device, layout, rows):
-    """On a GPU the bits of 16 bits, if keys are split: the scale is a power of 2."""
-    cached = Cached(device, layout=layout, rows=rows, head_dims=DIMS[0])
-    qv = normal(*cached.q.shape[:-1], 512, seed=9, device=device)
+    """On a GPU the bits of f16, if keys are split: the scale is a power of 2."""
+    cached = Cached(device, F16, layout=layout, rows=rows, head_dims=DIMS[0])
+    qv = normal(*cached.q.shape[:-1], 512, dtype=F16, seed=9, device=device)
     codes = [x.to(torch.float8_e4m3fn) for x in (cached.k, cached.v)]
-    numbers = [x.to(BF16) / 2 for x in codes]
+    numbers = [x.to(F16) / 2 for x in codes]
     scale = torch.full((len(cached.keys), cached.k.shape[2]), 0.5, device=device)
     options = dict(qv=qv, causal=True, return_softmax_lse=True)
     results = cached.call((cached.q, *codes), k_descale=scale, v_descale=scale, **options)

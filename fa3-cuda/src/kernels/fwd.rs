@@ -19,6 +19,7 @@ mod spec;
 
 // State and data paths that the roles share.
 mod dequantized;
+mod f16_queries;
 mod hand_over;
 mod p_type;
 mod scales;

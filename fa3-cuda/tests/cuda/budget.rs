@@ -33,6 +33,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                     // Tiles of this precision always have a producer.
                     Precision::Fp8(_) | Precision::Converted { .. } if loads == Loads::Consumers => continue,
                     Precision::Fp8(_) => Elem::E4m3,
+                    Precision::Converted { .. } if converts_rows => Elem::F16,
                     Precision::Converted { .. } => Elem::Bf16,
                 };
                 let order = Order::LongestFirst { section: 1, longest: Longest::Last };

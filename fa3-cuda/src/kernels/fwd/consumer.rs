@@ -42,6 +42,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         let o = Frag::zeros(b, fwd.spec.tile.columns()); // A1:13
         let softmax = RowSoftmax::new(b, scales.scale_log2(), headroom);
         let softmax = if fwd.spec.max_logits { softmax.with_max_logits() } else { softmax };
+        let softmax = if fwd.f16_queries.is_some() { softmax.with_scales_of_rows() } else { softmax };
         let softmax = if attend.first.is_some() { softmax.with_scores_scale() } else { softmax };
         let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd), merged: Merged::new(fwd, &work) };
         let visits = work.kv.first.lt(work.kv.end);
@@ -52,11 +53,17 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
             }
             let stage = attend.q.wait(); // A1:14
             let latent = attend.qv.as_mut().map(|qv| qv.wait());
-            let (tile, scores) = (stage.tile().row_block(fwd.row_block(me), 64), fwd.scores(&work, row));
-            let of_latent =
-                latent.as_ref().map(|stage| (stage, stage.tile().row_block(fwd.row_block(me), 64)));
+            let units = fwd.f16_queries.as_ref().map(|queries| {
+                let tiles: Vec<_> = std::iter::once(&stage).chain(&latent).map(FullStage::tile).collect();
+                let factors = queries.rewrite(b, &tiles, fwd.rows_of(&work));
+                let units = factors.0.map(|factor| scales.of_rows_times(factor));
+                sum.softmax.set_scales_of_rows(Rows(units.map(|unit| unit.scale_log2)));
+                units
+            });
+            let (tile, scores) = (rows_of(fwd, &stage, me), fwd.scores(&work, row));
+            let of_latent = latent.as_ref().map(|stage| (stage, rows_of(fwd, stage, me)));
             let seen = seen.as_ref();
-            let q = Query { stage: &stage, tile, latent: of_latent, scales: &scales, scores, seen };
+            let q = Query { stage: &stage, tile, latent: of_latent, scales: &scales, units, scores, seen };
             attend.tile(&q, &blocks, &mut sum);
             stage.released();
             if let Some(stage) = latent {
@@ -78,6 +85,11 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         epilogue::write(fwd, results, &work, row); // A1:24-25
     });
     attend.turn.end(b);
+}
+
+/// The rows of Q or `qv` of warpgroup `me`, as products read them.
+fn rows_of<'s, 'k>(fwd: &Fwd<'k>, stage: &'s FullStage<'k, 1>, me: U32<'k>) -> Tile<'s, 'k> {
+    stage.tile().with_elem(fwd.spec.elem).row_block(fwd.row_block(me), 64)
 }
 
 impl<'k> Attend<'_, 'k> {

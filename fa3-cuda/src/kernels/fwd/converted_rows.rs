@@ -5,15 +5,15 @@
 //! A block of K or V has several parts, each with its own pipeline. Two warpgroups convert, so that one issues
 //! instructions while the other waits for memory:
 //!
-//! | | the producer | the second consumer, before it multiplies a block |
+//! | | the producer | the second consumer |
 //! |---|---|---|
 //! | without `qv` | K | V |
 //! | with `qv` | K and V | |
 //!
-//! A thread has chunks of 16 codes in a few rows of each block. Chunks that are converted leave their registers, one by
-//! one, to chunks that are needed later, so that loads are in flight all the time. In the producer, each part has
-//! registers of its own, to which the same part of the next block is loaded. In the second consumer, whose registers
-//! hold O, the parts take turns with one array of registers.
+//! A thread has chunks of 16 codes in a few rows of each block. In the producer, each part has registers of its own.
+//! When all parts are converted, all parts of the next block are loaded: ptxas counts loads that stay in flight from
+//! one round of a loop to the next with one scoreboard, so a wait for any of them is a wait for all. In the second
+//! consumer, whose registers hold O, the parts take turns with one array of registers.
 //!
 //! V of e4m3 beside K of 16 bits has scales for each row, of [`SCALED_COLUMNS`] columns each. A code times its scale is
 //! rounded once. K's elements are stored as they are.
@@ -63,7 +63,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>, [of_k, of_v]: [&[&TmaPipeline<'k>]; 2]) {
                 if let Some(seen) = &mut seen {
                     converter.say(seen);
                 }
-                converter.convert(&keys, [done, all]);
+                converter.convert(&keys, [done, all], || {});
             });
         });
     });
@@ -189,29 +189,33 @@ impl<'k> Converter<'k> {
         let keys = self.tensors.iter().map(|&(number, _)| fwd.key_rows(work, number));
         let keys = keys.map(|keys| keys.map(|keys| keys.at_column(self.chunks.col)));
         let keys: Vec<_> = keys.collect::<Option<_>>()?;
-        let tensors = || self.tensors.iter().map(|(_, rows)| rows).zip(&keys);
-        tensors().for_each(|(rows, keys)| rows.read_pages(keys, keys.begin));
-        tensors().for_each(|(rows, keys)| self.find(rows, keys, keys.begin, None));
-        for number in 0..self.registers.len() {
-            let part = self.first_of(number);
-            self.loads(part, &keys).for_each(|load| load());
-            self.load_scales(part, &keys);
+        for ((_, rows), keys) in self.tensors.iter().zip(&keys) {
+            rows.read_pages(keys, keys.begin);
+            rows.find(keys, keys.begin, None);
         }
+        self.load_first_parts(&keys, self.builder.value(0));
         Some(keys)
     }
 
-    /// The first part of a block that has these registers.
-    fn first_of(&self, registers: usize) -> Part {
-        let mut parts = self.parts.iter().map(|(part, _)| *part);
-        parts.find(|part| part.registers == registers).expect("each array is some part's")
+    /// Begins to load the first part of each array of registers, of the block whose rows have been found, and reads the
+    /// pages or indices of the block after it. `done` keys precede the block.
+    #[track_caller]
+    fn load_first_parts(&self, keys: &[KeyRows<'k>], done: U32<'k>) {
+        for ((_, rows), keys) in self.tensors.iter().zip(keys) {
+            rows.read_pages(keys, keys.after(keys.begin, done + self.keys));
+        }
+        for registers in 0..self.registers.len() {
+            let mut parts = self.parts.iter().map(|(part, _)| *part);
+            let first = parts.find(|part| part.registers == registers);
+            self.load(first.expect("each array is some part's"), keys);
+        }
     }
 
-    /// Finds the rows of the block that begins with row `first`, if that block `exists`, and reads the pages or indices
-    /// of the block after it.
+    /// Begins to load a part of the block whose rows have been found.
     #[track_caller]
-    fn find(&self, rows: &BlockRows<'k>, keys: &KeyRows<'k>, first: U32<'k>, exists: Option<V<'k, Pred>>) {
-        rows.find(keys, first, exists);
-        rows.read_pages(keys, keys.after(first, self.keys));
+    fn load(&self, part: Part, keys: &[KeyRows<'k>]) {
+        self.load_codes(part, keys);
+        self.load_scales(part, keys);
     }
 
     /// Begins to load the scales of a part of the block whose rows have been found, if rows have their own ones.
@@ -233,25 +237,24 @@ impl<'k> Converter<'k> {
         })
     }
 
-    /// The loads of this thread's chunks of a part of the block whose rows have been found.
+    /// Begins to load this thread's chunks of a part of the block whose rows have been found.
     #[track_caller]
-    fn loads(&self, part: Part, keys: &[KeyRows<'k>]) -> impl Iterator<Item = impl Fn()> {
-        let (b, keys, panel, col) = (self.builder, &keys[part.of], self.panel, self.chunks.col);
+    fn load_codes(&self, part: Part, keys: &[KeyRows<'k>]) {
+        let (keys, panel, col) = (&keys[part.of], self.panel, self.chunks.col);
         let places = self.places(part.first..part.first + part.cols, part.bytes);
         let rows = self.tensors[part.of].1.addresses(keys).into_iter();
-        let chunks = rows.flat_map(move |row| places.clone().map(move |first| (row, first)));
-        let registers = self.registers[part.registers].clone();
-        chunks.zip(registers).map(move |(((row, is_there), first), to)| {
-            let (inside, at) = (keys.cols.saturating_sub(first), (first * keys.bytes) as i32);
-            move || {
-                to.iter().for_each(|word| word.set(0));
-                let is_whole = inside + first % panel >= panel;
-                let is_there = if is_whole { is_there } else { is_there & col.lt(inside) };
-                if inside > 0 {
-                    b.guarded(is_there, || b.load_vector_to(to, row.at(at)));
-                }
+        let chunks = rows.flat_map(|row| places.clone().map(move |first| (row, first)));
+        for (((row, is_there), first), &to) in chunks.zip(&self.registers[part.registers]) {
+            to.iter().for_each(|word| word.set(0));
+            let inside = keys.cols.saturating_sub(first);
+            let is_whole = inside + first % panel >= panel;
+            let is_there = if is_whole { is_there } else { is_there & col.lt(inside) };
+            if inside > 0 {
+                self.builder.guarded(is_there, || {
+                    self.builder.load_vector_to(to, row.at((first * keys.bytes) as i32))
+                });
             }
-        })
+        }
     }
 
     /// Says which keys of the next block exist. One of the threads that convert a row says it.
@@ -262,42 +265,38 @@ impl<'k> Converter<'k> {
     }
 
     /// Converts the next block of a work tile, in the order of loads. `done` keys have been converted before, of `all`.
+    /// `meanwhile` runs while the last parts of the block are loaded.
     #[track_caller]
-    pub(super) fn convert(&mut self, keys: &[KeyRows<'k>], [done, all]: [U32<'k>; 2]) {
-        let mut found = vec![false; keys.len()];
-        for number in 0..self.parts.len() {
-            let next = self.next(number, keys, [done, all], &mut found);
-            self.convert_part(number, next, keys);
-        }
-    }
-
-    /// The part that is loaded to the registers that part `number` leaves, of this block or of the next one. `found`
-    /// says of which tensors the rows of the next block have been found.
-    #[track_caller]
-    fn next(
-        &self,
-        number: usize,
+    pub(super) fn convert(
+        &mut self,
         keys: &[KeyRows<'k>],
         [done, all]: [U32<'k>; 2],
-        found: &mut [bool],
-    ) -> Part {
-        let registers = self.parts[number].0.registers;
-        let mut behind = self.parts[number + 1..].iter().map(|(part, _)| *part);
-        behind.find(|part| part.registers == registers).unwrap_or_else(|| {
-            let next = self.first_of(registers);
-            let before = done + self.keys;
-            if !std::mem::replace(&mut found[next.of], true) {
-                let keys = &keys[next.of];
-                let first = keys.after(keys.begin, before);
-                self.find(&self.tensors[next.of].1, keys, first, Some(before.lt(all)));
+        meanwhile: impl FnOnce(),
+    ) {
+        let mut meanwhile = Some(meanwhile);
+        let before = done + self.keys;
+        // The first part behind which no load of this block remains.
+        let all_loaded = self.parts.len() - self.registers.len();
+        for number in 0..self.parts.len() {
+            if number == all_loaded {
+                meanwhile.take().into_iter().for_each(|meanwhile| meanwhile());
+                for ((_, rows), keys) in self.tensors.iter().zip(keys) {
+                    rows.find(keys, keys.after(keys.begin, before), Some(before.lt(all)));
+                }
             }
-            next
-        })
+            self.convert_part(number);
+            let registers = self.parts[number].0.registers;
+            let mut behind = self.parts[number + 1..].iter().map(|(part, _)| *part);
+            if let Some(next) = behind.find(|part| part.registers == registers) {
+                self.load(next, keys);
+            }
+        }
+        self.load_first_parts(keys, before);
     }
 
-    /// Converts part `number` of a block, and begins to load the part that its registers hold next.
+    /// Converts part `number` of a block.
     #[track_caller]
-    fn convert_part(&mut self, number: usize, next: Part, keys: &[KeyRows<'k>]) {
+    fn convert_part(&mut self, number: usize) {
         let free = self.parts[number].1.acquire();
         let part = self.parts[number].0;
         let [tile] = free.tiles();
@@ -307,7 +306,6 @@ impl<'k> Converter<'k> {
             .step_by(self.chunks.rows as usize)
             .enumerate()
             .flat_map(|(number, row)| self.places(0..cols, part.bytes).map(move |col| (number, row, col)));
-        let mut loads = self.loads(next, keys);
         for (chunk, (number, row, col)) in self.registers[part.registers].iter().zip(places) {
             let words = chunk.map(Var::get);
             if part.bytes == self.elem.bytes() {
@@ -317,12 +315,7 @@ impl<'k> Converter<'k> {
                 let scale = scale.map(|scale| scale.get());
                 store_converted(self.builder, (words, scale), self.elem, |second| to.at(row, col + second));
             }
-            if let Some(load) = loads.next() {
-                load();
-            }
         }
-        loads.for_each(|load| load());
-        self.load_scales(next, keys);
         free.commit_stored();
     }
 }

@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 
 use super::scales::TileScales;
 use crate::kernels::parts::kv_blocks::KvBlock;
-use crate::kernels::parts::scores::Scores;
+use crate::kernels::parts::scores::{Scores, Unit};
 use crate::kernels::parts::seen::SeenConsumer;
 
 /// Q of a tile, as one consumer warpgroup reads it.
@@ -17,6 +17,8 @@ pub(super) struct Query<'s, 'k> {
     pub(super) latent: Option<(&'s FullStage<'k, 1>, Tile<'s, 'k>)>,
     /// The scales of products of Q and K.
     pub(super) scales: &'s TileScales<'s, 'k>,
+    /// The units of products of the thread's rows, if rows of Q have factors of their own.
+    pub(super) units: Option<[Unit<'k>; 2]>,
     /// The soft cap and the mask.
     pub(super) scores: Scores<'k>,
     /// Which keys of blocks exist, if keys are listed.
@@ -27,7 +29,8 @@ impl<'k> Query<'_, 'k> {
     /// Turns the products `s` of a block into scores.
     #[track_caller]
     pub(super) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>) {
-        self.scores.apply(s, block, &self.scales.of(block).unit);
+        let units = self.units.unwrap_or_else(|| [self.scales.of(block).unit; 2]);
+        self.scores.apply(s, block, units);
         if let Some(seen) = self.seen {
             match &block.seen {
                 Some(keys) => keys.hide(s),

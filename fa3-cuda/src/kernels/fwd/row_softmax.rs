@@ -23,6 +23,8 @@ pub struct RowSoftmax<'k> {
     builder: &'k Builder,
     /// softmax_scale · log₂e: turns a score into an exponent of 2.
     scale_log2: V<'k, F32>,
+    /// softmax_scale · log₂e of each row, in place of `scale_log2`, if rows have scales of their own.
+    scales_log2: Option<RowsVar<'k>>,
     /// Distance of references above the largest score, in base 2. It is a whole number, so P of that score is still a
     /// power of 2. If it is negative, that P is larger than 1.
     headroom: f32,
@@ -74,6 +76,7 @@ impl<'k> RowSoftmax<'k> {
         RowSoftmax {
             builder,
             scale_log2,
+            scales_log2: None,
             headroom,
             row_max: builder.rows_var("row_max", f32::MIN),
             row_sum: zeros("row_sum"),
@@ -82,6 +85,27 @@ impl<'k> RowSoftmax<'k> {
             lse_without_sink: false,
             max_logits: None,
         }
+    }
+
+    /// Makes rows have scales of their own, under lazy rescaling: to be set before the first block.
+    #[track_caller]
+    pub(super) fn with_scales_of_rows(self) -> RowSoftmax<'k> {
+        let scales_log2 = Some(self.builder.rows_var("scales_log2", 1.0));
+        RowSoftmax { scales_log2, ..self }
+    }
+
+    /// Sets the rows' own scales.
+    #[track_caller]
+    pub(super) fn set_scales_of_rows(&self, scales: Rows<'k>) {
+        if let Some(scales_log2) = self.scales_log2 {
+            scales_log2.set(scales);
+        }
+    }
+
+    /// The factors that turn scores of both rows into exponents of 2.
+    #[track_caller]
+    fn scales(&self) -> Rows<'k> {
+        self.scales_log2.map_or(Rows([self.scale_log2; 2]), RowsVar::get)
     }
 
     /// Makes the softmax keep the largest score of each row.
@@ -129,10 +153,11 @@ impl<'k> RowSoftmax<'k> {
     pub(super) fn first(&self, s: &mut Frag<'k>, ty: PType) -> AFrag<'k> {
         let largest = s.partial_row_max();
         self.note(largest);
-        let row_max = self.maximum(largest.over_quad(|x, y| x.max(y)), self.scale_log2);
+        let scales = self.scales();
+        let row_max = self.maximum(largest.over_quad(|x, y| x.max(y)), scales);
         self.row_max.set(row_max);
         let shift = -row_max;
-        s.map_in_place(|s, at| self.exponential(s, shift[at]));
+        s.map_in_place(|s, at| exponential(s, scales[at], shift[at]));
         let (p, parts) = self.round_and_add(s, ty, |p, _| p);
         self.row_sum.set(parts);
         let largest = self.largest_exponential(largest);
@@ -143,7 +168,8 @@ impl<'k> RowSoftmax<'k> {
     /// P of the thread's largest scores in a block.
     #[track_caller]
     fn largest_exponential(&self, largest: Rows<'k>) -> Rows<'k> {
-        largest.zip(self.row_max.get(), |score, row_max| self.exponential(score, -row_max))
+        let (row_max, scales) = (self.row_max.get(), self.scales());
+        Rows(Half::BOTH.map(|half| exponential(largest[half], scales[half], -row_max[half])))
     }
 
     /// Replaces the scores of a block by P = exp(S - row_max), with the maximum so far. Gives exp(old row_max -
@@ -162,7 +188,7 @@ impl<'k> RowSoftmax<'k> {
         let old = self.row_max.get();
         let largest = s.row_max();
         self.note(largest);
-        let row_max = self.maximum(largest, unit.scale_log2);
+        let row_max = self.maximum(largest, Rows([unit.scale_log2; 2]));
         self.row_max.set(row_max);
         let shrink = shrink(old, row_max);
         let shift = -row_max;
@@ -243,7 +269,7 @@ impl<'k> RowSoftmax<'k> {
         o: &mut Frag<'k>,
     ) {
         let old = self.row_max.get();
-        let maximum = self.maximum(largest.over_quad(|x, y| x.max(y)), self.scale_log2); // A1:18
+        let maximum = self.maximum(largest.over_quad(|x, y| x.max(y)), self.scales()); // A1:18
         let row_max = rows.select(maximum, old);
         self.raise(row_max, shrink(old, row_max), o);
         let (p, parts) = self.exponentials(block.s, row_max, block.ty);
@@ -272,19 +298,20 @@ impl<'k> RowSoftmax<'k> {
 
     /// The maximum of each row over all keys so far, in base 2, plus the headroom. `block` is this block's maximum.
     #[track_caller]
-    fn maximum(&self, block: Rows<'k>, scale_log2: V<'k, F32>) -> Rows<'k> {
-        let scaled = |score: V<'k, F32>| match self.headroom {
-            0.0 => score * scale_log2,
-            headroom => score.fma(scale_log2, headroom),
+    fn maximum(&self, block: Rows<'k>, scales: Rows<'k>) -> Rows<'k> {
+        let scaled = |half: Half| match self.headroom {
+            0.0 => block[half] * scales[half],
+            headroom => block[half].fma(scales[half], headroom),
         };
-        self.row_max.get().zip(block, |old, new| old.max(scaled(new))) // A1:18
+        let old = self.row_max.get();
+        Rows(Half::BOTH.map(|half| old[half].max(scaled(half)))) // A1:18
     }
 
     /// P relative to `row_max`, rounded, and the thread's partial row sums.
     #[track_caller]
     fn exponentials(&self, s: &Frag<'k>, row_max: Rows<'k>, ty: PType) -> (AFrag<'k>, Rows<'k>) {
-        let shift = -row_max;
-        self.round_and_add(s, ty, |s, at| self.exponential(s, shift[at]))
+        let (scales, shift) = (self.scales(), -row_max);
+        self.round_and_add(s, ty, |s, half| exponential(s, scales[half], shift[half]))
     }
 
     /// Rounded P, and the thread's partial row sums. `p` computes P of each element. Each P is added and rounded at
@@ -305,12 +332,6 @@ impl<'k> RowSoftmax<'k> {
         (p, Rows(sums.map(|chains| chains.total(self.builder))))
     }
 
-    /// P of a score; `shift` is minus the reference.
-    #[track_caller]
-    fn exponential(&self, score: V<'k, F32>, shift: V<'k, F32>) -> V<'k, F32> {
-        score.fma(self.scale_log2, shift).ex2() // A1:19
-    }
-
     /// Finishes the rows: computes the factor of O, which is 1 over the sum of the rounded P, and LSE = row_max + ln
     /// row_sum. In a row without keys, the factor is 0 and LSE is -inf.
     ///
@@ -322,9 +343,9 @@ impl<'k> RowSoftmax<'k> {
         let parts = self.row_sum.get();
         let [row_sum, rounded] =
             [parts, parts + self.rounding.get()].map(|parts| parts.over_quad(|x, y| x + y));
-        let unit = self.scale_log2;
         let max_logits = self.max_logits.map(|largest| {
-            largest.get().over_quad(|x, y| x.max(y)).map(|largest| largest * unit * std::f32::consts::LN_2)
+            let largest = largest.get().over_quad(|x, y| x.max(y));
+            largest.zip(self.scales(), |largest, scale| largest * scale * std::f32::consts::LN_2)
         });
         let Some(sink) = sink else {
             let inverse = row_sum.zip(rounded, |sum, rounded| sum.eq(0.0).select(0.0, rounded.rcp()));
@@ -344,6 +365,12 @@ impl<'k> RowSoftmax<'k> {
             max_logits,
         }
     }
+}
+
+/// P of a score, which is to be multiplied by `scale_log2`; `shift` is minus the reference.
+#[track_caller]
+fn exponential<'k>(score: V<'k, F32>, scale_log2: V<'k, F32>, shift: V<'k, F32>) -> V<'k, F32> {
+    score.fma(scale_log2, shift).ex2() // A1:19
 }
 
 /// The log-sum-exp of rows, in natural units.

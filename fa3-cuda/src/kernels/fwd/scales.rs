@@ -48,6 +48,12 @@ impl<'f, 'k> TileScales<'f, 'k> {
         self.unit.scale_log2
     }
 
+    /// The unit of products of rows of Q that must be multiplied by `factor`, too, without scales of blocks.
+    #[track_caller]
+    pub(super) fn of_rows_times(&self, factor: V<'k, F32>) -> Unit<'k> {
+        self.unit.times(factor).not_zero()
+    }
+
     /// Loads the scales of a tile. This warpgroup has the 64 rows from `row` on.
     #[track_caller]
     pub(super) fn new(

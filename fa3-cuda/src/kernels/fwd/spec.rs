@@ -18,7 +18,7 @@ use crate::kernels::tensors::elem;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FwdSpec {
     /// The elements of Q as products read them: f16, bf16 or e4m3. K and V have the same type, or are dequantized to
-    /// it.
+    /// it. f16 beside O of bf16: Q of bf16 is rewritten.
     pub elem: Elem,
     /// The elements of O: the elements of Q, or f16 or bf16 if Q is e4m3.
     pub output: Elem,
@@ -101,7 +101,11 @@ impl FwdSpec {
         let is_gathered = pages.is_some_and(|pages| pages.is_gathered())
             || shares.is_some_and(|shares| shares.lists.is_some());
         FwdSpec {
-            elem: if plan.tile().precision.is_converted() { output } else { elem(problem.dtype()) },
+            elem: match plan.tile() {
+                tile if tile.converts_rows() && problem.v_scales().is_none() => Elem::F16,
+                tile if tile.precision.is_converted() => output,
+                _ => elem(problem.dtype()),
+            },
             output,
             tile: plan.tile(),
             head_dim_v: problem.head_dim_v() as u32,
@@ -208,9 +212,18 @@ impl FwdSpec {
         self.tile.precision == Precision::Converted { q: true }
     }
 
+    /// Whether Q is bf16 in memory, and the first consumer rewrites it to f16, to which rows of K and V are converted.
+    pub(super) fn rewrites_q(&self) -> bool {
+        self.tile.converts_rows() && self.elem != self.output
+    }
+
     /// The elements of Q in memory.
     pub(super) fn query_elem(&self) -> Elem {
-        if self.converts_q() { Elem::E4m3 } else { self.elem }
+        match (self.converts_q(), self.rewrites_q()) {
+            (true, _) => Elem::E4m3,
+            (false, true) => self.output,
+            (false, false) => self.elem,
+        }
     }
 
     /// The elements of K in memory, and of V unless rows have their own scales.

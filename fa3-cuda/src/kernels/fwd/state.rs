@@ -7,6 +7,7 @@ use fa3_types::IntervalsOfRow;
 
 use super::constants;
 use super::dequantized::{self, Dequantized};
+use super::f16_queries::F16Queries;
 use super::hand_over::HandOver;
 use super::p_type::PType;
 use super::params::Params;
@@ -43,6 +44,8 @@ pub(super) struct Fwd<'k> {
     pub(super) transposed: Option<Transposed<'k>>,
     /// The pipelines of dequantized K and V, and perhaps of Q, if e4m3 tensors are converted for products of 16 bits.
     pub(super) dequantized: Option<Dequantized<'k>>,
+    /// The rewriting of Q and `qv` to f16, if their elements are not the elements of products.
+    pub(super) f16_queries: Option<F16Queries<'k>>,
     pub(super) p: PType,
     /// Number of query heads in a tile, if a tile may have rows of several heads (PackGQA).
     pub(super) pack: Option<FastDiv<U32<'k>>>,
@@ -104,7 +107,7 @@ impl<'k> Fwd<'k> {
                 let part = |col, cols| (col, TileShape { cols, ..all });
                 (part(0, first), (first < all.cols).then(|| part(first, all.cols - first)))
             });
-        let ty = match (spec.is_fp8(), spec.output) {
+        let ty = match (spec.is_fp8(), spec.elem) {
             (true, _) => WgmmaType::E4m3,
             (false, Elem::F16) => WgmmaType::F16,
             (false, _) => WgmmaType::Bf16,
@@ -136,6 +139,7 @@ impl<'k> Fwd<'k> {
             }),
             transposed,
             dequantized,
+            f16_queries: spec.rewrites_q().then(|| F16Queries::declare(b, spec)),
             p: PType(ty),
             pack: spec.shares.map(|_| FastDiv::new(spec.pack).map(|number| b.value(number))),
             hand_over,

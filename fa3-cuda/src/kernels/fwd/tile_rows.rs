@@ -2,8 +2,10 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::FastDiv;
+use fa3_sched::forward::packed_positions;
 use fa3_types::softcap;
 
+use super::spec::FwdSpec;
 use super::state::Fwd;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::WorkTile;
@@ -91,6 +93,13 @@ impl<'k> Fwd<'k> {
     pub(super) fn row_in_tile(&self, me: U32<'k>) -> U32<'k> {
         let row = self.builder.frag_row();
         if self.spec.tile.column_groups() > 1 { row } else { me.mad(64, row) }
+    }
+
+    /// Number of rows of a tile that take part in attention.
+    #[track_caller]
+    pub(super) fn rows_of(&self, work: &WorkTile<'k>) -> U32<'k> {
+        let FwdSpec { pack, tile, .. } = self.spec;
+        (work.lens.q - work.row).min(packed_positions(pack, tile.tile_m)) * pack
     }
 
     /// The index of the block of 64 rows that warpgroup `me` has.

@@ -25,7 +25,7 @@ impl<'k> Attend<'_, 'k> {
         blocks.for_each(0, |block| {
             let scales = q.scales.of(&block);
             let mut s = self.products_ending_turn(q, &block); // A1:16-17
-            q.scores.apply(&mut s, &block, &scales.unit);
+            q.scores.apply(&mut s, &block, [scales.unit; 2]);
             let (p, shrink) = self.softmax_in_two_levels(s, &scales, sum); // A1:18-19
             self.add_in_two_levels(&p, shrink, sum); // A1:20-22
         });
@@ -46,7 +46,7 @@ impl<'k> Attend<'_, 'k> {
             self.turn.take();
             self.add_in_two_levels(&p, shrink.get(), sum); // A1:20-22
             let mut s = self.products_ending_turn(q, &block); // A1:16-17
-            q.scores.apply(&mut s, &block, &scales.unit);
+            q.scores.apply(&mut s, &block, [scales.unit; 2]);
             let (next, by) = self.softmax_in_two_levels(s, &scales, sum); // A1:18-19
             shrink.set(by);
             p.set(&next);
@@ -80,7 +80,7 @@ impl<'k> Attend<'_, 'k> {
             let pv = pv.wait(); // A2:14
             self.turn.pass();
             self.v.release(v); // A2:15
-            q.scores.apply(&mut s, &block, &scales.unit);
+            q.scores.apply(&mut s, &block, [scales.unit; 2]);
             let next = sum.softmax.step_uncounted(&mut s, &scales.unit); // A2:13
             let rounded = self.p.round(&s); // A2:16
             add(sum, 0, shrink.get(), pv); // A2:14

@@ -13,7 +13,8 @@
 //! block j         P V, first columns ┐                     ┘
 //! ```
 //!
-//! If K and V are e4m3 and there is no `qv`, the second consumer also converts V, before it waits for P.
+//! If K and V are e4m3 and there is no `qv`, the second consumer also converts V. It multiplies its half of a block's V
+//! while its half of the next block is loaded.
 //!
 //! P is handed over when the next block's scores are nearly complete. So the second consumer's products run under the
 //! softmax of the first consumer, and delay nothing that the softmax waits for. P is handed over earlier only if the
@@ -154,10 +155,11 @@ pub(super) fn run_second<'k>(fwd: &Fwd<'k>, hand_over: &HandOver<'k>) {
                 let Some(keys) = converter.begin(fwd, &work) else { return };
                 let tile_n = fwd.spec.tile.tile_n;
                 let all = (work.kv.end - work.kv.first) * tile_n;
-                b.for_each((0, all), tile_n, |done| {
-                    converter.convert(&keys, [done, all]);
-                    multiply();
+                converter.convert(&keys, [b.value(0), all], || {});
+                b.for_each((tile_n, all), tile_n, |done| {
+                    converter.convert(&keys, [done, all], &mut multiply)
                 });
+                multiply();
             }),
         }
         let end = ends.wait();

@@ -427,7 +427,8 @@ fn name(spec: &FwdSpec) -> String {
     let FwdSpec { lse_without_sink, stored_lse, max_logits, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
-    let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
+    let of = if elem == Elem::E4m3 { elem } else { output };
+    let mut words = vec![format!("fwd/{of}/d{dims}/{tile_m}x{tile_n}x{stages}")];
     let mut word = |word: &str| words.push(word.to_owned());
     word(&sides_word(mask));
     let of_scores = [softcap.then(|| "cap".to_owned()), spec.score.as_ref().map(score_word)];

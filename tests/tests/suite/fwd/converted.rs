@@ -1,14 +1,15 @@
-//! Kernels that dequantize e4m3 K and V, or Q. With scales of 1, results equal the results of the 16-bit inputs.
+//! Kernels that dequantize e4m3 K and V, or Q. With scales of 1, results equal the results of the 16-bit inputs, except
+//! where Q of bf16 is rewritten to f16.
 
 use fa3_quant::E4m3;
 use fa3_sched::forward::{CtaTile, Precision, SplitKeys, TileRow};
 use fa3_sim::Policy;
 use fa3_tests::Trial;
 use fa3_tests::cache::{Case, Keys, Pages, paged};
-use fa3_tests::fwd::{dense, encode, trial, with_qv, with_tile};
+use fa3_tests::fwd::{decode, dense, encode, trial, with_qv, with_tile};
 use fa3_tests::memory::{Memory, tensor_bytes};
 use fa3_tests::sparse::{self, Listed};
-use fa3_types::{Dtype, SCALED_COLUMNS};
+use fa3_types::{Dtype, ProblemSpec, SCALED_COLUMNS};
 use ndarray::Array4;
 
 /// Whether a kernel that dequantizes K and V gives the bits of the 16-bit kernel on the dequantized keys. If Q is e4m3,
@@ -43,9 +44,9 @@ fn shared_keys_have_the_bits_of_16_bit_keys() {
         (Dtype::F16, (64, 64), Some(3.0), 1, false),
         (Dtype::Bf16, (192, 128), None, 12, false),
         (Dtype::F16, (256, 256), None, 16, false),
-        (Dtype::Bf16, (512, 512), None, 16, false),
+        (Dtype::F16, (512, 512), None, 16, false),
         (Dtype::F16, (336, 272), Some(3.0), 1, false),
-        (Dtype::Bf16, (64, 512), None, 64, true),
+        (Dtype::F16, (64, 512), None, 64, true),
         (Dtype::F16, (48, 272), Some(3.0), 12, true),
     ] {
         let (lengths, keys) = (vec![300, 0, 65], Keys::Pages(Pages::of(page)));
@@ -96,14 +97,45 @@ fn tiles_have_the_bits_of_16_bit_keys() {
     let tiles = TileRow::table().iter().map(|row| row.tile);
     for tile in tiles.filter(|tile| tile.precision == Precision::Converted { q: false }) {
         let lengths = (tile.tile_m as usize + 9, 2 * tile.tile_n as usize + 5);
-        let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), tile.head_dim as usize).causal();
-        let spec = spec.head_dim_v(tile.head_dim_v as usize);
-        let spec = if tile.qv { with_qv(spec) } else { spec };
-        let run = |spec: fa3_types::ProblemSpec, tile| {
+        // Where rows are converted, products are of f16.
+        let dtype = if tile.converts_rows() { Dtype::F16 } else { Dtype::Bf16 };
+        let spec = of_tile(dtype, &tile, lengths);
+        let run = |spec: ProblemSpec, tile| {
             let case = fa3_tests::Case::normal("converted", spec.known().expect("a tile's own columns"), 3);
             trial(case, 3, &with_tile(tile))
         };
         let of_16_bits = run(spec.clone(), CtaTile { precision: Precision::Half, ..tile });
-        assert!(agree(run(spec.e4m3_keys(), tile), of_16_bits, Dtype::Bf16), "{tile}");
+        assert!(agree(run(spec.e4m3_keys(), tile), of_16_bits, dtype), "{tile}");
+    }
+}
+
+/// A problem with the tile's columns, and `qv` if the tile is for it.
+fn of_tile(dtype: Dtype, tile: &CtaTile, lengths: (usize, usize)) -> ProblemSpec {
+    let spec = dense(dtype, 1, lengths, (2, 1), tile.head_dim as usize).causal();
+    let spec = spec.head_dim_v(tile.head_dim_v as usize);
+    if tile.qv { with_qv(spec) } else { spec }
+}
+
+/// Q of bf16 that is rewritten to f16 may have any range: a power of 2 that moves from Q to the scale changes no bit.
+#[test]
+fn powers_of_2_move_from_queries_to_the_scale() {
+    for TileRow { tile, .. } in TileRow::table().iter().filter(|row| row.tile.converts_rows()) {
+        let run = |power: f32| {
+            let spec =
+                of_tile(Dtype::Bf16, tile, (70, 70)).softmax_scale(f64::from(0.0625 / power)).e4m3_keys();
+            let case = fa3_tests::Case::normal("rewritten", spec.known().expect("a tile's own columns"), 3);
+            let mut trial = trial(case, 3, &with_tile(*tile));
+            for name in if tile.qv { &["q", "qv"][..] } else { &["q"] } {
+                for bits in trial.buffer_mut(name).as_chunks_mut::<2>().0 {
+                    let x = decode(Dtype::Bf16, u16::from_le_bytes(*bits)) * power;
+                    *bits = encode(Dtype::Bf16, x).to_le_bytes();
+                }
+            }
+            crate::o_and_lse(&trial.program, &trial.before, Policy::Eager)
+        };
+        let expected = run(1.0);
+        for power in [40, -50] {
+            assert!(run(2.0_f32.powi(power)) == expected, "{tile}, 2^{power}");
+        }
     }
 }
