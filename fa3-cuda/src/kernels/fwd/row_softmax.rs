@@ -349,21 +349,36 @@ impl<'k> RowSoftmax<'k> {
         });
         let Some(sink) = sink else {
             let inverse = row_sum.zip(rounded, |sum, rounded| sum.eq(0.0).select(0.0, rounded.rcp()));
-            return Finished { inverse, lse: lse(self.row_max.get(), row_sum), of_keys: None, max_logits };
+            return Finished {
+                inverse,
+                lse: self.lse(self.row_max.get(), row_sum),
+                of_keys: None,
+                max_logits,
+            };
         };
         let old = self.row_max.get();
-        let row_max = old.zip(sink, |row_max, sink| row_max.max(sink));
+        let row_max = old.zip(sink, |row_max, sink| row_max.max(sink + self.headroom));
         let shrink = shrink(old, row_max);
-        let of_sink = row_max.zip(sink, |row_max, sink| sink.eq(row_max).select(1.0, (sink - row_max).ex2()));
+        let of_sink =
+            row_max.zip(sink, |row_max, sink| row_max.eq(f32::INFINITY).select(1.0, (sink - row_max).ex2()));
         let keys = row_sum * shrink;
         let sum = keys + of_sink;
         let inverse = shrink * rounded.fma(shrink, of_sink).map(|rounded| rounded.rcp());
         Finished {
             inverse: row_sum.zip(inverse, |sum, inverse| sum.eq(0.0).select(0.0, inverse)),
-            lse: if self.lse_without_sink { lse(old, row_sum) } else { lse(row_max, sum) },
+            lse: if self.lse_without_sink { self.lse(old, row_sum) } else { self.lse(row_max, sum) },
             of_keys: Some(keys * sum.map(|sum| sum.rcp())),
             max_logits,
         }
+    }
+
+    /// The log-sum-exp of rows, in natural units. Reference and sum leave out the headroom first, which is exact: the
+    /// logarithm of a sum of 2⁻¹⁶ has a unit in the last place of 2⁻¹⁹, which stays in an LSE near 0.
+    #[track_caller]
+    fn lse(&self, row_max: Rows<'k>, row_sum: Rows<'k>) -> Rows<'k> {
+        let largest = row_max.map(|row_max| row_max - self.headroom);
+        let sum = row_sum.map(|sum| sum * self.headroom.exp2());
+        largest.zip(sum, |largest, sum| (largest + sum.lg2()) * std::f32::consts::LN_2)
     }
 }
 
@@ -371,12 +386,6 @@ impl<'k> RowSoftmax<'k> {
 #[track_caller]
 fn exponential<'k>(score: V<'k, F32>, scale_log2: V<'k, F32>, shift: V<'k, F32>) -> V<'k, F32> {
     score.fma(scale_log2, shift).ex2() // A1:19
-}
-
-/// The log-sum-exp of rows, in natural units.
-#[track_caller]
-fn lse<'k>(row_max: Rows<'k>, row_sum: Rows<'k>) -> Rows<'k> {
-    row_max.zip(row_sum, |row_max, sum| (row_max + sum.lg2()) * std::f32::consts::LN_2)
 }
 
 /// The factor that turns sums relative to `old` into sums relative to `new`: 1 where the reference has not changed.
