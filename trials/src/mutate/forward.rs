@@ -276,7 +276,6 @@ pub(crate) fn interval_targets() -> Vec<Target> {
     let targets = [
         ("fwd 2, intervals", programs, 0),
         ("fwd 2, intervals, packed", packed(None), 1),
-        ("fwd 2, causal sequences, packed", packed(Some(Kind::Causal)), 1),
         ("fwd 2, trees, packed", packed(Some(Kind::Tree)), 1),
     ];
     let targets = targets.map(|(name, programs, step)| Target::new(name, programs, step, TWO_STAGE));
