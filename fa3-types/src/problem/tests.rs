@@ -57,6 +57,7 @@ fn of_every_feature() -> Vec<ProblemSpec> {
         spec().e4m3_keys().seqs_k(pages),
         listed().seqs_k(Sequences::listed(2, 7).table_stride(9)).sink(),
         codes().transposed_v().block_scales(64).v_channels(),
+        spec().mask(Mask::of_intervals(Intervals::of_tree(1))).seqs_k(Sequences::dense(2, 24).used()),
         scaled_rows(),
         ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, &rows, &rows)
             .seqs_q(Sequences::packed(3).longest(6))

@@ -18,7 +18,7 @@ pub struct Visible<'k> {
     pub end: U32<'k>,
     /// The second interval of visible keys, if the row has one.
     pub other: Option<VisibleKeys<U32<'k>>>,
-    /// The words that say which of the new keys are visible. Only [`Visible::bits`] reads them.
+    /// The words that say which of the new keys are visible. Only `Visible::bits` reads them.
     pub tree: Option<Box<TreeWords<'k>>>,
 }
 
