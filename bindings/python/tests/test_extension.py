@@ -215,11 +215,13 @@ def test_types_say_how_many_tensors_there_are(module, name):
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
     *overloads, (arguments, result) = [(ast.unparse(x.args), ast.unparse(x.returns)) for x in functions]
     flag = "return_softmax_lse" if module == "kvcache" else "return_attn_probs"
-    rest, more = arguments.split(f"{flag}: bool=False")
+    both = "tuple[Tensor, Tensor, None, None]" if module == "kvcache" else "tuple[Tensor, Tensor]"
+    without = arguments.replace("return_max_logits: bool=False", "return_max_logits: Literal[False]=False")
+    rest, more = without.split(f"{flag}: bool=False")
     star = "" if "*, " in rest else "*, "
     assert overloads == [
         (f"{rest}{flag}: Literal[False]=False{more}", "Tensor"),
-        (f"{rest}{star}{flag}: Literal[True]{more.removeprefix(', *')}", result.removeprefix("Tensor | ")),
+        (f"{rest}{star}{flag}: Literal[True]{more.removeprefix(', *')}", both),
         (arguments, result),
     ]
 
