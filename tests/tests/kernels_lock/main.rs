@@ -122,13 +122,9 @@ fn ptxas_has_nothing_to_say() {
 
 /// Whether a kernel's main loops must overlap. 16-bit kernels without ping-pong or without a producer need not, because
 /// they exist for the ablation study, unless their warpgroups share rows. A loop whose PV has several parts has more
-/// than two products. With `qv`, kernels that convert rows have up to five loads and stores of spilled registers in
-/// their loops.
+/// than two products.
 fn overlaps(spec: &FwdSpec) -> bool {
     let tile = &spec.tile;
-    if tile.qv && matches!(tile.precision, Precision::Converted { .. }) {
-        return false;
-    }
     match tile.precision {
         Precision::Half | Precision::Converted { .. } => {
             let is_free = tile.pipeline != Pipeline::Paired && !tile.ping_pong && tile.column_groups() == 1;

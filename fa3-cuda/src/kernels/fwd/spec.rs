@@ -154,8 +154,8 @@ impl FwdSpec {
     }
 
     /// Whether a warp finds the blocks that a tile visits under a mask of intervals. Otherwise tiles visit all blocks,
-    /// with the mask: where CTAs share keys, and where all warps of the producer copy rows. If all
-    /// rows see all keys but the new ones, only blocks with new keys have the mask there.
+    /// with the mask: where CTAs share keys, and where all warps of the producer copy rows. If all rows see all keys
+    /// but the new ones, only blocks with new keys have the mask there.
     pub(super) fn finds_ranges(&self) -> bool {
         self.mask.intervals().is_some() && self.shares.is_none() && !self.gathers()
     }
@@ -213,7 +213,7 @@ impl FwdSpec {
     }
 
     /// Whether Q is bf16 in memory, and the first consumer rewrites it to f16, to which rows of K and V are converted.
-    pub(super) fn rewrites_q(&self) -> bool {
+    pub fn rewrites_q(&self) -> bool {
         self.tile.converts_rows() && self.elem != self.output
     }
 
