@@ -55,8 +55,8 @@ fn every_trial_is_solved() {
 }
 
 /// Small problems run under five schedules, with fast arithmetic: there is no false finding, and no result depends on
-/// the schedule. `FA3_SEEDS` sets the number of random schedules. It is small, since clocks find a
-/// race under any schedule.
+/// the schedule. `FA3_SEEDS` sets the number of random schedules. It is small, since clocks find a race under any
+/// schedule.
 #[test]
 fn schedules_do_not_matter() {
     let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok());

@@ -92,29 +92,29 @@ fn on_devices(cases: Vec<Case>) -> impl Iterator<Item = Case> {
 
 /// A covering array (pairs) of e4m3 caches with 16-bit Q, and some cases with e4m3 Q.
 fn of_e4m3() -> impl Iterator<Item = Case> {
-    let converted = covering_cases(0, |levels| Case {
-        keys: levels.pick(&[
-            Keys::Dense,
-            Keys::Padded,
-            Keys::IndexedPadded,
-            Keys::Pages(Pages::of(8)),
-            Keys::Pages(Pages::of(24).indexed()),
-            Keys::Pages(Pages::of(128)),
-            Keys::Pages(Pages::of(1)),
-            Keys::Pages(Pages::of(64).padded().indexed()),
-        ]),
-        columns: levels.pick(&[(128, 128), (64, 64), (96, 96), (192, 128), (256, 256), (48, 80)]),
-        queries: levels.pick(&[Queries::Dense(1), Queries::InPart(5), Queries::Packed(3), LONG]),
-        heads: levels.pick(&[(4, 1), (6, 2), (16, 1), (3, 3)]),
-        lengths: levels.pick(&[&[400][..], &[0, 1, 64, 65, 200, 0], &[130; 3]]).to_vec(),
-        split_keys: levels.pick(&SPLITS),
-        mask: levels.pick(&MASKS[..3]),
-        e4m3_keys: true,
-        ..of_options(levels)
+    let converted = covering_cases(0, |levels| {
+        let case = Case {
+            keys: levels.pick(&[
+                Keys::Dense,
+                Keys::Padded,
+                Keys::IndexedPadded,
+                Keys::Pages(Pages::of(8)),
+                Keys::Pages(Pages::of(24).indexed()),
+                Keys::Pages(Pages::of(128)),
+                Keys::Pages(Pages::of(1)),
+                Keys::Pages(Pages::of(64).padded().indexed()),
+            ]),
+            columns: levels.pick(&[(128, 128), (64, 64), (96, 96), (192, 128), (256, 256), (48, 80)]),
+            queries: levels.pick(&[Queries::Dense(1), Queries::InPart(5), Queries::Packed(3), LONG]),
+            heads: levels.pick(&[(4, 1), (6, 2), (16, 1), (3, 3)]),
+            lengths: levels.pick(&[&[400][..], &[0, 1, 64, 65, 200, 0], &[130; 3]]).to_vec(),
+            split_keys: levels.pick(&SPLITS),
+            mask: levels.pick(&MASKS[..3]),
+            e4m3_keys: true,
+            ..of_options(levels)
+        };
+        Case { queries: of_heads(case.queries, case.heads), ..case }
     });
-    let converted = converted.into_iter();
-    let converted =
-        converted.map(|case| Case { queries: of_heads(case.queries, case.heads), ..case }).collect();
     // FP8 kernels; kernels that dequantize, with split-KV; kernels that copy row by row.
     let of_q = [
         (Keys::Pages(Pages::of(16)), LONG, (64, 64), SPLITS[0]),

@@ -129,8 +129,7 @@ impl<'k> Fwd<'k> {
         })
     }
 
-    /// The functions that turn QKᵀ into the scores for the softmax: the soft cap, the function of scores, and
-    /// the mask.
+    /// The functions that turn QKᵀ into the scores for the softmax: the soft cap, the function of scores, and the mask.
     pub(super) fn scores(&self, work: &WorkTile<'k>, row: ThreadRow<'k>) -> Scores<'k> {
         let (walk, (left, _)) = (self.params.walk, self.spec.mask.reach());
         let (lens, position) = (work.lens, self.positions(work, row));

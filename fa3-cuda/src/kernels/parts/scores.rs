@@ -60,8 +60,8 @@ pub(crate) struct Scores<'k> {
 }
 
 impl<'k> Scores<'k> {
-    /// Turns products of a block into scores: caps them, applies the function of scores, and hides
-    /// keys where the mask does. `units` are the units of products of the thread's rows.
+    /// Turns products of a block into scores: caps them, applies the function of scores, and hides keys where the mask
+    /// does. `units` are the units of products of the thread's rows.
     #[track_caller]
     pub(crate) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>, units: [Unit<'k>; 2]) {
         if let (Some(modify), [Some(upper), Some(lower)]) = (&self.modify, units.map(|unit| unit.into_cap)) {
