@@ -6,6 +6,7 @@ mod error;
 mod kind;
 mod node;
 mod op;
+mod open;
 mod real;
 mod row;
 mod table;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 
 pub use dual::Dual;
 pub use error::ScoreError;
+pub use open::OpenScore;
 pub use real::{HostReal, ScoreIndex, ScoreReal};
 pub use row::ScoreRow;
 pub use table::ScoreTable;

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from . import arguments, gradient, operator
+from . import score as scores
+from .score import ScoreMod
 
 
 @overload
@@ -37,6 +39,7 @@ def flash_attn_func(
     intervals: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     return_max_logits: Literal[False] = False,
+    score: ScoreMod | None = None,
 ) -> Tensor: ...
 
 
@@ -68,6 +71,7 @@ def flash_attn_func(
     intervals: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     return_max_logits: Literal[False] = False,
+    score: ScoreMod | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -99,6 +103,7 @@ def flash_attn_func(
     intervals: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     return_max_logits: bool = False,
+    score: ScoreMod | None = None,
 ) -> Tensor | tuple[Tensor, ...]: ...
 
 
@@ -129,6 +134,7 @@ def flash_attn_func(
     intervals: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     return_max_logits: bool = False,
+    score: ScoreMod | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
     device. On the CPU tensors may also be float32. Under `torch.autocast` float32 q, k, v and qv are cast to its dtype.
@@ -234,11 +240,14 @@ def flash_attn_func(
         intervals,
         arguments.pieces(split_keys),
         arguments.flag("return_max_logits", return_max_logits),
+        *scores.given(score, q),
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     descales: list[Tensor] = []
     if not (q_descale is k_descale is v_descale is v_mean is s_aux is qv is intervals is None):
         descales = operator.given(q_descale, k_descale, v_descale, v_mean, s_aux, qv, intervals)
+    if options.score_tables:
+        descales = [*descales, *options.score_tables]
     if out is not None:
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in (q, k, v, *descales) if isinstance(x, Tensor)))

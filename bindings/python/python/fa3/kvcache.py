@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from . import arguments, cached_operator, operator, varlen_operator
+from . import score as scores
 from .cache import Cache
 from .new_rows import NewRows
+from .score import ScoreMod
 from .sequences import Sequences
 
 
@@ -55,6 +57,7 @@ def flash_attn_with_kvcache(
     intervals: Tensor | None = None,
     tree_mask: Tensor | None = None,
     return_max_logits: Literal[False] = False,
+    score: ScoreMod | None = None,
 ) -> Tensor: ...
 
 
@@ -99,6 +102,7 @@ def flash_attn_with_kvcache(
     intervals: Tensor | None = None,
     tree_mask: Tensor | None = None,
     return_max_logits: Literal[False] = False,
+    score: ScoreMod | None = None,
 ) -> tuple[Tensor, Tensor, None, None]: ...
 
 
@@ -143,6 +147,7 @@ def flash_attn_with_kvcache(
     intervals: Tensor | None = None,
     tree_mask: Tensor | None = None,
     return_max_logits: bool = False,
+    score: ScoreMod | None = None,
 ) -> Tensor | tuple[Any, ...]: ...
 
 
@@ -186,6 +191,7 @@ def flash_attn_with_kvcache(
     intervals: Tensor | None = None,
     tree_mask: Tensor | None = None,
     return_max_logits: bool = False,
+    score: ScoreMod | None = None,
 ) -> Tensor | tuple[Any, ...]:
     """Attention over a KV cache, as servers compute it at each step, on a Hopper GPU or on the CPU.
 
@@ -292,7 +298,7 @@ def flash_attn_with_kvcache(
         new = NewRows(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, interleaved)
     longest = arguments.hint("max_seqlen_q", max_seqlen_q)
     causal, intervals = arguments.mask_of_data(causal, intervals, q, tree_mask)
-    lengths = _lengths(cache_seqlens, q, cu_seqlens_q)
+    lengths, of_score = _lengths(cache_seqlens, q, cu_seqlens_q), scores.given(score, q)
     cache = Cache(lengths, *pages, cache_leftpad, cu_seqlens_q, seqused_q, longest, None)
     options = cached_operator.Options(
         *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),
@@ -306,6 +312,8 @@ def flash_attn_with_kvcache(
         qv,
         intervals=intervals,
         max_logits=arguments.flag("return_max_logits", return_max_logits),
+        score=of_score[0],
+        score_tables=of_score[1],
     )
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
     out, lse = attention((q, k_cache, v_cache), new, cache, options, with_lse, out)

@@ -23,7 +23,8 @@ def register(sentence: str, name: str) -> None:
 
 def save(ctx: Any, inputs: Sequence[Any]) -> None:
     """Saves the inputs whose gradients may be requested."""
-    ctx.save_for_backward(*(x for x, needed in zip(inputs, ctx.needs_input_grad) if needed))
+    # For a list of tensors, `needed` is a list.
+    ctx.save_for_backward(*(x for x, needed in zip(inputs, ctx.needs_input_grad) if needed is True))
 
 
 def gradients(ctx: Any, sentence: str, *given: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -32,7 +33,7 @@ def gradients(ctx: Any, sentence: str, *given: Tensor | None) -> tuple[Tensor | 
     of_output = next(x for x in given if x is not None)
     saved = iter(ctx.saved_tensors)
     refuse = torch.ops.fa3.refuse_gradient
-    return tuple(refuse(next(saved), of_output, sentence) if needed else None for needed in ctx.needs_input_grad)
+    return tuple(refuse(next(saved), of_output, sentence) if needed is True else None for needed in ctx.needs_input_grad)
 
 
 def derivatives(names: str, why: str, *tensors: Tensor) -> None:

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from . import arguments, cached_operator, operator, varlen_operator
+from . import score as scores
 from .cache import Cache
+from .score import ScoreMod
 from .sequences import Batch, Sequences, check_packed
 
 
@@ -46,6 +48,7 @@ def flash_attn_varlen_func(
     split_keys: int | Literal["fixed"] | None = None,
     intervals: Tensor | None = None,
     return_max_logits: Literal[False] = False,
+    score: ScoreMod | None = None,
 ) -> Tensor: ...
 
 
@@ -84,6 +87,7 @@ def flash_attn_varlen_func(
     split_keys: int | Literal["fixed"] | None = None,
     intervals: Tensor | None = None,
     return_max_logits: Literal[False] = False,
+    score: ScoreMod | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -122,6 +126,7 @@ def flash_attn_varlen_func(
     split_keys: int | Literal["fixed"] | None = None,
     intervals: Tensor | None = None,
     return_max_logits: bool = False,
+    score: ScoreMod | None = None,
 ) -> Tensor | tuple[Tensor, ...]: ...
 
 
@@ -159,6 +164,7 @@ def flash_attn_varlen_func(
     split_keys: int | Literal["fixed"] | None = None,
     intervals: Tensor | None = None,
     return_max_logits: bool = False,
+    score: ScoreMod | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """`flash_attn_func` for sequences of different lengths, packed one after the other into one tensor.
 
@@ -236,6 +242,7 @@ def flash_attn_varlen_func(
     with_lse = arguments.flag("return_attn_probs", return_attn_probs)
     with_max_logits = arguments.flag("return_max_logits", return_max_logits)
     causal, intervals = arguments.mask_of_data(causal, intervals)
+    of_score = scores.given(score, q)
     if page_table is not None:
         if cu_seqlens_k is not None:
             raise ValueError("there are page_table and cu_seqlens_k, expected one of them")
@@ -257,6 +264,8 @@ def flash_attn_varlen_func(
                 qv,
                 intervals=intervals,
                 max_logits=with_max_logits,
+                score=of_score[0],
+                score_tables=of_score[1],
             ),
             with_lse,
             out,
@@ -265,7 +274,7 @@ def flash_attn_varlen_func(
         lse, largest = operator.split_lse(lse, with_max_logits)
         return operator.results(out, lse, largest, with_lse)
     # Tables are made only for calls without qv, split_keys and intervals.
-    is_plain = qv is None and split_keys is None and intervals is None
+    is_plain = qv is None and split_keys is None and intervals is None and score is None
     table = arguments.metadata(scheduler_metadata) if is_plain else None
     batch = Batch.of(q, "q") if cu_seqlens_q is None else None
     if cu_seqlens_k is None:
@@ -294,6 +303,7 @@ def flash_attn_varlen_func(
         arguments.pieces(split_keys),
         intervals,
         with_max_logits,
+        *of_score,
     )
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     into = out if batch is None or out is None else batch.rows_of_output(out, "out")
@@ -315,7 +325,7 @@ def _attend(
     """Computes O and, if wanted, LSE: into `out`, by operators for traces, with autograd, or by a plain launch."""
     q = tensors[0]
     of_options = options.q_descale, options.k_descale, options.v_descale, options.s_aux, options.qv, options.intervals
-    given = (*tensors[:5], *operator.given(*tensors[5:], *of_options))
+    given = (*tensors[:5], *operator.given(*tensors[5:], *of_options), *(options.score_tables or ()))
     if out is not None:
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in given if isinstance(x, Tensor)), function="flash_attn_varlen_func")
