@@ -71,7 +71,7 @@ fn forward_of<T: Scalar<Output = T>>(
         let results = Results::of(problem, memory)?;
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
         let (intervals, sink) = (intervals(problem, memory)?, sink(problem, memory)?);
-        (qkv::<T>(spec, memory)?, qv, intervals, sink, score(problem, memory)?, results)
+        (qkv::<T>(spec, memory)?, qv, intervals, sink, score(problem.score(), memory)?, results)
     };
     let attention = lists.given(attention(problem, qkv, sink, intervals));
     let attention = score.into_iter().fold(attention, fa3::Attention::score);

@@ -180,7 +180,7 @@ unsafe fn call<'a, T: Scalar<Output = T>>(
         let results = Results::of(problem, memory)?;
         let q = memory.view::<T>("q", &spec.q)?;
         let (sink, intervals) = (sink(problem, memory)?, intervals(problem, memory)?);
-        (q, qv, sink, intervals, score(problem, memory)?, results)
+        (q, qv, sink, intervals, score(problem.score(), memory)?, results)
     };
     let mut attention = lists.of_q(CachedAttention::new(q)).for_problem(problem);
     attention = score.into_iter().fold(attention, CachedAttention::score);

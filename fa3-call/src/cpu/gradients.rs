@@ -75,7 +75,7 @@ fn backward_of<T: Scalar<Output = T>>(
         ];
         let heads = forward.heads().q();
         let dsink = forward.has_sink().then(|| memory.slice_mut::<f32>("dsink", heads)).transpose()?;
-        let (intervals, score) = (intervals(forward, memory)?, score(forward, memory)?);
+        let (intervals, score) = (intervals(forward, memory)?, score(forward.score(), memory)?);
         (qkv, sink(forward, memory)?, intervals, score, dout, o, lse, dlse, gradients, dsink)
     };
     let o = o.as_standard_layout().into_owned();

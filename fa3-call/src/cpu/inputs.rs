@@ -2,7 +2,7 @@
 
 use fa3::ndarray::{ArrayView4, ArrayViewMut3};
 use fa3::{Attention, Scalar, ScoreFunction};
-use fa3_types::{Problem, ProblemSpec, ScoreTable, TensorDesc};
+use fa3_types::{Problem, ProblemSpec, ScoreForm, ScoreTable, TensorDesc};
 
 use super::memory::Memory;
 use crate::attention::Attention as Call;
@@ -96,7 +96,7 @@ pub(super) unsafe fn intervals<'a>(
     Ok(Some(ArrayView4::from_shape(dims, bounds).expect("one element for each index")))
 }
 
-/// The function of scores with copies of its tables, if the problem has one.
+/// The function of scores with copies of its tables, if there is one.
 ///
 /// # Safety
 /// `memory` must have the tables, which are not written to during this call.
@@ -104,8 +104,11 @@ pub(super) unsafe fn intervals<'a>(
 /// # Errors
 /// An address is invalid.
 #[allow(unsafe_code, reason = "tensors are plain addresses")]
-pub(super) unsafe fn score(problem: &Problem, memory: &Memory<'_>) -> Result<Option<ScoreFunction>, Error> {
-    let Some(form) = problem.score() else { return Ok(None) };
+pub(super) unsafe fn score(
+    form: Option<&ScoreForm>,
+    memory: &Memory<'_>,
+) -> Result<Option<ScoreFunction>, Error> {
+    let Some(form) = form else { return Ok(None) };
     let tables = form.extents().iter().zip(ScoreTable::NAMES).map(|(extents, name)| {
         // SAFETY: the caller guarantees the tensors.
         unsafe { memory.slice::<f32>(name, extents.iter().product()) }.map(Into::into)

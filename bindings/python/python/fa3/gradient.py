@@ -39,9 +39,9 @@ def launch(
     sm_margin: int,
     deterministic: bool = False,
     intervals: Tensor | None = None,
-    *,
     score: str | None = None,
     score_tables: Sequence[Tensor] | None = None,
+    *,
     s_aux: Tensor | None = None,
     outputs: tuple[Tensor, Tensor, Tensor] | None = None,
     sequences: Sequences | None = None,
@@ -169,7 +169,7 @@ class Differentiable:
 
     def gradients(self, ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of the forward pass's arguments."""
-        gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        gradients = [refusal.none(needed) for needed in ctx.needs_input_grad]
         if dout is None and dlse is None:
             return tuple(gradients)
         if ctx.of_float8:

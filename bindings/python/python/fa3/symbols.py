@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from . import operator
@@ -159,7 +160,7 @@ def _symbol(x: Any) -> Symbol:
         return x
     if isinstance(x, Tensor):
         if x.dim() == 0:
-            return _symbol(x.item()) if x.is_cpu and not operator.is_fake(x) and not x.requires_grad else _read(x[None], (_symbol(0),))
+            return _symbol(x.item()) if _is_known(x) else _read(x[None], (_symbol(0),))
         _refuse(f"a tensor of shape {tuple(x.shape)} beside a symbol", "index it by symbols")
     if isinstance(x, _Rows):
         _refuse(f"a row of a tensor of shape {tuple(x.tensor.shape)}", "index its other axes as well")
@@ -168,6 +169,11 @@ def _symbol(x: Any) -> Symbol:
     text = literal(x)
     kind = "index" if text.lstrip("-").isdecimal() else "number"
     return Symbol(text, _UNARY if text[0] == "-" else _VALUE, kind)
+
+
+def _is_known(x: Tensor) -> bool:
+    """Whether a number can be read now, and has no gradient."""
+    return x.is_cpu and not x.requires_grad and not is_compiling() and not operator.is_fake(x)
 
 
 def _read(tensor: Tensor, index: Any) -> Any:

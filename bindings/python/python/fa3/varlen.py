@@ -358,7 +358,7 @@ def flash_attn_varlen_qkvpacked_func(
     causal: bool = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
     *,
@@ -381,7 +381,7 @@ def flash_attn_varlen_qkvpacked_func(
     causal: bool = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     *,
     return_attn_probs: Literal[True],
@@ -404,7 +404,7 @@ def flash_attn_varlen_qkvpacked_func(
     causal: bool = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
@@ -426,7 +426,7 @@ def flash_attn_varlen_qkvpacked_func(
     causal: bool = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
@@ -444,11 +444,11 @@ def flash_attn_varlen_qkvpacked_func(
     is qkv[cu_seqlens[i]:cu_seqlens[i + 1]].
 
     Arguments before the star, and their order, are flash-attn 2's, since FlashAttention-3 has no such function. The
-    other arguments are as in FlashAttention-3's flash_attn_qkvpacked_func. dropout_p is 0, and alibi_slopes None.
+    other arguments are as in FlashAttention-3's flash_attn_qkvpacked_func. dropout_p is 0. alibi_slopes, float32
+    (heads_q,) or (sequences, heads_q), are the factors on the distance of query and key, which is subtracted from
+    scores.
     """
-    arguments.refuse(
-        dropout_p=arguments.number("dropout_p", dropout_p) != 0, alibi_slopes=alibi_slopes is not None
-    )
+    arguments.refuse(dropout_p=arguments.number("dropout_p", dropout_p) != 0)
     arguments.tensor("cu_seqlens", cu_seqlens)
     q, k, v = arguments.unpacked(qkv, num_heads_q, "total")
     return flash_attn_varlen_func(  # type: ignore[return-value]
@@ -473,6 +473,7 @@ def flash_attn_varlen_qkvpacked_func(
         deterministic=deterministic,
         sm_margin=sm_margin,
         return_attn_probs=return_attn_probs,
+        score=scores.alibi(alibi_slopes, causal, window_size),
     )
 
 
