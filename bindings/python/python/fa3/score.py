@@ -58,7 +58,7 @@ def given(score: ScoreMod | None, q: Any, leaves: str = "s b h q k") -> tuple[st
     if not isinstance(score, Score):
         if not callable(score):
             raise TypeError(f"score is {type(score).__name__}, expected a function or fa3.Score")
-        text, tables = symbols.trace(score, leaves.split())
+        text, tables = symbols.trace(score, leaves.split(), q.device)
         return text, [_table(x, q) for x in tables]
     return score.text, [_table(x, q) for x in score.tables]
 

@@ -20,20 +20,24 @@ _UNARY, _VALUE = 5, 6
 _MOST_CHARACTERS = 2**16
 
 
-def trace(function: Callable[..., Any], leaves: Sequence[str]) -> tuple[str, list[Tensor]]:
+def trace(function: Callable[..., Any], leaves: Sequence[str], device: torch.device) -> tuple[str, list[Tensor]]:
     """The text of a function of a score, and the tensors that it reads. Its arguments are the symbols of `leaves`, of
-    which the first one is the score.
+    which the first one is the score. The call is computed on `device`.
 
     Raises:
         NotImplementedError: an operation cannot be traced. The message names it, and its line.
     """
     symbols = [Symbol(name, kind="index" if i else "number") for i, name in enumerate(leaves)]
-    _tables.tensors = tables = []
+    _read_now.tables, _read_now.numbers = tables, numbers = [], []
     try:
         with _Tracing():
             value = _symbol(function(*symbols))
     finally:
-        _tables.tensors = None
+        _read_now.tables, _read_now.numbers = [], []
+    if numbers:
+        # A compiler takes a number as data only if it is an operand of arithmetic.
+        of_numbers = torch.stack([torch.ones((), device=device, dtype=torch.float32) * x for x in numbers])
+        tables = [of_numbers if x is numbers else x for x in tables]
     if value.kind == "condition":
         raise TypeError("the function of scores returns a condition, expected a number: torch.where makes one of it")
     return value.text, tables
@@ -45,9 +49,10 @@ def literal(x: Any) -> str:
         raise TypeError(f"a value of score is {type(x).__name__}, expected a number or a tensor")
     if isinstance(x, int) and -(2**31) < x < 2**31:
         return str(x)
-    if math.isnan(x):
+    text = repr(float(x))
+    if text == "nan":
         raise ValueError("a value of score is nan, expected a number")
-    return repr(float(x))
+    return text
 
 
 class Symbol:
@@ -126,13 +131,22 @@ class _Tracing(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-class _Tables(threading.local):
-    """The tensors that this thread's trace reads."""
+class _ReadNow(threading.local):
+    """What this thread's trace reads: tensors, and a list of numbers, which is one of them."""
 
-    tensors: list[Tensor] | None = None
+    def __init__(self) -> None:
+        self.tables: list[Any] = []
+        self.numbers: list[float] = []
+
+    def place(self, table: Any) -> int:
+        """The number of a table."""
+        place = next((i for i, x in enumerate(self.tables) if x is table), len(self.tables))
+        if place == len(self.tables):
+            self.tables.append(table)
+        return place
 
 
-_tables = _Tables()
+_read_now = _ReadNow()
 
 
 def _flat(arguments: Sequence[Any]) -> Iterator[Any]:
@@ -166,6 +180,10 @@ def _symbol(x: Any) -> Symbol:
         _refuse(f"a row of a tensor of shape {tuple(x.tensor.shape)}", "index its other axes as well")
     if isinstance(x, bool):
         return Symbol(f"0 == {0 if x else 1}", 2, "condition")
+    if isinstance(x, float) and is_compiling():
+        # It may be another number in the next call, for which nothing should be compiled anew.
+        _read_now.numbers.append(x)
+        return Symbol(f"t{_read_now.place(_read_now.numbers)}[{len(_read_now.numbers) - 1}]")
     text = literal(x)
     kind = "index" if text.lstrip("-").isdecimal() else "number"
     return Symbol(text, _UNARY if text[0] == "-" else _VALUE, kind)
@@ -185,11 +203,7 @@ def _read(tensor: Tensor, index: Any) -> Any:
         _refuse(f"{len(at)} indices of a tensor of shape {tuple(tensor.shape)}", "tensors have one to four axes")
     if any(x.kind != "index" for x in at):
         _refuse("an index that is a number or a condition", "indices are b, h, q_idx, kv_idx and integers of them")
-    assert _tables.tensors is not None
-    place = next((i for i, x in enumerate(_tables.tensors) if x is tensor), len(_tables.tensors))
-    if place == len(_tables.tensors):
-        _tables.tensors.append(tensor)
-    element = Symbol(f"t{place}[{', '.join(x.text for x in at)}]")
+    element = Symbol(f"t{_read_now.place(tensor)}[{', '.join(x.text for x in at)}]")
     return _test("!=", element, 0) if tensor.dtype == torch.bool else element
 
 
@@ -276,13 +290,13 @@ def _divide(x: Any, y: Any, rounding_mode: str | None = None) -> Symbol:
 def _power(x: Any, exponent: Any) -> Symbol:
     if isinstance(exponent, float) and abs(exponent) == 0.5:
         root = _call("sqrt", x)
-        return root if exponent == 0.5 else _binary("/", 1.0, root)
+        return root if exponent == 0.5 else _binary("/", 1, root)
     if not isinstance(exponent, (int, float)) or exponent != int(exponent) or not 1 <= abs(exponent) <= 8:
         raise TypeError("the exponent is another number than -8 to -1, 1 to 8, 0.5 and -0.5")
     product = x
     for _ in range(abs(int(exponent)) - 1):
         product = _binary("*", product, x)
-    return _number(product) if exponent > 0 else _binary("/", 1.0, product)
+    return _number(product) if exponent > 0 else _binary("/", 1, product)
 
 
 def _clamp(x: Any, min: Any = None, max: Any = None) -> Symbol:
@@ -291,7 +305,8 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Symbol:
 
 
 def _sigmoid(x: Any) -> Symbol:
-    return _binary("+", _binary("*", 0.5, _call("tanh", _binary("*", 0.5, x))), 0.5)
+    half = Symbol("0.5")
+    return _binary("+", _binary("*", half, _call("tanh", _binary("*", half, x))), half)
 
 
 def _to(x: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Symbol:
@@ -354,7 +369,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mod": lambda x, y: _binary("-", x, _binary("*", _floor_divide(x, y), y)),
     "pow": _power,
     "square": lambda x: _binary("*", x, x),
-    "reciprocal": lambda x: _binary("/", 1.0, x),
+    "reciprocal": lambda x: _binary("/", 1, x),
     "abs": lambda x: _call("abs", x),
     "floor": lambda x: _call("floor", x),
     "ceil": lambda x: _negative(_call("floor", _negative(x))),
@@ -363,11 +378,11 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log2": lambda x: _call("log2", x),
     "log": lambda x: _binary("*", _call("log2", x), math.log(2)),
     "sqrt": lambda x: _call("sqrt", x),
-    "rsqrt": lambda x: _binary("/", 1.0, _call("sqrt", x)),
+    "rsqrt": lambda x: _binary("/", 1, _call("sqrt", x)),
     "tanh": lambda x: _call("tanh", x),
     "sigmoid": _sigmoid,
     "silu": lambda x: _binary("*", x, _sigmoid(x)),
-    "relu": lambda x: _call("max", x, 0.0),
+    "relu": lambda x: _call("max", x, 0),
     "minimum": lambda x, y: _call("min", x, y),
     "maximum": lambda x, y: _call("max", x, y),
     "clamp": _clamp,
