@@ -208,12 +208,12 @@ impl Tensors<'_> {
             let given = ScoreTable::NAMES[usize::from(number)];
             let table = self.given.read(given, DENSE)?.ok_or(Error::NoTensor { tensor: given })?;
             self.at.push((name, Some(table.address())));
-            match table.dtype()? {
-                Dtype::F32 => Ok(table.shape().into()),
-                found => {
-                    Err(Error::Tensor { tensor: given, found: found.to_string(), expected: "f32".to_owned() })
-                }
+            let (found, expected) = (table.dtype()?, Dtype::F32);
+            if found != expected {
+                let [found, expected] = [found, expected].map(|dtype| dtype.to_string());
+                return Err(Error::Tensor { tensor: given, found, expected });
             }
+            Ok(table.shape().into())
         });
         tables.collect()
     }

@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 use fa3_quant::RopeTable;
-use fa3_types::{IntervalRows, KnownProblem, ScoreTable};
+use fa3_types::{IntervalRows, KnownProblem, ScoreFunction, ScoreTable};
 use ndarray::{Array, ArrayView, ArrayView1, ArrayView4, Dim, Dimension, IntoDimension};
 
 use super::rows::pad;

@@ -28,7 +28,9 @@ def trace(function: Callable[..., Any], leaves: Sequence[str], device: torch.dev
         NotImplementedError: an operation cannot be traced. The message names it, and its line.
     """
     symbols = [Symbol(name, kind="index" if i else "number") for i, name in enumerate(leaves)]
-    _read_now.tables, _read_now.numbers = tables, numbers = [], []
+    tables: list[Any] = []
+    numbers: list[float] = []
+    _read_now.tables, _read_now.numbers = tables, numbers
     try:
         with _Tracing():
             value = _symbol(function(*symbols))
@@ -53,6 +55,10 @@ def literal(x: Any) -> str:
     if text == "nan":
         raise ValueError("a value of score is nan, expected a number")
     return text
+
+
+def _operator(name: str) -> Any:
+    return lambda *args: _apply(name, args, {})
 
 
 class Symbol:
@@ -94,21 +100,25 @@ class Symbol:
         _refuse("the number of a symbol", "it is known in kernels only: index a tensor, not a list")
 
     __int__ = __index__
-    __hash__ = None  # type: ignore[assignment]
 
     def __float__(self) -> float:
         _refuse("the number of a symbol", "it is known in kernels only: call functions of torch, not of math")
 
+    __add__, __radd__ = _operator("add"), _operator("radd")
+    __sub__, __rsub__ = _operator("sub"), _operator("rsub")
+    __mul__, __rmul__ = _operator("mul"), _operator("rmul")
+    __truediv__, __rtruediv__ = _operator("truediv"), _operator("rtruediv")
+    __floordiv__, __rfloordiv__ = _operator("floordiv"), _operator("rfloordiv")
+    __mod__, __rmod__ = _operator("mod"), _operator("rmod")
+    __pow__, __rpow__ = _operator("pow"), _operator("rpow")
+    __and__, __rand__ = _operator("and"), _operator("rand")
+    __or__, __ror__ = _operator("or"), _operator("ror")
+    __xor__, __rxor__ = _operator("xor"), _operator("rxor")
+    __neg__, __pos__, __abs__, __invert__ = (_operator(name) for name in ("neg", "pos", "abs", "invert"))
+    __lt__, __le__, __gt__, __ge__ = (_operator(name) for name in ("lt", "le", "gt", "ge"))
+    __eq__, __ne__ = _operator("eq"), _operator("ne")  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
 
-def _of_python(name: str) -> Callable[..., Any]:
-    return lambda *args: _apply(name, args, {})
-
-
-for _name in "add sub mul truediv floordiv mod pow and or xor".split():
-    setattr(Symbol, f"__{_name}__", _of_python(f"__{_name}__"))
-    setattr(Symbol, f"__r{_name}__", _of_python(f"__r{_name}__"))
-for _name in "neg pos abs invert lt le gt ge eq ne".split():
-    setattr(Symbol, f"__{_name}__", _of_python(f"__{_name}__"))
 
 
 class _Rows:

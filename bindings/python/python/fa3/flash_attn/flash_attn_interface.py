@@ -203,7 +203,7 @@ def _options(
     """The keyword arguments that this package's functions have in common."""
     if arguments.number("dropout_p", dropout_p) != 0:
         raise NotImplementedError(f"dropout_p is {dropout_p}, expected 0: there is no dropout of attention")
-    scores = dict(softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap)
+    scores: dict[str, Any] = dict(softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap)
     scores |= dict(score=score.alibi(alibi_slopes, causal, window_size))
     return scores | dict(deterministic=deterministic, return_attn_probs=True)
 
