@@ -120,7 +120,6 @@ class Symbol:
     __hash__ = None  # type: ignore[assignment]
 
 
-
 class _Rows:
     """A tensor that is read by fewer indices than it has axes."""
 
