@@ -235,6 +235,7 @@ def test_other_arguments_are_refused():
     wrong = "a score expression reads tables of [2] axes, and is given tables of the shapes [[4]]"
     raised(wrong, lambda: flash_attn_func(x, x, x, score=fa3.Score("s + t[h, k]", t=TABLE)))
     raised("a value of score is str", lambda: fa3.Score("s + t", t="x"), TypeError)
+    raised("score gives k a value, and it has a meaning of its own", lambda: fa3.Score("s + k[h]", k=TABLE))
     many = lambda s, b, h, q, k: sum((s * n for n in range(3, 103)), s)
     raised("the score expression has more than 96 nodes", lambda: flash_attn_func(x, x, x, score=many))
     gradient = "a tensor that score reads requires grad, and has no gradient"

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from . import arguments, operator, symbols
 
+# The words of the language, which are no names of values.
+_WORDS = frozenset("s b h row q k if then else inf abs min max exp2 log2 sqrt tanh floor".split())
 # The names in a text, beside the letters of exponents.
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 
@@ -29,10 +31,13 @@ class Score:
             then. Tensors are read as float32, when the function is used.
 
     Raises:
-        TypeError: a value is neither a number nor a tensor. Other errors of the text raise where the function is used.
+        TypeError, ValueError: a value is neither a number nor a tensor, or its name has a meaning of its own. Other
+            errors of the text raise where the function is used.
     """
 
     def __init__(self, text: str, **values: Any) -> None:
+        if taken := _WORDS.intersection(values):
+            raise ValueError(f"score gives {min(taken)} a value, and it has a meaning of its own")
         tables = {name: x for name, x in values.items() if isinstance(x, Tensor)}
         places = {name: f"t{i}" for i, name in enumerate(tables)}
         for name, x in values.items():
