@@ -68,7 +68,7 @@ def flex_attention(
     `torch.nn.attention.flex_attention.flex_attention` computes it.
 
     Arguments:
-        query: (batch, heads_q, seqlen_q, head_dim). Dtypes and head dimensions are those of `flash_attn_func`.
+        query: (batch, heads_q, seqlen_q, head_dim). Dtypes and head dimensions are as in `flash_attn_func`.
         key, value: (batch or 1, heads_kv, seqlen_k, head_dim and head_dim_v), of query's dtype.
         score_mod: score_mod(score, b, h, q_idx, kv_idx) returns the score that takes the place of `score`, which is
             scaled. It is called once with symbols, at each call: nothing of it is kept, so what it captures may change.

@@ -163,7 +163,8 @@ class Differentiable:
         if ctx.is_latent:
             return refusal.save(ctx, inputs)
         intervals = getattr(options, "intervals", None)
-        ctx.save_for_backward(*output, options.s_aux, intervals, *inputs[: self._tensors], *(options.score_tables or ()))
+        tables = options.score_tables or ()
+        ctx.save_for_backward(*output, options.s_aux, intervals, *inputs[: self._tensors], *tables)
         ctx.score = options.score
         ctx.options, ctx.has_max_logits = options.of_backward(), options.max_logits
 

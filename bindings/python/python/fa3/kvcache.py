@@ -268,6 +268,8 @@ def flash_attn_with_kvcache(
             it stands. `fa3.masks.tree_words` makes it of a bool tensor.
         return_max_logits: whether to return the largest score of each head as well, behind the other results, as in
             `flash_attn_func`.
+        score: a function of scores, as in `flash_attn_func`. Keys are counted from the sequence's first key behind
+            cache_leftpad.
 
     Returns: O, of q's shape but with head_dim_v, which is out or a new contiguous tensor. Its dtype is q's, or bfloat16
         where q is float8_e4m3fn. With return_softmax_lse (O, LSE, None, None), LSE float32 (batch, heads_q, seqlen_q),

@@ -220,6 +220,7 @@ def flash_attn_varlen_func(
             1, total_q, 2 or 4). Keys are counted from the first key of the query's sequence. The rows of a dense batch
             of q count one sequence after the other, except with page_table: then intervals are (batch or 1, heads_q or
             1, seqlen_q, 2 or 4).
+        score: a function of scores, as in `flash_attn_func`. Its indices count in the sequence.
 
     Returns: O (total_q, heads_q, head_dim_v), which is out or a new contiguous tensor. Its dtype is q's, or where q is
         float8_e4m3fn out_dtype or bfloat16. With return_attn_probs (O, LSE), LSE float32 (heads_q, total_q): the
