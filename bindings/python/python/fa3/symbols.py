@@ -141,7 +141,7 @@ class _Tracing(TorchFunctionMode):
 
 
 class _ReadNow(threading.local):
-    """What this thread's trace reads: tensors, and a list of numbers, which is one of them."""
+    """The tables that this thread's trace reads: tensors, and a list of numbers."""
 
     def __init__(self) -> None:
         self.tables: list[Any] = []
