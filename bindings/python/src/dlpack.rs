@@ -140,6 +140,13 @@ impl Described {
         Some(Described { device, element, address, rank, shape, strides })
     }
 
+    /// Whether another tensor differs only in its address.
+    pub(crate) fn has_layout_of(&self, other: &Described) -> bool {
+        let Described { device, element, address: _, rank, shape, strides } = self;
+        (*device, element, *rank) == (other.device, &other.element, other.rank)
+            && (shape, strides) == (&other.shape, &other.strides)
+    }
+
     /// The tensor under a name.
     ///
     /// # Errors

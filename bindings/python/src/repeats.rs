@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fa3_call::{Access, DIMS, Element, Place};
+use fa3_call::{Access, Element, Place, Tensor};
 use fa3_types::Dtype;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
@@ -18,6 +18,9 @@ use crate::workspaces::Allocate;
 
 /// Number of calls that are kept, such as those of a model's different layers.
 const KEPT: usize = 8;
+
+/// Alignment in bytes of tensors that kernels read under torch's operators.
+const ALIGNMENT: u64 = 16;
 
 /// Repeats(names, allocate)
 ///
@@ -35,10 +38,25 @@ pub(crate) struct Repeats {
 /// A call that is kept.
 struct Kept {
     options: Vec<Py<PyAny>>,
-    /// The number of dimensions of each tensor, and `None` for a tensor that is not given.
-    ranks: Vec<Option<usize>>,
+    /// The tensors; `None` for a tensor that is not given.
+    tensors: Vec<Option<Described>>,
     operation: Py<Operation>,
-    with_lse: bool,
+    kind: Kind,
+}
+
+/// The kind of a call.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// A function of this package: later tensors have as many dimensions.
+    Function {
+        /// Whether LSE is a result.
+        with_lse: bool,
+    },
+    /// An operator of torch, below its dispatcher: later tensors have the same layouts.
+    OfTorch {
+        /// Whether tensors are (batch, heads, seqlen, head_dim).
+        is_heads_first: bool,
+    },
 }
 
 #[pymethods]
@@ -59,22 +77,111 @@ impl Repeats {
         operation: Py<Operation>,
         with_lse: bool,
     ) {
-        if tensors.len() != self.names.len() || !options.iter().all(|option| is_constant(&option)) {
-            return;
+        self.keep_kind(tensors, options, operation, Kind::Function { with_lse });
+    }
+
+    /// keep_of_torch(tensors, options, operation, is_heads_first)
+    ///
+    /// Keeps a valid call of an operator of torch, below its dispatcher. It computes O with q's strides, and LSE. The
+    /// operation takes tensors (batch, seqlen, heads, head_dim); with is_heads_first, the call has (batch, heads,
+    /// seqlen, head_dim).
+    fn keep_of_torch(
+        &self,
+        tensors: &Bound<'_, PyTuple>,
+        options: &Bound<'_, PyTuple>,
+        operation: Py<Operation>,
+        is_heads_first: bool,
+    ) {
+        self.keep_kind(tensors, options, operation, Kind::OfTorch { is_heads_first });
+    }
+
+    /// attend(tensors, options)
+    ///
+    /// O, or O and LSE, of a call whose options are kept. None if they are not, if the call is not plain (a tensor is a
+    /// subclass or float32, or its memory does not have its values; a tracer, mode or transform is active; autograd
+    /// records the call), or if it is invalid: then the function has to look at all of its arguments. Below torch's
+    /// dispatcher calls are plain.
+    fn attend<'py>(
+        &self,
+        tensors: &Bound<'py, PyTuple>,
+        options: &Bound<'py, PyTuple>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let py = tensors.py();
+        let (Some(described), Some(torch)) = (described(tensors), Torch::find(py)) else { return Ok(None) };
+        let Some(kept) = self.find(&described, options) else { return Ok(None) };
+        if let Kind::Function { .. } = kept.kind
+            && !(torch.is_plain(py)? && are_plain(tensors, &described, torch.is_grad_enabled(py)?)?)
+        {
+            return Ok(None);
         }
-        let mut ranks = Vec::with_capacity(tensors.len());
-        for x in tensors.iter_borrowed() {
-            let rank = Described::of(&x).map(|found| found.rank);
-            if rank.is_none() && !x.is_none() {
-                return;
+        let mut given = Vec::with_capacity(self.names.len() + 2);
+        for ((name, found), tensor) in self.names.iter().zip(described).zip(tensors.iter()) {
+            if let Some(found) = found {
+                given.push(Argument { name, tensor, described: Some(found.in_order(kept.kind)) });
             }
-            ranks.push(rank);
         }
-        if ranks.iter().take(3).any(Option::is_none) || self.find(tensors, options).is_some() {
+        let [Argument { tensor: of_q, described: Some(q), .. }, _, Argument { described: Some(v), .. }, ..] =
+            &given[..]
+        else {
+            return Ok(None);
+        };
+        let Some(place) = place(py, q) else { return Ok(None) };
+        let of_q = of_q.clone();
+        let mut shape = q.shape;
+        shape[q.rank - 1] = v.shape[v.rank - 1];
+        let is_like_q = match kept.kind {
+            Kind::OfTorch { .. } => true,
+            Kind::Function { .. } => {
+                let is_dense = |q: Tensor| q.is_readable(Access::Contiguous(1), Place::Cpu);
+                shape == q.shape && q.named("q").is_ok_and(is_dense)
+            }
+        };
+        let o = if is_like_q {
+            torch.empty_like(&of_q)?
+        } else {
+            torch.new_empty(&of_q, &shape[..q.rank], false)?
+        };
+        let mut outputs = vec![o];
+        if !matches!(kept.kind, Kind::Function { with_lse: false }) {
+            // (batch, heads, seqlen), or (heads, total) of packed sequences.
+            shape.swap(q.rank - 2, q.rank - 3);
+            outputs.push(torch.new_empty(&of_q, &shape[..q.rank - 1], true)?);
+        }
+        for (name, x) in ["o", "lse"].into_iter().zip(&outputs) {
+            let found = Described::of(x);
+            let found = if name == "o" { found.map(|found| found.in_order(kept.kind)) } else { found };
+            given.push(Argument { name, tensor: x.clone(), described: found });
+        }
+        let allocate = Allocate { function: self.allocate.clone_ref(py), like: Some(of_q.unbind()) };
+        match kept.operation.get().computes.compute(py, place, &given, &allocate) {
+            Ok(_) if outputs.len() == 1 => Ok(outputs.pop()),
+            Ok(_) => Ok(Some(PyTuple::new(py, outputs)?.into_any())),
+            Err(error)
+                if error.is_instance_of::<PyValueError>(py) || error.is_instance_of::<PyTypeError>(py) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Repeats {
+    fn keep_kind(
+        &self,
+        tensors: &Bound<'_, PyTuple>,
+        options: &Bound<'_, PyTuple>,
+        operation: Py<Operation>,
+        kind: Kind,
+    ) {
+        let Some(tensors) = described(tensors) else { return };
+        let are_given = tensors.len() == self.names.len() && tensors.iter().take(3).all(Option::is_some);
+        let are_constant = options.iter().all(|option| is_constant(&option));
+        if !are_given || !are_constant || self.find(&tensors, options).is_some() {
             return;
         }
         let options: Vec<_> = options.iter().map(Bound::unbind).collect();
-        let call = Arc::new(Kept { options, ranks, operation, with_lse });
+        let call = Arc::new(Kept { options, tensors, operation, kind });
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let oldest = if kept.len() == KEPT { kept.pop_back() } else { None };
         kept.push_front(call);
@@ -83,79 +190,53 @@ impl Repeats {
         drop(oldest);
     }
 
-    /// attend(tensors, options)
-    ///
-    /// O, or O and LSE, of a call whose options are kept. None if they are not, if the call is not plain (a tensor is a
-    /// subclass or float32, or its memory does not have its values; a tracer, mode or transform is active; autograd
-    /// records the call), or if it is invalid: then the function has to look at all of its arguments.
-    fn attend<'py>(
-        &self,
-        tensors: &Bound<'py, PyTuple>,
-        options: &Bound<'py, PyTuple>,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let py = tensors.py();
-        let (Some(kept), Some(torch)) = (self.find(tensors, options), Torch::find(py)) else {
-            return Ok(None);
-        };
-        if !torch.is_plain(py)? {
-            return Ok(None);
-        }
-        let with_grad = torch.is_grad_enabled(py)?;
-        let mut given = Vec::with_capacity(self.names.len() + 2);
-        for ((name, rank), tensor) in self.names.iter().zip(&kept.ranks).zip(tensors.iter()) {
-            let Some(rank) = rank else { continue };
-            let Some(described) = plain(&tensor, with_grad)?.filter(|found| found.rank == *rank) else {
-                return Ok(None);
-            };
-            given.push(Argument { name, tensor, described: Some(described) });
-        }
-        let (Some(q), Some(v)) = (given[0].described.as_ref(), given[2].described.as_ref()) else {
-            return Ok(None);
-        };
-        let Some(place) = place(py, q) else { return Ok(None) };
-        let (of_q, rank) = (&given[0].tensor, q.rank);
-        let mut shape = q.shape;
-        shape[rank - 1] = v.shape[v.rank - 1];
-        let is_like_q =
-            shape == q.shape && q.named("q").is_ok_and(|q| q.is_readable(Access::Contiguous(1), Place::Cpu));
-        let o =
-            if is_like_q { torch.empty_like(of_q)? } else { torch.new_empty(of_q, &shape[..rank], false)? };
-        let lse = kept.with_lse.then(|| torch.new_empty(of_q, &of_lse(shape, rank)[..rank - 1], true));
-        let lse = lse.transpose()?;
-        let allocate = Allocate { function: self.allocate.clone_ref(py), like: Some(of_q.clone().unbind()) };
-        for (name, x) in [("o", Some(&o)), ("lse", lse.as_ref())] {
-            let Some(x) = x else { continue };
-            given.push(Argument { name, tensor: x.clone(), described: Described::of(x) });
-        }
-        match kept.operation.get().computes.compute(py, place, &given, &allocate) {
-            Ok(_) => {}
-            Err(error)
-                if error.is_instance_of::<PyValueError>(py) || error.is_instance_of::<PyTypeError>(py) =>
-            {
-                return Ok(None);
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(Some(match lse {
-            None => o,
-            Some(lse) => PyTuple::new(py, [o, lse])?.into_any(),
-        }))
-    }
-}
-
-impl Repeats {
-    /// The kept call with these options, and with tensors where these are.
-    fn find(&self, tensors: &Bound<'_, PyTuple>, options: &Bound<'_, PyTuple>) -> Option<Arc<Kept>> {
+    /// The kept call with these options, for these tensors.
+    fn find(&self, tensors: &[Option<Described>], options: &Bound<'_, PyTuple>) -> Option<Arc<Kept>> {
         let py = options.py();
         let is_this = |kept: &&Arc<Kept>| {
             kept.options.len() == options.len()
-                && kept.ranks.len() == tensors.len()
+                && kept.fits(tensors)
                 && kept.options.iter().zip(options.iter_borrowed()).all(|(x, y)| is_same(x.bind(py), &y))
-                && kept.ranks.iter().zip(tensors.iter_borrowed()).all(|(x, y)| x.is_none() == y.is_none())
         };
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().find(is_this).map(Arc::clone)
     }
+}
+
+impl Kept {
+    /// Whether the operation is also for these tensors. Their other properties are checked by the operation.
+    fn fits(&self, tensors: &[Option<Described>]) -> bool {
+        let is_alike = |(kept, given): (&Option<Described>, &Option<Described>)| match (kept, given) {
+            (None, None) => true,
+            (Some(kept), Some(given)) => match self.kind {
+                Kind::Function { .. } => kept.rank == given.rank,
+                Kind::OfTorch { .. } => kept.has_layout_of(given) && given.address.is_multiple_of(ALIGNMENT),
+            },
+            _ => false,
+        };
+        self.tensors.len() == tensors.len() && self.tensors.iter().zip(tensors).all(is_alike)
+    }
+}
+
+impl Described {
+    /// The tensor as the operation of a call takes it.
+    fn in_order(mut self, kind: Kind) -> Described {
+        if let Kind::OfTorch { is_heads_first: true } = kind {
+            self.shape.swap(1, 2);
+            self.strides.swap(1, 2);
+        }
+        self
+    }
+}
+
+/// The tensors as torch describes them, with `None` for a tensor that is not given. `None` if torch does not describe
+/// one of them.
+fn described(tensors: &Bound<'_, PyTuple>) -> Option<Vec<Option<Described>>> {
+    let mut all = Vec::with_capacity(tensors.len());
+    for x in tensors.iter_borrowed() {
+        all.push(if x.is_none() { None } else { Some(Described::of(&x)?) });
+    }
+    Some(all)
 }
 
 /// Whether a value never changes: None, a bool, an integer, a float, a string, or a tuple of them; no subclass of them.
@@ -186,22 +267,29 @@ fn is_same(constant: &Bound<'_, PyAny>, x: &Bound<'_, PyAny>) -> bool {
     are_both(constant, x) && constant.eq(x).unwrap_or(false)
 }
 
-/// A tensor whose memory has its values and that has no gradient. `None` if the tensor is no such one, or is one that
-/// autocast may cast.
+/// Whether the memory of tensors has their values, none has a gradient, and none is one that autocast may cast.
 ///
 /// # Errors
 /// Errors of torch.
-fn plain(x: &Bound<'_, PyAny>, with_grad: bool) -> PyResult<Option<Described>> {
-    let Some(found) = Described::of(x) else { return Ok(None) };
-    // A tensor of zeros without memory, and one without elements, have no address.
-    let is_other = found.address == 0 || matches!(found.element, Element::Number(Dtype::F32));
-    let py = x.py();
-    if is_other || x.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
-        return Ok(None);
+fn are_plain(
+    tensors: &Bound<'_, PyTuple>,
+    described: &[Option<Described>],
+    with_grad: bool,
+) -> PyResult<bool> {
+    let py = tensors.py();
+    for (x, found) in tensors.iter_borrowed().zip(described) {
+        let Some(found) = found else { continue };
+        // A tensor of zeros without memory, and one without elements, have no address.
+        let is_other = found.address == 0 || matches!(found.element, Element::Number(Dtype::F32));
+        if is_other || x.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+            return Ok(false);
+        }
+        let is_float = matches!(found.element, Element::Number(_));
+        if with_grad && is_float && x.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
+            return Ok(false);
+        }
     }
-    let is_float = matches!(found.element, Element::Number(_));
-    let has_grad = with_grad && is_float && x.getattr(intern!(py, "requires_grad"))?.is_truthy()?;
-    Ok((!has_grad).then_some(found))
+    Ok(true)
 }
 
 /// The place of a call whose first tensor is Q. `None` if Q has a type whose O has another one, or if torch's stream is
@@ -214,10 +302,4 @@ fn place(py: Python<'_>, q: &Described) -> Option<Place> {
         Ok(device) => Some(Place::Stream { device, stream: dlpack::current_stream(py, q.device)? }),
         Err(_) => Some(Place::Cpu),
     }
-}
-
-/// The shape of LSE: (batch, heads, rows), or (heads, rows) of packed sequences.
-fn of_lse(mut shape: [usize; DIMS], rank: usize) -> [usize; DIMS] {
-    shape.swap(rank - 2, rank - 3);
-    shape
 }

@@ -18,6 +18,9 @@ class Repeats:
     def keep(
         self, tensors: tuple[Any, ...], options: tuple[Any, ...], operation: Operation, with_lse: bool
     ) -> None: ...
+    def keep_of_torch(
+        self, tensors: tuple[Any, ...], options: tuple[Any, ...], operation: Operation, is_heads_first: bool
+    ) -> None: ...
     # O, or (O, LSE); None if the call is not made again.
     def attend(self, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Any: ...
 

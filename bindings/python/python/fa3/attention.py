@@ -5,7 +5,6 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from . import arguments, gradient, operator
 
@@ -234,7 +233,7 @@ def flash_attn_func(
         intervals,
         split_keys,
     )
-    if not is_compiling() and (found := _REPEATS.attend((q, k, v), given)) is not None:
+    if (found := operator.again(_REPEATS, (q, k, v), given)) is not None:
         return found  # type: ignore[no-any-return]
     arguments.check_hints(num_splits, pack_gqa)
     q, k, v, qv = arguments.under_autocast(q, k, v, qv)

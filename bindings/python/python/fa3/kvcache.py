@@ -292,7 +292,7 @@ def flash_attn_with_kvcache(
         intervals,
     )
     tensors = q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q
-    if not is_compiling() and (found := _REPEATS.attend(tensors, given)) is not None:
+    if (found := operator.again(_REPEATS, tensors, given)) is not None:
         return (*found, None, None) if return_softmax_lse else found  # type: ignore[no-any-return]
     arguments.check_hints(num_splits, pack_gqa)
     if k_cache is None and not k is v is None:

@@ -158,6 +158,11 @@ def repeats(*names: str) -> _fa3.Repeats:
     return _fa3.Repeats(names, _workspace)
 
 
+def again(repeats: _fa3.Repeats, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
+    """O, or (O, LSE), of a call that is made again. None if it is not, or if a compiler has to see all of it."""
+    return repeats.attend(tensors, options) if _CAN_ASK and not is_compiling() else None
+
+
 def run(operation: str, fields: str, values: tuple[Any, ...], tensors: Tensors) -> int | None:
     """Makes the extension module compute an operation with options as in `made`, on torch's current stream of the first
     tensor's device, or on the CPU. Fake tensors are only checked. Tensors that are None are left out.

@@ -251,7 +251,7 @@ def flash_attn_varlen_func(
         intervals,
     )
     tensors = q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    if not is_compiling() and (found := _REPEATS.attend(tensors, given)) is not None:
+    if (found := operator.again(_REPEATS, tensors, given)) is not None:
         return found  # type: ignore[no-any-return]
     arguments.check_hints(num_splits, pack_gqa)
     q, k, softmax_scale = arguments.scores_of_values(q, k, v, qv, softmax_scale)
