@@ -73,6 +73,23 @@ def calls_of_torch():
     }
 
 
+def calls_below_torch():
+    """Calls of torch's operators, which our kernels compute in this process on the CPU's dispatch key."""
+    from fa3 import activation
+
+    activation._has_kernels = lambda device: True
+    seed = torch.zeros(2, dtype=torch.uint64)
+    getattr(activation, "_seeds", {})[0] = seed, seed[0]
+    calls_below_torch.library = activation._put("CPU", dict.fromkeys(activation._Kernels({}).by_name()))
+    q, k, v = (torch.randn(1, 8, 128, 128).to(torch.bfloat16) for _ in "qkv")
+    packed, ends = [x[0].transpose(0, 1).contiguous() for x in (q, k, v)], torch.tensor([0, 40, 128], dtype=torch.int32)
+    aten = torch.ops.aten
+    return {
+        "sdpa's operator, active": lambda: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True),
+        "varlen_attn's, active": lambda: aten._flash_attention_forward(*packed, ends, ends, 88, 88, 0.0, True, False),
+    }
+
+
 def least(call, blocks, block):
     """The least time of a call, in microseconds."""
     found = math.inf
@@ -117,7 +134,9 @@ def measured(stand_in, only, blocks, block):
 
     with torch.no_grad():
         measure(calls("cpu" if stand_in else "cuda"))
-        if not stand_in:
+        if stand_in:
+            measure(calls_below_torch())
+        else:
             import fa3
 
             measure(calls_of_torch())
@@ -182,7 +201,7 @@ def main():
         results = []
         for name in rounds[0][0]:
             times = [statistics.median(turn[i][name] for turn in rounds) for i in range(len(options.package))]
-            said = f"{name:24}" + "".join(f"{x:8.2f} us" for x in times)
+            said = f"{name:26}" + "".join(f"{x:8.2f} us" for x in times)
             results.append({"call": name, "us": times})
             if options.instructions:
                 counts = [instructions(name, package, environment) for package in options.package]

@@ -1,5 +1,5 @@
-//! DLPack's C exchange, by which torch 2.10 and newer describe a tensor in one call. Reading its attributes one by one
-//! takes three times as long.
+//! DLPack's C exchange, by which torch 2.10 and newer describe a tensor in one call, and name their current stream.
+//! Reading a tensor's attributes one by one takes three times as long.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
