@@ -57,8 +57,7 @@ struct Exchange {
 /// Describes a Python tensor without a copy and without waiting. If the result is not 0, there is a Python exception.
 type Describe = unsafe extern "C" fn(*mut PyObject, *mut DlTensor) -> c_int;
 
-/// Gives the current stream of a device: its kind, its number, and the place of the result. If the result is not 0, there
-/// is a Python exception.
+/// Gives the current stream of a device of this kind and number. If the result is not 0, there is a Python exception.
 type StreamOf = unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> c_int;
 
 /// The version of the structures here.

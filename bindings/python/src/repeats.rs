@@ -16,7 +16,7 @@ use crate::operation::Operation;
 use crate::torch::Torch;
 use crate::workspaces::Allocate;
 
-/// Number of calls that are kept, such as those of a model's different layers.
+/// Number of calls that are kept, such as the calls of a model's different layers.
 const KEPT: usize = 8;
 
 /// Alignment in bytes of tensors that kernels read under torch's operators.
@@ -25,9 +25,9 @@ const ALIGNMENT: u64 = 16;
 /// Repeats(names, allocate)
 ///
 /// Attention that a function computes again. The function gives its tensors in the order of `names`, the first three of
-/// which are q, k and v, and all of its other arguments as options. After a call without gradients it keeps the options,
-/// and the operation that they mean. A later call with equal options then converts and checks no option: `attend` does
-/// everything that is left. `allocate(like, bytes, zeros)` makes a workspace as in `run`.
+/// which are q, k and v, and all of its other arguments as options. After a call without gradients it keeps the
+/// options, and the operation that they mean. A later call with equal options then converts and checks no option:
+/// `attend` does everything that is left. `allocate(like, bytes, zeros)` makes a workspace as in `run`.
 #[pyclass(frozen, module = "fa3._fa3")]
 pub(crate) struct Repeats {
     names: Vec<String>,

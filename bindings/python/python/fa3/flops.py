@@ -154,8 +154,8 @@ def _register(module: ModuleType) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Lets the other finders of `sys.meta_path` find torch's module, and registers the formulas after it is loaded, each
-    time that it is. It finds no other module.
+    """Lets the other finders of `sys.meta_path` find torch's module, and registers the formulas whenever it is loaded.
+    It finds no other module.
     """
 
     def find_spec(
