@@ -146,7 +146,7 @@ def measured(stand_in, only, blocks, block):
 
 
 def of_process(arguments, package, environment, prefix=()):
-    """What a fresh process measures, and what it says."""
+    """The results of a fresh process, and its messages."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     if package:
         environment["PYTHONPATH"] = str(package)

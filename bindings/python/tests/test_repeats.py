@@ -1,5 +1,5 @@
-"""Calls that are made again with equal options take a shorter way (`_fa3.Repeats`). They must do exactly what they would
-do without it. Needs torch.
+"""Calls that are made again with equal options take a shorter way (`_fa3.Repeats`). They must do exactly what they
+would do without it. Needs torch.
 """
 
 import contextlib
