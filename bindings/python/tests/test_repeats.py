@@ -2,7 +2,9 @@
 would do without it. Needs torch.
 """
 
+import ast
 import contextlib
+import inspect
 
 import pytest
 
@@ -276,3 +278,12 @@ def test_operators_of_torch_are_made_again_with_equal_layouts(active, runs, make
         assert outcome(make()) == usual
     del runs[:]
     assert outcome(make()) == usual and not runs
+
+
+@pytest.mark.parametrize("function", [fa3.flash_attn_func, fa3.flash_attn_varlen_func, fa3.flash_attn_with_kvcache])
+def test_every_argument_is_compared(function):
+    [body] = ast.parse(inspect.getsource(function)).body
+    [given] = [x.value for x in body.body if isinstance(x, ast.Assign) and getattr(x.targets[0], "id", "") == "given"]
+    [tensors] = [x.value for x in body.body if isinstance(x, ast.Assign) and getattr(x.targets[0], "id", "") == "tensors"][:1] or [ast.parse("q, k, v").body[0].value]
+    names = [x.id for x in (*tensors.elts, *given.elts)]
+    assert sorted(names) == sorted(inspect.signature(function).parameters)
