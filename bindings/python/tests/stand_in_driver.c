@@ -59,6 +59,12 @@ const char *noted_compiled(long i) { return compiled[i]; }
 int noted_at_once(void) { return at_once; }
 void forget(void) { count = compiled_count = 0; }
 
+/* What tests set: whether streams are captured, and this thread's current stream of torch. */
+static int is_captured;
+static _Thread_local void *torchs_stream = (void *)7;
+void capture(int is) { is_captured = is; }
+void use_stream(void *stream) { torchs_stream = stream; }
+
 static void wait_a_while(void) {
     struct timespec time = {0, 20000};
     nanosleep(&time, NULL);
@@ -223,7 +229,7 @@ int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void *s
     (void)address, (void)value, (void)bytes, (void)stream;
     return SUCCESS;
 }
-int cuStreamIsCapturing(void *stream, int *status) { (void)stream; *status = 0; return SUCCESS; }
+int cuStreamIsCapturing(void *stream, int *status) { (void)stream; *status = is_captured; return SUCCESS; }
 int cuStreamGetId(void *stream, uint64_t *id) { *id = (uint64_t)stream; return SUCCESS; }
 int cuStreamSynchronize(void *stream) { (void)stream; return SUCCESS; }
 /* A map begins with a hash of its arguments. */
@@ -242,8 +248,7 @@ int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *address, co
 int cuGetErrorName(int error, const char **name) { (void)error; *name = "a stand-in's error"; return SUCCESS; }
 int cuGetErrorString(int error, const char **text) { (void)error; *text = "a stand-in's error"; return SUCCESS; }
 
-/* DLPack's exchange, version 1: torch's table, in which tensors are on GPU 0, wherever they are, and stream 7 is the
- * current one. */
+/* DLPack's exchange, version 1: torch's table, in which tensors are on GPU 0, wherever they are. */
 struct tensor { void *data; int device_type, device; };
 struct exchange { void *head[5]; int (*describe)(void *, struct tensor *); int (*stream)(int, int, void **); };
 static struct exchange torchs;
@@ -255,7 +260,7 @@ static int describe_on_gpu(void *object, struct tensor *tensor) {
 }
 static int stream_on_gpu(int type, int device, void **stream) {
     (void)type, (void)device;
-    *stream = (void *)7;
+    *stream = torchs_stream;
     return 0;
 }
 struct exchange *exchange_on_gpu(const struct exchange *given) {
