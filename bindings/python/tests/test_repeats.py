@@ -5,6 +5,7 @@ would do without it. Needs torch.
 import ast
 import contextlib
 import inspect
+import re
 
 import pytest
 
@@ -12,7 +13,9 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from packing import ends, normal
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fa3
 from fa3 import _fa3, operator
@@ -100,6 +103,20 @@ def heads_first(x):
     return x.transpose(0, -2).contiguous().transpose(0, -2)
 
 
+def without_memory(x):
+    x = x.clone()
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def odd_strides(x):
+    return x[:1].as_strided((1, *x.shape[1:]), (24, *x.stride()[1:]))
+
+
+class Integer(int):
+    """An integer that may have functions of its own."""
+
+
 def fewer_columns(x):
     return x[..., :32] if x.shape[-2] == 2 else x
 
@@ -118,12 +135,19 @@ OTHERS = {
     "a subclass": dict(of=lambda x: x.as_subclass(Subclass)),
     "negated": dict(of=torch._neg_view),
     "zeros": dict(of=lambda x: torch._efficientzerotensor(x.shape, dtype=x.dtype)),
+    "a view of one batch": dict(of=odd_strides),
+    "memory that was freed": dict(of=without_memory),
+    "a functional tensor": dict(of=torch._to_functional_tensor),
+    "a copy when it is written": dict(of=torch._lazy_clone),
+    "no rows": dict(of=lambda x: x[:0]),
     "no tensor": dict(of=lambda x: None),
     "numbers": dict(of=lambda x: x.tolist()),
     "a sparse tensor": dict(of=lambda x: x.to_sparse()),
     "an integer for a bool": dict(causal=1),
     "a float for a bool": dict(causal=1.0),
     "an array for a bool": dict(causal=torch.tensor(True)),
+    "a subclass of integers": dict(causal=Integer(1)),
+    "a larger integer": dict(sm_margin=2**70),
     "a scale": dict(softmax_scale=0.5),
     "a scale of zero": dict(softmax_scale=-0.0),
     "an invalid scale": dict(softmax_scale="1"),
@@ -188,6 +212,38 @@ def test_transforms_see_the_operator():
     fa3.flash_attn_func(x[0], x[0], x[0])
     mapped = torch.func.vmap(lambda x: fa3.flash_attn_func(x, x, x))(x)
     assert torch.equal(mapped, torch.stack([fa3.flash_attn_func(y, y, y) for y in x]))
+
+
+class Operators(TorchDispatchMode):
+    """Notes the operators that are called."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def of_mode(f, x):
+    with Operators() as mode:
+        mode.seen = []
+        f(x)
+    return " ".join(mode.seen)
+
+
+TRACERS = {
+    "a mode": of_mode,
+    "make_fx": lambda f, x: make_fx(f)(x).code,
+    "a tracer": lambda f, x: str(torch.jit.trace(f, x).inlined_graph),
+}
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_tracers_see_the_operator(tracer):
+    def f(x):
+        return fa3.flash_attn_func(x, x, x)
+
+    x = normal(2, 5, 4, 64)
+    f(x)
+    assert re.search(r"fa3(\.|::)forward", TRACERS[tracer](f, x))
 
 
 def test_compilers_see_the_operator():
