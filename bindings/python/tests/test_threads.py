@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def printed(name, environment):
-    """What a script of this folder prints. Its driver is a stand-in that notes launches."""
+    """The output of a script of this folder. Its driver is a stand-in that notes launches."""
     run = subprocess.run([sys.executable, HERE / name], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
@@ -51,7 +51,7 @@ def test_a_call_is_on_its_stream_as_a_whole(seen):
 
 
 def test_a_call_that_is_made_again_is_on_the_current_stream_as_a_whole(stand_in_driver):
-    """The memo of calls has options only: stream and workspace are those of the time of the call."""
+    """Calls are kept without a stream and a workspace: each call takes the current stream, and its workspace."""
     torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         pytest.skip("skipped: torch is older than 2.10")
