@@ -7,6 +7,7 @@ use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions
 use fa3_types::{BackwardSpec, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape};
 
 use super::Shipped;
+use super::scored::score_word;
 use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec, QBlocksSpec, ReduceSpec, RowsForm, SequenceForm};
 
 /// The kernels of plans for the usual head dimensions, with each way to compute dQ. Problems differ in type, mask, soft
@@ -53,7 +54,7 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let mut seen = std::collections::HashSet::new();
     specs
         .chain([SequenceForm::Dense, SequenceForm::Varlen].map(BwdSpec::Sink))
-        .filter(move |spec| seen.insert(*spec))
+        .filter(move |spec| seen.insert(spec.clone()))
         .map(|spec| Shipped::new(name(&spec), spec))
 }
 
@@ -155,12 +156,13 @@ fn rows_word(rows: RowsForm) -> String {
 }
 
 fn named<T>(kernel: &str, spec: &PartSpec<T>, tile: &str) -> String {
-    let PartSpec { elem, head_dim, head_dim_v, mask, softcap, scheduler, sequences, .. } = *spec;
+    let PartSpec { elem, head_dim, head_dim_v, mask, softcap, ref score, scheduler, sequences, .. } = *spec;
     let listed = if sequences == SequenceForm::Varlen { "/listed" } else { "" };
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
-    let cap = if softcap { "/cap" } else { "" };
+    let of_scores = [softcap.then(|| "cap".to_owned()), score.as_ref().map(score_word)];
+    let of_scores: String = of_scores.into_iter().flatten().map(|word| format!("/{word}")).collect();
     format!(
-        "bwd/{kernel}/{elem}/d{dims}/{tile}/{}{cap}/{}{listed}",
+        "bwd/{kernel}/{elem}/d{dims}/{tile}/{}{of_scores}/{}{listed}",
         super::sides_word(mask),
         super::scheduler_word(scheduler)
     )
