@@ -4,6 +4,7 @@ use fa3_sched::backward::PlanOptions;
 use fa3_types::{KnownProblem, Mask, ProblemSpec};
 
 use super::BwdCase;
+use super::equivalent::{DQ, KEYS};
 use super::trials::{DIVISIONS, DTYPES, HEADS, MASKS, SINKS, SOFTCAPS, tiles, tiny};
 use crate::fwd::functions::{FUNCTIONS, function};
 use crate::fwd::listed::{self, GIVEN, LAYOUTS, LENGTHS};
@@ -77,15 +78,16 @@ fn trial(text: &str, (tiny, options): (BwdCase, PlanOptions), sms: u32) -> Trial
     BwdCase { case, ..tiny }.trial(&device(sms), &options)
 }
 
-/// The kernels that evaluate functions: lines that they share with kernels without functions are broken there.
+/// The kernels that evaluate functions, on the problems of the targets without functions.
 pub(super) fn targets() -> Vec<Target> {
-    let trials = |text: &str| {
-        [(44, 120), (70, 110)]
-            .map(|lengths| trial(text, tiny(DIVISIONS[0], [2, 2, 1], Mask::Causal, lengths, (2, 1)), 1))
+    let trials = |(text, division, mask, heads), lengths: &[(usize, usize)]| -> Vec<Trial> {
+        let of = |&lengths| trial(text, tiny(division, [2, 2, 1], mask, lengths, heads), 1);
+        lengths.iter().map(of).collect()
     };
-    let (of_scores, of_distances) = (trials(FUNCTIONS[1]), trials(FUNCTIONS[0]));
+    let keys = trials((FUNCTIONS[1], DIVISIONS[1], Mask::None, (1, 1)), &[(44, 300), (10, 520)]);
+    let dq = trials((FUNCTIONS[0], DIVISIONS[0], Mask::Causal, (2, 1)), &[(90, 60), (70, 110), (20, 10)]);
     vec![
-        Target::of_step("bwd dkv, function", &of_scores, 1, super::equivalent::KEYS),
-        Target::of_step("bwd dq, function", &of_distances, 2, super::equivalent::DQ),
+        Target::of_step("bwd dkv, function", &keys, 1, KEYS),
+        Target::of_step("bwd dq, function", &dq, 2, DQ),
     ]
 }
