@@ -4,8 +4,11 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::builder::Builder;
+use super::kind::Kind;
 use super::node::{Id, Node};
+use super::op::Op;
 use super::symbol::{Symbol, Symbols};
+use super::tile::ScoreRows;
 use super::value::Value;
 use super::{Dual, ScoreExpr};
 
@@ -67,6 +70,19 @@ impl ScoreExpr {
     /// derivative.
     pub fn slope(&self) -> ScoreSlope {
         Joint::new(self).1
+    }
+
+    /// Whether the value and the derivative of many scores take many registers, where rows are keys: if there are
+    /// elements of tables, quotients, exponentials, logarithms or roots for each score or for each query.
+    pub fn takes_registers(&self) -> bool {
+        let (joint, _) = Joint::new(self);
+        let kinds = Kind::of_nodes(&joint.nodes, [], ScoreRows::Keys);
+        let varies = |id: Id| kinds[usize::from(id)].of_column;
+        (0..).zip(joint.nodes.iter()).any(|(id, node)| match *node {
+            Node::Read { .. } | Node::Op(Op::Exp2 | Op::Log2 | Op::Sqrt, _) => varies(id),
+            Node::Op(Op::Div, [_, divisor]) => varies(divisor),
+            _ => false,
+        })
     }
 
     /// The node that is the value wherever the value is not the constant -inf.

@@ -137,6 +137,19 @@ fn what_is_known_of_slopes() {
     }
 }
 
+#[test]
+fn what_takes_registers() {
+    for (text, takes) in [
+        ("s + slope[h] * (k - q)", false),
+        ("c * tanh(s / c) + bias[h, k]", false),
+        ("s + bias[h, q - k]", true),
+        ("s / (c + abs(s))", true),
+        ("s + sqrt(row)", true),
+    ] {
+        assert_eq!(parsed(text).unwrap().expr().takes_registers(), takes, "{text}");
+    }
+}
+
 /// A tile evaluates nodes in another order, and some products without rounding. Its derivatives are nodes.
 #[test]
 fn a_tile_has_the_values_of_its_rows() {
