@@ -24,7 +24,8 @@ pub enum ScoreRows {
 /// as seldom as its leaves allow: once a tile, a row of a block, a column of a block, or a score. A node that changes
 /// in equal steps from column to column is evaluated for the first column of a block, and other columns add a multiple
 /// of the step. So a kernel converts a distance to a real number once a row, and not for each score. A product that is
-/// used once, in a sum of each score, is rounded together with the sum.
+/// used once, in a sum of each score, is rounded together with the sum. A quotient by what has one value in the tile is
+/// a product with its reciprocal.
 pub struct ScoreTile<R: ScoreReal, I> {
     joint: Joint,
     rows: ScoreRows,
@@ -32,6 +33,8 @@ pub struct ScoreTile<R: ScoreReal, I> {
     kinds: Vec<Kind>,
     /// The values of the nodes that have one value in the tile.
     values: HashMap<Id, Value<R>>,
+    /// The reciprocals of the nodes that have one value in the tile, and by which others divide.
+    reciprocals: HashMap<Id, R>,
 }
 
 impl<R: ScoreReal, I: ScoreInputs<R>> ScoreTile<R, I> {
@@ -56,7 +59,17 @@ impl<R: ScoreReal, I: ScoreInputs<R>> ScoreTile<R, I> {
                 values.insert(id, value);
             }
         }
-        ScoreTile { joint, rows, inputs, kinds, values }
+        let mut reciprocals = HashMap::new();
+        for (id, node) in (0..).zip(joint.nodes.iter()) {
+            if let Node::Op(Op::Div, [_, divisor]) = *node
+                && !values.contains_key(&id)
+                && let Some(value) = values.get(&divisor)
+            {
+                let value = value.real();
+                reciprocals.entry(divisor).or_insert_with(|| value.lit(1.0).div(value));
+            }
+        }
+        ScoreTile { joint, rows, inputs, kinds, values, reciprocals }
     }
 
     /// The block whose first column is `first`: a key, or a row of the sequence's queries if rows are keys.
@@ -170,8 +183,13 @@ impl<R: ScoreReal, I: ScoreInputs<R>> ScoreBlock<'_, R, I> {
 
     /// The value of a node, of the values of its operands.
     fn evaluated(&mut self, id: Id, at: Place<R>) -> Value<R> {
-        let ScoreTile { joint, inputs, rows, .. } = self.tile;
+        let ScoreTile { joint, inputs, rows, reciprocals, .. } = self.tile;
         let node = joint.nodes[usize::from(id)];
+        if let Node::Op(Op::Div, [dividend, divisor]) = node
+            && let Some(&reciprocal) = reciprocals.get(&divisor)
+        {
+            return Value::Real(self.value(dividend, at).real() * reciprocal);
+        }
         let operands: Vec<(Id, Value<R>)> = node.operands().map(|id| (id, self.value(id, at))).collect();
         let score = || at.score.product * at.score.unit;
         let (first, row) = (|| self.first, || inputs.row(at.row));
