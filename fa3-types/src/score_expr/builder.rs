@@ -113,13 +113,13 @@ impl Builder {
 
     /// The operand that an operation with 0 or 1 leaves as it is.
     fn without_operation(&self, op: Op, [a, b]: [Id; 2]) -> Option<Id> {
-        match op {
-            Op::Add if self.is_real(a, 0.0) => Some(b),
-            Op::Add | Op::Sub if self.is_real(b, 0.0) => Some(a),
-            Op::Mul if self.is_real(a, 1.0) => Some(b),
-            Op::Mul | Op::Div if self.is_real(b, 1.0) => Some(a),
-            _ => None,
+        let has = |operand, cases: &[(Op, f32)]| {
+            cases.iter().any(|&(of, value)| op == of && self.is_real(operand, value))
+        };
+        if has(a, &[(Op::Add, 0.0), (Op::Mul, 1.0)]) {
+            return Some(b);
         }
+        has(b, &[(Op::Add, 0.0), (Op::Sub, 0.0), (Op::Mul, 1.0), (Op::Div, 1.0)]).then_some(a)
     }
 
     /// Whether a node is this real constant. 0 and -0 are equal.
@@ -282,12 +282,9 @@ impl Builder {
                 Op::Min | Op::Max => of(a).max(of(b)),
                 Op::Exp2 => of(a).exp2(),
                 Op::Tanh if of(a).is_finite() => 1.0,
-                Op::Div => match self.node(b) {
-                    Node::Number(_) => of(a) * MOST,
-                    Node::Real(bits) => of(a) / f64::from(f32::from_bits(bits)).abs(),
-                    _ => f64::INFINITY,
-                },
-                Op::Tanh | Op::Log2 | Op::Sqrt => f64::INFINITY,
+                Op::Div if matches!(self.node(b), Node::Number(_)) => of(a) * MOST,
+                Op::Div if matches!(self.node(b), Node::Real(_)) => of(a) / of(b),
+                Op::Tanh | Op::Div | Op::Log2 | Op::Sqrt => f64::INFINITY,
             },
         };
         if most <= f32::MAX.into() { most } else { f64::INFINITY }

@@ -78,10 +78,9 @@ impl ScoreExpr {
         let (joint, _) = Joint::new(self);
         let kinds = Kind::of_nodes(&joint.nodes, [], ScoreRows::Keys);
         let varies = |id: Id| kinds[usize::from(id)].of_column;
-        (0..).zip(joint.nodes.iter()).any(|(id, node)| match *node {
-            Node::Read { .. } | Node::Op(Op::Exp2 | Op::Log2 | Op::Sqrt, _) => varies(id),
-            Node::Op(Op::Div, [_, divisor]) => varies(divisor),
-            _ => false,
+        (0..).zip(joint.nodes.iter()).any(|(id, node)| {
+            let takes = matches!(node, Node::Read { .. } | Node::Op(Op::Exp2 | Op::Log2 | Op::Sqrt, _));
+            takes && varies(id) || matches!(*node, Node::Op(Op::Div, [_, divisor]) if varies(divisor))
         })
     }
 
