@@ -27,8 +27,8 @@ params! {
         k: tensor,
         v: tensor,
         dout: tensor,
-        /// softmax_scale · log₂e, cap · log₂e if scores are capped, or log₂e with a function of scores: turns a score into
-        /// an exponent of 2.
+        /// softmax_scale · log₂e, cap · log₂e if scores are capped, or log₂e with a function of scores: turns a score
+        /// into an exponent of 2.
         scale_log2: f32,
         /// softmax_scale / cap, if scores are capped.
         into_cap: maybe f32,

@@ -11,8 +11,8 @@ use super::scored::{ALIBI, CAP, score_form, score_word};
 use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec, QBlocksSpec, ReduceSpec, RowsForm, SequenceForm};
 
 /// The kernels of plans for the usual head dimensions, with each way to compute dQ. Problems differ in type, mask, soft
-/// cap and number of tiles; some have packed sequences, chunks, intervals or functions of scores. The dK/dV and dQ kernels do not depend on
-/// sinks.
+/// cap and number of tiles; some have packed sequences, chunks, intervals or functions of scores. The dK/dV and dQ
+/// kernels do not depend on sinks.
 pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     const NONE: Mask = Mask::None;
     const BOTH: Mask = Mask::Window { left: Some(7), right: Some(3) };

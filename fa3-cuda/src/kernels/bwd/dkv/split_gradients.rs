@@ -30,26 +30,23 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, weights: &WeightsPipeline<'k>) {
         let mut dv = Frag::zeros(b, spec.tile.head_dim_v);
         b.if_uniform(dkv.visits(&work), || {
             let k = k.wait();
-            dkv.for_each_block(
-                &work,
-                |head| dkv.tile_head(&work, key, head),
-                |of, block| {
-                    let rows = rows.wait();
-                    let [q, stats, dout] = rows.tiles();
-                    let s = gemm(k.tile(), q.t(), Fresh);
-                    let shifts = StatColumns::load(b, stats, Stat::Shift);
-                    let mut s = s.wait();
-                    let p = dkv.p(&mut s, &shifts, &dkv.elements(&work, of, &block));
-                    let more = gemm(&p, dout, &mut dv);
-                    let stage = weights.acquire();
-                    let [to] = stage.tiles();
-                    store_registers(&s, to);
-                    stage.commit_unfenced();
-                    more.wait();
-                    // The second consumer fences once it has the weights. That fence covers these loads of statistics, too.
-                    rows.release_unfenced();
-                },
-            );
+            let of_head = |head| dkv.tile_head(&work, key, head);
+            dkv.for_each_block(&work, of_head, |of, block| {
+                let rows = rows.wait();
+                let [q, stats, dout] = rows.tiles();
+                let s = gemm(k.tile(), q.t(), Fresh);
+                let shifts = StatColumns::load(b, stats, Stat::Shift);
+                let mut s = s.wait();
+                let p = dkv.p(&mut s, &shifts, &dkv.elements(&work, of, &block));
+                let more = gemm(&p, dout, &mut dv);
+                let stage = weights.acquire();
+                let [to] = stage.tiles();
+                store_registers(&s, to);
+                stage.commit_unfenced();
+                more.wait();
+                // The second consumer fences once it has the weights. That fence covers these loads of statistics, too.
+                rows.release_unfenced();
+            });
             k.release();
         });
         dkv.write_dv(dv, &again(), key);

@@ -43,39 +43,36 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             let (k_stage, v_stage) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_stage, &v_stage].map(|stage| stage.tile().row_block(me, 64));
             late.begin(&k_stage);
-            dkv.for_each_block(
-                &work,
-                |head| dkv.tile_head(&work, key, head),
-                |of, block| {
-                    // A3:18, for each block of rows
-                    let stage = rows.wait(); // A3:19
-                    let [q, stats, dout] = stage.tiles();
-                    turn.take();
-                    let s = gemm(k, q.t(), Fresh); // A3:21
-                    let dp = gemm(v, dout.t(), Fresh); // A3:22-23
-                    let elements = dkv.elements(&work, of, &block);
-                    let mut s = s.wait();
-                    let shifts = StatColumns::on_demand(b, stats, Stat::Shift);
-                    dkv.begin_p(&mut s, &shifts, &elements); // A3:24
-                    let mut dp = dp.wait();
-                    turn.pass();
-                    let minus_delta = StatColumns::on_demand(b, stats, Stat::MinusDelta);
-                    let [p, ds] = dkv.end_p(&s, &mut dp, [&shifts, &minus_delta], &elements); // A3:24-25
-                    let ds_in = late.dq_part.ds_in.acquire();
-                    late.dq_part.store(&ds, &ds_in);
-                    let more_dv = gemm(&p, dout, &mut dv); // A3:26
-                    let more_dk = late.multiply(&k_stage, || gemm(&ds, q, &mut dk)); // A3:27-28
-                    // The fence after dQ covers the stored dSᵀ and the loads of statistics, too.
-                    ds_in.commit_unfenced();
-                    more_dk.wait();
-                    more_dv.wait();
-                    stage.release();
-                    blocks.next();
-                    if let Some(read) = read {
-                        read.next();
-                    }
-                },
-            );
+            let of_head = |head| dkv.tile_head(&work, key, head);
+            dkv.for_each_block(&work, of_head, |of, block| {
+                // A3:18, for each block of rows
+                let stage = rows.wait(); // A3:19
+                let [q, stats, dout] = stage.tiles();
+                turn.take();
+                let s = gemm(k, q.t(), Fresh); // A3:21
+                let dp = gemm(v, dout.t(), Fresh); // A3:22-23
+                let elements = dkv.elements(&work, of, &block);
+                let mut s = s.wait();
+                let shifts = StatColumns::on_demand(b, stats, Stat::Shift);
+                dkv.begin_p(&mut s, &shifts, &elements); // A3:24
+                let mut dp = dp.wait();
+                turn.pass();
+                let minus_delta = StatColumns::on_demand(b, stats, Stat::MinusDelta);
+                let [p, ds] = dkv.end_p(&s, &mut dp, [&shifts, &minus_delta], &elements); // A3:24-25
+                let ds_in = late.dq_part.ds_in.acquire();
+                late.dq_part.store(&ds, &ds_in);
+                let more_dv = gemm(&p, dout, &mut dv); // A3:26
+                let more_dk = late.multiply(&k_stage, || gemm(&ds, q, &mut dk)); // A3:27-28
+                // The fence after dQ covers the stored dSᵀ and the loads of statistics, too.
+                ds_in.commit_unfenced();
+                more_dk.wait();
+                more_dv.wait();
+                stage.release();
+                blocks.next();
+                if let Some(read) = read {
+                    read.next();
+                }
+            });
             late.k.keep(k_stage);
             v_stage.release();
         });

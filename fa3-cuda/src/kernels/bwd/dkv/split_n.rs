@@ -22,43 +22,40 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
         b.if_uniform(dkv.visits(&work), || {
             let (k_stage, v_stage) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_stage, &v_stage].map(|stage| stage.tile().row_block(me, 64));
-            dkv.for_each_block(
-                &work,
-                |head| dkv.tile_head(&work, key, head),
-                |of, block| {
-                    // A3:18, for each block of rows
-                    let stage = rows.wait(); // A3:19
-                    let [q, stats, dout] = stage.tiles();
-                    // The accumulator is set before any product is issued: while a product is in flight, no other
-                    // accumulator can be written.
-                    let minus_delta = StatColumns::load(b, stats, Stat::MinusDelta).frag(b);
-                    let s = gemm(k, q.t(), Fresh); // A3:21
-                    let shifts = StatColumns::load(b, stats, Stat::Shift);
-                    let dp = gemm(v, dout.t(), minus_delta); // A3:22-23
-                    // If the kernel adds to dQ, the fence of the stored dS covers these loads, too.
-                    if additions.is_none() {
-                        stage.fence_loads();
-                    }
-                    let mut s = s.wait(); // A3:24
-                    turn.take();
-                    let p = dkv.p(&mut s, &shifts, &dkv.elements(&work, of, &block)); // A3:24
-                    let more_dv = gemm(&p, dout, &mut dv); // A3:26
-                    turn.pass();
-                    let dp = dp.wait(); // A3:25
-                    let ds = dkv.ds(&dp, &registers(&s)); // A3:25
-                    if let Some(additions) = &mut additions {
-                        additions.give(&ds);
-                    }
-                    let more_dk = gemm(&ds, q, &mut dk); // A3:27
-                    more_dk.wait();
-                    more_dv.wait();
-                    stage.release();
-                    if let Some(additions) = &mut additions {
-                        additions.add(k_stage.tile());
-                        additions.go_on();
-                    }
-                },
-            );
+            let of_head = |head| dkv.tile_head(&work, key, head);
+            dkv.for_each_block(&work, of_head, |of, block| {
+                // A3:18, for each block of rows
+                let stage = rows.wait(); // A3:19
+                let [q, stats, dout] = stage.tiles();
+                // The accumulator is set before any product is issued: while a product is in flight, no other
+                // accumulator can be written.
+                let minus_delta = StatColumns::load(b, stats, Stat::MinusDelta).frag(b);
+                let s = gemm(k, q.t(), Fresh); // A3:21
+                let shifts = StatColumns::load(b, stats, Stat::Shift);
+                let dp = gemm(v, dout.t(), minus_delta); // A3:22-23
+                // If the kernel adds to dQ, the fence of the stored dS covers these loads, too.
+                if additions.is_none() {
+                    stage.fence_loads();
+                }
+                let mut s = s.wait(); // A3:24
+                turn.take();
+                let p = dkv.p(&mut s, &shifts, &dkv.elements(&work, of, &block)); // A3:24
+                let more_dv = gemm(&p, dout, &mut dv); // A3:26
+                turn.pass();
+                let dp = dp.wait(); // A3:25
+                let ds = dkv.ds(&dp, &registers(&s)); // A3:25
+                if let Some(additions) = &mut additions {
+                    additions.give(&ds);
+                }
+                let more_dk = gemm(&ds, q, &mut dk); // A3:27
+                more_dk.wait();
+                more_dv.wait();
+                stage.release();
+                if let Some(additions) = &mut additions {
+                    additions.add(k_stage.tile());
+                    additions.go_on();
+                }
+            });
             if let Some(additions) = &mut additions {
                 additions.add(k_stage.tile());
                 additions.is_mine.set(false);
