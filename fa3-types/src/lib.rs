@@ -69,7 +69,7 @@ pub use scale_blocks::{ScaleBlocks, first_block};
 pub use score::{SoftCap, SoftmaxScale, softcap};
 pub use score_expr::{
     Dual, HostReal, ScoreBlock, ScoreError, ScoreExpr, ScoreForm, ScoreFunction, ScoreIndex, ScoreInputs,
-    ScoreProduct, ScoreReal, ScoreRow, ScoreTable, ScoreTile, ScoreValue,
+    ScoreProduct, ScoreReal, ScoreRow, ScoreRows, ScoreSlope, ScoreTable, ScoreTile, ScoreValue,
 };
 pub use sequence_rows::SequenceRows;
 pub use sequences::Sequences;

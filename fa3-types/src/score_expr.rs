@@ -3,11 +3,13 @@
 mod builder;
 mod dual;
 mod error;
+mod joint;
 mod kind;
 mod node;
 mod op;
 mod real;
 mod row;
+mod symbol;
 mod table;
 mod text;
 mod tile;
@@ -17,10 +19,11 @@ use std::sync::Arc;
 
 pub use dual::Dual;
 pub use error::ScoreError;
+pub use joint::ScoreSlope;
 pub use real::{HostReal, ScoreIndex, ScoreReal};
 pub use row::ScoreRow;
 pub use table::ScoreTable;
-pub use tile::{ScoreBlock, ScoreProduct, ScoreTile};
+pub use tile::{ScoreBlock, ScoreProduct, ScoreRows, ScoreTile};
 pub use value::ScoreInputs;
 
 use node::Node;

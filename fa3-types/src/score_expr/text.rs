@@ -50,8 +50,13 @@ impl ScoreFunction {
         text: &str,
         values: impl IntoIterator<Item = (&'n str, ScoreValue)>,
     ) -> Result<ScoreFunction, ScoreError> {
-        let mut parser =
-            Parser { rest: text, text, depth: 0, builder: Builder::default(), names: HashMap::new() };
+        let mut parser = Parser {
+            rest: text,
+            text,
+            depth: 0,
+            builder: Builder::new(ScoreExpr::MOST_NODES),
+            names: HashMap::new(),
+        };
         for (name, value) in values {
             parser.name(name, value)?;
         }
