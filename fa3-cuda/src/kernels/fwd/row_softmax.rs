@@ -235,9 +235,9 @@ impl<'k> RowSoftmax<'k> {
         block.p
     }
 
-    /// Raises row_max where P is too large. `largest` are the thread's largest scores. Where multiplying by a power of 2
-    /// is exact, the sums are multiplied, which is cheaper, and so is P if its type has the range; otherwise P alone is
-    /// computed again. Elsewhere P and its sums are.
+    /// Raises row_max where P is too large. `largest` are the thread's largest scores. Where multiplying by a power of
+    /// 2 is exact, the sums are multiplied, and so is P if its type has the range; otherwise P alone is computed again.
+    /// Elsewhere P and its sums are.
     #[track_caller]
     fn make_smaller(&self, block: &mut LazyBlock<'_, 'k>, largest: Rows<'k>, o: &mut Frag<'k>) {
         let largest_part = block.parts.get().over_quad(|x, y| x.max(y));
