@@ -242,6 +242,10 @@ impl<'k> RowSoftmax<'k> {
     fn make_smaller(&self, block: &mut LazyBlock<'_, 'k>, largest: Rows<'k>, o: &mut Frag<'k>) {
         let largest_part = block.parts.get().over_quad(|x, y| x.max(y));
         let too_large = largest_part.gt(block.ty.most());
+        if !block.ty.has_range() && self.scales_log2.is_some() {
+            // Kernels whose rows have scales of their own have no registers for more.
+            return self.compute_again(block, too_large, largest, o);
+        }
         // Rescaling brings the largest partial sum to between 2^-headroom and twice that.
         let (headroom, old) = (self.headroom as u32, self.row_max.get());
         let exponent = largest_part.map(|part| part.as_bits() >> 23);
