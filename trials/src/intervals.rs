@@ -41,6 +41,24 @@ pub enum Kind {
     Tree,
 }
 
+/// The problem of these sequences under a mask of this kind, if there is one. `own` says whether sequences and heads
+/// have their own intervals.
+///
+/// # Panics
+/// If the problem is invalid.
+pub(crate) fn under(
+    kind: Option<Kind>,
+    spec: ProblemSpec,
+    rows: [SequenceRows; 2],
+    own: (bool, bool),
+) -> KnownProblem {
+    let [rows_q, rows_k] = rows;
+    match kind {
+        None => spec.with_rows(rows_q, rows_k).expect("the caller's problem is valid"),
+        Some(kind) => kind.of_sequences(spec, [rows_q, rows_k], own.0, own.1),
+    }
+}
+
 impl Kind {
     /// Every kind.
     pub const ALL: [Kind; 9] = [
@@ -54,6 +72,9 @@ impl Kind {
         Kind::Causal,
         Kind::Tree,
     ];
+
+    /// All kinds but trees.
+    pub(crate) const WITH_GRADIENTS: &[Kind] = Kind::ALL.split_at(Kind::ALL.len() - 1).0;
 
     /// The form of such a mask of `sequences` sequences.
     pub(crate) fn form(self, sequences: usize, per_sequence: bool, per_head: bool) -> Intervals {

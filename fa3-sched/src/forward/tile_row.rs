@@ -107,7 +107,7 @@ impl TileRow {
 mod tests {
     use super::*;
     use crate::forward::Fp8Inputs;
-    use fa3_types::{Dtype, ProblemSpec, Shape, ValueLayout};
+    use fa3_types::{Dtype, Intervals, IntervalsOfRow, ProblemSpec, Shape, ValueLayout};
     use std::collections::HashSet;
 
     /// A problem of one head with these head dimensions and these numbers of rows of Q and of K.
@@ -231,5 +231,35 @@ mod tests {
             panic!("only its head dimensions are wrong")
         };
         assert_eq!((head_dim, head_dim_v, most, most_v), (272, 64, 256, 256));
+    }
+
+    /// Masks of data have the bits of the mask that they say where blocks have as many keys and sums are rescaled
+    /// alike: docs/masks.md lists these problems.
+    #[test]
+    fn masks_of_data_have_the_blocks_of_windows_and_of_some_causal_masks() {
+        let form = Intervals { of_row: IntervalsOfRow::One, per_sequence: false, per_head: false };
+        let blocks = |dims, mask, keys: usize, rows: usize| {
+            let tile = half(dims, mask, (rows, keys));
+            (tile.tile_n, tile.pipeline)
+        };
+        let of_data = Mask::of_intervals(form);
+        for (dim, keys) in
+            [64, 96, 128, 192, 256].into_iter().flat_map(|dim| [1000, 9000].map(|keys| (dim, keys)))
+        {
+            for rows in [1, 100, 9000] {
+                assert_eq!(blocks((dim, dim), of_data, keys, rows), blocks((dim, dim), WINDOW, keys, rows));
+            }
+            if dim <= 128 {
+                assert_eq!(
+                    blocks((dim, dim), of_data, keys, 128),
+                    blocks((dim, dim), Mask::Causal, keys, 128)
+                );
+            }
+        }
+        for (dim, keys) in [(96, 1536), (96, 9000), (128, 6143), (192, 9000), (256, 768), (256, 9000)] {
+            let [data, causal] = [of_data, Mask::Causal].map(|mask| blocks((dim, dim), mask, keys, 9000));
+            assert_eq!(data, causal, "head_dim {dim}, {keys} keys");
+        }
+        assert_ne!(blocks((128, 128), of_data, 6144, 9000), blocks((128, 128), Mask::Causal, 6144, 9000));
     }
 }

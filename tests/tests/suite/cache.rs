@@ -3,8 +3,10 @@
 use fa3_cuda::kernels::{Spec, fwd};
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_sim::{Loaded, Mode, Policy};
+use fa3_tests::Trial;
 use fa3_tests::cache::{Case, Keys, Pages, Queries, paged};
 use fa3_tests::fwd::{Layout, dense, device};
+use fa3_tests::intervals::Kind;
 use fa3_tests::memory::{Memory, before, number_bytes};
 use fa3_types::{Dtype, Mask, Sequences};
 
@@ -26,6 +28,43 @@ fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
         let contiguous = of(Keys::Dense);
         for pages in pages {
             assert!(of(Keys::Pages(pages)) == contiguous, "{pages:?}, {rows} rows of Q");
+        }
+    }
+}
+
+/// The numbers of a row by which a mask of this kind says what a causal mask says, in a sequence with these keys and
+/// rows.
+fn causal_row(kind: Kind, keys: usize, rows: usize, row: usize) -> Vec<i32> {
+    let end = (keys + row + 1) as i32 - rows as i32;
+    match kind {
+        Kind::Everything => vec![0, end],
+        Kind::FarApart => vec![end / 2, end, 0, end / 2],
+        // Three words, of which a row has a bit for each new key up to its own.
+        _ => [0, 32, 64].map(|first| ((1_u64 << (row + 1).saturating_sub(first).min(32)) - 1) as i32).into(),
+    }
+}
+
+/// Intervals, trees that are chains, and numbers that make all sequences causal have the bits of a causal mask.
+#[test]
+fn masks_that_say_causal_have_its_bits() {
+    let run = |trial: &Trial| crate::o_and_lse(&trial.program, &trial.before, Policy::Lazy);
+    let fixed = Some(SplitKeys::FixedSize { keys: 128 });
+    for (split_keys, rows) in [(Some(SplitKeys::Even), 2), (fixed, 5), (None, 70)] {
+        for keys in [Keys::Padded, Keys::Pages(Pages::of(16)), Keys::Pages(Pages::of(1))] {
+            let causal = case(keys, split_keys, rows);
+            let expected = run(&causal.clone().trial());
+            for kind in [Kind::Everything, Kind::FarApart, Kind::Tree, Kind::Causal] {
+                let case = Case { mask: Mask::None, intervals: Some((kind, false)), ..causal.clone() };
+                let of_sequence = |&keys: &usize| match kind {
+                    Kind::Causal => vec![-1],
+                    _ => (0..rows).flat_map(|row| causal_row(kind, keys, rows, row)).collect(),
+                };
+                let numbers = causal.lengths.iter().flat_map(of_sequence).flat_map(i32::to_le_bytes);
+                let (mut trial, numbers) = (case.trial(), numbers.collect::<Vec<u8>>());
+                assert_eq!(trial.buffer_mut("intervals").len(), numbers.len());
+                *trial.buffer_mut("intervals") = numbers;
+                assert!(run(&trial) == expected, "{kind:?}, {keys:?}, {split_keys:?}, {rows} rows");
+            }
         }
     }
 }

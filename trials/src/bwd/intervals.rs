@@ -12,9 +12,6 @@ use crate::intervals::Kind;
 use crate::mutate::Target;
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
-/// All kinds but trees.
-const WITH_GRADIENTS: &[Kind] = Kind::ALL.split_at(Kind::ALL.len() - 1).0;
-
 /// Divisions of the work among consumers, as for other masks, but without deterministic dQ additions.
 const DIVISIONS: [Divided; 5] = [
     (64, Division::Keys, None),
@@ -38,7 +35,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
 }
 
 fn of_features(levels: &mut Levels, seed: u64) -> Trial {
-    let (kind, division) = (levels.pick(WITH_GRADIENTS), levels.pick(&DIVISIONS));
+    let (kind, division) = (levels.pick(Kind::WITH_GRADIENTS), levels.pick(&DIVISIONS));
     let lengths = levels.pick(&[(1, 150), (147, 9), (200, 300), (137, 90)]);
     let ((batch, heads_q, heads_kv), own) = (levels.pick(&HEADS), levels.pick(&OWN));
     // Rows of a block of the dK/dV kernel; rows of a dQ tile and keys of its blocks.
@@ -56,7 +53,8 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
 
 /// Sequences whose lengths are data. Code that they share with dense ones is covered there.
 fn of_sequences(levels: &mut Levels, seed: u64) -> Trial {
-    let (kind, division, given) = (levels.pick(WITH_GRADIENTS), levels.pick(&DIVISIONS), levels.pick(&GIVEN));
+    let (kind, division, given) =
+        (levels.pick(Kind::WITH_GRADIENTS), levels.pick(&DIVISIONS), levels.pick(&GIVEN));
     // Lengths around the size of a KV tile and of a block of rows.
     let (lengths, (_, heads_q, heads_kv)) = (levels.pick(&LENGTHS)(64, 64), levels.pick(&HEADS));
     let (own, layout, sink) = (levels.pick(&OWN), levels.pick(&LAYOUTS), levels.pick(&SINKS));

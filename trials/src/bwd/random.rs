@@ -2,12 +2,14 @@
 
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::PlanOptions;
-use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec};
+use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows};
 
 use super::{BwdCase, Form};
 use crate::Trial;
-use crate::fwd::listed::{GIVEN, LAYOUTS, problem, random_lengths};
+use crate::fwd::intervals::OWN;
+use crate::fwd::listed::{GIVEN, LAYOUTS, random_lengths, spec};
 use crate::fwd::{Layout, dense, device};
+use crate::intervals::{Kind, under};
 use crate::values::Rng;
 use crate::{Case, Dist, Poison, chunks};
 
@@ -27,6 +29,8 @@ struct OfKernels {
     softcap: Option<f64>,
     options: PlanOptions,
     sms: u32,
+    /// The kind of intervals, and whether sequences and heads have their own.
+    intervals: (Option<Kind>, (bool, bool)),
 }
 
 impl OfKernels {
@@ -41,21 +45,30 @@ impl OfKernels {
             Mask::Window { left: Some(near), right: None },
             chunks(1 + near, Some(far)),
         ];
+        let (mask, dtype) = (masks[of_kernel.below(5)], [Dtype::F16, Dtype::Bf16][of_kernel.below(2)]);
+        let softcap = (of_kernel.below(3) == 0).then(|| 2.0 + rng.below(50) as f64);
+        let (way, sms) = (of_kernel.below(4), [2, 132][of_kernel.below(2)]);
+        // Masks of intervals have no additions in order.
+        let has_intervals = of_kernel.below(2) == 0 && WAYS[way] != Some(Form::OrderOfKeys);
+        let kinds = Kind::WITH_GRADIENTS;
+        let kind = has_intervals.then(|| kinds[of_kernel.below(kinds.len() as u64)]);
         OfKernels {
             dims: (head_dim, head_dim_v),
-            mask: masks[of_kernel.below(5)],
-            dtype: [Dtype::F16, Dtype::Bf16][of_kernel.below(2)],
-            softcap: (of_kernel.below(3) == 0).then(|| 2.0 + rng.below(50) as f64),
-            options: options([head_dim as u32, head_dim_v as u32], of_kernel.below(4)),
-            sms: [2, 132][of_kernel.below(2)],
+            mask,
+            dtype,
+            softcap,
+            options: options([head_dim as u32, head_dim_v as u32], WAYS[way]),
+            sms,
+            intervals: (kind, OWN[of_kernel.below(3)]),
         }
     }
 
-    /// Gives a problem these properties.
-    fn of(&self, spec: ProblemSpec, layout: Layout) -> ProblemSpec {
+    /// The problem of these sequences with these properties.
+    fn of(&self, spec: ProblemSpec, rows: [SequenceRows; 2], layout: Layout) -> KnownProblem {
         let mut spec = layout.of(spec.head_dim_v(self.dims.1)).mask(self.mask);
         spec.softcap = self.softcap;
-        spec
+        let (kind, own) = self.intervals;
+        under(kind, spec, rows, own)
     }
 }
 
@@ -74,7 +87,8 @@ impl BwdCase {
         let batch = 1 + rng.below(2);
         let spec = dense(of_kernels.dtype, batch, (seqlen_q, seqlen_k), heads, of_kernels.dims.0);
         let [layout, of_gradients] = [0, 0].map(|_| Layout::ALL[rng.below(4)]);
-        let problem = of_kernels.of(spec, layout).known().expect("all of it is valid");
+        let rows = [seqlen_q, seqlen_k].map(|rows| SequenceRows::dense(batch, rows));
+        let problem = of_kernels.of(spec, rows, layout);
         random_case(seed, &mut rng, problem, of_gradients, Poison::None, &of_kernels)
     }
 
@@ -89,9 +103,9 @@ impl BwdCase {
         let (heads_kv, group) = (1 + rng.below(3), 1 + rng.below(3));
         let lengths = random_lengths(&mut rng, length);
         let [layout, of_gradients] = [0, 0].map(|_| given.layout(LAYOUTS[rng.below(3)]));
-        let change = |spec| of_kernels.of(spec, layout);
         let heads = (heads_kv * group, heads_kv);
-        let problem = problem(given, of_kernels.dtype, heads, of_kernels.dims.0, &lengths, change);
+        let (spec, rows) = spec(given, of_kernels.dtype, heads, of_kernels.dims.0, &lengths);
+        let problem = of_kernels.of(spec, rows, layout);
         random_case(seed, &mut rng, problem, of_gradients, Poison::BeyondEnd, &of_kernels)
     }
 }
@@ -118,9 +132,11 @@ fn length(rng: &mut Rng) -> usize {
     fewest + rng.below(more as u64)
 }
 
-/// Plan options for one way to compute dQ: the planner's choice, a dQ kernel, or additions in one of the two orders.
-fn options(dims: [u32; 2], way: usize) -> PlanOptions {
-    let forms = [None, Some(Form::DqKernel), Some(Form::AnyOrder), Some(Form::OrderOfKeys)];
-    let options = forms[way].and_then(|form| form.options(dims, &DeviceLimits::h100_sxm()));
+/// Ways to compute dQ: the planner's choice, a dQ kernel, and additions in one of the two orders.
+const WAYS: [Option<Form>; 4] = [None, Some(Form::DqKernel), Some(Form::AnyOrder), Some(Form::OrderOfKeys)];
+
+/// Plan options for a way to compute dQ.
+fn options(dims: [u32; 2], way: Option<Form>) -> PlanOptions {
+    let options = way.and_then(|form| form.options(dims, &DeviceLimits::h100_sxm()));
     options.unwrap_or_default()
 }

@@ -258,8 +258,8 @@ pub fn in_pieces(seed: u64, kernels: u64) -> Case {
         0 => SplitKeys::Fixed,
         pieces => SplitKeys::FixedSize { keys: 128 * pieces as u64 },
     };
-    // e4m3 scales are indexed by batch entry, and the index changes if the sequence is a batch of its own.
-    Case { split_keys: Some(split), e4m3_keys: false, ..any(seed, kernels) }
+    // e4m3 scales and intervals are indexed by batch entry, and the index changes if the sequence is a batch of its own.
+    Case { split_keys: Some(split), e4m3_keys: false, intervals: None, ..any(seed, kernels) }
 }
 
 /// A random problem. Seeds that are equal modulo `kernels` share their kernels, unless sizes of pages or groups differ.
@@ -291,7 +291,7 @@ pub fn random_wide(seed: u64, kernels: u64) -> Trial {
     let lengths = case.lengths.iter().take(4).map(|&length| length % 2000).collect();
     let of_e4m3 = columns.0 <= 512 && [columns.0, columns.1].iter().all(|cols| cols.is_multiple_of(16));
     let e4m3_keys = of_kernel.below(2) == 1 && of_e4m3;
-    Case { lengths, queries, heads, columns, qv, e4m3_keys, ..case }.trial()
+    Case { lengths, queries, heads, columns, qv, e4m3_keys, intervals: None, ..case }.trial()
 }
 
 fn any(seed: u64, kernels: u64) -> Case {
@@ -335,6 +335,9 @@ fn any(seed: u64, kernels: u64) -> Case {
     };
     let is_16 = |columns: usize| columns.is_multiple_of(16);
     let is_narrow = !qv && columns.0.max(columns.1) <= 256;
-    let is_e4m3 = of_kernel.below(3) == 0 && is_16(columns.0) && is_16(columns.1) && is_narrow;
-    Case { e4m3_keys: is_e4m3, ..case }
+    let e4m3_keys = of_kernel.below(3) == 0 && is_16(columns.0) && is_16(columns.1) && is_narrow;
+    let has_intervals = of_kernel.below(2) == 0 && is_narrow && !e4m3_keys;
+    let intervals =
+        has_intervals.then(|| (Kind::ALL[of_kernel.below(Kind::ALL.len() as u64)], rng.below(2) == 0));
+    Case { e4m3_keys, intervals, ..case }
 }

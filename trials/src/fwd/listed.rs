@@ -3,9 +3,11 @@
 use fa3_sched::forward::{CtaTile, Loads, PlanOptions};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape};
 
+use super::intervals::OWN;
 use super::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out, others};
 use super::trials::{MASKS, SINKS, SOFTCAPS, trial};
 use super::{Layout, with_qv, with_tile};
+use crate::intervals::{Kind, under};
 use crate::values::Rng;
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
@@ -124,6 +126,8 @@ pub fn random_packed(seed: u64, kernels: u64) -> Trial {
     let block_rows = [None, Some(64), Some(128)][of_kernel.below(3)].filter(|_| dtype == Dtype::E4m3);
     let (mask, given) = (MASKS[of_kernel.below(MASKS.len() as u64)], GIVEN[of_kernel.below(6)]);
     let softcap = SOFTCAPS[of_kernel.below(SOFTCAPS.len() as u64)];
+    let has_intervals = of_kernel.below(2) == 0 && dim < 7 && dtype != Dtype::E4m3;
+    let kind = has_intervals.then(|| Kind::ALL[of_kernel.below(Kind::ALL.len() as u64)]);
     let (heads_kv, group) = (1 + rng.below(3), 1 + rng.below(3));
     let any = |rng: &mut Rng| 1 + rng.below(400);
     let lengths = random_lengths(&mut rng, any);
@@ -138,7 +142,8 @@ pub fn random_packed(seed: u64, kernels: u64) -> Trial {
         spec.softcap = softcap;
         spec
     };
-    let problem = problem(given, dtype, (heads_kv * group, heads_kv), head_dim, &lengths, change);
+    let (spec, rows) = spec(given, dtype, (heads_kv * group, heads_kv), head_dim, &lengths);
+    let problem = under(kind, change(spec), rows, OWN[rng.below(3)]);
     // If every block has a new row maximum, one e4m3 problem in 200 exceeds the error law's bound by a tenth.
     let dist = if dtype == Dtype::E4m3 { Dist::Normal } else { DISTS[rng.below(2)] };
     let case =

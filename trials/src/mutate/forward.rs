@@ -247,6 +247,9 @@ pub(crate) fn wide_targets() -> Vec<Target> {
     ]
 }
 
+/// The file that turns bounds and words of a row into bits of a thread's columns.
+const BITS: &[&str] = &["parts/visible.rs"];
+
 /// Kernels under an interval mask with several tiles per CTA, of dense and of packed sequences. One tile visits no
 /// block, and other tiles skip some blocks.
 ///
@@ -279,7 +282,8 @@ pub(crate) fn interval_targets() -> Vec<Target> {
         ("fwd 2, trees, packed", packed(Some(Kind::Tree)), 1),
     ];
     let targets = targets.map(|(name, programs, step)| Target::new(name, programs, step, TWO_STAGE));
-    targets.map(|target| target.also_noticed(UNASKED).also_equivalent(ASKED)).into()
+    let [one, packed, tree] = targets.map(|target| target.also_noticed(UNASKED).also_equivalent(ASKED));
+    vec![one, packed, tree.with("number", BITS).with("comparison", BITS)]
 }
 
 /// The kernel that transposes V before attention. Some heads have several tiles, of which the last one is partial;
