@@ -73,16 +73,10 @@ impl<'k> Int for V<'k, B32> {
 }
 
 impl<'k> Real for V<'k, F32> {
-    type Int = V<'k, B32>;
     type Bool = V<'k, Pred>;
 
     fn lit(self, value: f64) -> Self {
         self.constant(value as f32)
-    }
-
-    #[track_caller]
-    fn of_int(value: V<'k, B32>) -> Self {
-        value.to_f32()
     }
 
     #[track_caller]
@@ -220,5 +214,10 @@ impl<'k> ScoreReal for V<'k, F32> {
     #[track_caller]
     fn le(self, other: Self) -> V<'k, Pred> {
         self.le(other)
+    }
+
+    #[track_caller]
+    fn eq(self, other: Self) -> V<'k, Pred> {
+        self.eq(other)
     }
 }

@@ -47,11 +47,11 @@ impl LaneInst {
             match letter {
                 'a'..='c' => {
                     let operand = self.src.get(letter as usize - 'a' as usize);
-                    text += &operand.map_or_else(String::new, |&operand| names.operand(operand));
+                    text.extend(operand.map(|&operand| names.operand(operand)));
                 }
                 'd' | 'e' => {
                     let value = self.dst.get(letter as usize - 'd' as usize);
-                    text += &value.map_or_else(String::new, |&value| names.value(value));
+                    text.extend(value.map(|&value| names.value(value)));
                 }
                 punctuation => text.push(punctuation),
             }

@@ -1,5 +1,7 @@
 //! The notation of operands, in PTX and in the printed IR. The rest of an instruction's line is the same in both.
 
+use std::borrow::{Borrow, Cow};
+
 use crate::{
     Condition, GlobalAddr, Imm, Kernel, Operand, Param, Region, SharedAddr, SharedBase, TensorMap, Value,
     ValueInfo,
@@ -16,46 +18,48 @@ enum Style {
 pub(crate) struct Names<'k> {
     kernel: &'k Kernel,
     style: Style,
-    /// The number of each value, if it has one.
-    numbers: Vec<Option<u32>>,
+    /// The text of each value, if it has a number. Kernels read a value many times.
+    texts: Vec<Option<String>>,
 }
 
 impl<'k> Names<'k> {
     /// PTX: `%f9`, `0f3F800000`, `[smem+1024]`. Values for which `gone` is true were removed, and have no numbers.
     pub(crate) fn ptx(kernel: &'k Kernel, gone: &[bool]) -> Names<'k> {
         let mut next = 0..;
-        let numbers = gone.iter().map(|&gone| if gone { None } else { next.next() }).collect();
-        Names { kernel, style: Style::Ptx, numbers }
+        let text = |(info, &gone): (&ValueInfo, &bool)| {
+            let number: u32 = if gone { None } else { next.next() }?;
+            Some(format!("%{}{number}", info.ty.prefix()))
+        };
+        let texts = kernel.values.iter().zip(gone).map(text).collect();
+        Names { kernel, style: Style::Ptx, texts }
     }
 
     /// The printed IR: `row_max.9`, `1.0`, `[q+0]`.
     pub(crate) fn ir(kernel: &'k Kernel) -> Names<'k> {
-        let numbers = (0..kernel.values.len() as u32).map(Some).collect();
-        Names { kernel, style: Style::Ir, numbers }
+        let text = |(number, info): (usize, &ValueInfo)| match &info.name {
+            Some(name) => Some(format!("{name}.{number}")),
+            None => Some(format!("{}{number}", info.ty.prefix())),
+        };
+        let texts = kernel.values.iter().enumerate().map(text).collect();
+        Names { kernel, style: Style::Ir, texts }
     }
 
     /// The values that have numbers.
     pub(crate) fn values(&self) -> impl Iterator<Item = &'k ValueInfo> {
-        self.kernel.values.iter().zip(&self.numbers).filter_map(|(info, number)| number.and(Some(info)))
+        self.kernel.values.iter().zip(&self.texts).filter_map(|(info, text)| text.as_ref().and(Some(info)))
     }
 
-    pub(crate) fn value(&self, value: Value) -> String {
-        let index = value.0 as usize;
-        let (Some(info), Some(&Some(number))) = (self.kernel.values.get(index), self.numbers.get(index))
-        else {
-            return value.to_string();
-        };
-        match (self.style, &info.name) {
-            (Style::Ir, Some(name)) => format!("{name}.{number}"),
-            (Style::Ir, None) => format!("{}{number}", info.ty.prefix()),
-            (Style::Ptx, _) => format!("%{}{number}", info.ty.prefix()),
+    pub(crate) fn value(&self, value: Value) -> Cow<'_, str> {
+        match self.texts.get(value.0 as usize) {
+            Some(Some(text)) => Cow::Borrowed(text),
+            _ => Cow::Owned(value.to_string()),
         }
     }
 
-    pub(crate) fn operand(&self, operand: Operand) -> String {
+    pub(crate) fn operand(&self, operand: Operand) -> Cow<'_, str> {
         match operand {
             Operand::Value(value) => self.value(value),
-            Operand::Imm(imm) => self.imm(imm),
+            Operand::Imm(imm) => Cow::Owned(self.imm(imm)),
         }
     }
 
@@ -95,7 +99,7 @@ impl<'k> Names<'k> {
     /// `a` or `{a, b}`: how loads and stores write their vectors.
     pub(crate) fn vector(&self, operands: &[Operand]) -> String {
         match operands {
-            [one] => self.operand(*one),
+            [one] => self.operand(*one).into_owned(),
             _ => self.operands(operands),
         }
     }
@@ -113,7 +117,7 @@ impl<'k> Names<'k> {
     /// `base+offset`. In PTX the base of a region is `memory`, which holds all regions.
     fn counted_from(&self, memory: &str, addr: SharedAddr) -> String {
         let (base, offset) = match addr.base {
-            SharedBase::Value(value) => (self.value(value), addr.offset.into()),
+            SharedBase::Value(value) => (self.value(value).into_owned(), addr.offset.into()),
             SharedBase::Region(region) => {
                 let info = self.kernel.smem.get(region);
                 match self.style {
@@ -186,7 +190,7 @@ impl<'k> Names<'k> {
 }
 
 /// Joins items to a text such as `a, b, c`.
-pub(crate) fn comma(items: impl Iterator<Item = String>) -> String {
+pub(crate) fn comma(items: impl Iterator<Item = impl Borrow<str>>) -> String {
     items.collect::<Vec<_>>().join(", ")
 }
 

@@ -8,10 +8,9 @@
 use std::fmt::Write;
 
 use crate::names::Names;
-use crate::unobserved::Unobserved;
+use crate::unobserved::{Kept, Unobserved};
 use crate::{
-    Block, Condition, Kernel, Node, ParamInfo, ParamKind, RoleBody, SmemPlan, Source, Stmt, Ty, VerifyErrors,
-    verify,
+    Condition, Kernel, Node, ParamInfo, ParamKind, RoleBody, SmemPlan, Source, Ty, VerifyErrors, verify,
 };
 
 /// A kernel as PTX, with the properties of its launch.
@@ -51,10 +50,10 @@ pub fn emit_annotated(kernel: &Kernel) -> Result<Ptx, VerifyErrors> {
 
 fn emit_with(kernel: &Kernel, annotate: bool) -> Result<Ptx, VerifyErrors> {
     verify(kernel)?;
-    let Unobserved { kernel, gone } = &Unobserved::new(kernel);
-    let names = Names::ptx(kernel, gone);
+    let code = Unobserved::new(kernel);
+    let names = Names::ptx(kernel, &code.gone);
     let mut emitter = Emitter { names, text: String::new(), labels: 0, loops: Vec::new(), annotate };
-    emitter.kernel(kernel);
+    emitter.kernel(kernel, code);
     let version = if emitter.text.contains("st.async") { "8.1" } else { "8.0" };
     Ok(Ptx {
         text: format!(".version {version}\n.target sm_90a\n.address_size 64\n\n{}", emitter.text),
@@ -78,13 +77,13 @@ struct Emitter<'k> {
 }
 
 impl Emitter<'_> {
-    fn kernel(&mut self, kernel: &Kernel) {
+    fn kernel(&mut self, kernel: &Kernel, code: Unobserved<'_>) {
         self.header(kernel);
         self.registers(kernel);
         self.shared_memory(kernel);
         self.tensor_maps(kernel);
-        self.block(&kernel.prologue);
-        self.roles(&kernel.roles);
+        self.block(&code.prologue);
+        self.roles(code.roles);
         self.line("ret;");
         self.text += "}\n";
     }
@@ -139,15 +138,14 @@ impl Emitter<'_> {
 
     /// Prints the roles in the order of their warps. Warps of later roles branch over a role's code. The last role
     /// needs no branch, because the verifier ensures that roles cover all warps.
-    fn roles(&mut self, roles: &[RoleBody]) {
-        let mut roles: Vec<&RoleBody> = roles.iter().collect();
-        roles.sort_by_key(|role| role.warps.start);
-        let Some((last, others)) = roles.split_last() else { return };
+    fn roles(&mut self, mut roles: Vec<(&RoleBody, Vec<Kept<'_>>)>) {
+        roles.sort_by_key(|(role, _)| role.warps.start);
+        let Some(((last, code), others)) = roles.split_last() else { return };
         if !others.is_empty() {
             self.line("mov.u32 %warp, %tid.x;");
             self.line("shr.u32 %warp, %warp, 5;");
         }
-        for role in others {
+        for (role, code) in others {
             self.line(&format!(
                 "// role {}: warps {} to {}",
                 role.name,
@@ -156,38 +154,37 @@ impl Emitter<'_> {
             ));
             self.line(&format!("setp.ge.u32 %other, %warp, {};", role.warps.end));
             self.line(&format!("@%other bra.uni after_role_{};", role.name));
-            self.block(&role.block);
+            self.block(code);
             self.line("ret;");
             self.label(&format!("after_role_{}", role.name));
         }
         self.line(&format!("// role {}: warps {} to {}", last.name, last.warps.start, last.warps.end - 1));
-        self.block(&last.block);
+        self.block(code);
     }
 
-    fn block(&mut self, block: &Block) {
-        block.iter().for_each(|stmt| self.stmt(stmt));
+    fn block(&mut self, block: &[Kept<'_>]) {
+        block.iter().for_each(|kept| self.stmt(kept));
     }
 
-    fn stmt(&mut self, stmt: &Stmt) {
+    fn stmt(&mut self, Kept { stmt, blocks: [first, second] }: &Kept<'_>) {
         if self.annotate {
             self.line(&format!("// {}", location(stmt.source)));
         }
         match &stmt.node {
             Node::Inst { guard, inst } => {
-                let guard =
-                    guard.map_or_else(String::new, |guard| format!("@{} ", self.names.condition(guard)));
                 let text = inst.text(&self.names);
-                let end = if text.starts_with('{') { "" } else { ";" };
-                self.line(&format!("{guard}{text}{end}"));
+                self.text += "    ";
+                if let Some(guard) = guard {
+                    self.text.extend(["@", &self.names.condition(*guard), " "]);
+                }
+                self.text.extend([text.as_str(), if text.starts_with('{') { "\n" } else { ";\n" }]);
             }
-            Node::If { condition, uniform, then, otherwise } => {
-                self.branch(*condition, *uniform, then, otherwise);
-            }
-            Node::Loop { body } => {
+            Node::If { condition, uniform, .. } => self.branch(*condition, *uniform, first, second),
+            Node::Loop { .. } => {
                 let id = self.new_label();
                 self.label(&format!("loop_{id}"));
                 self.loops.push(id);
-                self.block(body);
+                self.block(first);
                 self.loops.pop();
                 self.line(&format!("bra.uni loop_{id};"));
                 self.label(&format!("after_loop_{id}"));
@@ -200,7 +197,7 @@ impl Emitter<'_> {
         }
     }
 
-    fn branch(&mut self, condition: Condition, uniform: bool, then: &Block, otherwise: &Block) {
+    fn branch(&mut self, condition: Condition, uniform: bool, then: &[Kept<'_>], otherwise: &[Kept<'_>]) {
         let id = self.new_label();
         let bra = if uniform { "bra.uni" } else { "bra" };
         let skip = self.names.condition(Condition { negate: !condition.negate, ..condition });

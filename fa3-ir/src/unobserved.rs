@@ -3,22 +3,29 @@
 use crate::inst::Access;
 use crate::{Block, Inst, Kernel, Node, RoleBody, Stmt, Value};
 
-/// A kernel without its observations, and without values that are computed for them alone.
-pub(crate) struct Unobserved {
-    pub(crate) kernel: Kernel,
+/// The code of a kernel without its observations, and without values that are computed for them alone.
+pub(crate) struct Unobserved<'k> {
+    pub(crate) prologue: Vec<Kept<'k>>,
+    pub(crate) roles: Vec<(&'k RoleBody, Vec<Kept<'k>>)>,
     /// For each value, whether it was removed.
     pub(crate) gone: Vec<bool>,
 }
 
-impl Unobserved {
-    pub(crate) fn new(kernel: &Kernel) -> Unobserved {
+/// A statement that is kept.
+pub(crate) struct Kept<'k> {
+    pub(crate) stmt: &'k Stmt,
+    /// The statements that are kept in its blocks: both blocks of a branch, or the body of a loop and nothing.
+    pub(crate) blocks: [Vec<Kept<'k>>; 2],
+}
+
+impl<'k> Unobserved<'k> {
+    pub(crate) fn new(kernel: &'k Kernel) -> Unobserved<'k> {
         let nothing = || vec![false; kernel.values.len()];
         let mut readers = Readers { observed: nothing(), needed: nothing(), gone: nothing() };
         // Visits statements from the end to the beginning, because readers of a value come after its definition.
-        let role = |role: &RoleBody| RoleBody { block: readers.block(&role.block), ..role.clone() };
-        let roles = kernel.roles.iter().map(role).collect();
+        let roles = kernel.roles.iter().map(|role| (role, readers.block(&role.block))).collect();
         let prologue = readers.block(&kernel.prologue);
-        Unobserved { kernel: Kernel { prologue, roles, ..kernel.clone() }, gone: readers.gone }
+        Unobserved { prologue, roles, gone: readers.gone }
     }
 }
 
@@ -32,15 +39,15 @@ struct Readers {
 }
 
 impl Readers {
-    fn block(&mut self, block: &Block) -> Block {
-        let mut kept: Block = block.iter().rev().filter_map(|stmt| self.stmt(stmt)).collect();
+    fn block<'k>(&mut self, block: &'k Block) -> Vec<Kept<'k>> {
+        let mut kept: Vec<Kept<'_>> = block.iter().rev().filter_map(|stmt| self.stmt(stmt)).collect();
         kept.reverse();
         kept
     }
 
     /// The statement, if it is kept.
-    fn stmt(&mut self, stmt: &Stmt) -> Option<Stmt> {
-        let (node, stays) = match &stmt.node {
+    fn stmt<'k>(&mut self, stmt: &'k Stmt) -> Option<Kept<'k>> {
+        let (blocks, stays) = match &stmt.node {
             Node::Inst { guard, inst } => {
                 let stays = !self.is_observation(inst);
                 guard.iter().for_each(|guard| self.read(guard.pred, stays));
@@ -51,22 +58,22 @@ impl Readers {
                         self.read(value, stays);
                     }
                 });
-                (stmt.node.clone(), stays)
+                (Default::default(), stays)
             }
-            Node::If { condition, uniform, then, otherwise } => {
+            Node::If { condition, uniform: _, then, otherwise } => {
                 let was_empty = then.is_empty() && otherwise.is_empty();
                 let (then, otherwise) = (self.block(then), self.block(otherwise));
                 let stays = was_empty || !then.is_empty() || !otherwise.is_empty();
                 self.read(condition.pred, stays);
-                (Node::If { condition: *condition, uniform: *uniform, then, otherwise }, stays)
+                ([then, otherwise], stays)
             }
-            Node::Loop { body } => (Node::Loop { body: self.block(body) }, true),
+            Node::Loop { body } => ([self.block(body), Vec::new()], true),
             Node::Break { condition } => {
                 self.read(condition.pred, true);
-                (stmt.node.clone(), true)
+                (Default::default(), true)
             }
         };
-        stays.then_some(Stmt { node, source: stmt.source })
+        stays.then_some(Kept { stmt, blocks })
     }
 
     /// Whether an instruction is an observation, or has no effect except on values that only observations read.

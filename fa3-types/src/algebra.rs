@@ -4,14 +4,16 @@
 //! [`Real`]. Rust's numbers run the function; values of a kernel builder record the same arithmetic as instructions.
 //!
 //! ```
-//! use fa3_types::{Int, Real};
+//! use std::num::Wrapping;
+//!
+//! use fa3_types::ScoreReal;
 //!
 //! // ALiBi: a score loses `slope` for every key between it and the query.
-//! fn alibi<R: Real>(score: R, slope: R, query: R::Int, key: R::Int) -> R {
-//!     score - slope * R::of_int(query.sub_sat(key))
+//! fn alibi<R: ScoreReal>(score: R, slope: R, query: R::Index, key: R::Index) -> R {
+//!     score - slope * R::of_index(query - key)
 //! }
-//! assert_eq!(alibi(1.0_f64, 0.5, 7, 4), -0.5);
-//! assert_eq!(alibi(1.0_f32, 0.5, 7, 4), -0.5);
+//! assert_eq!(alibi(1.0_f64, 0.5, Wrapping(7), Wrapping(4)), -0.5);
+//! assert_eq!(alibi(1.0_f32, 0.5, Wrapping(7), Wrapping(4)), -0.5);
 //! ```
 //!
 //! Such functions have no Rust control flow that depends on values; they call [`Int::select`] and [`Real::select`].
@@ -113,17 +115,11 @@ impl Int for u32 {
 pub trait Real:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Neg<Output = Self>
 {
-    /// The integers that convert to this type: [`u32`] on the host.
-    type Int: Int<Bool = Self::Bool>;
-
     /// The result of a comparison.
     type Bool: Copy + BitAnd<Output = Self::Bool> + BitOr<Output = Self::Bool>;
 
     /// The constant `value`, rounded. It takes `self`, because a kernel's value knows which kernel it belongs to.
     fn lit(self, value: f64) -> Self;
-
-    /// The real number nearest to `value`.
-    fn of_int(value: Self::Int) -> Self;
 
     /// self · factor + addend, rounded once.
     fn fma(self, factor: Self, addend: Self) -> Self;
@@ -144,14 +140,9 @@ pub trait Real:
 macro_rules! reals {
     ($($float:ident)+) => {$(
         impl Real for $float {
-            type Int = u32;
             type Bool = bool;
 
             fn lit(self, value: f64) -> $float {
-                value as $float
-            }
-
-            fn of_int(value: u32) -> $float {
                 value as $float
             }
 

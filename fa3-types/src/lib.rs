@@ -69,7 +69,7 @@ pub use scale_blocks::{ScaleBlocks, first_block};
 pub use score::{SoftCap, SoftmaxScale, softcap};
 pub use score_expr::{
     Dual, HostReal, OpenScore, ScoreBlock, ScoreError, ScoreExpr, ScoreForm, ScoreFunction, ScoreIndex,
-    ScoreInputs, ScoreProduct, ScoreReal, ScoreRow, ScoreTable, ScoreTile, ScoreValue,
+    ScoreInputs, ScoreProduct, ScoreReal, ScoreRow, ScoreRows, ScoreSlope, ScoreTable, ScoreTile, ScoreValue,
 };
 pub use sequence_rows::SequenceRows;
 pub use sequences::Sequences;

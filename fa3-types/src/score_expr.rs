@@ -3,12 +3,14 @@
 mod builder;
 mod dual;
 mod error;
+mod joint;
 mod kind;
 mod node;
 mod op;
 mod open;
 mod real;
 mod row;
+mod symbol;
 mod table;
 mod text;
 mod tile;
@@ -18,11 +20,12 @@ use std::sync::Arc;
 
 pub use dual::Dual;
 pub use error::ScoreError;
+pub use joint::ScoreSlope;
 pub use open::OpenScore;
 pub use real::{HostReal, ScoreIndex, ScoreReal};
 pub use row::ScoreRow;
 pub use table::ScoreTable;
-pub use tile::{ScoreBlock, ScoreProduct, ScoreTile};
+pub use tile::{ScoreBlock, ScoreProduct, ScoreRows, ScoreTile};
 pub use value::ScoreInputs;
 
 use node::Node;

@@ -117,8 +117,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         /// Replaces each score by a function of the score, its sequence, query head, row and key, and of numbers and
         /// tables. The function takes scaled and capped scores, and the mask applies to its values.
         /// [`ScoreFunction::parse`] describes the text. A function of -inf hides a key. Gradients go through its
-        /// derivative; its numbers and tables have no gradients. A GPU computes no
-        /// gradients with it.
+        /// derivative; its numbers and tables have no gradients.
         ///
         /// ```
         /// # use fa3::ndarray::Array4;

@@ -20,6 +20,8 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
     /// dQ = softmax_scale · dS K     dK = softmax_scale · dSᵀ Q     dsink = Σ exp(sink − LSE) · (dLSE − D)
     /// ```
     ///
+    /// With a [function of scores](Attention::score) f, X = mask(f(cap(S))), and f' is one more factor of dS.
+    ///
     /// e4m3 has no gradients, since it rounds values: `T` is f32, f16 or bf16. On a GPU all arrays are copied to it and
     /// the results are copied back. A problem that the GPU's backward kernels do not take is an error; the CPU does not
     /// compute it instead. The results have the same bits in every run on the CPU, and on a GPU with

@@ -7,6 +7,7 @@
 mod case;
 mod equivalent;
 mod form;
+mod functions;
 pub(crate) mod intervals;
 mod listed;
 mod random;

@@ -10,8 +10,7 @@ use ndarray::{Array3, Array4};
 use crate::{Arithmetic, Case, Judge, Values};
 
 /// Checks the results of a call and its gradients, with and without a gradient of LSE, against the error law. Returns
-/// the largest ratio of an error to its bound. Latent attention has no gradients, nor have functions of scores on a
-/// GPU.
+/// the largest ratio of an error to its bound. Latent attention has no gradients.
 ///
 /// # Errors
 /// The error of the call, or the violation of the law.
@@ -34,8 +33,7 @@ fn check_of<T: Scalar<Output = T>>(case: &Case, device: &Device) -> Result<f64, 
     let wave = |(b, h, s)| ((5 * b + 3 * h + s) as f32).cos();
     let dlse = Array3::from_shape_fn(problem.lse_shape(), wave);
     let dout = values.dout.mapv(T::from_f32);
-    let is_scored_on_gpu = problem.score().is_some() && !matches!(device, Device::Cpu);
-    let has_gradients = problem.qv().is_none() && !is_scored_on_gpu;
+    let has_gradients = problem.qv().is_none();
     let called = call(problem, &values, |attention: Attention<'_, T>| {
         let output = attention.forward(device)?;
         let mut gradients = Vec::new();

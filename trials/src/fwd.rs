@@ -5,7 +5,7 @@
 //! ```
 
 mod fp8;
-mod functions;
+pub(crate) mod functions;
 pub(crate) mod intervals;
 mod layout;
 pub(crate) mod listed;

@@ -8,34 +8,41 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyInt, PyString, PyTuple};
 
-use crate::dlpack::DlTensor;
+use crate::dlpack::Described;
 use crate::error::caller;
 
-/// The tensors of a call, by their names. A tensor is torch's, or a tuple (dtype, address, shape, strides).
+/// A tensor of a call: torch's, or a tuple (dtype, address, shape, strides). `described` is torch's description, if
+/// torch describes it.
+pub(crate) struct Argument<'a, 'py> {
+    pub(crate) name: &'a str,
+    pub(crate) tensor: Bound<'py, PyAny>,
+    pub(crate) described: Option<Described>,
+}
+
+/// The tensors of a call.
 pub(crate) struct Arguments<'a, 'py> {
     place: Place,
-    given: &'a [(Bound<'py, PyString>, Bound<'py, PyAny>)],
+    given: &'a [Argument<'a, 'py>],
     copies: Vec<Bound<'py, PyAny>>,
 }
 
 impl<'a, 'py> Arguments<'a, 'py> {
     /// Tensors for a call in this place.
-    pub(crate) fn new(
-        place: Place,
-        given: &'a [(Bound<'py, PyString>, Bound<'py, PyAny>)],
-    ) -> Arguments<'a, 'py> {
+    pub(crate) fn new(place: Place, given: &'a [Argument<'a, 'py>]) -> Arguments<'a, 'py> {
         Arguments { place, given, copies: Vec::new() }
     }
 
     /// The tensor of this name, if it is given.
-    pub(crate) fn find(&self, name: &str) -> Option<&'a Bound<'py, PyAny>> {
-        self.given.iter().find(|(given, _)| given.to_str().is_ok_and(|given| given == name)).map(|(_, x)| x)
+    pub(crate) fn find(&self, name: &str) -> Option<&'a Argument<'a, 'py>> {
+        self.given.iter().find(|given| given.name == name)
     }
 
     /// A tensor that an operation can use. If the operation cannot use torch's tensor as it is, it is copied.
     fn tensor(&mut self, name: &'static str, access: Access) -> Result<Option<Tensor>, Error> {
-        let Some(x) = self.find(name) else { return Ok(None) };
-        if let Ok(numbers) = x.cast::<PyTuple>() {
+        let Some(Argument { tensor: x, described, .. }) = self.find(name) else { return Ok(None) };
+        if described.is_none()
+            && let Ok(numbers) = x.cast::<PyTuple>()
+        {
             let tensor = of_numbers(name, numbers)?;
             let is_copied = match (access, self.place) {
                 (Access::Rows, Place::CheckedForGpu) => !tensor.has_rows(),
@@ -45,9 +52,10 @@ impl<'a, 'py> Arguments<'a, 'py> {
             };
             return Ok(Some(if is_copied { tensor.contiguous() } else { tensor }));
         }
-        let tensor = match self.described(name, x)? {
-            Some(tensor) => tensor,
+        let tensor = match described.as_ref().filter(|found| self.is_at(Some(found.device))) {
+            Some(found) => found.named(name)?,
             None => {
+                // The tensor's attributes say what is wrong, if anything is.
                 self.check_place(name, x).map_err(caller)?;
                 of_torch(name, x)?
             }
@@ -61,22 +69,6 @@ impl<'a, 'py> Arguments<'a, 'py> {
         let tensor = of_torch(name, &copy)?;
         self.copies.push(copy);
         Ok(Some(tensor))
-    }
-
-    /// A tensor of torch as DLPack describes it. `None` if DLPack does not describe it, if it is not where the call is
-    /// computed, or if its elements are of a type that no operation takes: its attributes then say what is wrong.
-    fn described(&self, name: &'static str, x: &Bound<'py, PyAny>) -> Result<Option<Tensor>, Error> {
-        let Some(found) = DlTensor::of(x).filter(|found| self.is_at(found.device())) else { return Ok(None) };
-        let Some(element) = found.element() else { return Ok(None) };
-        let [extents, steps] = found.dims();
-        let rank = extents.len();
-        if rank > DIMS || steps.len() != rank {
-            return Ok(None);
-        }
-        let (mut shape, mut strides) = ([0; DIMS], [0; DIMS]);
-        shape.iter_mut().zip(extents).for_each(|(to, extent)| *to = *extent as usize);
-        strides[..rank].copy_from_slice(steps);
-        Tensor::new(name, element, found.address(), (rank, shape), (rank, strides)).map(Some)
     }
 
     /// Whether a device, with -1 for the CPU, is where the call is computed.
@@ -102,7 +94,7 @@ impl<'a, 'py> Arguments<'a, 'py> {
         if self.is_at(device) {
             return Ok(());
         }
-        let (first_name, first) = &self.given[0];
+        let Argument { name: first_name, tensor: first, .. } = &self.given[0];
         let also = if first.is(x) {
             String::new()
         } else {
@@ -121,22 +113,22 @@ impl Given for Arguments<'_, '_> {
 
     /// The Python sources make such an output, so it has the dtype.
     fn output(&mut self, name: &'static str, _dtype: Dtype) -> Result<Option<u64>, Error> {
-        let address = |x: &Bound<'_, PyAny>| match x.cast::<PyTuple>() {
-            Ok(numbers) => numbers.get_item(1)?.extract(),
-            Err(_) => x.call_method0(intern!(x.py(), "data_ptr"))?.extract(),
+        let address = |given: &Argument<'_, '_>| match (&given.described, given.tensor.cast::<PyTuple>()) {
+            (Some(found), _) => Ok(found.address),
+            (None, Ok(numbers)) => numbers.get_item(1)?.extract(),
+            (None, Err(_)) => given.tensor.call_method0(intern!(given.tensor.py(), "data_ptr"))?.extract(),
         };
         self.find(name).map(address).transpose().map_err(caller)
     }
 
     fn bare(&self, name: &'static str) -> Result<Option<u64>, Error> {
-        let address = self.find(name).and_then(|x| x.cast::<PyInt>().ok());
+        let address = self.find(name).and_then(|given| given.tensor.cast::<PyInt>().ok());
         address.map(|address| address.extract()).transpose().map_err(caller)
     }
 
     fn other(&self, names: &[(&'static str, Option<u64>)]) -> Option<String> {
         let is_known = |name: &str| names.iter().any(|(known, _)| *known == name);
-        let mut given = self.given.iter().map(|(name, _)| name.to_string_lossy());
-        given.find(|name| !is_known(name)).map(Into::into)
+        self.given.iter().map(|given| given.name).find(|name| !is_known(name)).map(Into::into)
     }
 }
 

@@ -10,7 +10,8 @@ use fa3_cuda::kernels::Spec;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use crate::arguments::Arguments;
+use crate::arguments::{Argument, Arguments};
+use crate::dlpack::Described;
 use crate::error::exception;
 use crate::threads;
 use crate::workspaces::{Allocate, Lent};
@@ -56,15 +57,17 @@ pub(crate) trait Compute: Send + Sync {
     /// The call is invalid, the driver reports an error, `allocate` raises, or the operation does not know a tensor.
     fn compute(
         &self,
+        py: Python<'_>,
         place: Place,
-        tensors: &Bound<'_, PyDict>,
+        given: &[Argument<'_, '_>],
         allocate: &Allocate,
     ) -> PyResult<Option<u32>>;
 }
 
 impl<C: CpuCall> Compute for Planned<C> {
     fn planning(&self, tensors: &Bound<'_, PyDict>) -> PyResult<Planning> {
-        let given = named(tensors)?;
+        let names = Names::of(tensors)?;
+        let given = names.arguments()?;
         let mut arguments = Arguments::new(Place::CheckedForGpu, &given);
         let call = C::given(&mut Tensors::new(&mut arguments), &self.numbers).map_err(exception)?;
         Ok(Box::new(move |device| Ok(call.plan(&device.limits())?.kernels())))
@@ -72,13 +75,12 @@ impl<C: CpuCall> Compute for Planned<C> {
 
     fn compute(
         &self,
+        py: Python<'_>,
         place: Place,
-        tensors: &Bound<'_, PyDict>,
+        given: &[Argument<'_, '_>],
         allocate: &Allocate,
     ) -> PyResult<Option<u32>> {
-        let py = tensors.py();
-        let given = named(tensors)?;
-        let mut arguments = Arguments::new(place, &given);
+        let mut arguments = Arguments::new(place, given);
         let mut tensors = Tensors::new(&mut arguments);
         // The call is large: `map_err` would move it once more.
         let call = match C::given(&mut tensors, &self.numbers) {
@@ -97,9 +99,29 @@ impl<C: CpuCall> Compute for Planned<C> {
 }
 
 /// The tensors of a dict that are not None, with their names.
-fn named<'py>(tensors: &Bound<'py, PyDict>) -> PyResult<Vec<(Bound<'py, PyString>, Bound<'py, PyAny>)>> {
-    let given = tensors.iter().filter(|(_, tensor)| !tensor.is_none());
-    given.map(|(name, x)| Ok((name.cast_into::<PyString>()?, x))).collect()
+pub(crate) struct Names<'py>(Vec<(Bound<'py, PyString>, Bound<'py, PyAny>)>);
+
+impl<'py> Names<'py> {
+    /// The tensors of a dict.
+    ///
+    /// # Errors
+    /// A name is no string.
+    pub(crate) fn of(tensors: &Bound<'py, PyDict>) -> PyResult<Names<'py>> {
+        let given = tensors.iter().filter(|(_, tensor)| !tensor.is_none());
+        given.map(|(name, x)| Ok((name.cast_into::<PyString>()?, x))).collect::<PyResult<_>>().map(Names)
+    }
+
+    /// The tensors, as torch describes them.
+    ///
+    /// # Errors
+    /// A name is no valid text.
+    pub(crate) fn arguments(&self) -> PyResult<Vec<Argument<'_, 'py>>> {
+        let mut given = Vec::with_capacity(self.0.len());
+        for (name, x) in &self.0 {
+            given.push(Argument { name: name.to_str()?, tensor: x.clone(), described: Described::of(x) });
+        }
+        Ok(given)
+    }
 }
 
 impl<C: CpuCall> Planned<C> {

@@ -1,20 +1,36 @@
-//! DLPack's C exchange, by which torch 2.10 and newer describe a tensor in one call. Reading its attributes one by one
-//! takes three times as long.
+//! DLPack's C exchange, by which torch 2.10 and newer describe a tensor in one call, and name their current stream.
+//! Reading a tensor's attributes one by one takes three times as long.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::slice;
 
-use fa3_call::Element;
+use fa3_call::{DIMS, Element, Error, Tensor};
 use fa3_types::Dtype;
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-/// A tensor, as DLPack describes it.
+/// A tensor, as torch describes it by DLPack.
+pub(crate) struct Described {
+    /// The number of the GPU, or -1 for the CPU, as torch's `get_device` counts.
+    pub(crate) device: i32,
+    /// The type of elements.
+    pub(crate) element: Element,
+    /// The address of the first element.
+    pub(crate) address: u64,
+    /// Number of dimensions.
+    pub(crate) rank: usize,
+    /// The extents of the dimensions.
+    pub(crate) shape: [usize; DIMS],
+    /// The strides of the dimensions, in elements.
+    pub(crate) strides: [i64; DIMS],
+}
+
+/// A tensor in DLPack's layout.
 #[repr(C)]
-pub(crate) struct DlTensor {
+struct DlTensor {
     data: *mut c_void,
     device_type: i32,
     device: i32,
@@ -35,10 +51,14 @@ struct Exchange {
     previous: *const c_void,
     unused: [*const c_void; 3],
     describe: Option<Describe>,
+    stream: Option<StreamOf>,
 }
 
 /// Describes a Python tensor without a copy and without waiting. If the result is not 0, there is a Python exception.
 type Describe = unsafe extern "C" fn(*mut PyObject, *mut DlTensor) -> c_int;
+
+/// Gives the current stream of a device of this kind and number. If the result is not 0, there is a Python exception.
+type StreamOf = unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> c_int;
 
 /// The version of the structures here.
 const MAJOR: u32 = 1;
@@ -47,15 +67,42 @@ const MAJOR: u32 = 1;
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
 
-/// The type torch.Tensor, and its function; `None` if torch has no such function.
-static TORCHS: PyOnceLock<Option<(Py<PyType>, Describe)>> = PyOnceLock::new();
+/// The type torch.Tensor, and torch's functions.
+struct Torchs {
+    tensor: Py<PyType>,
+    describe: Describe,
+    stream: Option<StreamOf>,
+}
 
-impl DlTensor {
-    /// The description of a tensor of torch on the CPU or on a GPU. `None` for every other object, for subclasses,
-    /// whose attributes may be their own, and for tensors without memory.
-    pub(crate) fn of(x: &Bound<'_, PyAny>) -> Option<DlTensor> {
+impl Torchs {
+    /// Torch's functions. `None` if it has none.
+    fn find(py: Python<'_>) -> Option<&'static Torchs> {
+        static FOUND: PyOnceLock<Option<Torchs>> = PyOnceLock::new();
+        FOUND.get_or_init(py, || torchs(py).ok().flatten()).as_ref()
+    }
+}
+
+/// The driver's handle of torch's current stream of a GPU. `None` if DLPack does not tell it.
+pub(crate) fn current_stream(py: Python<'_>, device: i32) -> Option<usize> {
+    let stream = Torchs::find(py)?.stream?;
+    let mut found = ptr::null_mut();
+    // SAFETY: the function has this signature in DLPack's version, which was checked, and the interpreter is attached.
+    #[allow(unsafe_code, reason = "it is a function of C")]
+    let result = unsafe { stream(CUDA, device, &raw mut found) };
+    if result != 0 {
+        drop(PyErr::take(py));
+        return None;
+    }
+    Some(found.expose_provenance())
+}
+
+impl Described {
+    /// The description of a tensor of torch on the CPU or on a GPU, with at most [`DIMS`] dimensions and a type of
+    /// elements that operations take. `None` for every other object, for subclasses, whose attributes may be their own,
+    /// and for tensors without memory.
+    pub(crate) fn of(x: &Bound<'_, PyAny>) -> Option<Described> {
         let py = x.py();
-        let (tensor, describe) = TORCHS.get_or_init(py, || torchs(py).ok().flatten()).as_ref()?;
+        let Torchs { tensor, describe, .. } = Torchs::find(py)?;
         if x.get_type_ptr() != tensor.as_ptr().cast() {
             return None;
         }
@@ -80,11 +127,38 @@ impl DlTensor {
             drop(PyErr::take(py));
             return None;
         }
-        Some(found)
+        let [extents, steps] = found.dims();
+        let rank = extents.len();
+        if rank > DIMS || steps.len() != rank {
+            return None;
+        }
+        let (mut shape, mut strides) = ([0; DIMS], [0; DIMS]);
+        shape.iter_mut().zip(extents).for_each(|(to, extent)| *to = *extent as usize);
+        strides[..rank].copy_from_slice(steps);
+        let (device, element, address) = (found.device()?, found.element()?, found.address());
+        Some(Described { device, element, address, rank, shape, strides })
     }
 
-    /// The number of the GPU, or -1 for the CPU, as torch's `get_device` counts. `None` for other devices.
-    pub(crate) fn device(&self) -> Option<i32> {
+    /// Whether another tensor differs only in its address.
+    pub(crate) fn has_layout_of(&self, other: &Described) -> bool {
+        let Described { device, element, address: _, rank, shape, strides } = self;
+        (*device, element, *rank) == (other.device, &other.element, other.rank)
+            && (shape, strides) == (&other.shape, &other.strides)
+    }
+
+    /// The tensor under a name.
+    ///
+    /// # Errors
+    /// Never, since there are no more than [`DIMS`] dimensions.
+    pub(crate) fn named(&self, name: &'static str) -> Result<Tensor, Error> {
+        let Described { element, address, rank, shape, strides, .. } = self;
+        Tensor::new(name, element.clone(), *address, (*rank, *shape), (*rank, *strides))
+    }
+}
+
+impl DlTensor {
+    /// The number of the GPU, or -1 for the CPU. `None` for other devices.
+    fn device(&self) -> Option<i32> {
         match self.device_type {
             CPU => Some(-1),
             CUDA => Some(self.device),
@@ -93,12 +167,12 @@ impl DlTensor {
     }
 
     /// The address of the first element.
-    pub(crate) fn address(&self) -> u64 {
+    fn address(&self) -> u64 {
         (self.data.addr() as u64).wrapping_add(self.byte_offset)
     }
 
     /// The type of elements, if operations take it.
-    pub(crate) fn element(&self) -> Option<Element> {
+    fn element(&self) -> Option<Element> {
         // DLPack's kinds of numbers, with their bits.
         match (self.lanes, self.code, self.bits) {
             (1, 0, 32) => Some(Element::Integer),
@@ -111,7 +185,7 @@ impl DlTensor {
     }
 
     /// The extents and strides of the tensor, which must not have changed since.
-    pub(crate) fn dims(&self) -> [&[i64]; 2] {
+    fn dims(&self) -> [&[i64]; 2] {
         let rank = usize::try_from(self.rank).unwrap_or(0);
         [self.shape, self.strides].map(|numbers| {
             if rank == 0 || numbers.is_null() {
@@ -126,8 +200,8 @@ impl DlTensor {
     }
 }
 
-/// Torch's type of tensors, and its function that describes one.
-fn torchs(py: Python<'_>) -> PyResult<Option<(Py<PyType>, Describe)>> {
+/// Torch's type of tensors, and its functions.
+fn torchs(py: Python<'_>) -> PyResult<Option<Torchs>> {
     let tensor = py.import("torch")?.getattr("Tensor")?.cast_into::<PyType>()?;
     let capsule = tensor.getattr("__dlpack_c_exchange_api__")?;
     // SAFETY: the capsule is an object, and the name ends with a zero.
@@ -139,9 +213,9 @@ fn torchs(py: Python<'_>) -> PyResult<Option<(Py<PyType>, Describe)>> {
     // SAFETY: DLPack says that a capsule of this name has such a table, with an equal head in every version, which
     // lives as long as the process. Its other fields are read if the version is known.
     #[allow(unsafe_code, reason = "a capsule has a plain address")]
-    let describe = unsafe {
+    let (describe, stream) = unsafe {
         let exchange = exchange.cast::<Exchange>();
-        if (*exchange).major == MAJOR { (*exchange).describe } else { None }
+        if (*exchange).major == MAJOR { ((*exchange).describe, (*exchange).stream) } else { (None, None) }
     };
-    Ok(describe.map(|describe| (tensor.unbind(), describe)))
+    Ok(describe.map(|describe| Torchs { tensor: tensor.unbind(), describe, stream }))
 }

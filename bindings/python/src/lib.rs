@@ -9,14 +9,16 @@
 //!
 //! The module reads tensors by DLPack's C exchange or, if torch is older than 2.10, by torch's methods. It does not
 //! link torch, so that one build serves every torch version. The Python sources beside it make the outputs. All
-//! operations go through `_fa3.run`.
+//! operations go through `_fa3.run`, or for calls that are made again through `_fa3.Repeats`.
 
 mod arguments;
 mod call;
 mod dlpack;
 mod error;
 mod operation;
+mod repeats;
 mod threads;
+mod torch;
 
 // State that is kept between calls.
 mod kernels;
@@ -30,10 +32,13 @@ mod _fa3 {
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
 
+    use crate::call::Names;
     use crate::error::exception;
     use crate::kernels;
     #[pymodule_export]
     use crate::operation::Operation;
+    #[pymodule_export]
+    use crate::repeats::Repeats;
     use crate::workspaces::Allocate;
 
     #[pymodule_init]
@@ -81,9 +86,11 @@ mod _fa3 {
         device: i32,
         stream: Option<usize>,
         tensors: &Bound<'_, PyDict>,
-        allocate: Allocate,
+        allocate: Py<PyAny>,
     ) -> PyResult<Option<u32>> {
-        operation.computes.compute(Place::new(device, stream), tensors, &allocate)
+        let (names, allocate) = (Names::of(tensors)?, Allocate { function: allocate, like: None });
+        let place = Place::new(device, stream);
+        operation.computes.compute(tensors.py(), place, &names.arguments()?, &allocate)
     }
 
     /// warm_up(device, calls)

@@ -30,7 +30,24 @@ static WORKSPACES: LazyLock<KeyedMutex<(u32, u64), Workspace>> = LazyLock::new(K
 /// A function of Python, (bytes, zeros) -> (address, owner). It allocates `bytes` bytes and zeroes the first `zeros`
 /// bytes at the current point of the stream. They may be used until the owner is dropped. After that, later work of the
 /// stream may use them.
-pub(crate) type Allocate = Py<PyAny>;
+pub(crate) struct Allocate {
+    pub(crate) function: Py<PyAny>,
+    /// The function's first argument, before the others, if it takes one.
+    pub(crate) like: Option<Py<PyAny>>,
+}
+
+impl Allocate {
+    /// Calls the function.
+    fn call(&self, bytes: usize, zeros: usize) -> PyResult<(u64, Py<PyAny>)> {
+        Python::attach(|py| {
+            let made = match &self.like {
+                Some(like) => self.function.call1(py, (like, bytes, zeros))?,
+                None => self.function.call1(py, (bytes, zeros))?,
+            };
+            made.extract(py)
+        })
+    }
+}
 
 /// The workspace of one call: the stream's cached workspace, or memory that Python allocated. It may also be the
 /// counters of the cached workspace and scratch memory from Python.
@@ -63,8 +80,7 @@ impl Lent {
             None => (bytes, counters),
         };
         // The cached workspace is not held here: Python may run any code meanwhile, even another call on this stream.
-        let allocated =
-            Python::attach(|py| allocate.call1(py, (bytes, zeros))?.extract(py)).map_err(caller)?;
+        let allocated = allocate.call(bytes, zeros).map_err(caller)?;
         Ok(Lent { kept, allocated: Some(allocated) })
     }
 

@@ -78,6 +78,8 @@ def calls(monkeypatch):
         return result
 
     monkeypatch.setattr(_fa3, "run", spy)
+    # Calls that are made again would not run it.
+    monkeypatch.setattr(_fa3.Repeats, "attend", lambda *_: None)
     return calls
 
 

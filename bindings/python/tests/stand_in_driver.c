@@ -4,6 +4,7 @@
  * that it has all kernels in its cache on disk.
  *
  * It has the functions that fa3-cuda and exported launchers call, with the driver's signatures as far as they are used.
+ * With FA3_STAND_IN_AT_ONCE=1 a launch takes no time, and is not noted: bench/host.py measures the host.
  * If STAND_IN_LOG names a file, it notes there what is loaded and launched, with all arguments.
  */
 #include <pthread.h>
@@ -58,16 +59,24 @@ const char *noted_compiled(long i) { return compiled[i]; }
 int noted_at_once(void) { return at_once; }
 void forget(void) { count = compiled_count = 0; }
 
+/* What tests set: whether streams are captured, and this thread's current stream of torch. */
+static int is_captured;
+static _Thread_local void *torchs_stream = (void *)7;
+void capture(int is) { is_captured = is; }
+void use_stream(void *stream) { torchs_stream = stream; }
+
 static void wait_a_while(void) {
     struct timespec time = {0, 20000};
     nanosleep(&time, NULL);
 }
 
 static FILE *notes;
+static int is_at_once;
 
-__attribute__((constructor)) static void open_notes(void) {
+__attribute__((constructor)) static void read_environment(void) {
     const char *path = getenv("STAND_IN_LOG");
     if (path) notes = fopen(path, "w");
+    is_at_once = getenv("FA3_STAND_IN_AT_ONCE") != NULL;
 }
 
 static void say(const char *format, ...) {
@@ -103,6 +112,7 @@ static void say_launch(const struct config *config, const struct kernel *kernel,
 
 int cuLaunchKernelEx(const struct config *config, void *function, void **arguments, void **extra) {
     (void)extra;
+    if (is_at_once) return SUCCESS;
     say_launch(config, function, arguments);
     wait_a_while();
     pthread_mutex_lock(&mutex);
@@ -219,7 +229,7 @@ int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void *s
     (void)address, (void)value, (void)bytes, (void)stream;
     return SUCCESS;
 }
-int cuStreamIsCapturing(void *stream, int *status) { (void)stream; *status = 0; return SUCCESS; }
+int cuStreamIsCapturing(void *stream, int *status) { (void)stream; *status = is_captured; return SUCCESS; }
 int cuStreamGetId(void *stream, uint64_t *id) { *id = (uint64_t)stream; return SUCCESS; }
 int cuStreamSynchronize(void *stream) { (void)stream; return SUCCESS; }
 /* A map begins with a hash of its arguments. */
@@ -237,3 +247,25 @@ int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *address, co
 }
 int cuGetErrorName(int error, const char **name) { (void)error; *name = "a stand-in's error"; return SUCCESS; }
 int cuGetErrorString(int error, const char **text) { (void)error; *text = "a stand-in's error"; return SUCCESS; }
+
+/* DLPack's exchange, version 1: torch's table, in which tensors are on GPU 0, wherever they are. */
+struct tensor { void *data; int device_type, device; };
+struct exchange { void *head[5]; int (*describe)(void *, struct tensor *); int (*stream)(int, int, void **); };
+static struct exchange torchs;
+
+static int describe_on_gpu(void *object, struct tensor *tensor) {
+    int result = torchs.describe(object, tensor);
+    tensor->device_type = 2, tensor->device = 0;
+    return result;
+}
+static int stream_on_gpu(int type, int device, void **stream) {
+    (void)type, (void)device;
+    *stream = torchs_stream;
+    return 0;
+}
+struct exchange *exchange_on_gpu(const struct exchange *given) {
+    static struct exchange on_gpu;
+    torchs = on_gpu = *given;
+    on_gpu.describe = describe_on_gpu, on_gpu.stream = stream_on_gpu;
+    return &on_gpu;
+}

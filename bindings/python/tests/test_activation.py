@@ -3,6 +3,7 @@ Without one, tests call our kernels directly, or put them in the place of these 
 """
 
 import inspect
+import sys
 
 import pytest
 
@@ -537,6 +538,22 @@ def test_compiled_steps_in_cuda_graphs(calls):
             del again, computed, x
         # Our kernels are called once before the capture, and once for it.
         assert [name for name, _ in calls] == ["forward", "backward"] * 2
+
+
+def test_calls_share_a_seed_unless_graphs_own_their_results(monkeypatch):
+    def seed(x):
+        seed, offset, mask = activation._others(x)
+        assert (seed.shape, seed.dtype, offset.shape, offset.dtype, mask.numel()) == ((2,), torch.uint64, (), torch.uint64, 0)
+        assert offset.data_ptr() == seed.data_ptr()
+        return seed.data_ptr()
+
+    x, kept = normal(2, 3), torch.zeros(2, dtype=torch.uint64)
+    monkeypatch.delitem(sys.modules, "torch._inductor.cudagraph_trees", raising=False)
+    held = seed(x)
+    monkeypatch.setitem(activation._seeds, -1, (kept, kept[0]))
+    assert seed(x) == kept.data_ptr() != held
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", None)
+    assert seed(x) != kept.data_ptr()
 
 
 @pytest.mark.hopper

@@ -182,10 +182,12 @@ def test_what_stands_for_a_function_without_torch_documents_it():
 
 def test_the_stub_has_the_doors_parameters():
     stub = ast.parse((Path(__file__).parents[1] / "python/fa3/_fa3.pyi").read_text())
-    doors = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
-    assert set(extension.__all__) == {door.name for door in doors} | {"Operation", "__version__"}
-    for door in doors:
-        parameters = inspect.signature(getattr(extension, door.name)).parameters
+    doors = [(extension, node) for node in stub.body if isinstance(node, ast.FunctionDef)]
+    classes = [node for node in stub.body if isinstance(node, ast.ClassDef)]
+    assert set(extension.__all__) == {x.name for x in (*(door for _, door in doors), *classes)} | {"__version__"}
+    doors += [(extension.Repeats, x) for x in classes[1].body if isinstance(x, ast.FunctionDef) and x.name[0] != "_"]
+    for owner, door in doors:
+        parameters = inspect.signature(getattr(owner, door.name)).parameters
         assert [argument.arg for argument in door.args.args] == list(parameters)
 
 

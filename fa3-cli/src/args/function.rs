@@ -1,6 +1,6 @@
 //! A function of scores.
 
-use fa3_types::{ScoreError, ScoreFunction, ScoreTable};
+use fa3_types::{KnownProblem, ScoreError, ScoreFunction, ScoreTable};
 
 /// A function of scores, and its tables.
 #[derive(Debug, clap::Args)]
@@ -19,6 +19,14 @@ impl FunctionArgs {
     pub(crate) fn function(&self) -> Result<Option<ScoreFunction>, ScoreError> {
         let tables = self.tables.iter().map(|(name, table)| (name.as_str(), table.clone().into()));
         self.text.as_ref().map(|text| ScoreFunction::parse(text, tables)).transpose()
+    }
+
+    /// A problem with the function, if there is one.
+    pub(crate) fn of(&self, problem: KnownProblem) -> Result<KnownProblem, ScoreError> {
+        Ok(match self.function()? {
+            Some(function) => problem.with_score(&function),
+            None => problem,
+        })
     }
 }
 

@@ -7,9 +7,10 @@ use fa3_cuda::kernels::{Spec, bwd};
 use fa3_ir::Program;
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{Plan, PlanOptions};
-use fa3_types::{BackwardProblem, BackwardSpec, ProblemError};
+use fa3_types::{BackwardProblem, BackwardSpec, KnownProblem};
 
-use super::OperationError;
+use super::{OperationError, Reference};
+use crate::args::function::FunctionArgs;
 use crate::args::number::sms;
 use crate::args::problem::ProblemArgs;
 
@@ -19,6 +20,8 @@ use crate::args::problem::ProblemArgs;
 pub(super) struct BackwardArgs {
     #[command(flatten)]
     problem: ProblemArgs,
+    #[command(flatten)]
+    function: FunctionArgs,
     /// Computes gradients that are the same bits in every run, however many keys rows see
     #[arg(long, help_heading = "Plan")]
     deterministic: bool,
@@ -38,12 +41,19 @@ fn with_kernels(arg: Arg) -> Arg {
 }
 
 impl BackwardArgs {
-    pub(super) fn problem(&self) -> Result<BackwardProblem, ProblemError> {
-        BackwardSpec::contiguous(self.problem.dense()).validate()
+    pub(super) fn reference(&self) -> Result<Reference, OperationError> {
+        let (problem, known) = self.problem()?;
+        Ok(Reference::Gradients { problem: Box::new(problem), known: Box::new(known) })
+    }
+
+    /// The problem, and its forward problem with the tables of the function of scores.
+    fn problem(&self) -> Result<(BackwardProblem, KnownProblem), OperationError> {
+        let known = self.function.of(self.problem.dense().known()?)?;
+        Ok((BackwardSpec::contiguous(known.spec()).validate()?, known))
     }
 
     pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {
-        let problem = self.problem()?;
+        let (problem, _) = self.problem()?;
         let options = PlanOptions::default();
         let options = if self.deterministic { options.deterministic() } else { options };
         let plan = Plan::with(&problem, &DeviceLimits::h100_sxm().sms(self.sms), &options)?;

@@ -44,11 +44,7 @@ impl ForwardArgs {
 
     /// The problem without a cache.
     fn dense(&self) -> Result<KnownProblem, OperationError> {
-        let problem = self.problem.dense().known()?;
-        Ok(match self.function.function()? {
-            Some(function) => problem.with_score(&function),
-            None => problem,
-        })
+        Ok(self.function.of(self.problem.dense().known()?)?)
     }
 
     pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {

@@ -94,7 +94,7 @@ impl Operation {
     pub(super) fn reference(&self) -> Result<Reference, OperationError> {
         Ok(match self {
             Operation::Forward(forward) => forward.reference()?,
-            Operation::Backward(backward) => Reference::Gradients(Box::new(backward.problem()?)),
+            Operation::Backward(backward) => backward.reference()?,
             Operation::VectorAdd(_) => Reference::Plain(Plain::Sum),
             Operation::RowSoftmax(_) => Reference::Plain(Plain::Softmax),
             Operation::TileCopy(_) => Reference::Plain(Plain::Copy),

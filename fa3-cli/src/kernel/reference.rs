@@ -25,7 +25,11 @@ pub(crate) enum Reference {
     /// O and LSE of attention over a cache, after an optional append.
     Cache(Box<CacheProblem>),
     /// dQ, dK and dV of attention with contiguous tensors.
-    Gradients(Box<BackwardProblem>),
+    Gradients {
+        problem: Box<BackwardProblem>,
+        /// The forward problem, with the tables of its function of scores.
+        known: Box<KnownProblem>,
+    },
     /// The last buffer, computed from the buffers before it.
     Plain(Plain),
 }
@@ -66,9 +70,7 @@ impl Reference {
     pub(crate) fn flops(&self) -> f64 {
         match self {
             Reference::Attention(problem) => problem.forward_flops(),
-            Reference::Gradients(problem) => {
-                problem.forward().known().map_or(0.0, |known| 2.5 * known.forward_flops())
-            }
+            Reference::Gradients { known, .. } => 2.5 * known.forward_flops(),
             Reference::Cache(_) | Reference::Plain(_) => 0.0,
         }
     }
@@ -83,7 +85,7 @@ impl Reference {
     ) -> Result<(), BufferError> {
         match self {
             Reference::Cache(problem) => cache::write(problem, program, before, seed),
-            Reference::Attention(problem) => {
+            Reference::Attention(problem) | Reference::Gradients { known: problem, .. } => {
                 let tables = problem.score_function().map_or(&[][..], |function| function.tables());
                 for (name, table) in ScoreTable::NAMES.into_iter().zip(tables) {
                     if let Some(BufferId(buffer)) = program.find(name) {
@@ -92,14 +94,14 @@ impl Reference {
                 }
                 Ok(())
             }
-            Reference::Gradients(_) | Reference::Plain(_) => Ok(()),
+            Reference::Plain(_) => Ok(()),
         }
     }
 
     /// Replaces random inputs of a program that are not consistent with each other.
     pub(crate) fn prepare(&self, program: &Program<Kernel>, before: &mut [Vec<u8>]) {
-        if let Reference::Gradients(problem) = self {
-            gradients::prepare(problem, program, before);
+        if let Reference::Gradients { known, .. } = self {
+            gradients::prepare(known, program, before);
         }
     }
 
@@ -107,7 +109,7 @@ impl Reference {
     pub(crate) fn name_factors(&self, factors: &mut Factors) {
         if let Reference::Attention(_) | Reference::Cache(_) = self {
             factors.a.get_or_insert_with(|| "P".to_owned());
-        } else if let Reference::Gradients(_) = self {
+        } else if let Reference::Gradients { .. } = self {
             gradients::name_factors(factors);
         }
     }
@@ -115,7 +117,7 @@ impl Reference {
     /// The tolerance of a result, in words.
     pub(crate) fn allowed(&self) -> &'static str {
         match self {
-            Reference::Attention(_) | Reference::Cache(_) | Reference::Gradients(_) => {
+            Reference::Attention(_) | Reference::Cache(_) | Reference::Gradients { .. } => {
                 "the error law's bound"
             }
             Reference::Plain(_) => "what computing in f32 and one rounding of the result may cost",
@@ -134,7 +136,7 @@ impl Reference {
         match self {
             Reference::Attention(problem) => attention(problem, &before, &after),
             Reference::Cache(problem) => cache::judge(problem, &before, &after),
-            Reference::Gradients(problem) => gradients::judge(problem, &before, &after),
+            Reference::Gradients { problem, known } => gradients::judge(problem, known, &before, &after),
             Reference::Plain(plain) => plain.judge(&before, &after),
         }
     }

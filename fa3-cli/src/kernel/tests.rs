@@ -146,7 +146,7 @@ fn every_option_of_a_cache_counts() {
 fn every_option_of_the_backward_pass_counts() {
     // With this many keys, dQ is added in any order.
     let long = "backward --seqlen 5k";
-    for option in [&PROBLEM[..], &["--deterministic"]].concat() {
+    for option in [&PROBLEM[..], &["--deterministic", "--score exp2(s)+k"]].concat() {
         count(long, &[option], |_| false);
     }
     let many = |sms: &str| program(&format!("{long} --causal {sms}")).unwrap().steps[1].grid;

@@ -166,11 +166,11 @@ impl Mma {
         let (n, k, ty) = (self.n, self.ty.k(), self.ty.ptx());
         let a = match &self.a {
             WgmmaA::Shared { desc, .. } => names.operand(*desc),
-            WgmmaA::Registers(registers) => names.list(registers),
+            WgmmaA::Registers(registers) => names.list(registers).into(),
         };
         let scale_d = match self.scale_d {
-            ScaleD::Overwrite => "0".to_owned(),
-            ScaleD::Accumulate => "1".to_owned(),
+            ScaleD::Overwrite => "0".into(),
+            ScaleD::Accumulate => "1".into(),
             ScaleD::AccumulateIf(pred) => names.value(pred),
         };
         let sign = |negate: bool| if negate { "-1" } else { "1" };

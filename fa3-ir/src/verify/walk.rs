@@ -1,5 +1,6 @@
 //! Rules about statements, checked by one walk in the order of the text: V-1 to V-12, V-14, V-21, V-22.
 
+use std::fmt::Display;
 use std::ops::Range;
 
 use super::{Fault, VerifyError};
@@ -131,9 +132,7 @@ impl<'k> Walk<'k> {
         if inst.is_warpgroup() && !(start.is_multiple_of(4) && end.is_multiple_of(4)) {
             self.fault(Fault::Warpgroup { start, end });
         }
-        let mut accesses = Vec::new();
-        inst.visit(&mut |access| accesses.push(access));
-        accesses.into_iter().for_each(|access| self.access(access, guard.is_some()));
+        inst.visit(&mut |access| self.access(access, guard.is_some()));
     }
 
     fn access(&mut self, access: Access, guarded: bool) {
@@ -184,10 +183,10 @@ impl<'k> Walk<'k> {
 
     fn read(&mut self, operand: Operand, expected: Ty) {
         match operand {
-            Operand::Imm(imm) => self.check_type(format!("constant {imm:?}"), imm.ty(), expected),
+            Operand::Imm(imm) => self.check_type(format_args!("constant {imm:?}"), imm.ty(), expected),
             Operand::Value(value) => {
                 let Some(info) = self.info(value) else { return };
-                self.check_type(value.to_string(), info.ty, expected);
+                self.check_type(value, info.ty, expected);
                 if !self.known[value.0 as usize] {
                     let fault =
                         if info.mutable { Fault::Unassigned { value } } else { Fault::NotVisible { value } };
@@ -199,7 +198,7 @@ impl<'k> Walk<'k> {
 
     fn write(&mut self, value: Value, expected: Ty, guarded: bool) {
         let Some(info) = self.info(value) else { return };
-        self.check_type(value.to_string(), info.ty, expected);
+        self.check_type(value, info.ty, expected);
         let index = value.0 as usize;
         if !info.mutable && self.assigned[index] {
             self.fault(Fault::AssignedTwice { value });
@@ -208,9 +207,9 @@ impl<'k> Walk<'k> {
         self.known[index] |= !(info.mutable && guarded);
     }
 
-    fn check_type(&mut self, operand: String, given: Ty, expected: Ty) {
+    fn check_type(&mut self, operand: impl Display, given: Ty, expected: Ty) {
         if given != expected {
-            self.fault(Fault::Type { operand, given, expected });
+            self.fault(Fault::Type { operand: operand.to_string(), given, expected });
         }
     }
 
@@ -288,7 +287,7 @@ impl<'k> Walk<'k> {
                 return self.fault(Fault::ParamKind { param, expected: "number" });
             }
         };
-        self.check_type(format!("parameter {}", info.name), given, ty);
+        self.check_type(format_args!("parameter {}", info.name), given, ty);
     }
 
     /// Checks V-10 for a copy with `coords` coordinates.

@@ -221,8 +221,11 @@ fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> O
 
 /// The tile of the dK/dV kernel.
 fn choose_dkv(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> Result<DkvTile, PlanError> {
+    // A function that takes registers would spill them in the larger blocks.
+    let takes_registers = forward.score().is_some_and(|form| form.expr().takes_registers());
+    let rows = if takes_registers { &[ADDED_ROWS][..] } else { &[2 * ADDED_ROWS, ADDED_ROWS] };
     let choose = |head_dim, head_dim_v, limits: &DeviceLimits| match adds_dq(forward, options, limits) {
-        Some(order) => DkvTile::choose_adding([head_dim, head_dim_v], order, limits),
+        Some(order) => DkvTile::choose_adding_among([head_dim, head_dim_v], rows, order, limits),
         None if lengths_are_data(forward) => DkvTile::choose_varlen(head_dim, head_dim_v, limits),
         None => DkvTile::choose(head_dim, head_dim_v, limits),
     };

@@ -109,14 +109,20 @@ impl DkvTile {
     }
 
     /// Chooses the tile of a kernel that adds to dQ in this order; `None` if a warpgroup cannot hold dK and dV.
-    pub fn choose_adding(
-        [head_dim, head_dim_v]: [u32; 2],
+    pub fn choose_adding(dims: [u32; 2], order: AddOrder, limits: &DeviceLimits) -> Option<DkvTile> {
+        DkvTile::choose_adding_among(dims, &[2 * ADDED_ROWS, ADDED_ROWS], order, limits)
+    }
+
+    /// Chooses the tile of a kernel that adds to dQ, with one of these numbers of rows of a block.
+    pub(super) fn choose_adding_among(
+        dims: [u32; 2],
+        rows: &[u32],
         order: AddOrder,
         limits: &DeviceLimits,
     ) -> Option<DkvTile> {
-        let mut tiles = [2 * ADDED_ROWS, ADDED_ROWS]
-            .into_iter()
-            .flat_map(|tile_m| tiles([head_dim, head_dim_v], (Division::Keys, 128), tile_m))
+        let mut tiles = rows
+            .iter()
+            .flat_map(|&tile_m| tiles(dims, (Division::Keys, 128), tile_m))
             .map(|tile| DkvTile { adds_dq: Some(order), ..tile });
         tiles.find(|tile| tile.check(limits).is_ok())
     }

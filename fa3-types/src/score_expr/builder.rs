@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use super::node::{Class, Id, Leaf, Node};
 use super::op::{Op, Test};
@@ -11,11 +12,19 @@ use super::{OpenScore, ScoreError, ScoreExpr};
 /// Real constants that are part of an expression. Other ones are numbers, whose values are data.
 const CONSTANTS: [f32; 9] = [0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, f32::INFINITY, f32::NEG_INFINITY];
 
+/// A bound of numbers, of scores and of indices, and of the reciprocals of numbers. With larger ones, derivatives may
+/// be NaN.
+const MOST: f64 = (1_u64 << 40) as f64;
+
 /// An expression under construction.
 #[derive(Default)]
 pub(super) struct Builder {
+    /// The largest number of nodes.
+    limit: usize,
     nodes: Vec<Node>,
     classes: Vec<Class>,
+    /// Bounds of the nodes' absolute values; infinite where a value may be infinite or NaN.
+    most: Vec<f64>,
     /// Hashes of the nodes' structure, which know neither names nor the order of construction.
     hashes: Vec<u64>,
     ids: HashMap<Node, Id>,
@@ -26,6 +35,11 @@ pub(super) struct Builder {
 }
 
 impl Builder {
+    /// A builder of at most `limit` nodes.
+    pub(super) fn new(limit: usize) -> Builder {
+        Builder { limit, ..Builder::default() }
+    }
+
     pub(super) fn leaf(&mut self, leaf: Leaf) -> Result<Id, ScoreError> {
         self.push(Node::Leaf(leaf), if leaf == Leaf::Score { Class::Real } else { Class::Index })
     }
@@ -37,7 +51,7 @@ impl Builder {
     pub(super) fn constant(&mut self, value: f32) -> Result<Id, ScoreError> {
         // 0 and -0 differ.
         if CONSTANTS.iter().any(|constant| constant.to_bits() == value.to_bits()) {
-            return self.push(Node::Real(value.to_bits()), Class::Real);
+            return self.real(value);
         }
         let slot = match self.of_constants.get(&value.to_bits()) {
             Some(&slot) => slot,
@@ -47,8 +61,16 @@ impl Builder {
         self.read_number(slot)
     }
 
+    /// A real constant that is part of the expression.
+    pub(super) fn real(&mut self, value: f32) -> Result<Id, ScoreError> {
+        self.push(Node::Real(value.to_bits()), Class::Real)
+    }
+
     /// A new number.
     pub(super) fn number(&mut self, value: f32) -> Result<u8, ScoreError> {
+        if !value.is_finite() {
+            return Err(ScoreError::Number { value });
+        }
         self.numbers.push(value);
         slot(self.numbers.len(), "numbers", ScoreExpr::MOST_NODES)
     }
@@ -79,10 +101,40 @@ impl Builder {
             self.order(&mut operands);
         }
         match (op, self.node(operands[0])) {
-            (Op::Neg, Node::Real(bits)) => self.constant(-f32::from_bits(bits)),
+            (Op::Neg, Node::Real(bits)) => self.real(-f32::from_bits(bits)),
             (Op::Neg, Node::Index(index)) => self.index(index.wrapping_neg()),
-            _ => self.push(Node::Op(op, operands), class),
+            (Op::Neg, Node::Op(Op::Neg, [of, _])) => Ok(of),
+            _ => match self.without_operation(op, operands) {
+                Some(id) => Ok(id),
+                None => self.push(Node::Op(op, operands), class),
+            },
         }
+    }
+
+    /// The operand that an operation with 0 or 1 leaves as it is.
+    fn without_operation(&self, op: Op, [a, b]: [Id; 2]) -> Option<Id> {
+        let has = |operand, cases: &[(Op, f32)]| {
+            cases.iter().any(|&(of, value)| op == of && self.is_real(operand, value))
+        };
+        if has(a, &[(Op::Add, 0.0), (Op::Mul, 1.0)]) {
+            return Some(b);
+        }
+        has(b, &[(Op::Add, 0.0), (Op::Sub, 0.0), (Op::Mul, 1.0), (Op::Div, 1.0)]).then_some(a)
+    }
+
+    /// Whether a node is this real constant. 0 and -0 are equal.
+    pub(super) fn is_real(&self, id: Id, value: f32) -> bool {
+        matches!(self.node(id), Node::Real(bits) if f32::from_bits(bits) == value)
+    }
+
+    /// Whether the value of a real node is neither infinite nor NaN.
+    pub(super) fn is_finite(&self, id: Id) -> bool {
+        self.most[usize::from(id)].is_finite()
+    }
+
+    /// The real number of an index.
+    pub(super) fn of_index(&mut self, index: Id) -> Result<Id, ScoreError> {
+        self.push(Node::OfIndex([index]), Class::Real)
     }
 
     pub(super) fn test(&mut self, test: Test, mut operands: [Id; 2]) -> Result<Id, ScoreError> {
@@ -114,6 +166,9 @@ impl Builder {
     pub(super) fn select(&mut self, condition: Id, mut values: [Id; 2]) -> Result<Id, ScoreError> {
         self.check("if", condition, Class::Bool, "a condition")?;
         let class = self.unite("then or else", &mut values, true)?;
+        if values[0] == values[1] {
+            return Ok(values[0]);
+        }
         self.push(Node::Select([condition, values[0], values[1]]), class)
     }
 
@@ -121,16 +176,26 @@ impl Builder {
     pub(super) fn finish(mut self, root: Id) -> Result<OpenScore, ScoreError> {
         let mut root = [root; 2];
         self.unite("the root", &mut root, false)?;
-        let mut canonical =
-            Canonical { from: &self, ids: HashMap::new(), nodes: vec![], slots: [vec![], vec![]] };
-        canonical.visit(root[0]);
-        let Canonical { nodes, slots: [numbers, tables], .. } = canonical;
+        let Canonical { nodes, slots: [numbers, tables], .. } = self.canonical(&root[..1]);
         let bits = |slot| self.numbers[usize::from(slot)].to_bits();
         Ok(OpenScore {
             expr: ScoreExpr(nodes.into()),
             numbers: numbers.into_iter().map(bits).collect(),
             tables: tables.into(),
         })
+    }
+
+    /// The nodes that several roots use, and the places of the roots among them.
+    pub(super) fn joint<const N: usize>(&self, roots: [Id; N]) -> (Arc<[Node]>, [Id; N]) {
+        let Canonical { nodes, ids, .. } = self.canonical(&roots);
+        (nodes.into(), roots.map(|root| ids[&root]))
+    }
+
+    fn canonical(&self, roots: &[Id]) -> Canonical<'_> {
+        let mut canonical =
+            Canonical { from: self, ids: HashMap::new(), nodes: vec![], slots: [vec![], vec![]] };
+        roots.iter().for_each(|&root| canonical.visit(root));
+        canonical
     }
 
     fn node(&self, id: Id) -> Node {
@@ -156,7 +221,7 @@ impl Builder {
             if let Node::Index(index) = self.node(*id) {
                 *id = self.constant(index as f32)?;
             } else if self.classes[usize::from(*id)] == Class::Index {
-                *id = self.push(Node::OfIndex([*id]), Class::Real)?;
+                *id = self.of_index(*id)?;
             }
         }
         Ok(Class::Real)
@@ -184,19 +249,43 @@ impl Builder {
         if let Some(&id) = self.ids.get(&node) {
             return Ok(id);
         }
-        let limit = ScoreExpr::MOST_NODES;
-        if self.nodes.len() == limit {
-            return Err(ScoreError::TooLarge { what: "nodes", limit });
+        if self.nodes.len() == self.limit {
+            return Err(ScoreError::TooLarge { what: "nodes", limit: self.limit });
         }
         let mut hasher = DefaultHasher::new();
         node.map(|_| 0, |_| 0, |_| 0).hash(&mut hasher);
         node.operands().for_each(|id| self.hashes[usize::from(id)].hash(&mut hasher));
         self.hashes.push(hasher.finish());
+        self.most.push(self.bound(node));
         let id = self.nodes.len() as Id;
         self.nodes.push(node);
         self.classes.push(class);
         self.ids.insert(node, id);
         Ok(id)
+    }
+
+    /// A bound of a node's absolute value, of the bounds of its operands.
+    fn bound(&self, node: Node) -> f64 {
+        let of = |id: Id| self.most[usize::from(id)];
+        let most = match node {
+            Node::Leaf(_) | Node::Number(_) | Node::Index(_) | Node::OfIndex(_) => MOST,
+            Node::Real(bits) => f32::from_bits(bits).abs().into(),
+            Node::Select([_, a, b]) => of(a).max(of(b)),
+            Node::Read { .. } | Node::Test(..) | Node::Not(_) | Node::And(_) | Node::Or(_) => f64::INFINITY,
+            Node::Op(op, [a, b]) => match op {
+                Op::Add | Op::Sub => of(a) + of(b),
+                Op::Mul => of(a) * of(b),
+                Op::Neg | Op::Abs => of(a),
+                Op::Floor => of(a) + 1.0,
+                Op::Min | Op::Max => of(a).max(of(b)),
+                Op::Exp2 => of(a).exp2(),
+                Op::Tanh if of(a).is_finite() => 1.0,
+                Op::Div if matches!(self.node(b), Node::Number(_)) => of(a) * MOST,
+                Op::Div if matches!(self.node(b), Node::Real(_)) => of(a) / of(b),
+                Op::Tanh | Op::Div | Op::Log2 | Op::Sqrt => f64::INFINITY,
+            },
+        };
+        if most <= f32::MAX.into() { most } else { f64::INFINITY }
     }
 }
 

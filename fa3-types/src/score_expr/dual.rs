@@ -25,20 +25,14 @@ pub struct Dual<R> {
 }
 
 impl<R: ScoreReal> Dual<R> {
-    fn constant(value: R) -> Dual<R> {
+    pub(super) fn constant(value: R) -> Dual<R> {
         Dual { value, slope: value.lit(0.0) }
     }
 
     /// `value`, whose derivative is `factor` times the slope of `self`: 0 for a constant, even at an infinite factor.
     fn chain(self, value: R, factor: R) -> Dual<R> {
-        Dual { value, slope: times(self.slope, factor) }
+        Dual { value, slope: self.slope.scaled(factor) }
     }
-}
-
-/// slope · factor, and 0 for a slope of 0.
-fn times<R: ScoreReal>(slope: R, factor: R) -> R {
-    let zero = slope.lit(0.0);
-    R::select(slope.le(zero) & zero.le(slope), zero, slope * factor)
 }
 
 impl<R: ScoreReal> Add for Dual<R> {
@@ -61,7 +55,7 @@ impl<R: ScoreReal> Mul for Dual<R> {
     type Output = Dual<R>;
 
     fn mul(self, other: Dual<R>) -> Dual<R> {
-        let slope = times(self.slope, other.value) + times(other.slope, self.value);
+        let slope = self.slope.scaled(other.value) + other.slope.scaled(self.value);
         Dual { value: self.value * other.value, slope }
     }
 }
@@ -75,15 +69,10 @@ impl<R: ScoreReal> Neg for Dual<R> {
 }
 
 impl<R: ScoreReal> Real for Dual<R> {
-    type Int = R::Int;
     type Bool = R::Bool;
 
     fn lit(self, value: f64) -> Dual<R> {
         Dual::constant(self.value.lit(value))
-    }
-
-    fn of_int(value: R::Int) -> Dual<R> {
-        Dual::constant(R::of_int(value))
     }
 
     fn fma(self, factor: Dual<R>, addend: Dual<R>) -> Dual<R> {
@@ -126,7 +115,7 @@ impl<R: ScoreReal> ScoreReal for Dual<R> {
     fn div(self, divisor: Dual<R>) -> Dual<R> {
         let value = self.value.div(divisor.value);
         let inverse = value.lit(1.0).div(divisor.value);
-        Dual { value, slope: times(self.slope, inverse) - times(divisor.slope, value * inverse) }
+        Dual { value, slope: self.slope.scaled(inverse) - divisor.slope.scaled(value * inverse) }
     }
 
     fn log2(self) -> Dual<R> {
@@ -162,5 +151,9 @@ impl<R: ScoreReal> ScoreReal for Dual<R> {
 
     fn le(self, other: Dual<R>) -> R::Bool {
         self.value.le(other.value)
+    }
+
+    fn eq(self, other: Dual<R>) -> R::Bool {
+        self.value.eq(other.value)
     }
 }

@@ -17,6 +17,10 @@ pub enum ScoreError {
     Indices { name: String, given: usize, expected: usize },
     #[error("{operation} in the score expression takes {expected}, not {given}")]
     Operand { operation: &'static str, given: &'static str, expected: &'static str },
+    #[error(
+        "a number of the score expression is {value}, expected a finite one; `inf` in the text is infinite"
+    )]
+    Number { value: f32 },
     #[error("the score expression has more than {limit} {what}")]
     TooLarge { what: &'static str, limit: usize },
     #[error(

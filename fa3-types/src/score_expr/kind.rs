@@ -1,58 +1,66 @@
-//! Kinds of nodes: the leaves that a node's value depends on.
+//! Kinds of nodes: the sides of a tile that a node's value depends on.
 
 use super::node::{Id, Leaf, Node};
 use super::op::Op;
+use super::tile::ScoreRows;
 
 /// A length that sequences do not reach. Below it, distances of queries and keys do not wrap.
 const LENGTH: f64 = (1_u32 << 29) as f64;
 
-/// A node's dependence on rows and keys in a tile.
+/// A node's dependence on rows and columns of a tile.
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     pub(super) of_row: bool,
-    pub(super) of_key: bool,
+    pub(super) of_column: bool,
     pub(super) is_index: bool,
-    /// The difference of the values at neighbouring keys, if the node depends on keys and all differences are equal.
+    /// The difference of the values in neighbouring columns, if the node depends on columns and all differences are
+    /// equal.
     pub(super) step: Option<Step>,
-    /// Whether one operation uses the node, and once.
+    /// Whether one operation uses the node, and once, and the node is no result.
     pub(super) is_used_once: bool,
     /// A bound of the absolute value of an integer, if no operation wraps.
     most: f64,
 }
 
-/// The difference of a node's values at neighbouring keys.
+/// The difference of a node's values in neighbouring columns.
 #[derive(Clone, Copy)]
 pub(super) enum Step {
     Constant(i32),
-    /// A constant times the value of another node, which does not depend on keys.
+    /// A constant times the value of another node, which does not depend on columns.
     Multiple(Id, i32),
 }
 
 impl Kind {
-    /// The kinds of the nodes of an expression. `heads_differ` says whether rows have different heads.
-    pub(super) fn of_nodes(nodes: &[Node], heads_differ: bool) -> Vec<Kind> {
+    /// The kinds of the nodes of an expression, some of which are `results`.
+    pub(super) fn of_nodes(
+        nodes: &[Node],
+        results: impl IntoIterator<Item = Id>,
+        rows: ScoreRows,
+    ) -> Vec<Kind> {
         let mut kinds = Vec::with_capacity(nodes.len());
-        nodes.iter().for_each(|&node| kinds.push(Kind::new(node, nodes, &kinds, heads_differ)));
+        nodes.iter().for_each(|&node| kinds.push(Kind::new(node, nodes, &kinds, rows)));
         let mut uses = vec![0; nodes.len()];
-        nodes.iter().flat_map(|node| node.operands()).for_each(|id| uses[usize::from(id)] += 1);
+        let used = nodes.iter().flat_map(|node| node.operands()).chain(results);
+        used.for_each(|id| uses[usize::from(id)] += 1);
         kinds.iter_mut().zip(uses).for_each(|(kind, uses)| kind.is_used_once = uses == 1);
         kinds
     }
 
     /// The kind of the node whose operands have these kinds.
-    fn new(node: Node, nodes: &[Node], kinds: &[Kind], heads_differ: bool) -> Kind {
+    fn new(node: Node, nodes: &[Node], kinds: &[Kind], rows: ScoreRows) -> Kind {
         let of = |id: Id| kinds[usize::from(id)];
         let any = |is: fn(Kind) -> bool| node.operands().any(|id| is(of(id)));
-        let [of_row, of_key] = if let Node::Leaf(leaf) = node {
+        let [of_row, of_column] = if let Node::Leaf(leaf) = node {
+            let are_keys = rows == ScoreRows::Keys;
             match leaf {
                 Leaf::Score => [true; 2],
                 Leaf::Batch => [false; 2],
-                Leaf::Head => [heads_differ, false],
-                Leaf::Row | Leaf::Query => [true, false],
-                Leaf::Key => [false, true],
+                Leaf::Head => [rows == ScoreRows::OfHeads, false],
+                Leaf::Row | Leaf::Query => [!are_keys, are_keys],
+                Leaf::Key => [are_keys, !are_keys],
             }
         } else {
-            [any(|kind| kind.of_row), any(|kind| kind.of_key)]
+            [any(|kind| kind.of_row), any(|kind| kind.of_column)]
         };
         let is_index = match node {
             Node::Leaf(leaf) => leaf != Leaf::Score,
@@ -73,19 +81,19 @@ impl Kind {
         } else {
             node.operands().map(|id| of(id).most).fold(0.0, f64::max)
         };
-        let kind = Kind { of_row, of_key, is_index, step: None, is_used_once: false, most };
+        let kind = Kind { of_row, of_column, is_index, step: None, is_used_once: false, most };
         Kind { step: kind.step(node, nodes, kinds), ..kind }
     }
 
-    /// The difference of the node's values at neighbouring keys, if all differences are equal.
+    /// The difference of the node's values in neighbouring columns, if all differences are equal.
     fn step(self, node: Node, nodes: &[Node], kinds: &[Kind]) -> Option<Step> {
         let of = |id: Id| kinds[usize::from(id)];
-        let constant = |id: Id| match (of(id).of_key, of(id).step) {
+        let constant = |id: Id| match (of(id).of_column, of(id).step) {
             (false, _) => Some(0),
             (true, Some(Step::Constant(step))) => Some(step),
             (true, Some(Step::Multiple(..)) | None) => None,
         };
-        if !self.of_key {
+        if !self.of_column {
             return None;
         }
         if let Node::Leaf(_) = node {
@@ -97,7 +105,7 @@ impl Kind {
         let Node::Op(op, [a, b]) = node else { return None };
         if !self.is_index {
             let times = |factor: Id, other: Id| {
-                let step = constant(other).filter(|_| !of(factor).of_key)?;
+                let step = constant(other).filter(|_| !of(factor).of_column)?;
                 Some(Step::Multiple(factor, step))
             };
             return times(a, b).or_else(|| times(b, a)).filter(|_| op == Op::Mul);

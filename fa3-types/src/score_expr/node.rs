@@ -4,7 +4,7 @@ use super::op::{Op, Test};
 use super::table::ScoreTable;
 
 /// The number of an operand among an expression's nodes.
-pub(super) type Id = u8;
+pub(super) type Id = u16;
 
 /// A quantity that an element has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -106,7 +106,7 @@ impl Test {
         match self {
             Test::Less => a.lt(b),
             Test::AtMost => a.le(b),
-            Test::Equal => a.le(b) & b.le(a),
+            Test::Equal => a.eq(b),
         }
     }
 

@@ -40,6 +40,20 @@ pub trait ScoreReal: Real {
 
     /// self ≤ other; false if either is NaN.
     fn le(self, other: Self) -> Self::Bool;
+
+    /// self = other; false if either is NaN.
+    fn eq(self, other: Self) -> Self::Bool;
+
+    /// self · factor, and 0 where self is 0, even if the factor is infinite or NaN.
+    fn scaled(self, factor: Self) -> Self {
+        guarded(self, factor)
+    }
+}
+
+/// slope · factor, and 0 for a slope of 0.
+pub(super) fn guarded<R: ScoreReal>(slope: R, factor: R) -> R {
+    let zero = slope.lit(0.0);
+    R::select(slope.eq(zero), zero, slope * factor)
 }
 
 /// Integers of 32 bits with a sign in expressions over a score. They wrap.
@@ -158,6 +172,10 @@ macro_rules! reals {
 
             fn le(self, other: $float) -> bool {
                 self <= other
+            }
+
+            fn eq(self, other: $float) -> bool {
+                self == other
             }
         }
     )+};

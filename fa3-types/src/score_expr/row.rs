@@ -18,14 +18,14 @@ pub struct ScoreRow<'a, R: HostReal> {
 /// The inputs of an expression in one row.
 pub(super) struct RowInputs<'a> {
     function: &'a ScoreFunction,
-    /// Sequence, head, row and position.
+    /// Sequence, head and row, and the keys beyond the queries.
     row: [Wrapping<i32>; 4],
 }
 
 impl<'a> RowInputs<'a> {
     pub(super) fn new(function: &'a ScoreFunction, at: [usize; 3], len: Lengths) -> RowInputs<'a> {
         let [sequence, head, row, len_q, len_k] = [at[0], at[1], at[2], len.q, len.k].map(|x| x as i32);
-        RowInputs { function, row: [sequence, head, row, row + len_k - len_q].map(Wrapping) }
+        RowInputs { function, row: [sequence, head, row, len_k - len_q].map(Wrapping) }
     }
 }
 
@@ -58,8 +58,8 @@ impl<R: HostReal> ScoreInputs<R> for RowInputs<'_> {
         self.row[2]
     }
 
-    fn query(&self, _: usize) -> Wrapping<i32> {
-        self.row[3]
+    fn position(&self, query: Wrapping<i32>) -> Wrapping<i32> {
+        query + self.row[3]
     }
 }
 
@@ -87,7 +87,8 @@ impl<'a, R: HostReal> ScoreRow<'a, R> {
     }
 
     fn value(&self, node: Node, score: R, key: i32) -> Value<R> {
-        let leaf = |leaf: Leaf| leaf.value(&self.inputs, 0, || score, || Wrapping(key));
+        let query = self.inputs.row[2];
+        let leaf = |leaf: Leaf| leaf.value(&self.inputs, 0, || score, || query, || Wrapping(key));
         node.value(&self.inputs, leaf, |id| self.values[usize::from(id)])
     }
 }

@@ -71,6 +71,8 @@ fn texts_that_are_refused() {
         |terms: usize| parsed(&format!("s{}", (3..terms).map(|i| format!(" + s * {i}")).collect::<String>()));
     assert!(long(20).is_ok());
     assert_eq!(long(60), Err(ScoreError::TooLarge { what: "nodes", limit: 96 }));
+    let infinite = ScoreFunction::parse("s * x", [("x", f32::INFINITY.into())]);
+    assert_eq!(infinite, Err(ScoreError::Number { value: f32::INFINITY }));
     assert!(matches!(ScoreFunction::parse("s", [("k", 1.0.into())]), Err(ScoreError::ReservedName { .. })));
     assert!(matches!(ScoreFunction::parse("s", [("min", 1.0.into())]), Err(ScoreError::ReservedName { .. })));
     for extents in [&[][..], &[0], &[1; 5], &[3], &[usize::MAX, 2]] {
@@ -87,11 +89,13 @@ fn equal_functions_are_equal() {
         ("s / 30", "s / 50"),
         ("c * tanh(s / c)", "8 * tanh(s / 8)"),
         ("c * s + 7", "7 + s * c"),
+        ("s", "1.0 * (s + 0.0) / 1.0 - 0.0"),
+        ("s", "if q < k then s else - -s"),
     ] {
         assert_eq!(expr(a), expr(b));
     }
     for (a, b) in
-        [("s - k", "k - s"), ("s / 1", "s / 30"), ("c * tanh(s / 8)", "c * tanh(s / c)"), ("s", "-s")]
+        [("s - k", "k - s"), ("s / 2", "s / 30"), ("c * tanh(s / 8)", "c * tanh(s / c)"), ("s", "-s")]
     {
         assert_ne!(expr(a), expr(b));
     }
@@ -117,10 +121,41 @@ fn a_slope_is_a_derivative() {
     }
 }
 
-/// A tile evaluates nodes in another order, and some products without rounding.
+#[test]
+fn what_is_known_of_slopes() {
+    for (text, slope) in [
+        ("s", ScoreSlope::One),
+        ("s + slope[h] * (q - k)", ScoreSlope::One),
+        ("if q < k then -inf else bias[h, k] + s - floor(s)", ScoreSlope::One),
+        ("if q < k then s / 2 else s", ScoreSlope::Finite),
+        ("c * tanh(s / c) - abs(s) * min(s, 0.0)", ScoreSlope::Finite),
+        ("slope[h]", ScoreSlope::Finite),
+        ("s * slope[h]", ScoreSlope::Any),
+        ("s * sqrt(1.0 + s)", ScoreSlope::Any),
+    ] {
+        assert_eq!(parsed(text).unwrap().expr().slope(), slope, "{text}");
+    }
+}
+
+#[test]
+fn what_takes_registers() {
+    for (text, takes) in [
+        ("s + slope[h] * (k - q)", false),
+        ("c * tanh(s / c) + bias[h, k]", false),
+        ("s + bias[h, q - k]", true),
+        ("s / (c + abs(s))", true),
+        ("s + sqrt(row)", true),
+    ] {
+        assert_eq!(parsed(text).unwrap().expr().takes_registers(), takes, "{text}");
+    }
+}
+
+/// A tile evaluates nodes in another order, and some products without rounding. Its derivatives are nodes.
 #[test]
 fn a_tile_has_the_values_of_its_rows() {
     for text in [
+        "if row == 2 then -inf else c * tanh(s / c) - abs(s - 1.0) * sqrt(s) + exp2(-s) * log2(s + k)",
+        "s / (1 + abs(s)) + max(s * k, min(s * s, bias[h, row])) / slope[h - k]",
         "s + slope[h] * (k - q)",
         "s - (q - k) * slope[h] / c",
         "if 2 * k - q * 3 < 4 && !(k == 3) then c * s - s * s else bias[k - row, min(k, q)]",
@@ -132,20 +167,46 @@ fn a_tile_has_the_values_of_its_rows() {
         let function = parsed(text).unwrap();
         for row in 0..3 {
             let at = [4, 1, row];
-            let tile = ScoreTile::new(function.expr(), row::RowInputs::new(&function, at, LEN), row == 1);
+            let inputs = row::RowInputs::new(&function, at, LEN);
+            let rows = if row == 1 { ScoreRows::OfHeads } else { ScoreRows::OfHead };
+            let tile = ScoreTile::with_slope(function.expr(), inputs, rows);
             for (first, count) in [(0, 5), (2, 3)] {
                 let mut block = tile.block(Wrapping(first));
-                for column in 0..count {
-                    let value: f64 = block.at(ScoreProduct { product: 3.0, unit: 0.5 }, 0, column);
-                    let expected = function.row::<f64>(at, LEN).at(1.5, first as usize + column as usize);
-                    assert!(
-                        (value - expected).abs() <= 1e-14 * expected.abs(),
-                        "{text}: {value}, {expected}"
-                    );
-                }
+                (0..count).for_each(|column| {
+                    check(text, &mut block, column, (row, first as usize + column as usize))
+                });
+            }
+        }
+        // The tile's only row is the key.
+        for key in 0..5 {
+            let inputs = row::RowInputs::new(&function, [4, 1, key], LEN);
+            let tile = ScoreTile::with_slope(function.expr(), inputs, ScoreRows::Keys);
+            for (first, count) in [(0, 3), (1, 2)] {
+                let mut block = tile.block(Wrapping(first));
+                (0..count).for_each(|column| {
+                    check(text, &mut block, column, (first as usize + column as usize, key))
+                });
             }
         }
     }
+}
+
+/// Compares the value and the slope in a block's column with the function of the row.
+fn check<'a>(
+    text: &str,
+    block: &mut ScoreBlock<'_, f64, row::RowInputs<'a>>,
+    column: u32,
+    (row, key): (usize, usize),
+) {
+    let score = ScoreProduct { product: 3.0, unit: 0.5 };
+    let got = (block.at(score, 0, column), block.slope_at(score, 0, column).unwrap_or(1.0));
+    let function = parsed(text).unwrap();
+    let Dual { value, slope } = function.row([4, 1, row], LEN).at(Dual { value: 1.5, slope: 1.0 }, key);
+    let is_near =
+        |x: f64, y: f64, error: f64| x == y || x.is_nan() && y.is_nan() || (x - y).abs() <= error * y.abs();
+    // The constants of derivatives are f32. Where the value is -inf, the derivative is any number.
+    let is_slope = is_near(got.1, slope, 1e-7) || value == f64::NEG_INFINITY;
+    assert!(is_near(got.0, value, 1e-14) && is_slope, "{text}: {got:?}, {value}, {slope}");
 }
 
 /// Its values are data: a problem alone is not enough to compute it.

@@ -119,7 +119,7 @@ const LEVELS: [&[&str]; 5] =
 
 impl<'a> Parser<'a> {
     fn new(text: &'a str) -> Parser<'a> {
-        let (builder, names) = (Builder::default(), HashMap::new());
+        let (builder, names) = (Builder::new(ScoreExpr::MOST_NODES), HashMap::new());
         Parser { rest: text, text, depth: 0, builder, names }
     }
 

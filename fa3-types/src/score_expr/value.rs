@@ -1,7 +1,7 @@
 //! The value of a node.
 
 use super::ScoreReal;
-use super::node::{Leaf, Node};
+use super::node::{Id, Leaf, Node};
 
 /// A node's value.
 #[derive(Clone, Copy)]
@@ -55,28 +55,29 @@ pub trait ScoreInputs<R: ScoreReal> {
     /// The query head of a row.
     fn head(&self, row: usize) -> R::Index;
 
-    /// The row of its sequence.
+    /// The query of a row of the tile, as the row of its sequence; the key, if the tile's rows are keys.
     fn row(&self, row: usize) -> R::Index;
 
-    /// The position of a row among its sequence's keys.
-    fn query(&self, row: usize) -> R::Index;
+    /// The position of a row of the sequence's queries among the sequence's keys.
+    fn position(&self, query: R::Index) -> R::Index;
 }
 
 impl Leaf {
-    /// The value in a row of a tile, where the score of `key` is `score`.
+    /// The value in a row of a tile, where the score of a `query` and a `key` is `score`.
     pub(super) fn value<R: ScoreReal>(
         self,
         inputs: &impl ScoreInputs<R>,
         row: usize,
         score: impl FnOnce() -> R,
+        query: impl FnOnce() -> R::Index,
         key: impl FnOnce() -> R::Index,
     ) -> Value<R> {
         match self {
             Leaf::Score => Value::Real(score()),
             Leaf::Batch => Value::Index(inputs.sequence()),
             Leaf::Head => Value::Index(inputs.head(row)),
-            Leaf::Row => Value::Index(inputs.row(row)),
-            Leaf::Query => Value::Index(inputs.query(row)),
+            Leaf::Row => Value::Index(query()),
+            Leaf::Query => Value::Index(inputs.position(query())),
             Leaf::Key => Value::Index(key()),
         }
     }
@@ -88,9 +89,9 @@ impl Node {
         self,
         inputs: &impl ScoreInputs<R>,
         leaf: impl FnOnce(Leaf) -> Value<R>,
-        of: impl Fn(u8) -> Value<R>,
+        of: impl Fn(Id) -> Value<R>,
     ) -> Value<R> {
-        let are_indices = |ids: [u8; 2]| ids.into_iter().all(|id| matches!(of(id), Value::Index(_)));
+        let are_indices = |ids: [Id; 2]| ids.into_iter().all(|id| matches!(of(id), Value::Index(_)));
         match self {
             Node::Leaf(of) => leaf(of),
             Node::Real(bits) => Value::Real(inputs.real(f32::from_bits(bits))),

@@ -1,16 +1,18 @@
 //! Runs one generic function over numbers on the host, in f64 and in f32, and in a kernel.
 
+use std::num::Wrapping;
+
 use fa3_ir::lang::*;
 use fa3_ir::*;
 use fa3_sim::{Memory, Policy, Simulation};
-use fa3_types::{Int, Real};
+use fa3_types::{ScoreIndex, ScoreReal};
 
 use crate::rules::own_word;
 use crate::runs::{assert_clean, bytes_of, floats};
 
 /// The exponential of a capped score that falls with the distance of query and key, or 0 if the key is masked.
-fn weight<R: Real>(score: R, slope: R, query: R::Int, key: R::Int) -> R {
-    let distance = R::of_int(query.sub_sat(key));
+fn weight<R: ScoreReal>(score: R, slope: R, query: R::Index, key: R::Index) -> R {
+    let distance = R::of_index(query - key);
     let capped = slope.fma(-distance, score).tanh() * score.lit(2.0);
     let kept = key.le(query) & score.lit(-1.9).lt(capped);
     R::select(kept, capped.exp2(), score.lit(0.0))
@@ -48,6 +50,7 @@ fn one_function_runs_everywhere() {
 
     let (mut kept, mut small) = (0, 0);
     for (((got, score), query), key) in floats(&memory, y).into_iter().zip(scores).zip(queries()).zip(keys) {
+        let [query, key] = [query, key].map(|index| Wrapping(index as i32));
         let exact = weight(f64::from(score), f64::from(SLOPE), query, key);
         let host = weight(score, SLOPE, query, key);
         for number in [f64::from(got), f64::from(host)] {
@@ -66,12 +69,12 @@ fn a_function_over_numbers_is_printed() {
     let text = ptx::emit(&kernel(32)).unwrap().text;
     let instructions = text.lines().filter_map(|line| line.trim().split_once(' '));
     let mnemonics: Vec<&str> = instructions.map(|(mnemonic, _)| mnemonic).collect();
-    let begin = mnemonics.iter().position(|&mnemonic| mnemonic == "max.u32").unwrap();
+    let begin = mnemonics.iter().position(|&mnemonic| mnemonic == "cvt.rn.f32.s32").unwrap();
     let end = mnemonics.iter().rposition(|&mnemonic| mnemonic == "selp.f32").unwrap();
-    let distance = ["max.u32", "sub.u32", "cvt.rn.f32.u32", "neg.f32", "fma.rn.f32"];
+    let distance = ["cvt.rn.f32.s32", "neg.f32", "fma.rn.f32"];
     let far = ["mul.rn.f32", "ex2.approx.ftz.f32", "add.rn.f32", "rcp.approx.ftz.f32", "fma.rn.f32"];
     let near = ["mul.rn.f32", "fma.rn.f32", "mul.rn.f32", "fma.rn.f32"];
     let tanh = [&far[..], &near, &["abs.f32", "setp.lt.f32", "selp.f32"]].concat();
-    let rest = ["mul.rn.f32", "setp.le.u32", "setp.lt.f32", "and.pred", "ex2.approx.ftz.f32", "selp.f32"];
+    let rest = ["mul.rn.f32", "setp.le.s32", "setp.lt.f32", "and.pred", "ex2.approx.ftz.f32", "selp.f32"];
     assert_eq!(mnemonics[begin..=end], [&distance[..], &tanh, &rest].concat());
 }

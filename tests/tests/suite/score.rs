@@ -1,6 +1,10 @@
 //! Functions of scores: their text, their derivatives, and attention with them.
 
-use fa3_tests::strategies;
+use fa3_sched::forward::PlanOptions;
+use fa3_sim::{Mode, Policy};
+use fa3_tests::bwd::{BwdCase, Form};
+use fa3_tests::fwd::{Launch, Layout, dense, device, judged};
+use fa3_tests::{Case, strategies};
 use fa3_types::{Dtype, Dual, HostReal, KnownProblem, ProblemSpec, ScoreFunction, ScoreValue, Shape};
 use proptest::prelude::*;
 
@@ -54,5 +58,30 @@ proptest! {
         let [left, right] = [of_dual - below, above - of_dual].map(|difference| difference / step);
         prop_assume!((left - right).abs() < 1e-3);
         prop_assert!((slope - (left + right) / 2.0).abs() < 1e-6 * slope.abs().max(1.0), "{slope}, {left}, {right}");
+    }
+}
+
+proptest! {
+    #![proptest_config(strategies::config(40))]
+
+    /// Forward kernels, and backward kernels of each form.
+    #[test]
+    fn kernels_compute_random_functions(
+        function in strategies::score_function(),
+        form in proptest::sample::select(Form::ALL.to_vec()),
+        seed in any::<u64>(),
+    ) {
+        let problem = dense(Dtype::Bf16, 1, (70, 90), (2, 1), 64).causal().known().unwrap();
+        let case = Case::normal(&function.expr().to_string(), problem.with_score(&function), seed);
+        let (values, policy) = (case.values(), Policy::Random(seed));
+        let launch = Launch::new(&case.problem, &device(2), &PlanOptions::default()).unwrap();
+        let answer = launch.simulate(&values, policy, Mode::Exact).map_err(|fault| fault.to_string());
+        let forward = answer.and_then(|answer| judged(&case, &values, &answer).map_err(|fault| fault.to_string()));
+        prop_assert!(forward.is_ok(), "{}: {}", case.name, forward.unwrap_err());
+        let options = form.options([64; 2], &device(2)).expect("64 columns have each form");
+        let gradients = BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.125 };
+        let trial = gradients.trial(&device(2), &options);
+        let backward = trial.simulate(policy, Mode::Exact).and_then(|after| trial.check(&after));
+        prop_assert!(backward.is_ok(), "{}", backward.unwrap_err());
     }
 }

@@ -5,6 +5,7 @@ use fa3_types::Dtype;
 
 use super::BwdCase;
 use super::trials::{DTYPES, Divided, HEADS, MASKS, SINKS, SOFTCAPS, tiles, tiny};
+use crate::fwd::functions::{FUNCTIONS, function};
 use crate::fwd::intervals::OWN;
 use crate::fwd::listed::{self, GIVEN, Given, LAYOUTS, LENGTHS};
 use crate::fwd::{Layout, dense, device};
@@ -43,11 +44,17 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let (softcap, dtype, sink) = (levels.pick(&SOFTCAPS), levels.pick(&DTYPES), levels.pick(&SINKS));
     // Fewer SMs than tiles, or enough SMs for each block of rows to be a split of its own.
     let (sms, mask) = (levels.pick(&[2, 100]), levels.pick(&MASKS));
+    let text = levels.pick(&[None, Some(FUNCTIONS[0]), Some(FUNCTIONS[2])]);
     let options = tiles(division, (2, [2, 1]), dq, rows, [64, 64]);
     let mut spec = dense(dtype, batch, lengths, (heads_q, heads_kv), 64).mask(mask);
     (spec.softcap, spec.sink) = (softcap, sink);
     let layout = Layout::ALL[kind as usize % Layout::ALL.len()];
-    let case = Case::normal(&format!("{kind:?}, {mask}"), kind.of(layout.of(spec), own.0, own.1), seed);
+    let problem = kind.of(layout.of(spec), own.0, own.1);
+    let problem = match text {
+        Some(text) => problem.with_score(&function(text)),
+        None => problem,
+    };
+    let case = Case::normal(&format!("{kind:?}, {mask}"), problem, seed);
     BwdCase { case, layout, dlse: dtype == DTYPES[0], slack: 1.0 }.trial(&device(sms), &options)
 }
 

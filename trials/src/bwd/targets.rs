@@ -10,8 +10,8 @@ use super::equivalent::{
     ADDING, BUSY_HALVES, CLEARED, DIVIDED, DQ, HALVES, IDLE_HALVES, IN_ORDER, KEYS, LISTED, NUMBERS, ROUND,
     SINK, STATS,
 };
-use super::listed;
 use super::trials::{Divided, tiny, with_sinks};
+use super::{functions, listed};
 use crate::Case;
 use crate::Trial;
 use crate::fwd::{dense, device};
@@ -26,7 +26,7 @@ pub(crate) fn targets() -> Vec<Target> {
     let (in_order, sums) = (stats(AddOrder::LastKeysFirst), stats(AddOrder::Any));
     let beside = (64, Division::Keys, None);
     let dq = [(90, 60), (70, 110), (20, 10)].map(|lengths| trial(beside, Mask::Causal, lengths, (2, 1), 1));
-    vec![
+    let mut targets = vec![
         Target::of_step("bwd stats", &in_order, 0, STATS).also_equivalent(CLEARED).with_bounds(),
         Target::of_step("bwd stats, sums", &sums, 0, STATS).with_bounds(),
         Target::of_step("bwd round", &sums, 2, ROUND).with_bounds(),
@@ -41,7 +41,9 @@ pub(crate) fn targets() -> Vec<Target> {
         halves_in_order(),
         Target::of_step("bwd stats, listed", &listed(), 2, STATS),
         Target::of_step("bwd dkv, listed", &listed(), 3, KEYS).also_equivalent(LISTED),
-    ]
+    ];
+    targets.extend(functions::targets());
+    targets
 }
 
 /// Packed sequences with a separate dQ kernel; some sequences have no rows or no keys. Operators on bounds are not

@@ -4,7 +4,7 @@ use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile, PlanOptions};
 use fa3_types::{Dtype, Mask};
 
-use super::{BwdCase, listed};
+use super::{BwdCase, functions, listed};
 use crate::fwd::{Layout, dense, device};
 use crate::{Case, Dist, Levels, Poison, Trial, chunks, covering_cases};
 
@@ -56,7 +56,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
         let ways = [Some(PlanOptions::default())].into_iter().chain(adding);
         ways.flatten().map(move |options| of_choice(dims, &options, seed))
     });
-    features.chain(chosen).chain(listed::trials(seed)).collect()
+    features.chain(chosen).chain(listed::trials(seed)).chain(functions::trials(seed)).collect()
 }
 
 /// A trial of a tile and a problem. The factors that select the kernels' code come first.
@@ -124,7 +124,7 @@ pub(crate) fn small() -> Vec<Trial> {
     let adding = DIVISIONS.iter().filter(|(.., added)| added.is_some());
     let equal = DIVISIONS.into_iter().enumerate().map(trial).chain(adding.map(idle));
     let sinks = [(34, (3, 5)), (1, (70, 5))].map(with_sinks);
-    equal.chain(sinks).chain(listed::small()).collect()
+    equal.chain(sinks).chain(listed::small()).chain(functions::small()).collect()
 }
 
 /// Two heads with sinks in `batch` sequences. The dsink kernel is the third step.

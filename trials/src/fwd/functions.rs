@@ -11,7 +11,7 @@ use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
 /// Functions whose nodes have one value in a tile, a row, a column or a score; that read tables of one to three axes
 /// within and beyond their ends; that hide keys; and that have every operation. The last one does not read scores.
-const FUNCTIONS: [&str; 7] = [
+pub(crate) const FUNCTIONS: [&str; 7] = [
     "s + slope[h] * (k - q)",
     "if q - k > 40 && !(k == 3 || k * 3 == 2 * row) then -inf else x * tanh(s / x) + near[min(abs(q - k), 99)]",
     "s * exp2(-abs(s)) + bias[h, row, k] - log2(1 + k)",
@@ -22,7 +22,7 @@ const FUNCTIONS: [&str; 7] = [
 ];
 
 /// A function of a text, with the values of its names.
-fn function(text: &str) -> ScoreFunction {
+pub(crate) fn function(text: &str) -> ScoreFunction {
     let table = |extents: &[usize]| {
         let count: usize = extents.iter().product();
         let elements: Vec<f32> = (0..count).map(|i| (i * 37 % 11) as f32 / 8.0 - 0.5).collect();

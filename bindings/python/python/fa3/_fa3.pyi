@@ -1,7 +1,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-__all__ = ["Operation", "run", "warm_up", "__version__"]
+__all__ = ["Operation", "Repeats", "run", "warm_up", "__version__"]
 
 __version__: str
 
@@ -10,6 +10,19 @@ class Operation:
     name: str
     options: dict[str, Any]
     def __new__(cls, name: str, **options: Any) -> Operation: ...
+
+@final
+class Repeats:
+    # Allocates a workspace: (like, bytes, zeros) -> (address, owner).
+    def __new__(cls, names: Sequence[str], allocate: Callable[[Any, int, int], tuple[int, object]]) -> Repeats: ...
+    def keep(
+        self, tensors: tuple[Any, ...], options: tuple[Any, ...], operation: Operation, with_lse: bool
+    ) -> None: ...
+    def keep_of_torch(
+        self, tensors: tuple[Any, ...], options: tuple[Any, ...], operation: Operation, is_heads_first: bool
+    ) -> None: ...
+    # O, or (O, LSE); None if the call is not made again.
+    def attend(self, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Any: ...
 
 def run(
     operation: Operation,

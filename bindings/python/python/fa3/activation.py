@@ -6,6 +6,7 @@ kernels do not support go on to torch's own kernels, so that every call is compu
 """
 
 import functools
+import sys
 import warnings
 from typing import Any
 
@@ -109,6 +110,7 @@ def _register() -> _Handle:
     """Activates our kernels. Torch calls this function."""
     library = _put("CUDA", _torchs())
     order = _put_flash_first() if any(map(_has_kernels, range(torch.cuda.device_count()))) else None
+    _make_seeds()
     return _Handle(library, order, _tag_compiled_graphs())
 
 
@@ -162,6 +164,8 @@ class _Kernels:
 
     def __init__(self, torchs: dict[str, Any]) -> None:
         self._torchs = torchs
+        names = "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k"
+        self._of_sdpa, self._forward = operator.repeats(*names[:3]), operator.repeats(*names)
 
     def by_name(self) -> dict[str, Any]:
         """The kernels, by the names of their operators."""
@@ -186,12 +190,16 @@ class _Kernels:
         scale: float | None = None,
     ) -> tuple:
         """Computes O (batch, heads, seqlen, head_dim), LSE, and the results that torch's dropout needs."""
+        tensors, options = (query, key, value), (dropout_p, is_causal, return_debug_mask, scale, _margin())
+        if (again := self._of_sdpa.attend(tensors, options)) is not None:
+            return *again, None, None, query.shape[2], key.shape[2], *_others(query)
         call = _Call(query, key, value, _window(None, None, is_causal), is_heads_first=True)
         if dropout_p or return_debug_mask or not call.is_ours():
             given = query, key, value, dropout_p, is_causal, return_debug_mask
             return self._torchs[_OF_SDPA].call_boxed(keys, *given, scale=scale)
         out = torch.empty_like(query)
         lse = call.launch(scale, out)
+        self._of_sdpa.keep_of_torch(tensors, options, call.operation(scale), True)
         return out, lse, None, None, query.shape[2], key.shape[2], *_others(query)
 
     def of_sdpa_in_8_bits(
@@ -274,6 +282,13 @@ class _Kernels:
         """Computes O, LSE, and the results that torch's dropout needs. O is (batch, seqlen, heads, head_dim), or
         (total, heads, head_dim) if sequences are packed. `newer` has arguments that later versions of torch add.
         """
+        tensors = query, key, value, cum_seq_q, cum_seq_k, seqused_k
+        options = (
+            *(max_q, max_k, dropout_p, is_causal, return_debug_mask, scale, window_size_left, window_size_right),
+            *(alibi_slopes, *newer.values(), _margin()),
+        )
+        if (again := self._forward.attend(tensors, options)) is not None:
+            return *again, *_others(query)
         window = _window(window_size_left, window_size_right, is_causal)
         call = _Call(query, key, value, window, _sequences(cum_seq_q, cum_seq_k, seqused_k), (max_q, max_k))
         others = dropout_p or return_debug_mask or alibi_slopes is not None or _are_given(newer)
@@ -281,11 +296,15 @@ class _Kernels:
         others = others or (cum_seq_q is None and seqused_k is not None)
         if others or not call.is_ours():
             given = query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask
-            options: dict[str, Any] = dict(window_size_left=window_size_left, window_size_right=window_size_right)
-            options |= dict(scale=scale, seqused_k=seqused_k, alibi_slopes=alibi_slopes)
-            return self._torchs[_FORWARD].call_boxed(keys, *given, **options, **newer)
+            named: dict[str, Any] = dict(window_size_left=window_size_left, window_size_right=window_size_right)
+            named |= dict(scale=scale, seqused_k=seqused_k, alibi_slopes=alibi_slopes)
+            return self._torchs[_FORWARD].call_boxed(keys, *given, **named, **newer)
         out = torch.empty_like(query)
-        return out, call.launch(scale, out), *_others(query)
+        lse = call.launch(scale, out)
+        # Of lists for either Q or K alone nothing is read.
+        if (cum_seq_q is None) is (cum_seq_k is None):
+            self._forward.keep_of_torch(tensors, options, call.operation(scale), False)
+        return out, lse, *_others(query)
 
     def backward(
         self,
@@ -342,8 +361,7 @@ class _Call:
         """
         self._tensors, self._window, self._sequences, self._longest = (q, k, v), window, sequences, longest
         self._is_heads_first, self._device = is_heads_first, q.get_device()
-        # The number of SMs that torch leaves to other kernels.
-        self._margin = torch._C._get_sm_carveout_experimental() or 0
+        self._margin = _margin()
         self._addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
         self._layout = self._find_layout()
 
@@ -382,9 +400,12 @@ class _Call:
         given |= zip(("q_descale", "k_descale", "v_descale"), descales)
         if self._sequences is not None:
             given |= self._sequences._asdict()
-        operation = operator.made("forward", _FIELDS, scale, *self._window, self._margin, *self._longest)
-        _fa3.run(operation, device, operator.current_stream(device), given, operator.workspace_for(q))
+        _fa3.run(self.operation(scale), device, operator.current_stream(device), given, operator.workspace_for(q))
         return lse
+
+    def operation(self, scale: float | None) -> _fa3.Operation:
+        """The operation of the forward pass."""
+        return operator.made("forward", _FIELDS, scale, *self._window, self._margin, *self._longest)
 
     def launch_backward(
         self, dout: Tensor, o: Tensor, lse: Tensor, scale: float | None, outputs: tuple[Tensor, Tensor, Tensor]
@@ -399,11 +420,37 @@ class _Call:
         gradient.launch(dout, q, k, v, o, lse, None, *options, **named)
 
 
+def _margin() -> int:
+    """The number of SMs that torch leaves to other kernels."""
+    return torch._C._get_sm_carveout_experimental() or 0
+
+
 def _others(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Placeholders for the seed, the offset and the mask of dropout: our kernels have no dropout."""
-    seed = like.new_empty(2, dtype=torch.uint64)
-    # A view takes a third of the time of an allocation.
-    return seed, seed[0], _no_mask(like.dtype, like.device)
+    """Placeholders for the seed, the offset and the mask of dropout: our kernels have no dropout, and torch reads them
+    only for dropout. All calls on a device share the seed that its activation made. Where graphs may be captured by
+    torch's compiler, each call has its own: their results must lie in the memory pool of the graphs.
+    """
+    seed = _seeds.get(like.get_device())
+    if seed is None or "torch._inductor.cudagraph_trees" in sys.modules:
+        own = like.new_empty(2, dtype=torch.uint64)
+        # A view takes a third of the time of an allocation.
+        seed = own, own[0]
+    return *seed, _no_mask(like.dtype, like.device)
+
+
+# A seed with its first element, by the numbers of devices.
+_seeds: dict[int, tuple[Tensor, Tensor]] = {}
+
+
+def _make_seeds() -> None:
+    """Makes the seeds of devices that this process uses already. They are made outside of inference mode, as the mask
+    is, and not by the first call, which may be captured into a graph.
+    """
+    for device in range(torch.cuda.device_count()):
+        if device not in _seeds and _has_kernels(device) and _is_used(device):
+            with torch.inference_mode(False):
+                seed = torch.zeros(2, dtype=torch.uint64, device=torch.device("cuda", device))
+                _seeds[device] = seed, seed[0]
 
 
 @functools.cache
@@ -413,6 +460,12 @@ def _no_mask(dtype: torch.dtype, device: torch.device) -> Tensor:
     """
     with torch.inference_mode(False):
         return torch.empty(0, dtype=dtype, device=device)
+
+
+def _is_used(device: int) -> bool:
+    """Whether this process has a context on a GPU."""
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return bool(has_context(device)) if has_context else device == torch.cuda.current_device()
 
 
 def _window(left: int | None, right: int | None, is_causal: bool) -> tuple[int, int, int]:

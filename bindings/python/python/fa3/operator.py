@@ -52,7 +52,7 @@ class Options(NamedTuple):
 
 
 # The names of the options that the extension module takes: the first fields of `Options`.
-_SCORES = " ".join(Options._fields[:6])
+SCORES = " ".join(Options._fields[:6])
 
 
 def launch(
@@ -79,13 +79,13 @@ def compute(
             expected = *q.shape[:3], head_dim_v
             check_out_is(out, q, expected, "(batch, seqlen_q, heads_q, head_dim_v)", out_dtype)
         tensors: Tensors = {"q": q, "k": k, "v": v}
-        fields: str = _SCORES
+        fields: str = SCORES
         values: tuple[Any, ...] = options[:6]
         given_scales = options.q_descale, options.k_descale, options.v_descale, options.v_mean
         if not (given_scales[0] is given_scales[1] is given_scales[2] is given_scales[3] is None) or v_transposed:
             block_rows = check_descales(q, k, head_dim_v, *given_scales)
             tensors |= zip(("q_descale", "k_descale", "v_descale", "v_mean"), given_scales)
-            fields, values = f"{_SCORES} v_transposed block_rows", (*values, v_transposed, block_rows)
+            fields, values = f"{SCORES} v_transposed block_rows", (*values, v_transposed, block_rows)
         if options.split_keys is not None:
             fields, values = f"{fields} split_keys", (*values, options.split_keys)
         if options.intervals is not None:
@@ -184,6 +184,16 @@ def made(operation: str, fields: str, *values: Any) -> _fa3.Operation:
         options["window"] = left, right, options.pop("attention_chunk", 0)
         options["softcap"] = options.pop("softcap", None) or None
     return _fa3.Operation(operation, **options)
+
+
+def repeats(*names: str) -> _fa3.Repeats:
+    """The calls that a function makes again, with the names of the tensors that it takes. See `_fa3.Repeats`."""
+    return _fa3.Repeats(names, _workspace)
+
+
+def again(repeats: _fa3.Repeats, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
+    """O, or (O, LSE), of a call that is made again. None if it is not, or if a compiler has to see all of it."""
+    return repeats.attend(tensors, options) if _CAN_ASK and not is_compiling() else None
 
 
 def run(operation: str, fields: str, values: tuple[Any, ...], tensors: Tensors) -> int | None:

@@ -46,7 +46,7 @@ class Options(NamedTuple):
 
 
 # The names of the options that the extension module takes: the first fields of `Options`.
-_SCORES = " ".join(Options._fields[:8])
+SCORES = " ".join(Options._fields[:8])
 
 
 def launch(
@@ -87,7 +87,7 @@ def compute(
     tensors |= operator.checked_descales(q, k, sequences.cu_seqlens_q, *descales)
     if options.intervals is not None:
         tensors["intervals"] = operator.bounds(options.intervals, q)
-    fields: str = _SCORES
+    fields: str = SCORES
     values: tuple[Any, ...] = options[:8]
     if options.split_keys is not None:
         fields, values = f"{fields} split_keys", (*values, options.split_keys)

@@ -5,19 +5,17 @@ use fa3_ir::{BufferId, Elem, Kernel, Program};
 use fa3_ref::law::BackwardLaw;
 use fa3_ref::{Gradients, Inputs, OutputGradients, Precision, oracle};
 use fa3_sim::trace::Factors;
-use fa3_types::BackwardProblem;
+use fa3_types::{BackwardProblem, KnownProblem};
 use half::{bf16, f16};
 
 use super::{Contents, Wrong};
 
 /// Sets O and LSE to the forward results of Q, K and V. With random ones, P would not be a softmax.
-pub(super) fn prepare(problem: &BackwardProblem, program: &Program<Kernel>, before: &mut [Vec<u8>]) {
-    let forward = problem.forward();
+pub(super) fn prepare(forward: &KnownProblem, program: &Program<Kernel>, before: &mut [Vec<u8>]) {
     let contents = Contents { program, bytes: before };
     let [q, k, v] = [(buffers::Q, forward.q()), (buffers::K, forward.k()), (buffers::V, forward.v())]
         .map(|(buffer, desc)| contents.tensor(buffer, desc.shape));
-    let known = forward.known().expect("the command line's batches are dense");
-    let inputs = Inputs::new(&known, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
+    let inputs = Inputs::new(forward, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
     let results = oracle::forward(&inputs);
     let (BufferId(o), BufferId(lse)) = (buffers::O, buffers::LSE);
     before[o] = results.o.iter().flat_map(|&x| half(program.buffers[o].elem, x).to_le_bytes()).collect();
@@ -32,10 +30,10 @@ fn half(elem: Elem, x: f64) -> u16 {
 /// Checks dQ, dK and dV by the error law.
 pub(super) fn judge(
     problem: &BackwardProblem,
+    forward: &KnownProblem,
     before: &Contents<'_>,
     after: &Contents<'_>,
 ) -> Result<f64, Wrong> {
-    let forward = problem.forward();
     let [q, k, v, dout] = [
         (buffers::Q, forward.q()),
         (buffers::K, forward.k()),
@@ -44,8 +42,7 @@ pub(super) fn judge(
     ]
     .map(|(buffer, desc)| before.tensor(buffer, desc.shape));
     let dlse = before.floats(buffers::DLSE, forward.lse_shape());
-    let known = forward.known().expect("the command line's batches are dense");
-    let inputs = Inputs::new(&known, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
+    let inputs = Inputs::new(forward, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
     let output = OutputGradients { dout: dout.view(), dlse: Some(dlse.view()) };
     let law = BackwardLaw::new(&inputs, output, Precision::of_output(forward.dtype()));
     let [dq, dk, dv] =

@@ -1,6 +1,6 @@
 //! The arguments of a plan's launches.
 
-use fa3_ir::{BufferId, Passed};
+use fa3_ir::{BufferId, Passed, Program};
 use fa3_sched::backward::{DensePlan, DqBy, Plan, PlanKind, STATS_ROWS, TileSplit};
 use fa3_sched::packed::MemoryRows;
 use fa3_sched::{Schedule, Tiling};
@@ -16,12 +16,14 @@ use super::reduce::{self, ReduceParams};
 use super::scratch::{Scratch, SplitBuffers, accum_blocks, padded_blocks, pairs};
 use super::spec::cleared_mask;
 use super::split_tiles::SplitTilesParams;
+use crate::kernels::Spec;
 use crate::kernels::params::Host;
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::intervals::IntervalRows;
 use crate::kernels::parts::key_tiles::KeyTiles;
 use crate::kernels::parts::lookup::Lookup;
 use crate::kernels::parts::row_blocks::RowBlocks;
+use crate::kernels::parts::score::ScoreParams;
 use crate::kernels::parts::scores::units;
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::summaries::Summaries;
@@ -159,6 +161,7 @@ impl RoundParams<Host> {
 impl Inputs<Host> {
     fn of(
         plan: &Plan,
+        program: &Program<Spec>,
         scratch: &Scratch,
         lookup: Lookup<Host>,
         tile_counter: Option<BufferId>,
@@ -184,6 +187,7 @@ impl Inputs<Host> {
                     Some(BatchStrides { q, k, v, dout })
                 }
             },
+            score: ScoreParams::of(forward, program),
         }
     }
 }
@@ -216,6 +220,7 @@ fn views(plan: &Plan) -> [Passed; 4] {
 impl DkvParams<Host> {
     pub(super) fn of(
         plan: &Plan,
+        program: &Program<Spec>,
         stats: Passed,
         scratch: &Scratch,
         tile_counter: Option<BufferId>,
@@ -234,7 +239,7 @@ impl DkvParams<Host> {
         };
         let split = SplitArguments::of(plan, scratch);
         DkvParams {
-            inputs: Inputs::of(plan, scratch, lookup, tile_counter),
+            inputs: Inputs::of(plan, program, scratch, lookup, tile_counter),
             stats,
             group: problem.forward().heads().group_size() as u32,
             dk: strided(plan, buffers::DK, problem.dk()),
@@ -257,6 +262,7 @@ impl DqParams<Host> {
     /// The arguments of a launch of the dQ kernel; `None` if the plan has no such kernel.
     pub(super) fn of(
         plan: &Plan,
+        program: &Program<Spec>,
         scratch: &Scratch,
         tile_counter: Option<BufferId>,
     ) -> Option<DqParams<Host>> {
@@ -272,7 +278,7 @@ impl DqParams<Host> {
             }
         };
         Some(DqParams {
-            inputs: Inputs::of(plan, scratch, lookup, tile_counter),
+            inputs: Inputs::of(plan, program, scratch, lookup, tile_counter),
             stats: scratch.stats,
             pairs: pairs(plan),
             heads: problem.forward().heads().q() as u32,

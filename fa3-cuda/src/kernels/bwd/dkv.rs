@@ -47,7 +47,7 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         let scheduler = TileScheduler::declare(b, spec.scheduler, lookup, *tile_counter, of, walkers);
         let dkv = Dkv {
             builder: b,
-            spec: *spec,
+            spec: spec.clone(),
             // A3:4, the pipelines
             k: TmaPipeline::declare(b, "k", inputs.k, [tile.kv_stages, of_one]),
             v: TmaPipeline::declare(b, "v", inputs.v, [tile.kv_stages, of_one]),

@@ -2,6 +2,7 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::DqTile;
+use fa3_types::ScoreRows;
 
 use super::elements::{Elements, ds};
 use super::gradients::{registers, write_tile};
@@ -13,8 +14,10 @@ use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
 use crate::kernels::parts::kv_blocks::KvBlocks;
+use crate::kernels::parts::score::{ThreadRows, TileFunction};
 use crate::kernels::parts::tile_scheduler::TileScheduler;
 use crate::kernels::parts::tma_pipeline::{Keys, TmaPipeline};
+use crate::kernels::parts::visible::Position;
 
 /// State that the roles share.
 struct Dq<'k> {
@@ -35,7 +38,7 @@ pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
         let (warps, inputs) = (4 * tile.consumers(), &params.inputs);
         let dq = Dq {
             builder: b,
-            spec: *spec,
+            spec: spec.clone(),
             q: TmaPipeline::declare(b, "q", inputs.q, [1, warps]),
             dout: TmaPipeline::declare(b, "dout", inputs.dout, [1, warps]),
             k: TmaPipeline::declare(b, "k", inputs.k, [tile.k_stages, warps]),
@@ -129,6 +132,7 @@ impl<'k> Dq<'k> {
                 let (q_stage, dout_stage) = (q.wait(), dout.wait());
                 let [q, dout] = [&q_stage, &dout_stage].map(|stage| stage.tile().row_block(me, 64));
                 let mut read = k.held();
+                let function = self.function(&work, row);
                 blocks.for_each(0, |block| {
                     // The scores are issued while dQ of the previous block is in flight.
                     let k = k.wait();
@@ -138,7 +142,9 @@ impl<'k> Dq<'k> {
                     let mut s = s.wait();
                     read.release();
                     let visible = || visible(b, inputs, &work, spec.mask, [row, block.key]);
-                    let elements = Elements::new(inputs, block.masked.then(|| Hidden::Rows(visible())));
+                    let function = function.as_ref().map(|function| function.block(block.key));
+                    let hidden = block.masked.then(|| Hidden::Rows(visible()));
+                    let elements = Elements::new(inputs, function, hidden);
                     s.map_in_place(|product, at| elements.of(product, shift[at], at).weight());
                     let dp = dp.wait();
                     v.release();
@@ -157,6 +163,16 @@ impl<'k> Dq<'k> {
             let format = (spec.elem, spec.head_dim);
             write_tile(dq.wait(), scale, &params.dq, &work, (row, spec.tile.tile_m), format);
         });
+    }
+
+    /// The function of the scores of a work tile, if there is one, for a thread whose rows are `row` and `row` + 8.
+    #[track_caller]
+    fn function(&self, work: &WorkTile<'k>, row: U32<'k>) -> Option<TileFunction<'k>> {
+        let of = self.spec.score.as_ref().zip(self.params.inputs.score.as_ref())?;
+        let (sequence, lens, of_tile) = (work.batch, work.lens, work.head);
+        let (head, position) = (move |_| of_tile, move |half: Half| Position(row + half.rows()));
+        let rows = ThreadRows { sequence, lens, head: Box::new(head), position: Box::new(position) };
+        Some(TileFunction::with_slope(self.builder, of, rows, ScoreRows::OfHead))
     }
 
     /// Loads -LSE (base 2) and -D of the thread's rows. Row indices are clamped to the last valid row.

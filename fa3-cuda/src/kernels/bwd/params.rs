@@ -14,6 +14,7 @@ use crate::kernels::parts::key_tiles::KeyTiles;
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::ragged::{self, RowSpan};
 use crate::kernels::parts::row_blocks::{RowBlocks, RowsForm};
+use crate::kernels::parts::score::ScoreParams;
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::summaries::Summaries;
 use crate::kernels::parts::table::{PaddedRows, Table};
@@ -26,7 +27,8 @@ params! {
         k: tensor,
         v: tensor,
         dout: tensor,
-        /// softmax_scale · log₂e, or cap · log₂e if scores are capped: turns a score into an exponent of 2.
+        /// softmax_scale · log₂e, cap · log₂e if scores are capped, or log₂e with a function of scores: turns a score
+        /// into an exponent of 2.
         scale_log2: f32,
         /// softmax_scale / cap, if scores are capped.
         into_cap: maybe f32,
@@ -39,6 +41,8 @@ params! {
         tile_counter: maybe pointer,
         /// Strides from sequence to sequence, if sequences are in a table.
         strides: maybe all BatchStrides,
+        /// The function of scores, if there is one.
+        score: maybe all ScoreParams,
     }
 
     /// Strides, in rows, from one sequence of a batch to the next; 0 for packed sequences.
@@ -208,6 +212,7 @@ impl Inputs<Form> {
             intervals: spec.mask.intervals().map(|form| IntervalRows::form(form.of_row)),
             tile_counter: spec.fetches_indices().then_some(Elem::U32),
             strides: places.is_some().then_some(BatchStrides { q: (), k: (), v: (), dout: () }),
+            score: spec.score.as_ref().map(ScoreParams::form),
         }
     }
 }

@@ -13,6 +13,7 @@ use super::sink;
 use super::spec::BwdSpec;
 use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::Fill;
+use crate::kernels::parts::score::score_tables;
 use crate::kernels::{Spec, tensors};
 
 /// Lowers a plan to its program, without steps that have nothing to compute. In problems with sinks, the buffers of
@@ -49,7 +50,9 @@ fn gradients(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
     let Some(spec) = BwdSpec::dq(plan).filter(|_| dq > 0) else { return };
     let tile_counter = tile_counter(program, "dq_tile_counter", &spec);
     let args = Fill::args(|by| match plan.dq() {
-        DqBy::Kernel(_) => _ = DqParams::of(plan, scratch, tile_counter).map(|params| params.pass(by)),
+        DqBy::Kernel(_) => {
+            _ = DqParams::of(plan, program, scratch, tile_counter).map(|params| params.pass(by))
+        }
         DqBy::Additions => _ = RoundParams::of(plan, scratch).map(|params| params.pass(by)),
         DqBy::AdditionsInOrder => {}
     });
@@ -66,7 +69,7 @@ fn dk_and_dv(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch, grid: 
     }
     let spec = BwdSpec::dkv(plan);
     let tile_counter = tile_counter(program, "dkv_tile_counter", &spec);
-    let params = DkvParams::of(plan, program.tensor(scratch.stats), scratch, tile_counter);
+    let params = DkvParams::of(plan, program, program.tensor(scratch.stats), scratch, tile_counter);
     program.step(spec.into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
     if let (Some(split), Some(spec)) = (&split, BwdSpec::reduce(plan)) {
         let (grid, params) = split.reduce();
@@ -90,6 +93,9 @@ fn of_caller(problem: &BackwardProblem) -> Program<Spec> {
     let gradients = [("dq", problem.dq()), ("dk", problem.dk()), ("dv", problem.dv())];
     for (name, x) in gradients {
         tensors::output(&mut program, name, x);
+    }
+    if let Some(form) = forward.score() {
+        score_tables(&mut program, form);
     }
     program
 }

@@ -4,7 +4,7 @@ use fa3_ir::{Elem, WgmmaType};
 use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan, PlanKind, STATS_ROWS};
 use fa3_sched::packed::Tiles;
 use fa3_sched::{Order, Schedule, Scheduler};
-use fa3_types::{IntervalsOfRow, Mask};
+use fa3_types::{IntervalsOfRow, Mask, ScoreExpr, ScoreForm};
 
 use crate::kernels::parts::geometry::{form, sides};
 use crate::kernels::parts::lookup::SequenceForm;
@@ -12,7 +12,7 @@ use crate::kernels::parts::row_blocks::RowsForm;
 use crate::kernels::tensors::elem;
 
 /// Everything that a backward kernel's code depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum BwdSpec {
     /// Computes D and LSE in base 2 of every row.
     Stats(StatsSpec),
@@ -101,8 +101,8 @@ pub struct ReduceSpec {
 }
 
 /// The spec of the dK/dV kernel or the dQ kernel. Problems with equal specs share a kernel: lengths, heads, strides,
-/// scales and the reach of a window are arguments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// scales, the reach of a window, and the numbers and tables of a function of scores are arguments.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PartSpec<T> {
     /// The elements of all tensors: f16 or bf16.
     pub elem: Elem,
@@ -116,6 +116,8 @@ pub struct PartSpec<T> {
     pub mask: Mask,
     /// Whether scores are capped.
     pub softcap: bool,
+    /// The function of scores, if there is one.
+    pub score: Option<ScoreExpr>,
     /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
     /// The tile scheduler.
@@ -129,8 +131,12 @@ impl BwdSpec {
     pub fn of(plan: &Plan) -> Vec<BwdSpec> {
         let sink = plan.problem().forward().has_sink().then(|| BwdSpec::sink(plan));
         let seeing = BwdSpec::q_blocks(plan);
-        let of_keys =
-            [seeing, seeing.map(|_| BwdSpec::SplitTiles), Some(BwdSpec::dkv(plan)), BwdSpec::reduce(plan)];
+        let of_keys = [
+            seeing.clone(),
+            seeing.map(|_| BwdSpec::SplitTiles),
+            Some(BwdSpec::dkv(plan)),
+            BwdSpec::reduce(plan),
+        ];
         let of_keys = of_keys.into_iter().flatten();
         [BwdSpec::stats(plan)].into_iter().chain(of_keys).chain(BwdSpec::dq(plan)).chain(sink).collect()
     }
@@ -274,6 +280,7 @@ impl<T: Copy> PartSpec<T> {
             head_dim_v: forward.head_dim_v() as u32,
             mask: sides(mask),
             softcap: forward.softcap().is_some(),
+            score: forward.score().map(ScoreForm::expr).cloned(),
             order,
             scheduler,
             sequences,

@@ -21,10 +21,9 @@ impl PType {
         if self.0 == WgmmaType::F16 { 65504.0 } else { 2.0f32.powi(30) }
     }
 
-    /// The largest sum of a thread's part of a row of P at which a rounded P can still be rescaled by a small power of
-    /// 2: no element is infinite, and the factor is a normal bf16. `None` for f16, which has no room for that.
-    pub(super) fn most_rounded(self) -> Option<f32> {
-        (self.0 == WgmmaType::Bf16).then_some(2.0f32.powi(100))
+    /// Whether a rounded P that is too large can be multiplied by a power of 2. In f16 it may be infinite.
+    pub(super) fn has_range(self) -> bool {
+        self.0 == WgmmaType::Bf16
     }
 
     /// Distance (log2) of a new reference above the row_max, which leaves room for larger scores later. P must still

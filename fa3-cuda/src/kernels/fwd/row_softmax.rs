@@ -68,6 +68,11 @@ struct LazyBlock<'a, 'k> {
 /// previous sum, and also exceeds P of the score that set the reference. Partial sums are small in a thread whose keys
 /// do not matter.
 const GROWTH: f32 = 4.0;
+
+/// The largest sum of a thread's part of a row of P from which the new reference follows. The factor of that rise is a
+/// normal bf16.
+const MOST_PART: f32 = (1_u128 << 100) as f32;
+
 impl<'k> RowSoftmax<'k> {
     /// A softmax that has seen no key: its sum is 0. The paper's softmax in 16 bits has a `headroom` of 0.
     #[track_caller]
@@ -230,15 +235,17 @@ impl<'k> RowSoftmax<'k> {
         block.p
     }
 
-    /// Raises row_max where P is too large. `largest` are the thread's largest scores. Where rescaling P is exact, it
-    /// is rescaled, which is cheaper; elsewhere P is computed again.
+    /// Raises row_max where P is too large. `largest` are the thread's largest scores. Where multiplying by a power of
+    /// 2 is exact, the sums are multiplied, and so is P if its type has the range; otherwise P alone is computed again.
+    /// Elsewhere P and its sums are.
     #[track_caller]
     fn make_smaller(&self, block: &mut LazyBlock<'_, 'k>, largest: Rows<'k>, o: &mut Frag<'k>) {
         let largest_part = block.parts.get().over_quad(|x, y| x.max(y));
         let too_large = largest_part.gt(block.ty.most());
-        let Some(most_rounded) = block.ty.most_rounded() else {
+        if !block.ty.has_range() && self.scales_log2.is_some() {
+            // Kernels whose rows have scales of their own have no registers for more.
             return self.compute_again(block, too_large, largest, o);
-        };
+        }
         // Rescaling brings the largest partial sum to between 2^-headroom and twice that.
         let (headroom, old) = (self.headroom as u32, self.row_max.get());
         let exponent = largest_part.map(|part| part.as_bits() >> 23);
@@ -246,7 +253,7 @@ impl<'k> RowSoftmax<'k> {
         let factor = exponent.map(|exponent| ((-exponent + (254 - headroom)) << 23).as_f32());
         let row_max = old + rise;
         let is_exact = (row_max - old).zip(rise, |risen, rise| risen.eq(rise));
-        let is_possible = is_exact.zip(largest_part, |is_exact, part| is_exact & part.le(most_rounded));
+        let is_possible = is_exact.zip(largest_part, |is_exact, part| is_exact & part.le(MOST_PART));
 
         let again = too_large.zip(is_possible, |too_large, possible| too_large & possible.negated());
         self.builder.if_uniform(again.any().vote_any(), || {
@@ -255,7 +262,12 @@ impl<'k> RowSoftmax<'k> {
         let multiplied = too_large.zip(is_possible, |too_large, possible| too_large & possible);
         let factor = multiplied.zip(factor, |multiplied, factor| multiplied.select(factor, 1.0));
         self.raise(multiplied.select(row_max, self.row_max.get()), factor, o);
-        block.p.scale_rows(factor);
+        if block.ty.has_range() {
+            block.p.scale_rows(factor);
+        } else {
+            let (p, _) = self.exponentials(block.s, self.row_max.get(), block.ty);
+            block.p.set(&p);
+        }
         block.parts.set(block.parts.get() * factor);
     }
 

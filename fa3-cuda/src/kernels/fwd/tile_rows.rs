@@ -3,7 +3,7 @@
 use fa3_ir::lang::*;
 use fa3_sched::FastDiv;
 use fa3_sched::forward::packed_positions;
-use fa3_types::softcap;
+use fa3_types::{ScoreRows, softcap};
 
 use super::spec::FwdSpec;
 use super::state::Fwd;
@@ -162,7 +162,8 @@ impl<'k> Fwd<'k> {
         };
         let position = self.positions(work, row);
         let rows = ThreadRows { sequence: work.batch, lens: work.lens, head, position };
-        Some(TileFunction::new(self.builder, expr, rows, row.packed().is_some()))
+        let are = if row.packed().is_some() { ScoreRows::OfHeads } else { ScoreRows::OfHead };
+        Some(TileFunction::new(self.builder, expr, rows, are))
     }
 
     /// The keys that the thread's rows see by their intervals, and by the mask beside them.

@@ -1,9 +1,14 @@
 //! A function of scores: its parameters, and its values in a thread.
 
+use std::cell::RefCell;
+
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, BufferRole, Program};
 use fa3_sched::SeqLens;
-use fa3_types::{Problem, ScoreExpr, ScoreForm, ScoreInputs, ScoreProduct, ScoreTable, ScoreTile};
+use fa3_types::{
+    Problem, ScoreBlock, ScoreExpr, ScoreForm, ScoreInputs, ScoreProduct, ScoreReal, ScoreRows, ScoreSlope,
+    ScoreTable, ScoreTile,
+};
 
 use super::kv_blocks::KvBlock;
 use super::visible::Position;
@@ -76,17 +81,20 @@ pub(crate) fn score_tables<K>(program: &mut Program<K>, form: &ScoreForm) {
     }
 }
 
-/// The heads and the positions of a thread's two rows, in a sequence.
+/// A thread's two rows, in a sequence.
 pub(crate) struct ThreadRows<'k> {
     pub(crate) sequence: U32<'k>,
     pub(crate) lens: SeqLens<U32<'k>>,
     pub(crate) head: Box<dyn Fn(Half) -> U32<'k> + 'k>,
+    /// The positions of the rows among the sequence's queries, or among its keys if rows are keys.
     pub(crate) position: Box<dyn Fn(Half) -> Position<'k> + 'k>,
 }
 
 /// The function of the scores of a work tile.
 pub(crate) struct TileFunction<'k> {
+    builder: &'k Builder,
     unit: V<'k, F32>,
+    slope: ScoreSlope,
     tile: ScoreTile<V<'k, F32>, Inputs<'k>>,
 }
 
@@ -97,25 +105,86 @@ struct Inputs<'k> {
 }
 
 impl<'k> TileFunction<'k> {
-    /// Evaluates the nodes that have one value in the tile. `heads_differ` says whether rows may have different heads.
+    /// Evaluates the nodes that have one value in the tile.
     #[track_caller]
     pub(crate) fn new(
         builder: &'k Builder,
         (expr, params): (&ScoreExpr, &ScoreParams<InKernel<'k>>),
         rows: ThreadRows<'k>,
-        heads_differ: bool,
+        are: ScoreRows,
     ) -> TileFunction<'k> {
         let inputs = Inputs { builder, params: params.clone(), rows };
-        TileFunction { unit: params.unit, tile: ScoreTile::new(expr, inputs, heads_differ) }
+        let tile = ScoreTile::new(expr, inputs, are);
+        TileFunction { builder, unit: params.unit, slope: ScoreSlope::One, tile }
+    }
+
+    /// Like [`TileFunction::new`], of a function with its derivative.
+    #[track_caller]
+    pub(crate) fn with_slope(
+        builder: &'k Builder,
+        (expr, params): (&ScoreExpr, &ScoreParams<InKernel<'k>>),
+        rows: ThreadRows<'k>,
+        are: ScoreRows,
+    ) -> TileFunction<'k> {
+        let inputs = Inputs { builder, params: params.clone(), rows };
+        let tile = ScoreTile::with_slope(expr, inputs, are);
+        TileFunction { builder, unit: params.unit, slope: expr.slope(), tile }
+    }
+
+    /// The function in a block whose first column is `first`.
+    #[track_caller]
+    pub(crate) fn block(&self, first: U32<'k>) -> BlockFunction<'_, 'k> {
+        BlockFunction { tile: self, block: RefCell::new(self.tile.block(first + self.builder.frag_col())) }
     }
 
     /// Replaces the products of a block, or its capped scores, by the function's values.
     #[track_caller]
     pub(crate) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>) {
-        let mut block = self.tile.block(block.key + s.builder().frag_col());
-        s.map_in_place(|product, at| {
-            block.at(ScoreProduct { product, unit: self.unit }, at.half as usize, at.col)
-        });
+        let block = self.block(block.key);
+        s.map_in_place(|product, at| block.value(product, at));
+    }
+}
+
+/// The function of the scores of a block.
+pub(crate) struct BlockFunction<'t, 'k> {
+    tile: &'t TileFunction<'k>,
+    block: RefCell<ScoreBlock<'t, V<'k, F32>, Inputs<'k>>>,
+}
+
+/// A factor of derivatives that is not 1.
+#[derive(Clone, Copy)]
+pub(crate) struct Slope<'k> {
+    pub(crate) factor: V<'k, F32>,
+    pub(crate) is_finite: bool,
+}
+
+impl<'k> Slope<'k> {
+    /// A weight times the slope: 0 where the weight is 0.
+    #[track_caller]
+    pub(crate) fn of(self, weight: V<'k, F32>) -> V<'k, F32> {
+        if self.is_finite { weight * self.factor } else { weight.scaled(self.factor) }
+    }
+}
+
+impl<'k> BlockFunction<'_, 'k> {
+    /// The value at `at`, given a product or a capped score.
+    #[track_caller]
+    pub(crate) fn value(&self, product: V<'k, F32>, at: At) -> V<'k, F32> {
+        let product = ScoreProduct { product, unit: self.tile.unit };
+        self.block.borrow_mut().at(product, at.half as usize, at.col)
+    }
+
+    /// The derivative at `at` by the score, unless it is 1.
+    #[track_caller]
+    pub(crate) fn slope(&self, product: V<'k, F32>, at: At) -> Option<Slope<'k>> {
+        let product = ScoreProduct { product, unit: self.tile.unit };
+        let factor = self.block.borrow_mut().slope_at(product, at.half as usize, at.col)?;
+        Some(Slope { factor, is_finite: self.tile.slope == ScoreSlope::Finite })
+    }
+
+    /// Whether the derivative is not 1 everywhere.
+    pub(crate) fn has_slope(&self) -> bool {
+        self.tile.slope != ScoreSlope::One
     }
 }
 
@@ -156,7 +225,7 @@ impl<'k> ScoreInputs<V<'k, F32>> for Inputs<'k> {
         (self.rows.position)(Half::BOTH[row]).0
     }
 
-    fn query(&self, row: usize) -> U32<'k> {
-        self.row(row) + self.rows.lens.k - self.rows.lens.q
+    fn position(&self, query: U32<'k>) -> U32<'k> {
+        query + self.rows.lens.k - self.rows.lens.q
     }
 }

@@ -7,11 +7,12 @@ use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions
 use fa3_types::{BackwardSpec, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape};
 
 use super::Shipped;
+use super::scored::{ALIBI, CAP, score_form, score_word};
 use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec, QBlocksSpec, ReduceSpec, RowsForm, SequenceForm};
 
 /// The kernels of plans for the usual head dimensions, with each way to compute dQ. Problems differ in type, mask, soft
-/// cap and number of tiles; some have packed sequences, chunks or intervals. The dK/dV and dQ kernels do not depend on
-/// sinks.
+/// cap and number of tiles; some have packed sequences, chunks, intervals or functions of scores. The dK/dV and dQ
+/// kernels do not depend on sinks.
 pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     const NONE: Mask = Mask::None;
     const BOTH: Mask = Mask::Window { left: Some(7), right: Some(3) };
@@ -49,11 +50,14 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let packed = packed.map(|spec| spec.seqs_q(sequences).seqs_k(sequences));
     let beside = [under_intervals[1].clone().causal(), packed[0].clone().mask(chunks)];
     let under_intervals = under_intervals.into_iter().chain(packed).chain(beside);
-    let specs = equal.chain(listed).chain(in_chunks).chain(under_intervals).flat_map(kernels);
+    let scored = [(dims[0], ALIBI), (dims[0], CAP), (dims[1], CAP), (dims[3], ALIBI)];
+    let scored =
+        scored.map(|(dims, text)| spec(dims, (Dtype::Bf16, Mask::Causal, None), 400).score(score_form(text)));
+    let specs = equal.chain(listed).chain(in_chunks).chain(under_intervals).chain(scored).flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
     specs
         .chain([SequenceForm::Dense, SequenceForm::Varlen].map(BwdSpec::Sink))
-        .filter(move |spec| seen.insert(*spec))
+        .filter(move |spec| seen.insert(spec.clone()))
         .map(|spec| Shipped::new(name(&spec), spec))
 }
 
@@ -155,12 +159,13 @@ fn rows_word(rows: RowsForm) -> String {
 }
 
 fn named<T>(kernel: &str, spec: &PartSpec<T>, tile: &str) -> String {
-    let PartSpec { elem, head_dim, head_dim_v, mask, softcap, scheduler, sequences, .. } = *spec;
+    let PartSpec { elem, head_dim, head_dim_v, mask, softcap, ref score, scheduler, sequences, .. } = *spec;
     let listed = if sequences == SequenceForm::Varlen { "/listed" } else { "" };
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
-    let cap = if softcap { "/cap" } else { "" };
+    let of_scores = [softcap.then(|| "cap".to_owned()), score.as_ref().map(score_word)];
+    let of_scores: String = of_scores.into_iter().flatten().map(|word| format!("/{word}")).collect();
     format!(
-        "bwd/{kernel}/{elem}/d{dims}/{tile}/{}{cap}/{}{listed}",
+        "bwd/{kernel}/{elem}/d{dims}/{tile}/{}{of_scores}/{}{listed}",
         super::sides_word(mask),
         super::scheduler_word(scheduler)
     )

@@ -1,17 +1,26 @@
 //! The problems of shipped kernels with functions of scores.
 
-use fa3_types::{Dtype, ProblemSpec, ScoreExpr, ScoreFunction, ScoreTable};
+use fa3_types::{Dtype, ProblemSpec, ScoreExpr, ScoreForm, ScoreFunction, ScoreTable};
 
 use super::forward::{MANY_HEADS, problem};
 
+/// ALiBi, whose derivative is 1.
+pub(super) const ALIBI: &str = "s + slope[h] * (k - q)";
+/// A soft cap, whose derivative is not.
+pub(super) const CAP: &str = "cap * tanh(s / cap)";
+
 /// Problems with ALiBi.
 pub(super) fn scored() -> impl Iterator<Item = ProblemSpec> {
-    let slopes = ScoreTable::new(&[1], [1.0]).expect("there is one");
-    let alibi = ScoreFunction::parse("s + slope[h] * (k - q)", [("slope", slopes.into())]);
-    let form = alibi.expect("the text is valid").form().clone();
-    [64, 128].into_iter().map(move |head_dim| {
-        problem(Dtype::Bf16, (8192, 8192), MANY_HEADS, head_dim).causal().score(form.clone())
+    [64, 128].into_iter().map(|head_dim| {
+        problem(Dtype::Bf16, (8192, 8192), MANY_HEADS, head_dim).causal().score(score_form(ALIBI))
     })
+}
+
+/// The form of a text with a table `slope` of one axis and a number `cap`.
+pub(super) fn score_form(text: &str) -> ScoreForm {
+    let slopes = ScoreTable::new(&[1], [1.0]).expect("there is one");
+    let function = ScoreFunction::parse(text, [("slope", slopes.into()), ("cap", 30.0.into())]);
+    function.expect("the text is valid").form().clone()
 }
 
 /// The word of an expression in a kernel's name: its text without spaces.

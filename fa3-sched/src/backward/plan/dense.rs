@@ -9,7 +9,7 @@ use crate::{Longest, Order, Schedule, Scheduler, SeqLens, TileCounts, Tiling};
 /// The features that kernels of dense plans compute.
 const KNOWN: Known = Known::new(
     "the backward kernels of dense sequences",
-    &[Feature::Window, Feature::Chunks, Feature::Intervals, Feature::SoftCap, Feature::Sinks],
+    &[Feature::Window, Feature::Chunks, Feature::Intervals, Feature::SoftCap, Feature::Score, Feature::Sinks],
 );
 
 /// Plan of sequences of one length: the tiles of each kernel.

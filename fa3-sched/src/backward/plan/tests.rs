@@ -1,4 +1,6 @@
-use fa3_types::{BackwardSpec, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, Strides};
+use fa3_types::{
+    BackwardSpec, Intervals, IntervalsOfRow, Mask, ProblemSpec, ScoreFunction, Sequences, Shape, Strides,
+};
 
 use super::*;
 use crate::{Longest, Order, Schedule, Scheduler, SeqLens};
@@ -77,6 +79,16 @@ fn a_given_tile_is_taken_or_refused() {
     assert_eq!(with(adding).unwrap_err(), PlanError::DqTwice);
     let plan = with(alone).unwrap();
     assert_eq!((plan.dkv().tile, self::dq(&plan).tile), (alone, dq));
+}
+
+#[test]
+fn functions_that_take_registers_have_smaller_blocks() {
+    let rows = |text| {
+        let function = ScoreFunction::parse(text, []).unwrap();
+        let problem = backward(spec(64).score(function.form().clone()));
+        Plan::new(&problem, &H100).unwrap().dkv().tile.tile_m
+    };
+    assert_eq!(["s + h * (k - q)", "2 * tanh(s / 2)", "s / (1 + abs(s))"].map(rows), [128, 128, 64]);
 }
 
 #[test]

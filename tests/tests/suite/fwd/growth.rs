@@ -84,12 +84,13 @@ fn slow_growth_does_not_overflow() {
     });
 }
 
-/// The bits of a row do not depend on the rows beside it. Here rows without growth lie beside rows whose P must be
-/// recomputed. In bf16 so do rows whose P is rescaled.
+/// The bits of a row do not depend on the rows beside it. Here rows without growth lie beside rows whose sums are
+/// multiplied and whose P is multiplied or computed again.
 #[test]
 fn rows_do_not_depend_on_their_neighbours() {
-    pairs(tiles(), [1.0 / 64.0, 2.0]).into_par_iter().for_each(|(tile, growth)| {
-        let case = Case::normal("neighbours", problem(Dtype::Bf16, KEYS, Mask::None), 4);
+    let types = [Dtype::F16, Dtype::Bf16];
+    pairs(pairs(tiles(), types), [1.0 / 64.0, 2.0]).into_par_iter().for_each(|((tile, dtype), growth)| {
+        let case = Case::normal("neighbours", problem(dtype, KEYS, Mask::None), 4);
         let launch = launch(&case.problem, &with_tile(tile)).unwrap();
         let all = growing(case.values(), growth);
         let mut some = all.clone();

@@ -1,6 +1,7 @@
 //! P and dS of a block of Sᵀ.
 
 use fa3_ir::lang::*;
+use fa3_types::ScoreRows;
 
 use super::columns::StatColumns;
 use super::state::Dkv;
@@ -9,20 +10,45 @@ use crate::kernels::bwd::hidden::{Hidden, visible_by_mask};
 use crate::kernels::bwd::interval_columns::IntervalColumns;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::kv_blocks::KvBlock;
-use crate::kernels::parts::visible::Visible;
+use crate::kernels::parts::score::{ThreadRows, TileFunction};
+use crate::kernels::parts::visible::{Position, Visible};
+
+/// A query head of a work tile of keys.
+pub(super) struct TileHead<'k> {
+    head: U32<'k>,
+    /// The first of the thread's two keys. The second is `key` + 8.
+    key: U32<'k>,
+    function: Option<TileFunction<'k>>,
+}
 
 impl<'k> Dkv<'k> {
-    /// The element-wise functions of a block. The thread has the elements of the keys `key` and `key` + 8.
+    /// A query head of a work tile, for a thread whose keys are `key` and `key` + 8.
     #[track_caller]
-    pub(super) fn elements(
+    pub(super) fn tile_head(&self, work: &WorkTile<'k>, key: U32<'k>, head: U32<'k>) -> TileHead<'k> {
+        let inputs = &self.params.inputs;
+        let function = self.spec.score.as_ref().zip(inputs.score.as_ref()).map(|of| {
+            let rows = ThreadRows {
+                sequence: work.batch,
+                lens: work.lens.transposed(),
+                head: Box::new(move |_| head),
+                position: Box::new(move |half| Position(key + half.rows())),
+            };
+            TileFunction::with_slope(self.builder, of, rows, ScoreRows::Keys)
+        });
+        TileHead { head, key, function }
+    }
+
+    /// The element-wise functions of a block.
+    #[track_caller]
+    pub(super) fn elements<'t>(
         &self,
         work: &WorkTile<'k>,
-        head: U32<'k>,
-        key: U32<'k>,
+        of: &'t TileHead<'k>,
         block: &KvBlock<'k>,
-    ) -> Elements<'k> {
-        let hidden = block.masked.then(|| self.hidden(work, head, key, block));
-        Elements::new(&self.params.inputs, hidden)
+    ) -> Elements<'t, 'k> {
+        let hidden = block.masked.then(|| self.hidden(work, of.head, of.key, block));
+        let function = of.function.as_ref().map(|function| function.block(block.key));
+        Elements::new(&self.params.inputs, function, hidden)
     }
 
     /// The elements of a block that the mask hides. In a kernel that adds to dQ, keys beyond the end are hidden, too:
@@ -50,7 +76,12 @@ impl<'k> Dkv<'k> {
 
     /// Pᵀ of a block, rounded, as an operand in registers, given the products `s`. The weights of dS stay in `s`.
     #[track_caller]
-    pub(super) fn p(&self, s: &mut Frag<'k>, shifts: &StatColumns<'k>, elements: &Elements<'k>) -> AFrag<'k> {
+    pub(super) fn p(
+        &self,
+        s: &mut Frag<'k>,
+        shifts: &StatColumns<'k>,
+        elements: &Elements<'_, 'k>,
+    ) -> AFrag<'k> {
         s.split_to_a(self.spec.product_type(), |product, at| {
             let element = elements.of(product, shifts.of(at), at);
             [element.p, element.weight()]

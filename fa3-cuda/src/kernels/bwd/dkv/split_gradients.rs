@@ -30,13 +30,14 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, weights: &WeightsPipeline<'k>) {
         let mut dv = Frag::zeros(b, spec.tile.head_dim_v);
         b.if_uniform(dkv.visits(&work), || {
             let k = k.wait();
-            dkv.for_each_block(&work, |head, block| {
+            let of_head = |head| dkv.tile_head(&work, key, head);
+            dkv.for_each_block(&work, of_head, |of, block| {
                 let rows = rows.wait();
                 let [q, stats, dout] = rows.tiles();
                 let s = gemm(k.tile(), q.t(), Fresh);
                 let shifts = StatColumns::load(b, stats, Stat::Shift);
                 let mut s = s.wait();
-                let p = dkv.p(&mut s, &shifts, &dkv.elements(&work, head, key, &block));
+                let p = dkv.p(&mut s, &shifts, &dkv.elements(&work, of, &block));
                 let more = gemm(&p, dout, &mut dv);
                 let stage = weights.acquire();
                 let [to] = stage.tiles();
@@ -62,19 +63,23 @@ pub(super) fn run_dk<'k>(dkv: &Dkv<'k>, weights: &WeightsPipeline<'k>) {
         let mut dk = Frag::zeros(b, spec.tile.head_dim);
         b.if_uniform(dkv.visits(&work), || {
             let v = v.wait();
-            dkv.for_each_block(&work, |_, _| {
-                let rows = rows.wait();
-                let [q, stats, dout] = rows.tiles();
-                let minus_delta = StatColumns::load(b, stats, Stat::MinusDelta).frag(b);
-                let dp = gemm(v.tile(), dout.t(), minus_delta).wait();
-                let stage = weights.wait();
-                let groups = places_of_registers(b, stage.tile());
-                let given: Vec<V<'_, F32>> = groups.flat_map(|at| b.load_vector::<F32, 4>(at)).collect();
-                stage.release_unfenced();
-                let ds = dkv.ds(&dp, &given);
-                gemm(&ds, q, &mut dk).wait();
-                rows.release_loaded();
-            });
+            dkv.for_each_block(
+                &work,
+                |_| (),
+                |(), _| {
+                    let rows = rows.wait();
+                    let [q, stats, dout] = rows.tiles();
+                    let minus_delta = StatColumns::load(b, stats, Stat::MinusDelta).frag(b);
+                    let dp = gemm(v.tile(), dout.t(), minus_delta).wait();
+                    let stage = weights.wait();
+                    let groups = places_of_registers(b, stage.tile());
+                    let given: Vec<V<'_, F32>> = groups.flat_map(|at| b.load_vector::<F32, 4>(at)).collect();
+                    stage.release_unfenced();
+                    let ds = dkv.ds(&dp, &given);
+                    gemm(&ds, q, &mut dk).wait();
+                    rows.release_loaded();
+                },
+            );
             v.release();
         });
         dkv.write_dk(dk, &again(), key);

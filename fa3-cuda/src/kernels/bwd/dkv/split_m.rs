@@ -43,14 +43,15 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             let (k_stage, v_stage) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_stage, &v_stage].map(|stage| stage.tile().row_block(me, 64));
             late.begin(&k_stage);
-            dkv.for_each_block(&work, |head, block| {
+            let of_head = |head| dkv.tile_head(&work, key, head);
+            dkv.for_each_block(&work, of_head, |of, block| {
                 // A3:18, for each block of rows
                 let stage = rows.wait(); // A3:19
                 let [q, stats, dout] = stage.tiles();
                 turn.take();
                 let s = gemm(k, q.t(), Fresh); // A3:21
                 let dp = gemm(v, dout.t(), Fresh); // A3:22-23
-                let elements = dkv.elements(&work, head, key, &block);
+                let elements = dkv.elements(&work, of, &block);
                 let mut s = s.wait();
                 let shifts = StatColumns::on_demand(b, stats, Stat::Shift);
                 dkv.begin_p(&mut s, &shifts, &elements); // A3:24
@@ -89,10 +90,10 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
 }
 
 impl<'k> Dkv<'k> {
-    /// Turns the products `s` of a block into Pᵀ, in place, if scores are not capped.
+    /// Turns the products `s` of a block into Pᵀ, in place, if weights are P.
     #[track_caller]
-    fn begin_p(&self, s: &mut Frag<'k>, shifts: &StatColumns<'k>, elements: &Elements<'k>) {
-        if !self.spec.softcap {
+    fn begin_p(&self, s: &mut Frag<'k>, shifts: &StatColumns<'k>, elements: &Elements<'_, 'k>) {
+        if !elements.have_slope() {
             s.map_in_place(|product, at| elements.of(product, shifts.of(at), at).p);
         }
     }
@@ -104,11 +105,11 @@ impl<'k> Dkv<'k> {
         s: &Frag<'k>,
         dp: &mut Frag<'k>,
         [shifts, minus_delta]: [&StatColumns<'k>; 2],
-        elements: &Elements<'k>,
+        elements: &Elements<'_, 'k>,
     ) -> [AFrag<'k>; 2] {
         let ty = self.spec.product_type();
-        if self.spec.softcap {
-            // This works element by element, or ptxas spills: capped scores, P and dP do not all fit into registers.
+        if elements.have_slope() {
+            // This works element by element, or ptxas spills: scores, P and dP do not all fit into registers.
             let dp = registers(dp);
             return s.map_to_two_a(ty, |product, at| {
                 let element = elements.of(product, shifts.of(at), at);

@@ -22,7 +22,8 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
         b.if_uniform(dkv.visits(&work), || {
             let (k_stage, v_stage) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_stage, &v_stage].map(|stage| stage.tile().row_block(me, 64));
-            dkv.for_each_block(&work, |head, block| {
+            let of_head = |head| dkv.tile_head(&work, key, head);
+            dkv.for_each_block(&work, of_head, |of, block| {
                 // A3:18, for each block of rows
                 let stage = rows.wait(); // A3:19
                 let [q, stats, dout] = stage.tiles();
@@ -38,7 +39,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
                 }
                 let mut s = s.wait(); // A3:24
                 turn.take();
-                let p = dkv.p(&mut s, &shifts, &dkv.elements(&work, head, key, &block)); // A3:24
+                let p = dkv.p(&mut s, &shifts, &dkv.elements(&work, of, &block)); // A3:24
                 let more_dv = gemm(&p, dout, &mut dv); // A3:26
                 turn.pass();
                 let dp = dp.wait(); // A3:25

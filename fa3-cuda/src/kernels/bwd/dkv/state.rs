@@ -79,9 +79,14 @@ impl<'k> Dkv<'k> {
     }
 
     /// Runs `body` for every query head that shares the tile's head of K and V, with every block of the head's rows
-    /// that sees some key of the tile.
+    /// that sees some key of the tile. `body` gets the result of `of_head` for the block's head.
     #[track_caller]
-    pub(super) fn for_each_block(&self, work: &WorkTile<'k>, mut body: impl FnMut(U32<'k>, KvBlock<'k>)) {
+    pub(super) fn for_each_block<H>(
+        &self,
+        work: &WorkTile<'k>,
+        of_head: impl FnOnce(U32<'k>) -> H,
+        mut body: impl FnMut(&H, KvBlock<'k>),
+    ) {
         let b = self.builder;
         let tile = &self.spec.tile;
         let mut kv = work.kv;
@@ -92,7 +97,10 @@ impl<'k> Dkv<'k> {
             kv.unmasked_end = whole.select(kv.unmasked_end, kv.first);
         }
         let blocks = KvBlocks::of(b, kv, tile.tile_m, self.spec.mask);
-        self.for_each_head(work, |head| blocks.for_each_upwards(|block| body(head, block)));
+        self.for_each_head(work, |head| {
+            let head = of_head(head);
+            blocks.for_each_upwards(|block| body(&head, block));
+        });
     }
 
     /// Runs `body` for the heads and blocks of `for_each_block`, with each block's first row instead of the block.

@@ -1,0 +1,100 @@
+//! An expression and its derivative.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use super::builder::Builder;
+use super::kind::Kind;
+use super::node::{Id, Node};
+use super::op::Op;
+use super::symbol::{Symbol, Symbols};
+use super::tile::ScoreRows;
+use super::value::Value;
+use super::{Dual, ScoreExpr};
+
+/// The properties of the derivative of an expression by the score that do not depend on its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScoreSlope {
+    /// It is 1: the score is one term of a sum.
+    One,
+    /// It is finite, if scores and numbers are at most 2⁴⁰, and numbers that are divisors at least 2⁻⁴⁰.
+    Finite,
+    /// It may be infinite or NaN, as the derivatives of a logarithm and of a root are.
+    Any,
+}
+
+/// The nodes of an expression, or of an expression and its derivative by the score, which share nodes.
+pub(super) struct Joint {
+    pub(super) nodes: Arc<[Node]>,
+    pub(super) value: Id,
+    /// The derivative; `None` if it is 1, or if it is not asked for.
+    pub(super) slope: Option<Id>,
+}
+
+impl Joint {
+    /// An expression without its derivative.
+    pub(super) fn of_value(expr: &ScoreExpr) -> Joint {
+        Joint { nodes: expr.0.clone(), value: expr.nodes().len() as Id - 1, slope: None }
+    }
+
+    /// An expression and its derivative: the expression's value in dual numbers of symbols.
+    pub(super) fn new(expr: &ScoreExpr) -> (Joint, ScoreSlope) {
+        let builder = RefCell::new(Builder::new(Id::MAX.into()));
+        let symbols = Symbols(&builder);
+        let mut values: Vec<Value<Dual<Symbol<'_>>>> = Vec::with_capacity(expr.nodes().len());
+        for node in expr.nodes() {
+            let value = node.value(&symbols, |leaf| symbols.leaf(leaf), |id| values[usize::from(id)]);
+            values.push(value);
+        }
+        let Dual { value, .. } = values[values.len() - 1].real();
+        let Dual { slope, .. } = values[usize::from(expr.visible())].real();
+        let builder = builder.borrow();
+        let kind = match slope.id {
+            slope if builder.is_real(slope, 1.0) => ScoreSlope::One,
+            slope if builder.is_finite(slope) => ScoreSlope::Finite,
+            _ => ScoreSlope::Any,
+        };
+        let (nodes, [value, slope]) = match kind {
+            ScoreSlope::One => {
+                let (nodes, [value]) = builder.joint([value.id]);
+                (nodes, [value; 2])
+            }
+            ScoreSlope::Finite | ScoreSlope::Any => builder.joint([value.id, slope.id]),
+        };
+        (Joint { nodes, value, slope: (kind != ScoreSlope::One).then_some(slope) }, kind)
+    }
+}
+
+impl ScoreExpr {
+    /// The properties of the derivative by the score. Where the value is -inf, P is 0, and any number may stand for the
+    /// derivative.
+    pub fn slope(&self) -> ScoreSlope {
+        Joint::new(self).1
+    }
+
+    /// Whether the value and the derivative of many scores take many registers, where rows are keys: if there are
+    /// elements of tables, quotients, exponentials, logarithms or roots for each score or for each query.
+    pub fn takes_registers(&self) -> bool {
+        let (joint, _) = Joint::new(self);
+        let kinds = Kind::of_nodes(&joint.nodes, [], ScoreRows::Keys);
+        let varies = |id: Id| kinds[usize::from(id)].of_column;
+        (0..).zip(joint.nodes.iter()).any(|(id, node)| {
+            let takes = matches!(node, Node::Read { .. } | Node::Op(Op::Exp2 | Op::Log2 | Op::Sqrt, _));
+            takes && varies(id) || matches!(*node, Node::Op(Op::Div, [_, divisor]) if varies(divisor))
+        })
+    }
+
+    /// The node that is the value wherever the value is not the constant -inf.
+    fn visible(&self) -> Id {
+        let hides = |id: Id| self.nodes()[usize::from(id)] == Node::Real(f32::NEG_INFINITY.to_bits());
+        let mut id = self.nodes().len() as Id - 1;
+        while let Node::Select([_, yes, no]) = self.nodes()[usize::from(id)] {
+            match [hides(yes), hides(no)] {
+                [true, _] => id = no,
+                [_, true] => id = yes,
+                [false, false] => break,
+            }
+        }
+        id
+    }
+}

@@ -1,0 +1,93 @@
+//! Gradients through functions of scores: a covering array of functions and kernel features.
+
+use fa3_sched::backward::PlanOptions;
+use fa3_types::{KnownProblem, Mask, ProblemSpec};
+
+use super::BwdCase;
+use super::equivalent::{DQ, KEYS};
+use super::trials::{DIVISIONS, DTYPES, HEADS, MASKS, SINKS, SOFTCAPS, tiles, tiny};
+use crate::fwd::functions::{FUNCTIONS, function};
+use crate::fwd::listed::{self, GIVEN, LAYOUTS, LENGTHS};
+use crate::fwd::{Layout, dense, device};
+use crate::mutate::Target;
+use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
+
+/// A function whose derivative is NaN where it hides keys.
+const OF_NAN: &str = "if k > q then -inf else s * sqrt(q - k)";
+
+/// The functions of forward kernels, and one more.
+fn texts() -> Vec<&'static str> {
+    FUNCTIONS.into_iter().chain([OF_NAN]).collect()
+}
+
+/// The covering arrays of dense sequences and of sequences whose lengths are data.
+pub(super) fn trials(seed: u64) -> Vec<Trial> {
+    let texts = texts();
+    let dense = covering_cases(0, |levels| of_features(&texts, levels, seed)).into_iter();
+    dense.chain(covering_cases(0, |levels| of_sequences(&texts, levels, seed))).collect()
+}
+
+fn of_features(texts: &[&str], levels: &mut Levels, seed: u64) -> Trial {
+    let (text, division) = (levels.pick(texts), levels.pick(&DIVISIONS));
+    let rows = levels.pick(&[16, 48]);
+    // Rows of a dQ tile, and keys of its blocks.
+    let dq = levels.pick(&[(64, 48), (128, 16)]);
+    let (mask, softcap) = (levels.pick(&MASKS), levels.pick(&SOFTCAPS));
+    let (dtype, (batch, heads_q, heads_kv)) = (levels.pick(&DTYPES), levels.pick(&HEADS));
+    let (layout, sink) = (levels.pick(&Layout::ALL), levels.pick(&SINKS));
+    let lengths = levels.pick(&[(1, 150), (147, 9), (137, 200), (180, 60)]);
+    let (dlse, sms) = (levels.pick(&[false, true]), levels.pick(&[2, 100]));
+    let options = tiles(division, (2, [2, 1]), dq, rows, [64, 64]);
+    let mut spec = layout.of(dense(dtype, batch, lengths, (heads_q, heads_kv), 64).mask(mask));
+    (spec.softcap, spec.sink) = (softcap, sink);
+    let case = case(text, spec.known().expect("all levels are valid"), seed);
+    BwdCase { case, layout, dlse, slack: 1.0 }.trial(&device(sms), &options)
+}
+
+/// Sequences whose lengths are data. Code that they share with dense ones is covered there.
+fn of_sequences(texts: &[&str], levels: &mut Levels, seed: u64) -> Trial {
+    let (text, given) = (levels.pick(texts), levels.pick(&GIVEN));
+    let division = levels.pick(&[DIVISIONS[1], DIVISIONS[2], DIVISIONS[3], DIVISIONS[6]]);
+    let (lengths, (_, heads_q, heads_kv)) = (levels.pick(&LENGTHS)(64, 64), levels.pick(&HEADS));
+    let (layout, mask) = (given.layout(levels.pick(&LAYOUTS)), levels.pick(&MASKS));
+    let options = tiles(division, (2, [2, 1]), (64, 48), 16, [64, 64]);
+    let change = |spec: ProblemSpec| layout.of(spec).mask(mask);
+    let case = case(text, listed::problem(given, DTYPES[1], (heads_q, heads_kv), 64, &lengths, change), seed);
+    let of_gradients = given.layout(Layout::Contiguous);
+    BwdCase { case, layout: of_gradients, dlse: true, slack: 1.0 }.trial(&device(3), &options)
+}
+
+fn case(text: &str, problem: KnownProblem, seed: u64) -> Case {
+    let problem = problem.with_score(&function(text));
+    Case { name: text.to_owned(), problem, dist: Dist::Normal, poison: Poison::BeyondEnd, seed }
+}
+
+/// Several tiles and blocks, with each consumer that evaluates functions.
+pub(super) fn small() -> Vec<Trial> {
+    let of = |(division, text)| {
+        let (tiny, options) = tiny(division, [2, 2, 1], Mask::Causal, (200, 150), (2, 1));
+        trial(text, (tiny, options), 2)
+    };
+    let divisions = [1, 2, 4, 6].map(|index| DIVISIONS[index]);
+    divisions.into_iter().zip([FUNCTIONS[1], FUNCTIONS[2], FUNCTIONS[0], FUNCTIONS[4]]).map(of).collect()
+}
+
+/// A trial of a small case with a function.
+fn trial(text: &str, (tiny, options): (BwdCase, PlanOptions), sms: u32) -> Trial {
+    let case = case(text, tiny.case.problem.clone(), 4);
+    BwdCase { case, ..tiny }.trial(&device(sms), &options)
+}
+
+/// The kernels that evaluate functions, on the problems of the targets without functions.
+pub(super) fn targets() -> Vec<Target> {
+    let trials = |(text, division, mask, heads), lengths: &[(usize, usize)]| -> Vec<Trial> {
+        let of = |&lengths| trial(text, tiny(division, [2, 2, 1], mask, lengths, heads), 1);
+        lengths.iter().map(of).collect()
+    };
+    let keys = trials((FUNCTIONS[1], DIVISIONS[1], Mask::None, (1, 1)), &[(44, 300), (10, 520)]);
+    let dq = trials((FUNCTIONS[0], DIVISIONS[0], Mask::Causal, (2, 1)), &[(90, 60), (70, 110), (20, 10)]);
+    vec![
+        Target::of_step("bwd dkv, function", &keys, 1, KEYS),
+        Target::of_step("bwd dq, function", &dq, 2, DQ),
+    ]
+}
