@@ -209,8 +209,8 @@ def flash_attn_func(
             Muon compares with its threshold. Not where q is float8_e4m3fn.
         score: a function of scores, whose value replaces each scaled and capped score before the mask: a `fa3.Score`,
             or a Python function of the score, the sequence, the query head, the query and the key. The query's index
-            counts from the bottom right: the last query stands at the last key. See docs/expressions.md. On a GPU there
-            are no gradients with it, and it goes neither with float8_e4m3fn nor with qv.
+            counts from the bottom right: the last query stands at the last key. See docs/expressions.md. It does not
+            go with float8_e4m3fn, and on a GPU not with qv.
 
     Returns: O (batch, seqlen_q, heads_q, head_dim_v), which is out or a new contiguous tensor. Its dtype is q's, or
         where q is float8_e4m3fn out_dtype or bfloat16. With return_attn_probs (O, LSE), LSE float32 (batch, heads_q,

@@ -80,8 +80,7 @@ def flex_attention(
         return_lse: whether to return LSE as well.
 
     Returns: O (batch, heads_q, seqlen_q, head_dim_v), a transposed view of a contiguous (batch, seqlen_q, heads_q,
-        head_dim_v). With return_lse (O, LSE), LSE float32 (batch, heads_q, seqlen_q). Gradients of query, key and value
-        are computed on the CPU; a GPU has none with score_mod.
+        head_dim_v). With return_lse (O, LSE), LSE float32 (batch, heads_q, seqlen_q).
 
     Raises:
         NotImplementedError: score_mod has an operation that kernels cannot compute, and the message names its line; or
