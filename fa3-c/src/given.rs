@@ -164,6 +164,13 @@ impl Values for Choices {
         }
     }
 
+    fn text(&self, name: &str) -> Result<Option<String>, Error> {
+        match self.find(name) {
+            Some(_) => Err(refused(format!("{name} is a text, and options of C are numbers"))),
+            None => Ok(None),
+        }
+    }
+
     fn integer(&self, name: &str) -> Result<Option<i128>, Error> {
         Ok(self.real(name)?.map(|value| integer(name, value)).transpose()?.map(i128::from))
     }

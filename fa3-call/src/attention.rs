@@ -1,11 +1,12 @@
 //! A call of the forward pass.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_types::{
-    Dtype, ExtraCache, Intervals, LseForm, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape,
-    Strides, TensorDesc,
+    Dtype, ExtraCache, Intervals, LseForm, Mask, OpenScore, Problem, ProblemSpec, Sequences, Shape, Strides,
+    TensorDesc,
 };
 
 use crate::call::Call;
@@ -37,6 +38,8 @@ pub struct Attention {
     pub max_logits: bool,
     /// Whether V has per-channel scales and means, whatever scales Q and K have.
     pub v_channels: bool,
+    /// The extents of the tables of the function of scores, in the order of its expression.
+    pub score_tables: Vec<Arc<[usize]>>,
     /// The number of 32-bit words of the table of sequences, if it is given.
     pub table: Option<u32>,
     /// The options.
@@ -44,7 +47,7 @@ pub struct Attention {
 }
 
 /// The options of a forward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Numbers {
     /// The scale of scores; `None` for the problem's default.
     pub softmax_scale: Option<Bits>,
@@ -52,6 +55,8 @@ pub struct Numbers {
     pub window: Bounds,
     /// The soft cap; `None` for no cap.
     pub softcap: Option<Bits>,
+    /// The function of scores; `None` for scores as they are.
+    pub score: Option<OpenScore>,
     /// Split-KV: 0 for no splits, -1 for equal shares of the CTAs, -2 for fixed-size splits whose size the planner
     /// chooses, or the number of keys of a fixed-size split.
     pub split_keys: Option<i64>,
@@ -94,11 +99,11 @@ impl From<f64> for Bits {
 }
 
 impl Attention {
-    /// The problem, with only the mask checked.
+    /// The problem, with only the mask and the function of scores checked.
     ///
     /// # Errors
-    /// [`ProblemError::WindowSize`], [`ProblemError::AttentionChunk`] or [`ProblemError::IntervalsShape`].
-    pub fn spec(&self) -> Result<ProblemSpec, ProblemError> {
+    /// The mask is invalid, or the function's tables are.
+    pub fn spec(&self) -> Result<ProblemSpec, Error> {
         let ([q, k, v], numbers) = (self.inputs, &self.numbers);
         let Bounds { left, right, chunk } = numbers.window;
         let spec = ProblemSpec::new(q, k, v, self.o);
@@ -110,6 +115,7 @@ impl Attention {
         (spec.softmax_scale, spec.softcap) = (number(numbers.softmax_scale), number(numbers.softcap));
         (spec.qv, spec.sink, spec.lse, spec.extra) = (self.qv, self.sink, numbers.lse, self.extra);
         spec.max_logits = self.max_logits;
+        spec.score = numbers.score.as_ref().map(|score| score.form(&self.score_tables)).transpose()?;
         if let Some([of_q, of_k]) = self.sequences {
             spec = spec.seqs_q(of_q).seqs_k(of_k);
         }
@@ -160,7 +166,8 @@ impl Attention {
             max_logits: tensors.has_output("max_logits", Dtype::F32)?,
             v_channels: tensors.has("v_mean")?,
             table: tensors.extents("table")?.map(|[words]| words as u32),
-            numbers: *numbers,
+            score_tables: tensors.score_tables(numbers.score.as_ref())?,
+            numbers: numbers.clone(),
         })
     }
 }
@@ -174,6 +181,7 @@ impl Call for Attention {
             softmax_scale: options.real("softmax_scale")?.map(Bits::from),
             window: options.window()?,
             softcap: options.real("softcap")?.map(Bits::from),
+            score: options.score()?,
             split_keys: options.integer("split_keys")?,
             sm_margin: options.integer("sm_margin")?.unwrap_or(0),
             v_transposed: options.flag("v_transposed")?,

@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 
 use fa3_cuda::host::{OperationError, PlacementError};
 use fa3_quant::QuantError;
-use fa3_types::{Dim, ProblemError};
+use fa3_types::{Dim, ProblemError, ScoreError};
 use rayon::ThreadPoolBuildError;
 
 /// The reason why a call has no result.
@@ -33,6 +33,8 @@ pub enum Error {
     Cpu(#[from] fa3::Error),
     #[error(transparent)]
     Codes(#[from] QuantError),
+    #[error(transparent)]
+    Score(#[from] ScoreError),
     #[error("sequences of a cache have {capacity} rows, 2^31 or more")]
     CacheRows { capacity: usize },
     #[error("{message}. This is a bug of fa3: it should have computed this, or have said why not")]
@@ -95,6 +97,7 @@ impl Error {
             | Error::NewSequences { .. }
             | Error::Cpu(_)
             | Error::Codes(_)
+            | Error::Score(_)
             | Error::CacheRows { .. }
             | Error::NegativeMargin { .. }
             | Error::SmMargin { .. }

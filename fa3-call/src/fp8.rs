@@ -68,8 +68,8 @@ impl Call for Fp8Attention {
     }
 
     fn given(tensors: &mut Tensors<'_>, numbers: &Numbers) -> Result<Fp8Attention, Error> {
-        let &Numbers { attention, style, firsts: [q, k], hadamard_seed, v_channels } = numbers;
-        let attention = Attention::of(tensors, &attention, Pass::Forward)?;
+        let &Numbers { ref attention, style, firsts: [q, k], hadamard_seed, v_channels } = numbers;
+        let attention = Attention::of(tensors, attention, Pass::Forward)?;
         tensors.has_output("lse", Dtype::F32)?;
         let rotary = tensors.rotary(style, [("q_positions", q), ("k_positions", k)])?;
         let rotary = rotary.map(|[Rotary { style, rotary_dim, table_rows, positions }, of_k]| QkRotary {

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use fa3_sched::backward::{Plan, PlanOptions};
-use fa3_types::{BackwardProblem, BackwardSpec, Dtype, ProblemError, TensorDesc};
+use fa3_types::{BackwardProblem, BackwardSpec, Dtype, TensorDesc};
 
 use crate::attention::{Attention, Numbers, Pass, is_packed};
 use crate::call::Call;
@@ -26,11 +26,11 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    /// The problem, with only the mask checked.
+    /// The problem, checked as [`Attention::spec`] does.
     ///
     /// # Errors
-    /// [`ProblemError::WindowSize`] or [`ProblemError::AttentionChunk`].
-    pub fn spec(&self) -> Result<BackwardSpec, ProblemError> {
+    /// The errors of [`Attention::spec`].
+    pub fn spec(&self) -> Result<BackwardSpec, Error> {
         let mut spec = BackwardSpec::contiguous(self.forward.spec()?);
         (spec.dout, [spec.dq, spec.dk, spec.dv]) = (self.dout, self.outputs);
         Ok(spec)

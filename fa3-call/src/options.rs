@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use fa3::problem::hint;
-use fa3_types::RopeStyle;
+use fa3_types::{OpenScore, RopeStyle};
 
 use crate::error::Error;
 
@@ -44,6 +44,12 @@ pub trait Values {
     /// The option does not consist of three integers.
     fn integers(&self, name: &str) -> Result<Option<[i64; 3]>, Error>;
 
+    /// A text.
+    ///
+    /// # Errors
+    /// The option is not a text.
+    fn text(&self, name: &str) -> Result<Option<String>, Error>;
+
     /// The names of all options.
     fn names(&self) -> Vec<String>;
 }
@@ -75,6 +81,12 @@ impl<'a> Options<'a> {
     /// A number, if given.
     pub(crate) fn real(&self, name: &'static str) -> Result<Option<f64>, Error> {
         self.values.real(self.asked(name))
+    }
+
+    /// A function of scores, if given.
+    pub(crate) fn score(&self) -> Result<Option<OpenScore>, Error> {
+        let text = self.values.text(self.asked("score"))?;
+        Ok(text.map(|text| OpenScore::parse(&text)).transpose()?)
     }
 
     /// A bool; false if it is not given.

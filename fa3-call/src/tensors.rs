@@ -1,8 +1,10 @@
 //! The tensors of a call.
 
+use std::sync::Arc;
+
 use fa3_types::{
-    AppendRotary, Dtype, ExtraCache, Partials, Positions, RopeStyle, Rotary, SequenceBase, Sequences, Shape,
-    TensorDesc,
+    AppendRotary, Dtype, ExtraCache, OpenScore, Partials, Positions, RopeStyle, Rotary, ScoreTable,
+    SequenceBase, Sequences, Shape, TensorDesc,
 };
 
 use crate::error::Error;
@@ -193,6 +195,27 @@ impl Tensors<'_> {
         name: &'static str,
     ) -> Result<Option<[usize; N]>, Error> {
         self.take(name, DENSE)?.map(|given| given.extents()).transpose()
+    }
+
+    /// The extents of the tables of a function of scores, in the order of its expression. Given tables are counted as
+    /// in the function's text, and get the names of this order.
+    ///
+    /// # Errors
+    /// A table is missing, or not f32.
+    pub(crate) fn score_tables(&mut self, score: Option<&OpenScore>) -> Result<Vec<Arc<[usize]>>, Error> {
+        let order = score.map_or(&[][..], |score| score.tables());
+        let tables = order.iter().zip(ScoreTable::NAMES).map(|(&number, name)| {
+            let given = ScoreTable::NAMES[usize::from(number)];
+            let table = self.given.read(given, DENSE)?.ok_or(Error::NoTensor { tensor: given })?;
+            self.at.push((name, Some(table.address())));
+            let (found, expected) = (table.dtype()?, Dtype::F32);
+            if found != expected {
+                let [found, expected] = [found, expected].map(|dtype| dtype.to_string());
+                return Err(Error::Tensor { tensor: given, found, expected });
+            }
+            Ok(table.shape().into())
+        });
+        tables.collect()
     }
 
     /// The number of sequences of a list `cu_seqlens`, if it is given.

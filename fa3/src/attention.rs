@@ -50,7 +50,6 @@ pub struct Attention<'a, T> {
     seqused_k: Option<&'a [i32]>,
     intervals: Option<ArrayView4<'a, i32>>,
     scores: Scores<'a>,
-    score: Option<ScoreFunction>,
     deterministic: bool,
 }
 
@@ -72,7 +71,6 @@ impl<'a, T: Scalar> Attention<'a, T> {
             seqused_k: None,
             intervals: None,
             scores: Scores::new(),
-            score: None,
             deterministic: false,
         }
     }
@@ -115,6 +113,26 @@ impl<'a, T: Scalar> Attention<'a, T> {
         /// # Ok::<(), fa3::Error>(())
         /// ```
         sink;
+
+        /// Replaces each score by a function of the score, its sequence, query head, row and key, and of numbers and
+        /// tables. The function takes scaled and capped scores, and the mask applies to its values.
+        /// [`ScoreFunction::parse`] describes the text. A function of -inf hides a key. Gradients go through its
+        /// derivative; its numbers and tables have no gradients. A GPU computes no
+        /// gradients with it.
+        ///
+        /// ```
+        /// # use fa3::ndarray::Array4;
+        /// # use fa3::{Attention, Device, ScoreFunction, ScoreTable};
+        /// let x = Array4::<f32>::zeros((1, 3, 2, 64));
+        /// // ALiBi: a score loses a head's slope for each key between it and the query.
+        /// let slopes = ScoreTable::new(&[2], [1.0, 0.5])?;
+        /// let alibi = ScoreFunction::parse("s + slope[h] * (k - q)", [("slope", slopes.into())])?;
+        /// let output = Attention::new(&x, &x, &x).causal().score(alibi).forward(&Device::Cpu)?;
+        /// let sum = 1.0 + (-1.0_f32).exp() + (-2.0_f32).exp();
+        /// assert!((output.lse[[0, 0, 2]] - sum.ln()).abs() < 1e-6);
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        score;
     }
 
     fa3_types::setters! {
@@ -143,25 +161,6 @@ impl<'a, T: Scalar> Attention<'a, T> {
         /// # Ok::<(), fa3::Error>(())
         /// ```
         intervals(intervals: impl Into<ArrayView4<'a, i32>>) { intervals: Some(intervals.into()) }
-
-        /// Replaces each score by a function of the score, its sequence, query head, row and key, and of numbers and
-        /// tables. The function takes scaled and capped scores, and the mask applies to its values.
-        /// [`ScoreFunction::parse`] describes the text. A function of -inf hides a key. Gradients go through its
-        /// derivative; its numbers and tables have no gradients.
-        ///
-        /// ```
-        /// # use fa3::ndarray::Array4;
-        /// # use fa3::{Attention, Device, ScoreFunction, ScoreTable};
-        /// let x = Array4::<f32>::zeros((1, 3, 2, 64));
-        /// // ALiBi: a score loses a head's slope for each key between it and the query.
-        /// let slopes = ScoreTable::new(&[2], [1.0, 0.5])?;
-        /// let alibi = ScoreFunction::parse("s + slope[h] * (k - q)", [("slope", slopes.into())])?;
-        /// let output = Attention::new(&x, &x, &x).causal().score(alibi).forward(&Device::Cpu)?;
-        /// let sum = 1.0 + (-1.0_f32).exp() + (-2.0_f32).exp();
-        /// assert!((output.lse[[0, 0, 2]] - sum.ln()).abs() < 1e-6);
-        /// # Ok::<(), Box<dyn std::error::Error>>(())
-        /// ```
-        score(function: ScoreFunction) { score: Some(function) }
 
         /// Adds the product of `qv` and V to the scores: DeepSeek's latent attention (MLA) in its absorbed form, where
         /// a token's latent vector is its value and most of its key at once. `qv` has the shape of O. The scale
@@ -243,10 +242,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
                 KnownProblem::with_intervals(spec.validate()?, rows_q, rows_k, bounds)?
             }
         };
-        Ok(match &self.score {
-            Some(function) => problem.with_score(function),
-            None => problem,
-        })
+        Ok(self.scores.known(problem))
     }
 
     /// The rows of the sequences of Q and of K.
@@ -274,7 +270,6 @@ impl<'a, T: Scalar> Attention<'a, T> {
             seqused_k,
             intervals,
             scores,
-            score,
             deterministic: _,
         } = self;
         let [q, k, v] = qkv.each_ref().map(contiguous);
@@ -286,7 +281,6 @@ impl<'a, T: Scalar> Attention<'a, T> {
             spec = spec.mask(Mask::of_intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
         }
         (spec.qv, spec.max_logits) = (qv.as_ref().map(contiguous), max_logits);
-        spec.score = score.as_ref().map(|function| function.form().clone());
         scores.given_to(spec, [seqused_q, seqused_k].map(|used| Some(used.is_some())))
     }
 
@@ -316,7 +310,6 @@ impl<'a, T: Scalar> Attention<'a, T> {
             seqused_k: self.seqused_k,
             intervals: self.intervals,
             scores: Scores { problem: None, ..self.scores.clone() },
-            score: self.score.clone(),
             deterministic: self.deterministic,
         }
     }

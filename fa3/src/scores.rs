@@ -1,6 +1,9 @@
 //! Options that say how scores are computed.
 
-use fa3_types::{LseForm, Mask, Problem, ProblemError, ProblemSpec, Sequences, TensorDesc, TensorName};
+use fa3_types::{
+    KnownProblem, LseForm, Mask, Problem, ProblemError, ProblemSpec, ScoreFunction, Sequences, TensorDesc,
+    TensorName,
+};
 use ndarray::ArrayView1;
 
 use crate::Error;
@@ -13,6 +16,7 @@ pub(crate) struct Scores<'a> {
     pub(crate) mask: Result<Mask, ProblemError>,
     pub(crate) softmax_scale: Option<f64>,
     pub(crate) softcap: Option<f64>,
+    pub(crate) function: Option<ScoreFunction>,
     pub(crate) sink: Option<ArrayView1<'a, f32>>,
     pub(crate) lse: LseForm,
     /// The problem that `for_problem` was given, if any: the call must be this problem.
@@ -26,6 +30,7 @@ impl<'a> Scores<'a> {
             mask: Ok(Mask::None),
             softmax_scale: None,
             softcap: None,
+            function: None,
             sink: None,
             lse: LseForm::default(),
             problem: None,
@@ -38,6 +43,7 @@ impl<'a> Scores<'a> {
             mask: Ok(problem.mask().without_intervals()),
             softmax_scale: Some(problem.softmax_scale().natural()),
             softcap: problem.softcap().map(|cap| cap.bound()),
+            function: self.function,
             sink: self.sink,
             lse: problem.lse_form(),
             problem: Some(problem.clone()),
@@ -51,15 +57,23 @@ impl<'a> Scores<'a> {
     /// The mask is invalid, the sinks have a wrong shape, or the call is not the problem that `for_problem` was given.
     pub(crate) fn given_to(&self, spec: ProblemSpec, used: [Option<bool>; 2]) -> Result<ProblemSpec, Error> {
         // No `..` here: how scores are computed must not be forgotten.
-        let Scores { mask, softmax_scale, softcap, sink, lse, problem } = self;
+        let Scores { mask, softmax_scale, softcap, function, sink, lse, problem } = self;
         let mut spec = spec.mask(mask.clone()?);
         (spec.softmax_scale, spec.softcap, spec.sink) = (*softmax_scale, *softcap, sink.is_some());
-        spec.lse = *lse;
+        (spec.lse, spec.score) = (*lse, function.as_ref().map(|function| function.form().clone()));
         if let Some(sink) = sink {
             check_input(TensorName::Sink, sink.shape(), &[spec.q.shape.heads])?;
         }
         problem.as_ref().map_or(Ok(()), |problem| check_problem(problem, &spec, used))?;
         Ok(spec)
+    }
+
+    /// `problem`, which has no function of scores, with the call's function.
+    pub(crate) fn known(&self, problem: KnownProblem) -> KnownProblem {
+        match &self.function {
+            Some(function) => problem.with_score(function),
+            None => problem,
+        }
     }
 }
 
@@ -103,9 +117,9 @@ fn check_problem(problem: &Problem, call: &ProblemSpec, used: [Option<bool>; 2])
 }
 
 /// Defines the setters of [`Scores`] for a builder that has them as `scores`. The builder documents its own `mask` and
-/// `sink`.
+/// `sink`, and `score`, if it has functions of scores.
 macro_rules! score_setters {
-    ($(#[$of_mask:meta])* mask; $(#[$of_sink:meta])* sink;) => {
+    ($(#[$of_mask:meta])* mask; $(#[$of_sink:meta])* sink; $($(#[$of_score:meta])* score;)?) => {
         $(#[$of_mask])*
         pub fn mask(mut self, mask: Mask) -> Self {
             self.scores.mask = self.scores.mask.and_then(|other| other.and(mask));
@@ -144,6 +158,12 @@ macro_rules! score_setters {
             self.scores.sink = Some(sink.into());
             self
         }
+
+        $($(#[$of_score])*
+        pub fn score(mut self, function: ScoreFunction) -> Self {
+            self.scores.function = Some(function);
+            self
+        })?
 
         /// Sets the form of LSE. Gradients take the default one.
         pub fn lse_form(mut self, form: LseForm) -> Self {

@@ -228,6 +228,10 @@ impl Values for Choices<'_, '_> {
         Ok(given.map(|(Number(first), Number(second), Number(third))| [first, second, third]))
     }
 
+    fn text(&self, name: &str) -> Result<Option<String>, Error> {
+        self.get(name)
+    }
+
     fn names(&self) -> Vec<String> {
         self.0.keys().iter().map(|name| name.to_string()).collect()
     }

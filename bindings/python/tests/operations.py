@@ -1,6 +1,6 @@
 """The operations of this package in one table, over which tests run laws that hold for each of them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Callable
 
 import torch
@@ -117,6 +117,18 @@ def with_intervals(make):
         return given | dict(intervals=bounds, s_aux=normal(4, dtype=F32, device=device))
 
     return made
+
+
+def scored(operation):
+    """The operation with ALiBi, as a Python function of scores over a tensor of slopes."""
+
+    def call(slopes, **given):
+        return operation.function(**given, score=lambda s, b, h, q, k: s - slopes[h] * (q - k).abs())
+
+    def made(device, n=3):
+        return operation.make(device, n) | dict(slopes=normal(4, dtype=F32, seed=4, device=device))
+
+    return replace(operation, function=call, make=made)
 
 
 def with_qv(make, **more):
@@ -272,18 +284,22 @@ OPERATIONS = {
     "dense codes": attention(codes(dense, head_dims=(64, 64)), **OF_DENSE_CODES),
     "dense latent": attention(with_qv(dense, **LATENT), no_gradient=OF_LATENT),
     "dense largest": attention(dense, OPTIONS | LARGEST),
+    "dense scored": scored(attention(dense)),
     "packed": of_packed(unhinted),
     "packed hinted": of_packed(hinted),
     "packed codes": of_packed(codes(hinted, head_dims=(64, 64)), **CODES),
     "packed largest": of_packed(hinted, OPTIONS | LARGEST),
+    "packed scored": scored(of_packed(hinted)),
     "packed latent": of_packed(with_qv(unhinted, **LATENT), no_gradient=OF_LATENT),
     "cache": over_cache(lambda device, n=3: cached(device, n) | dict(s_aux=normal(4, dtype=F32, device=device))),
     "cache packed": over_cache(lambda device, n=3: cached(device, n, rows=[]) | dict(max_seqlen_q=None)),
     "cache of one length": over_cache(of_one_length),
     "cache latent": over_cache(with_qv(cached, **LATENT)),
+    "cache scored": scored(over_cache(cached)),
     "cache largest": over_cache(cached, CACHED | LARGEST),
     "cache sparse": over_lists(sparse),
     "append": appending(appended),
+    "append scored": scored(appending(appended)),
     "append packed": appending(lambda device, n=3: appended(device, n, rows=[]) | dict(max_seqlen_q=None)),
     "combine": combining(parts, dict(out_dtype=torch.float16)),
     "fp8": Operation(fa3.flash_attn_fp8_func, lambda device, n=3: dense(device, n, head_dims=(64, 64)), OF_8_BITS, **FP8),

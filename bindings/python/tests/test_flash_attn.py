@@ -43,13 +43,27 @@ def test_new_rows_of_a_cache():
     assert_equal(*caches)
 
 
+@pytest.mark.parametrize("window", [dict(causal=True), dict(window_size=(5, 0)), dict(window_size=(5, 2)), {}], ids=str)
+def test_slopes_of_alibi(window):
+    q, k, v = (randn(2, rows, heads, 16) for rows, heads in ((5, 4), (12, 2), (12, 2)))
+    slopes = randn(2, 4).abs()
+    for given in (slopes, slopes[0]):
+        at = given.expand(2, 4)
+        options = window | dict(score=lambda s, b, h, i, j: s - at[b, h] * (i - j).abs())
+        expected = fa3.flash_attn_func(q, k, v, **options)
+        found = flash_attn.flash_attn_func(q, k, v, **window, alibi_slopes=given)
+        torch.testing.assert_close(found, expected)
+        found = flash_attn.flash_attn_with_kvcache(q, k, v, **window, alibi_slopes=given)
+        torch.testing.assert_close(found, expected)
+    rows, lists = [x.flatten(0, 1) for x in (q, k, v)], [torch.tensor([0, n, 2 * n], dtype=torch.int32) for n in (5, 12)]
+    found = flash_attn.flash_attn_varlen_func(*rows, *lists, 5, 12, **window, alibi_slopes=slopes[0])
+    torch.testing.assert_close(found, expected.flatten(0, 1))
+
+
 def test_what_there_is_not_is_refused():
     q = randn(2, 12, 4, 16)
     with pytest.raises(NotImplementedError, match="^dropout_p is 0.1, expected 0: there is no dropout of attention$"):
         flash_attn.flash_attn_func(q, q, q, 0.1)
-    for function, inputs in ((flash_attn.flash_attn_func, (q, q, q)), (flash_attn.flash_attn_with_kvcache, (q, q, q))):
-        with pytest.raises(NotImplementedError, match="^alibi_slopes is not None: there is no ALiBi$"):
-            function(*inputs, alibi_slopes=torch.ones(4))
     with pytest.raises(ValueError, match=r"^kv is \(2, 12, 4, 16\), expected \(batch, seqlen, 2, heads, head_dim\)$"):
         flash_attn.flash_attn_kvpacked_func(q, q)
     with pytest.raises(ValueError, match=r"^qkv is \(12, 4, 16\), expected \(total, 3, heads, head_dim\)$"):

@@ -294,7 +294,7 @@ def test_a_compiled_call_writes_where_it_is_told(device, with_out):
 def test_a_result_in_given_memory_has_no_gradient(device, with_out):
     given = with_out.make(device)
     out = torch.empty_like(results_of(with_out, with_out.call, given)[0])
-    sentence = "out=... does not support automatic differentiation, but one of the arguments requires grad|^appending "
+    sentence = "out=... does not support automatic differentiation, but one of the arguments requires grad|^appending |^a tensor that score reads "
     for name, x in (given | dict(out=out)).items():
         if isinstance(x, torch.Tensor) and x.is_floating_point() and not name.startswith("rotary"):
             leaf = {name: x.detach().clone().requires_grad_()}

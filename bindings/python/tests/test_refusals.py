@@ -307,7 +307,8 @@ REFUSED = dict(
     ],
     packed_qkv=[
         ("NotImplementedError: dropout_p is not supported yet", dict(dropout_p=0.1)),
-        ("NotImplementedError: alibi_slopes is not supported yet", dict(alibi_slopes=floats(2))),
+        ("alibi_slopes is torch.float32 (2, 2, 2), expected torch.float32 (heads_q,) or (batch, heads_q)", dict(alibi_slopes=floats(2, 2, 2))),
+        ("TypeError: alibi_slopes is list, expected torch.Tensor", dict(alibi_slopes=[1.0])),
         ("attention_chunk -1 is outside 0 to 2^32 - 1", dict(attention_chunk=-1)),
         ("TypeError: qkv is list, expected torch.Tensor", dict(qkv=[1])),
         ("TypeError: cu_seqlens is NoneType, expected torch.Tensor", dict(cu_seqlens=None)),

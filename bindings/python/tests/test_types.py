@@ -14,7 +14,7 @@ import fa3
 from fa3 import activate, masks, transformers, vllm
 from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
 from fa3 import flash_attn_combine, flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache
-from fa3 import get_scheduler_metadata, quantize, quantize_channels
+from fa3 import flex_attention, get_scheduler_metadata, quantize, quantize_channels
 from fa3.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
 from torch import Tensor
 from typing_extensions import assert_type
@@ -24,6 +24,10 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
     o, lse = flash_attn_func(x, x, x, return_attn_probs=True)
     o, lse = flash_attn_qkvpacked_func(qkv, return_attn_probs=True)
     o, lse = flash_attn_fp8_func(x, x, x, return_attn_probs=True)
+    alibi = fa3.Score("s + slope[h] * (k - q)", slope=x)
+    plain += flash_attn_func(x, x, x, score=alibi) + flash_attn_with_kvcache(x, x, x, score=lambda s, b, h, q, k: s * x[h])
+    plain += flex_attention(x, x, x, lambda s, b, h, q, k: s + x[h]) + flex_attention(x, x, x, alibi, enable_gqa=True)
+    o, lse = flex_attention(x, x, x, return_lse=True)
     plain += flash_attn_varlen_func(x, x, x, x, x, 5, None)
     o, lse = flash_attn_varlen_func(x, x, x, x, x, x, 5, return_attn_probs=True)
     plain += flash_attn_varlen_qkvpacked_func(qkv, x, 5)

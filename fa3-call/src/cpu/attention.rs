@@ -6,7 +6,7 @@ use fa3_types::{Dtype, Problem, ProblemSpec};
 
 use super::cache::rows::is_cache;
 use super::call::CpuCall;
-use super::inputs::{attention, intervals, problem, qkv, sink};
+use super::inputs::{attention, intervals, problem, qkv, score, sink};
 use super::lists::Lists;
 use super::memory::Memory;
 use super::results::Results;
@@ -67,16 +67,15 @@ fn forward_of<T: Scalar<Output = T>>(
 ) -> Result<(), Error> {
     // SAFETY: the maker of `memory` guarantees the call's tensors.
     #[allow(unsafe_code, reason = "tensors are plain addresses")]
-    let (qkv, qv, intervals, sink, results) = unsafe {
+    let (qkv, qv, intervals, sink, score, results) = unsafe {
         let results = Results::of(problem, memory)?;
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
-        (qkv::<T>(spec, memory)?, qv, intervals(problem, memory)?, sink(problem, memory)?, results)
+        let (intervals, sink) = (intervals(problem, memory)?, sink(problem, memory)?);
+        (qkv::<T>(spec, memory)?, qv, intervals, sink, score(problem.score(), memory)?, results)
     };
     let attention = lists.given(attention(problem, qkv, sink, intervals));
-    let attention = match qv {
-        Some(qv) => attention.qv(qv),
-        None => attention,
-    };
+    let attention = score.into_iter().fold(attention, fa3::Attention::score);
+    let attention = qv.into_iter().fold(attention, |attention, qv| attention.qv(qv));
     if results.has_max_logits() {
         results.assign(attention.forward_with_max_logits(&Device::Cpu)?);
         return Ok(());

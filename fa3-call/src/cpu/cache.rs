@@ -13,7 +13,7 @@ use fa3_types::{CachedProblem, Dtype, Problem, ProblemSpec, SequenceRows, Tensor
 
 use super::call::CpuCall;
 use super::e4m3;
-use super::inputs::{self, contiguous, intervals, sink};
+use super::inputs::{self, contiguous, intervals, score, sink};
 use super::lists::Lists;
 use super::memory::Memory;
 use super::results::Results;
@@ -175,13 +175,15 @@ unsafe fn call<'a, T: Scalar<Output = T>>(
     memory: &Memory<'_>,
 ) -> Result<Call<'a, T>, Error> {
     // SAFETY: the caller guarantees the tensors.
-    let (q, qv, sink, intervals, results) = unsafe {
+    let (q, qv, sink, intervals, score, results) = unsafe {
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
         let results = Results::of(problem, memory)?;
         let q = memory.view::<T>("q", &spec.q)?;
-        (q, qv, sink(problem, memory)?, intervals(problem, memory)?, results)
+        let (sink, intervals) = (sink(problem, memory)?, intervals(problem, memory)?);
+        (q, qv, sink, intervals, score(problem.score(), memory)?, results)
     };
     let mut attention = lists.of_q(CachedAttention::new(q)).for_problem(problem);
+    attention = score.into_iter().fold(attention, CachedAttention::score);
     if let Some(qv) = qv {
         attention = attention.qv(qv);
     }

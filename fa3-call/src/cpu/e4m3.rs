@@ -9,7 +9,7 @@ use fa3_types::{
 };
 
 use super::cache::rows::{CacheRows, is_cache};
-use super::inputs::{contiguous, of_rows, sink};
+use super::inputs::{contiguous, of_rows, score, sink};
 use super::lists::Lists;
 use super::memory::Memory;
 use crate::error::Error;
@@ -38,6 +38,7 @@ pub(super) fn forward(spec: &ProblemSpec, lists: Lists<'_>, memory: &Memory<'_>)
             ([k, values(spec, memory)?], lists.rows_k(spec)?)
         };
         let problem = known(spec.clone(), [&k, &v], lists.rows_q(spec)?, rows_k)?;
+        let problem = score(spec.score.as_ref(), memory)?.iter().fold(problem, KnownProblem::with_score);
         let scales = scales(&problem, memory)?;
         let sink = sink(&problem, memory)?;
         (problem, [q, k, v], scales, sink)
@@ -54,7 +55,7 @@ pub(super) fn forward(spec: &ProblemSpec, lists: Lists<'_>, memory: &Memory<'_>)
     }
 }
 
-/// The problem of contiguous tensors with this K and V, and the rows of its sequences.
+/// The problem of contiguous tensors with this K and V, and the rows of its sequences, without a function of scores.
 ///
 /// # Errors
 /// The rows do not fit the tensors.
@@ -65,6 +66,7 @@ fn known(
     rows_k: SequenceRows,
 ) -> Result<KnownProblem, Error> {
     let mut spec = contiguous(spec);
+    spec.score = None;
     for (desc, tensor) in [(&mut spec.k, k), (&mut spec.v, v)] {
         let (batch, seqlen, heads, head_dim) = tensor.dim();
         *desc = TensorDesc::contiguous(desc.dtype, Shape { batch, seqlen, heads, head_dim });

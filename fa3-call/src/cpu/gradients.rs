@@ -6,7 +6,7 @@ use fa3::{Device, Output, OutputGradients, Scalar};
 use fa3_types::{BackwardProblem, BackwardSpec, Dtype, TensorDesc};
 
 use super::call::CpuCall;
-use super::inputs::{attention, contiguous, intervals, problem, qkv, sink};
+use super::inputs::{attention, contiguous, intervals, problem, qkv, score, sink};
 use super::lists::Lists;
 use super::memory::Memory;
 use crate::error::Error;
@@ -63,7 +63,7 @@ fn backward_of<T: Scalar<Output = T>>(
     // SAFETY: the maker of `memory` guarantees the call's tensors. In a valid problem no two elements of an output
     // overlap.
     #[allow(unsafe_code, reason = "tensors are plain addresses")]
-    let (qkv, sink, intervals, dout, o, lse, dlse, gradients, dsink) = unsafe {
+    let (qkv, sink, intervals, score, dout, o, lse, dlse, gradients, dsink) = unsafe {
         let dlse = memory.has("dlse").then(|| memory.slice::<f32>("dlse", rows)).transpose()?;
         let o = memory.view::<T>("o", forward.o())?;
         let (qkv, dout) = (qkv::<T>(&spec.forward, memory)?, memory.view::<T>("dout", &spec.dout)?);
@@ -75,8 +75,8 @@ fn backward_of<T: Scalar<Output = T>>(
         ];
         let heads = forward.heads().q();
         let dsink = forward.has_sink().then(|| memory.slice_mut::<f32>("dsink", heads)).transpose()?;
-        let intervals = intervals(forward, memory)?;
-        (qkv, sink(forward, memory)?, intervals, dout, o, lse, dlse, gradients, dsink)
+        let (intervals, score) = (intervals(forward, memory)?, score(forward.score(), memory)?);
+        (qkv, sink(forward, memory)?, intervals, score, dout, o, lse, dlse, gradients, dsink)
     };
     let o = o.as_standard_layout().into_owned();
     let lse = Array3::from_shape_vec(of_lse, lse.to_vec()).expect("one element for each index");
@@ -86,6 +86,7 @@ fn backward_of<T: Scalar<Output = T>>(
         given = given.dlse(ArrayView3::from_shape(of_lse, dlse).expect("one element for each index"));
     }
     let attention = lists.given(attention(forward, qkv, sink, intervals));
+    let attention = score.into_iter().fold(attention, fa3::Attention::score);
     let computed = attention.backward(&Device::Cpu, &output, given)?;
     for (mut to, from) in gradients.into_iter().zip([&computed.dq, &computed.dk, &computed.dv]) {
         to.assign(from);

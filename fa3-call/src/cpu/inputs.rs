@@ -1,8 +1,8 @@
 //! The tensors of attention in memory, and its problem by the rules of the CPU.
 
 use fa3::ndarray::{ArrayView4, ArrayViewMut3};
-use fa3::{Attention, Scalar};
-use fa3_types::{Problem, ProblemSpec, TensorDesc};
+use fa3::{Attention, Scalar, ScoreFunction};
+use fa3_types::{Problem, ProblemSpec, ScoreForm, ScoreTable, TensorDesc};
 
 use super::memory::Memory;
 use crate::attention::Attention as Call;
@@ -94,6 +94,26 @@ pub(super) unsafe fn intervals<'a>(
     // SAFETY: the caller guarantees the tensors.
     let bounds = unsafe { memory.slice("intervals", dims.iter().product()) }?;
     Ok(Some(ArrayView4::from_shape(dims, bounds).expect("one element for each index")))
+}
+
+/// The function of scores with copies of its tables, if there is one.
+///
+/// # Safety
+/// `memory` must have the tables, which are not written to during this call.
+///
+/// # Errors
+/// An address is invalid.
+#[allow(unsafe_code, reason = "tensors are plain addresses")]
+pub(super) unsafe fn score(
+    form: Option<&ScoreForm>,
+    memory: &Memory<'_>,
+) -> Result<Option<ScoreFunction>, Error> {
+    let Some(form) = form else { return Ok(None) };
+    let tables = form.extents().iter().zip(ScoreTable::NAMES).map(|(extents, name)| {
+        // SAFETY: the caller guarantees the tensors.
+        unsafe { memory.slice::<f32>(name, extents.iter().product()) }.map(Into::into)
+    });
+    Ok(Some(form.with_tables(tables.collect::<Result<Vec<_>, _>>()?)?))
 }
 
 /// LSE, or another output of its shape, by its name, if it is wanted.

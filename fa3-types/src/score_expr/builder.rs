@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::node::{Class, Id, Leaf, Node};
 use super::op::{Op, Test};
 use super::table::ScoreTable;
-use super::{ScoreError, ScoreExpr, ScoreForm, ScoreFunction};
+use super::{OpenScore, ScoreError, ScoreExpr};
 
 /// Real constants that are part of an expression. Other ones are numbers, whose values are data.
 const CONSTANTS: [f32; 9] = [0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, f32::INFINITY, f32::NEG_INFINITY];
@@ -29,7 +29,7 @@ pub(super) struct Builder {
     hashes: Vec<u64>,
     ids: HashMap<Node, Id>,
     numbers: Vec<f32>,
-    tables: Vec<ScoreTable>,
+    tables: usize,
     /// The numbers of constants, by their bits.
     of_constants: HashMap<u32, u8>,
 }
@@ -80,9 +80,9 @@ impl Builder {
     }
 
     /// A new table.
-    pub(super) fn table(&mut self, table: ScoreTable) -> Result<u8, ScoreError> {
-        self.tables.push(table);
-        slot(self.tables.len(), "tables", ScoreTable::NAMES.len())
+    pub(super) fn table(&mut self) -> Result<u8, ScoreError> {
+        self.tables += 1;
+        slot(self.tables, "tables", ScoreTable::NAMES.len())
     }
 
     /// An element of a table that has as many axes as there are indices.
@@ -173,18 +173,16 @@ impl Builder {
     }
 
     /// The function whose value is `root`.
-    pub(super) fn finish(mut self, root: Id) -> Result<ScoreFunction, ScoreError> {
+    pub(super) fn finish(mut self, root: Id) -> Result<OpenScore, ScoreError> {
         let mut root = [root; 2];
         self.unite("the root", &mut root, false)?;
         let Canonical { nodes, slots: [numbers, tables], .. } = self.canonical(&root[..1]);
-        let tables: Arc<[ScoreTable]> =
-            tables.into_iter().map(|slot| self.tables[usize::from(slot)].clone()).collect();
-        let form = ScoreForm {
+        let bits = |slot| self.numbers[usize::from(slot)].to_bits();
+        Ok(OpenScore {
             expr: ScoreExpr(nodes.into()),
-            numbers: numbers.into_iter().map(|slot| self.numbers[usize::from(slot)]).collect(),
-            extents: tables.iter().map(|table| table.extents.clone()).collect(),
-        };
-        Ok(ScoreFunction { form, tables })
+            numbers: numbers.into_iter().map(bits).collect(),
+            tables: tables.into(),
+        })
     }
 
     /// The nodes that several roots use, and the places of the roots among them.

@@ -27,4 +27,6 @@ pub enum ScoreError {
         "a table of a score expression has {elements} elements for the shape {extents:?} of one to four axes"
     )]
     TableShape { extents: Vec<usize>, elements: usize },
+    #[error("a score expression reads tables of {axes:?} axes, and is given tables of the shapes {given:?}")]
+    Extents { given: Vec<Vec<usize>>, axes: Vec<usize> },
 }

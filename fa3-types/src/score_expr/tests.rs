@@ -220,3 +220,31 @@ fn a_problem_with_a_score_needs_values() {
     assert_eq!(scored.score_row([0, 1, 4]).unwrap().at(1.5, 2), 1.0);
     assert_eq!(scored.spec().known().unwrap_err(), crate::ProblemError::UnknownScore);
 }
+
+/// Tables that are given later have the order of the expression, and its numbers of axes.
+#[test]
+fn tables_of_open_functions() {
+    let open = OpenScore::parse("s + t3[h] + t1[h, k] * 0.3").unwrap();
+    let extents: Vec<Arc<[usize]>> =
+        open.tables().iter().map(|&table| if table == 3 { [2].into() } else { [2, 5].into() }).collect();
+    let form = open.form(&extents).unwrap();
+    let elements = |rank: usize| if rank == 1 { vec![0.5; 2] } else { vec![2.0; 10] };
+    let tables = || extents.iter().map(|extents| Arc::from(elements(extents.len())));
+    let function = form.with_tables(tables()).unwrap();
+    assert!((function.row::<f64>([0, 1, 0], LEN).at(1.0, 3) - 2.1).abs() < 1e-6);
+    let named = [("x", ScoreTable::new(&[2], elements(1))), ("y", ScoreTable::new(&[2, 5], elements(2)))];
+    let named = named.map(|(name, table)| (name, table.unwrap().into()));
+    assert_eq!(ScoreFunction::parse("s + x[h] + 0.3 * y[h, k]", named).unwrap(), function);
+
+    let empty: Vec<Arc<[usize]>> = extents.iter().map(|extents| vec![0; extents.len()].into()).collect();
+    for wrong in [&extents[..1], &[extents[1].clone(), extents[0].clone()], &empty] {
+        assert!(matches!(open.form(wrong), Err(ScoreError::Extents { .. })));
+    }
+    assert!(matches!(form.with_tables(tables().take(1)), Err(ScoreError::Extents { .. })));
+    let short = form.with_tables(tables().map(|table| table[1..].into()));
+    assert!(matches!(short, Err(ScoreError::TableShape { .. })));
+    let error = OpenScore::parse("t0[h] + t0[h, k]").unwrap_err();
+    assert_eq!(error, ScoreError::Indices { name: "t0".to_owned(), given: 2, expected: 1 });
+    assert!(matches!(OpenScore::parse("t0[h, h, h, h, h]"), Err(ScoreError::Indices { expected: 4, .. })));
+    assert!(matches!(OpenScore::parse("s + t8[h]"), Err(ScoreError::UnknownName { .. })));
+}

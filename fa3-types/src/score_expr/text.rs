@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 use super::builder::Builder;
 use super::node::{Id, Leaf, Node};
 use super::op::{Op, Test};
-use super::{ScoreError, ScoreExpr, ScoreFunction, ScoreValue};
+use super::{OpenScore, ScoreError, ScoreExpr, ScoreFunction, ScoreTable, ScoreValue};
 
 /// The largest number of parentheses, operators and functions that lie within one another.
 const MOST_DEPTH: usize = 64;
@@ -50,21 +51,43 @@ impl ScoreFunction {
         text: &str,
         values: impl IntoIterator<Item = (&'n str, ScoreValue)>,
     ) -> Result<ScoreFunction, ScoreError> {
-        let mut parser = Parser {
-            rest: text,
-            text,
-            depth: 0,
-            builder: Builder::new(ScoreExpr::MOST_NODES),
-            names: HashMap::new(),
-        };
+        let (mut parser, mut tables) = (Parser::new(text), Vec::new());
         for (name, value) in values {
-            parser.name(name, value)?;
+            parser.name(name, &value)?;
+            if let ScoreValue::Table(table) = value {
+                tables.push(table);
+            }
         }
-        let root = parser.expr()?;
-        if !parser.rest.trim_start().is_empty() {
-            return Err(parser.error("the end or an operator"));
+        let open = parser.parse()?;
+        let tables: Arc<[_]> =
+            open.tables().iter().map(|&table| tables[usize::from(table)].clone()).collect();
+        let extents: Vec<_> = tables.iter().map(|table: &ScoreTable| table.extents.clone()).collect();
+        Ok(ScoreFunction { form: open.form(&extents)?, tables })
+    }
+}
+
+impl OpenScore {
+    /// The function that a text describes, as [`ScoreFunction::parse`] does. Its tables are `t0` to `t7`, and have as
+    /// many axes as they are first read with. Other names have no values.
+    ///
+    /// ```
+    /// use fa3_types::OpenScore;
+    ///
+    /// let bias = OpenScore::parse("s + t1[h] * 0.3 + t0[q, k]")?;
+    /// assert_eq!(bias, OpenScore::parse("t0[q, k] + (0.3 * t1[h] + s)")?);
+    /// assert_eq!(bias.tables().len(), 2);
+    /// # Ok::<(), fa3_types::ScoreError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ScoreError`] with the first violation.
+    pub fn parse(text: &str) -> Result<OpenScore, ScoreError> {
+        let mut parser = Parser::new(text);
+        for number in 0..ScoreTable::NAMES.len() {
+            let table = parser.builder.table()?;
+            parser.names.insert(format!("t{number}"), Slot::Table { table, axes: None });
         }
-        parser.builder.finish(root)
+        parser.parse()
     }
 }
 
@@ -72,7 +95,11 @@ impl ScoreFunction {
 #[derive(Clone, Copy)]
 enum Slot {
     Number(u8),
-    Table { table: u8, axes: usize },
+    /// A table. The number of axes is known after the first use, at the latest.
+    Table {
+        table: u8,
+        axes: Option<usize>,
+    },
 }
 
 struct Parser<'a> {
@@ -91,7 +118,20 @@ const LEVELS: [&[&str]; 5] =
     [&["||"], &["&&"], &["<=", "<", ">=", ">", "==", "!="], &["+", "-"], &["*", "/"]];
 
 impl<'a> Parser<'a> {
-    fn name(&mut self, name: &str, value: ScoreValue) -> Result<(), ScoreError> {
+    fn new(text: &'a str) -> Parser<'a> {
+        let (builder, names) = (Builder::new(ScoreExpr::MOST_NODES), HashMap::new());
+        Parser { rest: text, text, depth: 0, builder, names }
+    }
+
+    fn parse(mut self) -> Result<OpenScore, ScoreError> {
+        let root = self.expr()?;
+        if !self.rest.trim_start().is_empty() {
+            return Err(self.error("the end or an operator"));
+        }
+        self.builder.finish(root)
+    }
+
+    fn name(&mut self, name: &str, value: &ScoreValue) -> Result<(), ScoreError> {
         let reserved = |what| ScoreError::ReservedName { name: name.to_owned(), what };
         if Leaf::ALL.iter().any(|leaf| leaf.text() == name) {
             return Err(reserved("a property of each element"));
@@ -100,10 +140,10 @@ impl<'a> Parser<'a> {
             return Err(reserved("a word of the language"));
         }
         let slot = match value {
-            ScoreValue::Number(number) => Slot::Number(self.builder.number(number)?),
+            ScoreValue::Number(number) => Slot::Number(self.builder.number(*number)?),
             ScoreValue::Table(table) => {
-                let axes = table.extents().len();
-                Slot::Table { table: self.builder.table(table)?, axes }
+                let axes = Some(table.extents().len());
+                Slot::Table { table: self.builder.table()?, axes }
             }
         };
         self.names.insert(name.to_owned(), slot);
@@ -262,10 +302,12 @@ impl<'a> Parser<'a> {
                     indices.push(self.expr()?);
                 }
                 self.expect("]", "`,` or `]`")?;
-                if indices.len() != axes {
+                let expected = axes.unwrap_or(indices.len()).min(ScoreTable::MOST_AXES);
+                if indices.len() != expected {
                     let (name, given) = (word.to_owned(), indices.len());
-                    return Err(ScoreError::Indices { name, given, expected: axes });
+                    return Err(ScoreError::Indices { name, given, expected });
                 }
+                self.names.insert(word.to_owned(), Slot::Table { table, axes: Some(expected) });
                 self.builder.read(table, &indices)
             }
         }

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use fa3_types::{
     CachedProblem, CachedSpec, Dtype, Intervals, KnownProblem, LseForm, Mask, Problem, ProblemSpec,
-    SequenceRows, Shape, TensorDesc,
+    ScoreFunction, SequenceRows, Shape, TensorDesc,
 };
 use ndarray::{Array3, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 
@@ -89,6 +89,25 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
 
         /// Gives each query head a sink (heads_q), as [`Attention::sink`](crate::Attention::sink) does.
         sink;
+
+        /// Replaces each score by a function of it, as [`Attention::score`](crate::Attention::score) does. The last
+        /// query stands at the last key in use, and rows of left padding are not counted.
+        ///
+        /// ```
+        /// use fa3::ndarray::Array4;
+        /// use fa3::{CachedAttention, Device, KvCache, ScoreFunction};
+        ///
+        /// let x = Array4::<f32>::ones((1, 9, 1, 64));
+        /// let mut cache = KvCache::dense(x.clone(), x);
+        /// cache.cache_seqlens = vec![3];
+        /// let distance = ScoreFunction::parse("s + k - q", [])?;
+        /// let q = Array4::<f32>::zeros((1, 1, 1, 64));
+        /// let output = CachedAttention::new(&q).score(distance).forward(&Device::Cpu, &cache)?;
+        /// let sum = 1.0 + (-1.0_f32).exp() + (-2.0_f32).exp();
+        /// assert!((output.lse[[0, 0, 0]] - sum.ln()).abs() < 1e-6);
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        score;
     }
 
     fa3_types::setters! {
@@ -282,6 +301,12 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self.scores.sink
     }
 
+    /// The function of scores, if any.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn function(&self) -> Option<&ScoreFunction> {
+        self.scores.function.as_ref()
+    }
+
     /// Computes O and LSE of Q, which may have been rotated.
     fn on_cpu<C: Scalar>(
         &self,
@@ -434,6 +459,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
             TensorDesc::contiguous(x.dtype, Shape { batch, seqlen: rows_k.end(), ..x.shape })
         };
         let mut spec = problem.spec();
+        spec.score = None;
         (spec.k, spec.v) = (gathered(&spec.k), gathered(&spec.v));
         (spec.seqs_q, spec.seqs_k) = (rows_q.sequences(), rows_k.sequences());
         let known = match &self.intervals {
@@ -443,7 +469,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
                 KnownProblem::with_intervals(spec.validate()?, rows_q, rows_k, bounds)?
             }
         };
-        Ok(Checked { problem, known, held })
+        Ok(Checked { problem, known: self.scores.known(known), held })
     }
 }
 

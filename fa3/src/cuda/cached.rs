@@ -56,7 +56,8 @@ pub(crate) fn append_forward<T: Scalar, C: Scalar>(
     Ok(outputs.download_to(&inputs, attention, results)?)
 }
 
-/// Uploads the sinks, scales and intervals of a call, the lengths and pages of its cache, and the sequence lists of Q.
+/// Uploads the sinks, scales, intervals and tables of a call, the lengths and pages of its cache, and the sequence
+/// lists of Q.
 fn add_data_of<T: Scalar, C: Scalar>(
     inputs: &mut DeviceInputs<'_>,
     call: &CachedAttention<'_, T>,
@@ -68,6 +69,7 @@ fn add_data_of<T: Scalar, C: Scalar>(
     inputs.add("v_descale", of_v)?;
     inputs.add("page_table", table)?;
     inputs.add("intervals", call.interval_rows())?;
+    inputs.add_score(call.function())?;
     inputs.add_lists([
         ("seqused_k", Some(cache.cache_seqlens)),
         ("cache_batch_idx", index),

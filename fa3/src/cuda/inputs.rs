@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 use fa3_quant::RopeTable;
-use fa3_types::{IntervalRows, KnownProblem, ScoreTable};
+use fa3_types::{IntervalRows, KnownProblem, ScoreFunction, ScoreTable};
 use ndarray::{Array, ArrayView, ArrayView1, ArrayView4, Dim, Dimension, IntoDimension};
 
 use super::rows::pad;
@@ -66,11 +66,17 @@ impl<'d> DeviceInputs<'d> {
     /// scores, if any.
     pub(super) fn add_data_of(&mut self, problem: &KnownProblem) -> Result<(), HostError> {
         self.buffers.extend(Lengths::upload(self.device, &self.stream, problem)?.0);
-        let tables = problem.score_function().map_or(&[][..], |function| function.tables());
-        for (name, table) in ScoreTable::NAMES.into_iter().zip(tables) {
-            self.add(name, [ArrayView1::from(table.elements())])?;
-        }
+        self.add_score(problem.score_function())?;
         self.add_lists([("intervals", problem.intervals().map(IntervalRows::bounds))])
+    }
+
+    /// Uploads the tables of a function of scores, if any.
+    pub(super) fn add_score(&mut self, function: Option<&ScoreFunction>) -> Result<(), HostError> {
+        let tables = function.map_or(&[][..], |function| function.tables());
+        ScoreTable::NAMES
+            .into_iter()
+            .zip(tables)
+            .try_for_each(|(name, table)| self.add(name, [ArrayView1::from(table.elements())]))
     }
 
     /// Uploads parts of one shape, one after the other.

@@ -274,13 +274,18 @@ fn a_call_over_a_cache_is_the_problem_that_it_was_made_for() {
     cache.cache_seqlens = vec![3];
     let spec = || dense().seqs_k(Sequences::dense(1, KV.seqlen).used());
     let computed = |call: CachedAttention<'_, f16>| call.forward(&Device::Cpu, &cache).map(drop);
-    for (feature, computes) in
-        [(Feature::Window, true), (Feature::SoftCap, true), (Feature::Sinks, false), (Feature::Qv, false)]
-    {
+    for (feature, computes) in [
+        (Feature::Window, true),
+        (Feature::SoftCap, true),
+        (Feature::Sinks, false),
+        (Feature::Score, false),
+        (Feature::Qv, false),
+    ] {
         let problem = with(feature, spec()).unwrap().validate().unwrap();
         let call = CachedAttention::new(&x).for_problem(&problem);
         assert_eq!(computed(call.clone()).is_ok(), computes, "{feature}");
-        assert!(feature != Feature::Sinks || computed(call.sink(&sinks)).is_ok());
+        assert!(feature != Feature::Sinks || computed(call.clone().sink(&sinks)).is_ok());
+        assert!(feature != Feature::Score || computed(call.score(twice())).is_ok());
     }
     let pages = spec().seqs_k(Sequences::paged(1, 1).used()).validate().unwrap();
     let error = computed(CachedAttention::new(&x).for_problem(&pages)).unwrap_err();

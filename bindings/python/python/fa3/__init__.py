@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from . import distributed as distributed
 
 __all__ = [
+    "Score",
     "__version__",
     "activate",
     "flash_attn_combine",
@@ -36,6 +37,7 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "flex_attention",
     "get_scheduler_metadata",
     "quantize",
     "quantize_channels",
@@ -47,10 +49,12 @@ try:
     from .activation import activate
     from .attention import flash_attn_func, flash_attn_qkvpacked_func
     from .combine import flash_attn_combine
+    from .flex import flex_attention
     from .flash_attn_interface import _flash_attn_backward, _flash_attn_forward
     from .fp8 import flash_attn_fp8_func
     from .kvcache import flash_attn_with_kvcache, get_scheduler_metadata
     from .quantize import quantize, quantize_channels
+    from .score import Score
     from .varlen import flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
     from .varlen_fp8 import flash_attn_varlen_fp8_func
     from .warm_up import warm_up
@@ -68,11 +72,13 @@ except ModuleNotFoundError as _error:
     flash_attn_varlen_func = stand_in("varlen", "flash_attn_varlen_func")
     flash_attn_varlen_qkvpacked_func = stand_in("varlen", "flash_attn_varlen_qkvpacked_func")
     flash_attn_with_kvcache = stand_in("kvcache", "flash_attn_with_kvcache")
+    flex_attention = stand_in("flex", "flex_attention")
     get_scheduler_metadata = stand_in("kvcache", "get_scheduler_metadata")
     _flash_attn_backward = stand_in("flash_attn_interface", "_flash_attn_backward")
     _flash_attn_forward = stand_in("flash_attn_interface", "_flash_attn_forward")
     quantize = stand_in("quantize", "quantize")
     quantize_channels = stand_in("quantize", "quantize_channels")
+    Score = stand_in("score", "Score")  # type: ignore[assignment, misc]
     warm_up = stand_in("warm_up", "warm_up")
 
 

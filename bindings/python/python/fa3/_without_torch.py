@@ -12,9 +12,10 @@ from typing import Any
 
 
 def stand_in(module: str, name: str) -> Callable[..., Any]:
-    """A function with the signature and the docstring of a function in a module that cannot be imported."""
+    """A function with the signature and the docstring of a function or class in a module that cannot be imported."""
     path = Path(__file__).with_name(f"{module}.py")
-    *_, definition = [x for x in ast.parse(path.read_text()).body if isinstance(x, ast.FunctionDef) and x.name == name]
+    kinds = ast.FunctionDef, ast.ClassDef
+    *_, definition = [x for x in ast.parse(path.read_text()).body if isinstance(x, kinds) and x.name == name]
     # Keeps only the docstring of the function's body. The types in its signature stay text.
     definition.body = definition.body[:1]
     namespace: dict[str, Any] = {"__name__": f"fa3.{module}"}

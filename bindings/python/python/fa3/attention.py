@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from . import arguments, gradient, operator
+from . import score as scores
+from .score import ScoreMod
 
 _REPEATS = operator.repeats("q", "k", "v")
 
@@ -39,6 +41,7 @@ def flash_attn_func(
     intervals: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     return_max_logits: Literal[False] = False,
+    score: ScoreMod | None = None,
 ) -> Tensor: ...
 
 
@@ -70,6 +73,7 @@ def flash_attn_func(
     intervals: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     return_max_logits: Literal[False] = False,
+    score: ScoreMod | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -101,6 +105,7 @@ def flash_attn_func(
     intervals: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     return_max_logits: bool = False,
+    score: ScoreMod | None = None,
 ) -> Tensor | tuple[Tensor, ...]: ...
 
 
@@ -131,6 +136,7 @@ def flash_attn_func(
     intervals: Tensor | None = None,
     split_keys: int | Literal["fixed"] | None = None,
     return_max_logits: bool = False,
+    score: ScoreMod | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
     device. On the CPU tensors may also be float32. Under `torch.autocast` float32 q, k, v and qv are cast to its dtype.
@@ -201,6 +207,10 @@ def flash_attn_func(
             with intervals, v_mean, v_transposed, or scales of blocks. See docs/bits.md.
         return_max_logits: whether to return the largest score of each head as well, which QK-clip of the optimizer
             Muon compares with its threshold. Not where q is float8_e4m3fn.
+        score: a function of scores, whose value replaces each scaled and capped score before the mask: a `fa3.Score`,
+            or a Python function of the score, the sequence, the query head, the query and the key. The query's index
+            counts from the bottom right: the last query stands at the last key. See docs/expressions.md. On a GPU there
+            are no gradients with it, and it goes neither with float8_e4m3fn nor with qv.
 
     Returns: O (batch, seqlen_q, heads_q, head_dim_v), which is out or a new contiguous tensor. Its dtype is q's, or
         where q is float8_e4m3fn out_dtype or bfloat16. With return_attn_probs (O, LSE), LSE float32 (batch, heads_q,
@@ -262,11 +272,14 @@ def flash_attn_func(
         intervals,
         arguments.pieces(split_keys),
         arguments.flag("return_max_logits", return_max_logits),
+        *scores.given(score, q),
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     descales: list[Tensor] = []
     if not (q_descale is k_descale is v_descale is v_mean is s_aux is qv is intervals is None):
         descales = operator.given(q_descale, k_descale, v_descale, v_mean, s_aux, qv, intervals)
+    if options.score_tables:
+        descales = [*descales, *options.score_tables]
     if out is not None:
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in (q, k, v, *descales) if isinstance(x, Tensor)))

@@ -2,6 +2,7 @@
 new rows to the cache; and their variants that write O to a given tensor.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +42,8 @@ class Options(NamedTuple):
     lse_empty_is_infinite: bool = False
     intervals: Tensor | None = None
     max_logits: bool = False
+    score: str | None = None
+    score_tables: Sequence[Tensor] | None = None
 
 
 # The names of the extension module's options: the first fields of `Options`, and the last fields of `Cache`.
@@ -76,6 +79,7 @@ def compute(
     given |= operator.checked_descales(q, k, cache.cu_seqlens_q, *descales)
     operation = "forward"
     fields, values = operator.with_lse_form(SCORES, (*options[:7], *cache[6:]), options)
+    fields, values = operator.with_score(fields, values, given, options.score, options.score_tables)
     if options.intervals is not None:
         given["intervals"] = operator.bounds(options.intervals, q)
     if new is not None:
@@ -108,7 +112,7 @@ def attention(
     operators; other calls skip them. `function` is the caller's name for errors.
     """
     given_options = (getattr(options, name) for name in _TENSORS_OF_OPTIONS)
-    floats = (*tensors, *operator.given(*given_options))
+    floats = (*tensors, *operator.given(*given_options), *(options.score_tables or ()))
     given = (*floats, *operator.given(*cache.lists, out), *(new.tensors if new else ()))
     is_plain = operator.is_plain(*given)
     if not is_plain:
@@ -164,7 +168,7 @@ _ARGUMENTS = (
     "SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, SymInt split_keys, "
     "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, "
     "Tensor? s_aux=None, Tensor? qv=None, bool lse_base_two=False, bool lse_without_sink=False, "
-    "bool lse_empty_is_infinite=False, Tensor? intervals=None, bool max_logits=False"
+    f"bool lse_empty_is_infinite=False, Tensor? intervals=None, bool max_logits=False, {operator.OF_SCORE}"
 )
 _TENSORS = "Tensor q, Tensor k, Tensor v"
 # `fa3::append_forward` writes to the cache, so the schema marks k and v as written.

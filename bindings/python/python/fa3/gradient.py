@@ -41,6 +41,8 @@ def launch(
     sm_margin: int,
     deterministic: bool = False,
     intervals: Tensor | None = None,
+    score: str | None = None,
+    score_tables: Sequence[Tensor] | None = None,
     *,
     s_aux: Tensor | None = None,
     outputs: tuple[Tensor, Tensor, Tensor] | None = None,
@@ -68,7 +70,8 @@ def launch(
         tensors |= sequences._asdict()
     window = window_left, window_right, attention_chunk
     values = softmax_scale, *window, softcap, sm_margin, deterministic or asks_for_same_bits(), *hints
-    operator.run("backward", _FIELDS, values, tensors)
+    fields, values = operator.with_score(_FIELDS, values, tensors, score, score_tables)
+    operator.run("backward", fields, values, tensors)
     return (dq, dk, dv) if ds_aux is None else (dq, dk, dv, ds_aux)
 
 
@@ -183,12 +186,14 @@ class Differentiable:
         if ctx.is_latent:
             return refusal.save(ctx, inputs)
         intervals = getattr(options, "intervals", None)
-        ctx.save_for_backward(*output, options.s_aux, intervals, *inputs[: self._tensors])
+        tables = options.score_tables or ()
+        ctx.save_for_backward(*output, options.s_aux, intervals, *inputs[: self._tensors], *tables)
+        ctx.score = options.score
         ctx.options, ctx.has_max_logits = options.of_backward(), options.max_logits
 
     def gradients(self, ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of the forward pass's arguments."""
-        gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        gradients = [refusal.none(needed) for needed in ctx.needs_input_grad]
         if dout is None and dlse is None:
             return tuple(gradients)
         if ctx.of_float8:
@@ -197,15 +202,18 @@ class Differentiable:
         if ctx.is_latent:
             return refusal.gradients(ctx, "there is qv, for which attention has no gradients", dout, dlse)
         o, lse, s_aux, intervals, q, k, v, *lists = ctx.saved_tensors
+        lists, tables = lists[: self._tensors - 3], lists[self._tensors - 3 :]
         if ctx.has_max_logits:
             lse, dlse = lse[0], None if dlse is None else dlse[0]
         if dout is None:
             # A row of zeros, expanded.
             dout = o.new_zeros(o.shape[-1]).expand(o.shape)
         tensors = (dout, q, k, v, o, lse, dlse, *lists)
-        given = operator.given(*tensors, s_aux, intervals)
+        given = operator.given(*tensors, s_aux, intervals, *tables)
         inputs = (*tensors, *ctx.options)
-        named = {name: x for name, x in (("intervals", intervals), ("s_aux", s_aux)) if x is not None}
+        named: dict[str, Any] = dict(intervals=intervals, s_aux=s_aux, score=ctx.score)
+        named = {name: x for name, x in named.items() if x is not None}
+        named |= dict(score_tables=tables) if tables else {}
         backward = self.backward_operator(s_aux is not None)
         is_plain = operator.is_plain(*given) and not _are_batched(dout, dlse)
         if is_plain and not operator.needs_grad(*given):
@@ -319,7 +327,7 @@ def define(name: str, lists: str, launch: Callable[..., Any], launch_into: Calla
         "SymInt window_left, SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, "
         "bool deterministic"
     )
-    more = ", Tensor? intervals=None"
+    more = f", Tensor? intervals=None, {operator.OF_SCORE}"
     by_default = f"{arguments}=False{more}"
     outputs = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv"
     operator.define(name, by_default, "(Tensor dq, Tensor dk, Tensor dv)", launch)

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from . import arguments, cached_operator, operator, varlen_operator
+from . import score as scores
 from .cache import Cache
 from .new_rows import NewRows
+from .score import ScoreMod
 from .sequences import Sequences
 
 _REPEATS = operator.repeats("q", "k", "v", "seqused_k", "page_table", "cu_seqlens_q")
@@ -58,6 +60,7 @@ def flash_attn_with_kvcache(
     intervals: Tensor | None = None,
     tree_mask: Tensor | None = None,
     return_max_logits: Literal[False] = False,
+    score: ScoreMod | None = None,
 ) -> Tensor: ...
 
 
@@ -102,6 +105,7 @@ def flash_attn_with_kvcache(
     intervals: Tensor | None = None,
     tree_mask: Tensor | None = None,
     return_max_logits: Literal[False] = False,
+    score: ScoreMod | None = None,
 ) -> tuple[Tensor, Tensor, None, None]: ...
 
 
@@ -146,6 +150,7 @@ def flash_attn_with_kvcache(
     intervals: Tensor | None = None,
     tree_mask: Tensor | None = None,
     return_max_logits: bool = False,
+    score: ScoreMod | None = None,
 ) -> Tensor | tuple[Any, ...]: ...
 
 
@@ -189,6 +194,7 @@ def flash_attn_with_kvcache(
     intervals: Tensor | None = None,
     tree_mask: Tensor | None = None,
     return_max_logits: bool = False,
+    score: ScoreMod | None = None,
 ) -> Tensor | tuple[Any, ...]:
     """Attention over a KV cache, as servers compute it at each step, on a Hopper GPU or on the CPU.
 
@@ -265,6 +271,8 @@ def flash_attn_with_kvcache(
             it stands. `fa3.masks.tree_words` makes it of a bool tensor.
         return_max_logits: whether to return the largest score of each head as well, behind the other results, as in
             `flash_attn_func`.
+        score: a function of scores, as in `flash_attn_func`. Keys are counted from the sequence's first key behind
+            cache_leftpad.
 
     Returns: O, of q's shape but with head_dim_v, which is out or a new contiguous tensor. Its dtype is q's, or bfloat16
         where q is float8_e4m3fn. With return_softmax_lse (O, LSE, None, None), LSE float32 (batch, heads_q, seqlen_q),
@@ -332,7 +340,7 @@ def flash_attn_with_kvcache(
         new = NewRows(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, interleaved)
     longest = arguments.hint("max_seqlen_q", max_seqlen_q)
     causal, intervals = arguments.mask_of_data(causal, intervals, q, tree_mask)
-    lengths = _lengths(cache_seqlens, q, cu_seqlens_q)
+    lengths, of_score = _lengths(cache_seqlens, q, cu_seqlens_q), scores.given(score, q)
     cache = Cache(lengths, *pages, cache_leftpad, cu_seqlens_q, seqused_q, longest, None)
     options = cached_operator.Options(
         *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),
@@ -346,6 +354,8 @@ def flash_attn_with_kvcache(
         qv,
         intervals=intervals,
         max_logits=arguments.flag("return_max_logits", return_max_logits),
+        score=of_score[0],
+        score_tables=of_score[1],
     )
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
     out, lse = attention((q, k_cache, v_cache), new, cache, options, with_lse, out)

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -41,6 +41,9 @@ class Options(NamedTuple):
     split_keys: int | None = None
     # Whether LSE has the largest scores of rows behind it: (2, batch, heads_q, seqlen_q).
     max_logits: bool = False
+    # The text of a function of scores, and its tables t0, t1 and so on.
+    score: str | None = None
+    score_tables: Sequence[Tensor] | None = None
 
     def of_backward(self) -> tuple[float | None, int, int, int, float, int, bool]:
         """The arguments of `fa3::backward` besides tensors, in its order."""
@@ -87,12 +90,23 @@ def compute(
             fields, values = f"{fields} split_keys", (*values, options.split_keys)
         if options.intervals is not None:
             tensors["intervals"] = bounds(options.intervals, q)
+        fields, values = with_score(fields, values, tensors, options.score, options.score_tables)
         return attend("forward", fields, values, tensors, options, head_dim_v, with_lse, out)
     except RuntimeError:
         # Checking for nested tensors beforehand would slow down every call.
         for name, x in (("q", q), ("k", k), ("v", v)):
             refuse_nested(name, x)
         raise
+
+
+def with_score(
+    fields: str, values: tuple[Any, ...], tensors: Tensors, score: str | None, tables: Sequence[Tensor] | None
+) -> tuple[str, tuple[Any, ...]]:
+    """The names and values of an operation's options, and a function of scores, if any. Its tables become tensors."""
+    if score is None:
+        return fields, values
+    tensors |= ((f"score_table{i}", x) for i, x in enumerate(tables or ()))
+    return f"{fields} score", (*values, score)
 
 
 # The names of the options that say in which form LSE is stored.
@@ -595,11 +609,13 @@ def tell_autograd(*written: Tensor) -> None:
 library: torch.library.Library = torch.library.Library("fa3", "DEF")
 # Compilers must leave the last dimension contiguous.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+# The arguments of a function of scores.
+OF_SCORE = "str? score=None, Tensor[]? score_tables=None"
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, "
     "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
     "Tensor? v_descale=None, bool v_transposed=False, ScalarType? out_dtype=None, bool deterministic=False, "
     "Tensor? v_mean=None, Tensor? s_aux=None, Tensor? qv=None, Tensor? intervals=None, SymInt? split_keys=None, "
-    "bool max_logits=False"
+    f"bool max_logits=False, {OF_SCORE}"
 )
 define_attention("forward", _ARGUMENTS, launch, "flash_attn_func")

@@ -23,7 +23,7 @@ def register(sentence: str, name: str) -> None:
 
 def save(ctx: Any, inputs: Sequence[Any]) -> None:
     """Saves the inputs whose gradients may be requested."""
-    ctx.save_for_backward(*(x for x, needed in zip(inputs, ctx.needs_input_grad) if needed))
+    ctx.save_for_backward(*(x for x, needed in zip(inputs, ctx.needs_input_grad) if needed is True))
 
 
 def gradients(ctx: Any, sentence: str, *given: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -32,7 +32,14 @@ def gradients(ctx: Any, sentence: str, *given: Tensor | None) -> tuple[Tensor | 
     of_output = next(x for x in given if x is not None)
     saved = iter(ctx.saved_tensors)
     refuse = torch.ops.fa3.refuse_gradient
-    return tuple(refuse(next(saved), of_output, sentence) if needed else None for needed in ctx.needs_input_grad)
+    return tuple(
+        refuse(next(saved), of_output, sentence) if needed is True else none(needed) for needed in ctx.needs_input_grad
+    )
+
+
+def none(needed: Any) -> Any:
+    """No gradient of an input; of a list of tensors, for which `needed` is a list, a list."""
+    return None if isinstance(needed, bool) else [None] * len(needed)
 
 
 def derivatives(names: str, why: str, *tensors: Tensor) -> None:

@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from . import arguments, cached_operator, operator, varlen_operator
+from . import score as scores
 from .cache import Cache
+from .score import ScoreMod
 from .sequences import Batch, Sequences, check_packed
 
 _REPEATS = operator.repeats("q", "k", "v", *Sequences._fields)
@@ -49,6 +51,7 @@ def flash_attn_varlen_func(
     split_keys: int | Literal["fixed"] | None = None,
     intervals: Tensor | None = None,
     return_max_logits: Literal[False] = False,
+    score: ScoreMod | None = None,
 ) -> Tensor: ...
 
 
@@ -87,6 +90,7 @@ def flash_attn_varlen_func(
     split_keys: int | Literal["fixed"] | None = None,
     intervals: Tensor | None = None,
     return_max_logits: Literal[False] = False,
+    score: ScoreMod | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -125,6 +129,7 @@ def flash_attn_varlen_func(
     split_keys: int | Literal["fixed"] | None = None,
     intervals: Tensor | None = None,
     return_max_logits: bool = False,
+    score: ScoreMod | None = None,
 ) -> Tensor | tuple[Tensor, ...]: ...
 
 
@@ -162,6 +167,7 @@ def flash_attn_varlen_func(
     split_keys: int | Literal["fixed"] | None = None,
     intervals: Tensor | None = None,
     return_max_logits: bool = False,
+    score: ScoreMod | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """`flash_attn_func` for sequences of different lengths, packed one after the other into one tensor.
 
@@ -217,6 +223,7 @@ def flash_attn_varlen_func(
             1, total_q, 2 or 4). Keys are counted from the first key of the query's sequence. The rows of a dense batch
             of q count one sequence after the other, except with page_table: then intervals are (batch or 1, heads_q or
             1, seqlen_q, 2 or 4).
+        score: a function of scores, as in `flash_attn_func`. Its indices count in the sequence.
 
     Returns: O (total_q, heads_q, head_dim_v), which is out or a new contiguous tensor. Its dtype is q's, or where q is
         float8_e4m3fn out_dtype or bfloat16. With return_attn_probs (O, LSE), LSE float32 (heads_q, total_q): the
@@ -269,6 +276,7 @@ def flash_attn_varlen_func(
     with_lse = arguments.flag("return_attn_probs", return_attn_probs)
     with_max_logits = arguments.flag("return_max_logits", return_max_logits)
     causal, intervals = arguments.mask_of_data(causal, intervals)
+    of_score = scores.given(score, q)
     if page_table is not None:
         if cu_seqlens_k is not None:
             raise ValueError("there are page_table and cu_seqlens_k, expected one of them")
@@ -290,6 +298,8 @@ def flash_attn_varlen_func(
                 qv,
                 intervals=intervals,
                 max_logits=with_max_logits,
+                score=of_score[0],
+                score_tables=of_score[1],
             ),
             with_lse,
             out,
@@ -298,7 +308,7 @@ def flash_attn_varlen_func(
         lse, largest = operator.split_lse(lse, with_max_logits)
         return operator.results(out, lse, largest, with_lse)
     # Tables are made only for calls without qv, split_keys and intervals.
-    is_plain = qv is None and split_keys is None and intervals is None
+    is_plain = qv is None and split_keys is None and intervals is None and score is None
     table = arguments.metadata(scheduler_metadata) if is_plain else None
     batch = Batch.of(q, "q") if cu_seqlens_q is None else None
     if cu_seqlens_k is None:
@@ -327,6 +337,7 @@ def flash_attn_varlen_func(
         arguments.pieces(split_keys),
         intervals,
         with_max_logits,
+        *of_score,
     )
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     into = out if batch is None or out is None else batch.rows_of_output(out, "out")
@@ -351,7 +362,7 @@ def _attend(
     """Computes O and, if wanted, LSE: into `out`, by operators for traces, with autograd, or by a plain launch."""
     q = tensors[0]
     of_options = options.q_descale, options.k_descale, options.v_descale, options.s_aux, options.qv, options.intervals
-    given = (*tensors[:5], *operator.given(*tensors[5:], *of_options))
+    given = (*tensors[:5], *operator.given(*tensors[5:], *of_options), *(options.score_tables or ()))
     if out is not None:
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in given if isinstance(x, Tensor)), function="flash_attn_varlen_func")
@@ -384,7 +395,7 @@ def flash_attn_varlen_qkvpacked_func(
     causal: bool = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
     *,
@@ -407,7 +418,7 @@ def flash_attn_varlen_qkvpacked_func(
     causal: bool = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     *,
     return_attn_probs: Literal[True],
@@ -430,7 +441,7 @@ def flash_attn_varlen_qkvpacked_func(
     causal: bool = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
@@ -452,7 +463,7 @@ def flash_attn_varlen_qkvpacked_func(
     causal: bool = False,
     window_size: Sequence[int | None] | None = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
@@ -470,11 +481,11 @@ def flash_attn_varlen_qkvpacked_func(
     is qkv[cu_seqlens[i]:cu_seqlens[i + 1]].
 
     Arguments before the star, and their order, are flash-attn 2's, since FlashAttention-3 has no such function. The
-    other arguments are as in FlashAttention-3's flash_attn_qkvpacked_func. dropout_p is 0, and alibi_slopes None.
+    other arguments are as in FlashAttention-3's flash_attn_qkvpacked_func. dropout_p is 0. alibi_slopes, float32
+    (heads_q,) or (sequences, heads_q), are the factors on the distance of query and key, which is subtracted from
+    scores.
     """
-    arguments.refuse(
-        dropout_p=arguments.number("dropout_p", dropout_p) != 0, alibi_slopes=alibi_slopes is not None
-    )
+    arguments.refuse(dropout_p=arguments.number("dropout_p", dropout_p) != 0)
     arguments.tensor("cu_seqlens", cu_seqlens)
     q, k, v = arguments.unpacked(qkv, num_heads_q, "total")
     return flash_attn_varlen_func(  # type: ignore[return-value]
@@ -499,6 +510,7 @@ def flash_attn_varlen_qkvpacked_func(
         deterministic=deterministic,
         sm_margin=sm_margin,
         return_attn_probs=return_attn_probs,
+        score=scores.alibi(alibi_slopes, causal, window_size),
     )
 
 

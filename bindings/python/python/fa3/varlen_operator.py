@@ -2,6 +2,7 @@
 write to given tensors.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,8 @@ class Options(NamedTuple):
     split_keys: int | None = None
     intervals: Tensor | None = None
     max_logits: bool = False
+    score: str | None = None
+    score_tables: Sequence[Tensor] | None = None
 
     def of_backward(self) -> tuple[int | None, int | None, float | None, int, int, int, float, int, bool]:
         """The arguments of `fa3::varlen_backward` besides tensors, in its order."""
@@ -88,6 +91,7 @@ def compute(
     values: tuple[Any, ...] = options[:8]
     if options.split_keys is not None:
         fields, values = f"{fields} split_keys", (*values, options.split_keys)
+    fields, values = operator.with_score(fields, values, tensors, options.score, options.score_tables)
     return operator.attend("forward", fields, values, tensors, options, v.shape[2], with_lse, out)
 
 
@@ -152,7 +156,7 @@ _ARGUMENTS = (
     f"Tensor q, Tensor k, Tensor v, {_LISTS}float? softmax_scale, SymInt window_left, SymInt window_right, "
     "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
     "Tensor? v_descale=None, ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None, "
-    "Tensor? qv=None, SymInt? split_keys=None, Tensor? intervals=None, bool max_logits=False"
+    f"Tensor? qv=None, SymInt? split_keys=None, Tensor? intervals=None, bool max_logits=False, {operator.OF_SCORE}"
 )
 operator.define_attention("varlen_forward", _ARGUMENTS, launch, "flash_attn_varlen_func")
 gradient.define("varlen_backward", _LISTS, launch_backward, launch_backward_into)

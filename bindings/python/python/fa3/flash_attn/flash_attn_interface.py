@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import arguments, attention, kvcache, varlen
+from .. import arguments, attention, kvcache, score, varlen
 
 
 def flash_attn_func(
@@ -19,7 +19,7 @@ def flash_attn_func(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
@@ -36,7 +36,7 @@ def flash_attn_kvpacked_func(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
@@ -55,7 +55,7 @@ def flash_attn_qkvpacked_func(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
@@ -80,7 +80,7 @@ def flash_attn_varlen_func(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
@@ -110,7 +110,7 @@ def flash_attn_varlen_kvpacked_func(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
@@ -132,7 +132,7 @@ def flash_attn_varlen_qkvpacked_func(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
@@ -162,12 +162,11 @@ def flash_attn_with_kvcache(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
     """`fa3.flash_attn_with_kvcache`. With return_softmax_lse the results are O and LSE."""
-    _refuse(0.0, alibi_slopes)
     found = kvcache.flash_attn_with_kvcache(
         q,
         k_cache,
@@ -187,6 +186,7 @@ def flash_attn_with_kvcache(
         rotary_interleaved=rotary_interleaved,
         num_splits=num_splits,
         return_softmax_lse=True,
+        score=score.alibi(alibi_slopes, causal, window_size),
     )
     return found[:2] if return_softmax_lse else found[0]
 
@@ -197,21 +197,15 @@ def _options(
     causal: bool,
     window_size: tuple[int, int],
     softcap: float,
-    alibi_slopes: None,
+    alibi_slopes: Tensor | None,
     deterministic: bool,
 ) -> dict[str, Any]:
     """The keyword arguments that this package's functions have in common."""
-    _refuse(dropout_p, alibi_slopes)
-    scores = dict(softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap)
-    return scores | dict(deterministic=deterministic, return_attn_probs=True)
-
-
-def _refuse(dropout_p: float, alibi_slopes: None) -> None:
-    """Refuses arguments that flash-attn 2 supports and this library does not."""
     if arguments.number("dropout_p", dropout_p) != 0:
         raise NotImplementedError(f"dropout_p is {dropout_p}, expected 0: there is no dropout of attention")
-    if alibi_slopes is not None:
-        raise NotImplementedError("alibi_slopes is not None: there is no ALiBi")
+    scores: dict[str, Any] = dict(softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap)
+    scores |= dict(score=score.alibi(alibi_slopes, causal, window_size))
+    return scores | dict(deterministic=deterministic, return_attn_probs=True)
 
 
 def _results(q: Tensor, found: Any, return_attn_probs: bool) -> Any:

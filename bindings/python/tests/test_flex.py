@@ -1,0 +1,260 @@
+"""Functions of scores, compared with torch's own FlexAttention in float64. Needs torch."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+flex = pytest.importorskip("torch.nn.attention.flex_attention", reason="skipped: torch has no FlexAttention")
+
+from packing import ends, normal
+
+import fa3
+from fa3 import symbols
+from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, flex_attention
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore:return_lse is deprecated")
+F32, F64, I32 = torch.float32, torch.float64, torch.int32
+HEADS, ROWS, KEYS = 4, 70, 90
+LEAVES = ["s", "b", "h", "q", "k"]
+
+
+def score_mods(device):
+    """Functions of scores by what is special about them."""
+
+    def table(*shape, dtype=F32, seed=5):
+        return normal(*shape, dtype=dtype, seed=seed, device=device)
+
+    slopes, bias, by_distance, small = table(HEADS), table(2, HEADS, ROWS, KEYS), table(HEADS, 200), table(7)
+    document = torch.arange(KEYS, device=device).expand(2, -1) // torch.tensor([[20], [33]], device=device)
+    number, of_half, offset = torch.tensor(0.3), table(KEYS, dtype=torch.bfloat16), torch.tensor(3)
+    visible = table(ROWS, KEYS) > -0.5
+    hidden = -float("inf")
+
+    def document_and_alibi(s, b, h, q, k):
+        return torch.where(document[b, q] == document[b, k], s + slopes[h] * (k - q), hidden)
+
+    def conditions(s, b, h, q, k):
+        seen = (q >= k) & ~(k == 1) | (k < 3) ^ (q > 60) | torch.logical_not(q < 65)
+        return s.masked_fill(~(seen | (k == q)), hidden)
+
+    return dict(
+        cap=lambda s, b, h, q, k: 2 * torch.tanh(s / 2.0),
+        alibi=lambda s, b, h, q, k: s - slopes[h] * (q - k).abs(),
+        distance=lambda s, b, h, q, k: s + by_distance[h, q - k + KEYS],
+        clamped=lambda s, b, h, q, k: s + small[torch.clamp(q - k, 0, 6)],
+        rows=lambda s, b, h, q, k: s + by_distance[h][q] * by_distance[1, k],
+        bias=lambda s, b, h, q, k: s + bias[b, h, q, k],
+        document_and_alibi=document_and_alibi,
+        conditions=conditions,
+        visible=lambda s, b, h, q, k: torch.where(visible[q, k] | (q == k), s, hidden),
+        captured=lambda s, b, h, q, k: s * number + of_half[k + offset - 3] * HEADS - 0.25 * b,
+        arithmetic=lambda s, b, h, q, k: (-s + 1) ** 2 / (1 + abs(h - 2)) - (2 - s) * (q * k).float() / 1e4,
+        functions=lambda s, b, h, q, k: torch.exp(-s.square()).sqrt() + torch.log2(1 + s.abs()) + s.sigmoid() + torch.relu(s),
+        rounded=lambda s, b, h, q, k: s + torch.floor(k / 7) % 3 + torch.maximum(q, k) * 0.01 + k.to(F32).div(9).ceil(),
+        choices=lambda s, b, h, q, k: s + (q >= k) * 0.5 + torch.where(q > k, q, 3).to(F32) / 50 + (h == 1).float(),
+    )
+
+
+def tensors(device, rows=ROWS, keys=KEYS, heads=(HEADS, 2), batch=2):
+    """Q, K and V, heads first, which a GPU takes in 16 bits."""
+    dtype = F32 if device == "cpu" else torch.bfloat16
+    shapes = [(batch, heads[0], rows, 64), (batch, heads[1], keys, 64), (batch, heads[1], keys, 32)]
+    return [normal(*shape, dtype=dtype, seed=seed, device=device) for seed, shape in enumerate(shapes)]
+
+
+def torchs(q, k, v, *given, **options):
+    """O and LSE of torch's FlexAttention."""
+    return flex.flex_attention(q.to(F64), k.to(F64), v.to(F64), *given, **options, enable_gqa=True, return_lse=True)
+
+
+def assert_close(found, expected):
+    error = 1e-4 if found[0].dtype == F32 else 2e-2
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x.to(F64), y, rtol=error, atol=error)
+
+
+@pytest.mark.parametrize("name", score_mods("cpu"))
+def test_results_are_those_of_torch(device, name):
+    given = *tensors(device), score_mods(device)[name]
+    assert_close(flex_attention(*given, enable_gqa=True, return_lse=True), torchs(*given))
+    assert_close([flex_attention(*given, None, 0.3, True)], torchs(*given, scale=0.3)[:1])
+
+
+def test_block_masks(device):
+    q, k, v = tensors(device)
+    document = torch.arange(KEYS, device=device) // 30
+
+    def causal_in_documents(b, h, q, k):
+        return (document[q] == document[k]) & (q >= k) | (h == 1) & (k < 2)
+
+    mask = flex.create_block_mask(causal_in_documents, None, HEADS, ROWS, KEYS, device=device)
+    for score_mod in (None, score_mods(device)["alibi"]):
+        given = q, k, v, score_mod, mask
+        assert_close(flex_attention(*given, enable_gqa=True, return_lse=True), torchs(*given))
+    shared = q, k[:1], v[:1], None, mask
+    expanded = q, k[:1].expand(2, -1, -1, -1), v[:1].expand(2, -1, -1, -1), None, mask
+    assert torch.equal(flex_attention(*shared, enable_gqa=True), flex_attention(*expanded, enable_gqa=True))
+
+
+def dense(q, k, v, score_mod, at=0):
+    """O by the definition, over tensors of all scores; heads are first. `at` is the position of the first row."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    index = (torch.arange(n).view(-1, *[1] * (3 - i)) for i, n in enumerate(s.shape))
+    b, h, row, key = index
+    return score_mod(s, b, h, row + at, key).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("name", ["cap", "alibi", "document_and_alibi", "functions"])
+def test_gradients_on_the_cpu(name):
+    leaves = [x.requires_grad_() for x in tensors("cpu")]
+    score_mod, dout = score_mods("cpu")[name], normal(2, HEADS, ROWS, 32, dtype=F32, seed=9)
+    found = torch.autograd.grad(flex_attention(*leaves, score_mod, enable_gqa=True), leaves, dout)
+    exact = [x.detach().to(F64).requires_grad_() for x in leaves]
+    expected = torch.autograd.grad(dense(*exact, score_mod), exact, dout.to(F64))
+    for x, y in zip(found, expected):
+        torch.testing.assert_close(x.to(F64), y, rtol=1e-4, atol=1e-4)
+
+
+def test_queries_stand_at_the_last_keys(device):
+    """In the functions of this package q counts from the bottom right; in FlexAttention from the top left."""
+    q, k, v = tensors(device)
+    slopes = normal(HEADS, dtype=F32, device=device)
+    x = [x.transpose(1, 2) for x in (q, k, v)]
+
+    def alibi(s, b, h, q, k):
+        return s + slopes[h] * (k - q)
+
+    expected = torchs(q, k, v, lambda s, b, h, q, k: alibi(s, b, h, q + KEYS - ROWS, k))
+    for score in (alibi, fa3.Score("s + slope[h] * (k - q) * one", slope=slopes, one=1.0)):
+        o, lse = flash_attn_func(*x, score=score, return_attn_probs=True)
+        assert_close([o.transpose(1, 2), lse], expected)
+    # Packed sequences of equal lengths, and a cache in pages.
+    rows = [x.flatten(0, 1) for x in x]
+    lists = [ends([n] * 2, device) for n in (ROWS, KEYS)]
+    o = flash_attn_varlen_func(*rows, *lists, ROWS, KEYS, score=alibi)
+    assert_close([o.unflatten(0, (2, ROWS)).transpose(1, 2)], expected[:1])
+    pages = [x.reshape(18, 10, *x.shape[2:]) for x in x[1:]]
+    table = torch.arange(18, dtype=I32, device=device).view(2, 9)
+    for split_keys in (None, 128):
+        o = flash_attn_with_kvcache(x[0], *pages, page_table=table, score=alibi, split_keys=split_keys)
+        assert_close([o.transpose(1, 2)], expected[:1])
+    used = torch.tensor([KEYS, 50], dtype=I32, device=device)
+    o = flash_attn_with_kvcache(*x, cache_seqlens=used, score=alibi)
+    expected = torchs(q[1:], k[1:, :, :50], v[1:, :, :50], lambda s, b, h, q, k: alibi(s, b, h, q + 50 - ROWS, k))
+    assert_close([o[1:].transpose(1, 2)], expected[:1])
+
+
+def test_what_a_function_captures_is_read_at_each_call(device):
+    q, k, v = tensors(device)
+    factor, table = [1.0], torch.zeros(HEADS, device=device)
+
+    def score_mod(s, b, h, q, k):
+        return s * factor[0] + table[h] * k
+
+    before = flex_attention(q, k, v, score_mod, enable_gqa=True)
+    for change in (lambda: factor.__setitem__(0, 0.5), lambda: table.add_(0.1)):
+        change()
+        given = q, k, v, score_mod
+        after = flex_attention(*given, enable_gqa=True)
+        assert not torch.equal(before, after)
+        assert_close([after], torchs(*given)[:1])
+        before = after
+
+
+def test_compiled_calls_take_other_numbers(device):
+    q, k, v = tensors(device)
+    slopes = normal(HEADS, dtype=F32, device=device)
+    mask = flex.create_block_mask(lambda b, h, q, k: q >= k, None, None, ROWS, KEYS, device=device)
+
+    def call(q, k, v, factor):
+        score_mod = lambda s, b, h, q, k: s * factor + slopes[h] * (k - q) * 0.3
+        return flex_attention(q, k, v, score_mod, mask, enable_gqa=True)
+
+    torch.compiler.reset()
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for factor in (0.7, 0.9, 1.1, 1.3):
+        with torch._dynamo.config.patch(error_on_recompile=factor > 1):
+            # The number is rounded to 32 bits in a compiled call, as it is elsewhere.
+            torch.testing.assert_close(compiled(q, k, v, factor), call(q, k, v, factor))
+
+
+TABLE = torch.ones(HEADS)
+OPERATION = "NotImplementedError: a function of scores has {} in {}:{}, which kernels cannot compute: "
+REFUSED = [
+    ("sin", lambda s, b, h, q, k: torch.sin(s)),
+    ("if, and, or, not or a chain of comparisons", lambda s, b, h, q, k: s if q > k else -s),
+    ("a tensor of shape (4,) beside a symbol", lambda s, b, h, q, k: s + TABLE),
+    ("a row of a tensor of shape (1, 4)", lambda s, b, h, q, k: s + TABLE[None][b]),
+    ("the number of a symbol", lambda s, b, h, q, k: s + [1.0, 2.0][h]),
+    ("the number of a symbol", lambda s, b, h, q, k: s + math.exp(s)),
+    ("item", lambda s, b, h, q, k: s + TABLE[h].item()),
+    ("floordiv", lambda s, b, h, q, k: s + q // 2),
+    ("add_", lambda s, b, h, q, k: s.add_(1)),
+    ("add", lambda s, b, h, q, k: s + math.nan),
+    ("an index that is a number or a condition", lambda s, b, h, q, k: TABLE[s]),
+    ("2 indices of a tensor of shape (4,)", lambda s, b, h, q, k: TABLE[h, k]),
+    ("int", lambda s, b, h, q, k: TABLE[s.int()]),
+    ("and", lambda s, b, h, q, k: s + (q & 3)),
+    ("pow", lambda s, b, h, q, k: s**2.5),
+]
+
+
+@pytest.mark.parametrize("what, score_mod", REFUSED, ids=lambda x: x if isinstance(x, str) else "")
+def test_what_cannot_be_traced_is_refused_with_its_line(what, score_mod):
+    with pytest.raises(NotImplementedError) as caught:
+        flex_attention(*tensors("cpu"), score_mod, enable_gqa=True)
+    code = score_mod.__code__
+    assert f"NotImplementedError: {caught.value}".startswith(
+        OPERATION.format(what, code.co_filename, code.co_firstlineno)
+    )
+
+
+def test_other_arguments_are_refused():
+    q, k, v = tensors("cpu")
+    x = q.transpose(1, 2)
+    few = flex.create_block_mask(lambda b, h, q, k: q >= k, None, None, ROWS, ROWS, device="cpu")
+    odd = flex.create_block_mask(lambda b, h, q, k: k % 2 == 0, None, None, ROWS, KEYS, device="cpu")
+    learned = torch.ones(HEADS, requires_grad=True)
+
+    def raised(sentence, call, error=ValueError):
+        with pytest.raises(error) as caught:
+            call()
+        assert str(caught.value).startswith(sentence)
+
+    raised("query has 4 heads and key 2, expected as many", lambda: flex_attention(q, k, v))
+    raised("query has 3 dimensions, expected 4", lambda: flex_attention(q[0], k, v))
+    raised("block_mask was created for block_mask.shape=(1, 1, 70, 70)", lambda: flex_attention(q, k, v, None, few, None, True))
+    raised("row 0 sees 45 intervals of keys", lambda: flex_attention(q, k, v, None, odd, None, True))
+    raised("score is str, expected a function or fa3.Score", lambda: flash_attn_func(x, x, x, score="s"), TypeError)
+    returns = "the function of scores returns a condition"
+    raised(returns, lambda: flash_attn_func(x, x, x, score=lambda s, b, h, q, k: q > k), TypeError)
+    raised("the score expression names z", lambda: flash_attn_func(x, x, x, score=fa3.Score("s + z")))
+    wrong = "a score expression reads tables of [2] axes, and is given tables of the shapes [[4]]"
+    raised(wrong, lambda: flash_attn_func(x, x, x, score=fa3.Score("s + t[h, k]", t=TABLE)))
+    raised("a value of score is str", lambda: fa3.Score("s + t", t="x"), TypeError)
+    raised("score gives k a value, and it has a meaning of its own", lambda: fa3.Score("s + k[h]", k=TABLE))
+    many = lambda s, b, h, q, k: sum((s * n for n in range(3, 103)), s)
+    raised("the score expression has more than 96 nodes", lambda: flash_attn_func(x, x, x, score=many))
+    gradient = "a tensor that score reads requires grad, and has no gradient"
+    raised(gradient, lambda: flash_attn_func(x, x, x, score=lambda s, b, h, q, k: s + learned[h]), NotImplementedError)
+    meta = TABLE.to("meta")
+    raised("a tensor that score reads is on meta", lambda: flash_attn_func(x, x, x, score=lambda s, b, h, q, k: s + meta[h]))
+
+
+def test_texts_are_written_with_few_parentheses():
+    """A long chain of operations would else be deeper than a text may be."""
+    def chain(s, b, h, q, k):
+        for n in range(3, 90):
+            s = s + k - (q - n) * h / 2
+        return s
+
+    def choice(s, b, h, q, k):
+        return torch.where(~(q > k) & (k > 3), -(s + h - (k - 1) * 2.5), s)
+
+    text, _ = symbols.trace(choice, LEAVES, torch.device("cpu"))
+    assert text == "(if !(q > k) && k > 3 then -(s + h - (k - 1) * 2.5) else s)"
+    text, _ = symbols.trace(chain, LEAVES, torch.device("cpu"))
+    assert text.startswith("s + k - (q - 3) * h / 2 + k - (q - 4) * h / 2")
