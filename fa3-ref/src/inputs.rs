@@ -66,6 +66,7 @@ const KNOWN: Known = Known::new(
         Feature::Chunks,
         Feature::Intervals,
         Feature::Tree,
+        Feature::Blocks,
         Feature::SoftCap,
         Feature::Score,
         Feature::Sinks,

@@ -187,6 +187,8 @@ pub enum ProblemError {
     IntervalsTwice,
     #[error("intervals take f32, f16 or bf16, not {given}")]
     IntervalsDtype { given: Dtype },
+    #[error("blocks of keys are listed for dense sequences, and not for packed ones")]
+    BlocksPacked,
     #[error("intervals and qv exclude each other")]
     IntervalsLatent,
     #[error(

@@ -15,6 +15,10 @@ use crate::{Dtype, ProblemError, Shape};
 /// row sees, (batch, seqlen_q, words, 1), words being 2 or more. The new keys of a sequence are its last seqlen_q ones.
 /// Bit i of word w is for new key 32 · w + i. A row sees all older keys, and no key that has no bit.
 ///
+/// Or it says which blocks of keys a block of rows sees, (batch or 1, heads_q or 1, seqlen_q / 128 rounded up, words),
+/// words being odd and 3 or more. Blocks have [`BLOCK_SIDE`] rows and keys. Bit i of word w is for block 32 · w + i of
+/// keys, and blocks without a bit are not seen.
+///
 /// Interval masks express documents, prefixes, windows beside the first keys (attention sinks), chunks and padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Intervals {
@@ -45,13 +49,25 @@ pub enum IntervalsOfRow {
         /// The number of 32-bit words of a row.
         words: usize,
     },
+    /// Any number: the blocks of keys that the bits of the row's block show.
+    Blocks {
+        /// The number of 32-bit words of a block of rows.
+        words: usize,
+    },
 }
 
+/// Number of rows, and of keys, of a block, if bits say which blocks of keys a block of rows sees.
+pub const BLOCK_SIDE: usize = 128;
+
 impl IntervalsOfRow {
-    /// The number of intervals that kernels know: of a tree's row, the one that has all others.
+    /// The number of intervals that kernels know: of a tree's row and under bits of blocks, the one that has all
+    /// others.
     pub const fn count(self) -> usize {
         match self {
-            IntervalsOfRow::One | IntervalsOfRow::Causal { .. } | IntervalsOfRow::Tree { .. } => 1,
+            IntervalsOfRow::One
+            | IntervalsOfRow::Causal { .. }
+            | IntervalsOfRow::Tree { .. }
+            | IntervalsOfRow::Blocks { .. } => 1,
             IntervalsOfRow::Two => 2,
         }
     }
@@ -62,6 +78,7 @@ impl IntervalsOfRow {
         match self {
             IntervalsOfRow::Causal { .. } => IntervalsOfRow::Causal { sequences: 0 },
             IntervalsOfRow::Tree { .. } => IntervalsOfRow::Tree { words: 0 },
+            IntervalsOfRow::Blocks { .. } => IntervalsOfRow::Blocks { words: 0 },
             IntervalsOfRow::One | IntervalsOfRow::Two => self,
         }
     }
@@ -83,15 +100,18 @@ impl Intervals {
         {
             return Ok(Intervals::of_tree(words));
         }
-        let of_row = match given[3] {
-            2 => Some(IntervalsOfRow::One),
-            4 => Some(IntervalsOfRow::Two),
-            _ => None,
+        let (of_row, rows) = match given[3] {
+            2 => (Some(IntervalsOfRow::One), seqlen),
+            4 => (Some(IntervalsOfRow::Two), seqlen),
+            words @ 3.. if words % 2 == 1 => {
+                (Some(IntervalsOfRow::Blocks { words }), seqlen.div_ceil(BLOCK_SIDE))
+            }
+            _ => (None, seqlen),
         };
         let fits =
             [(given[0], batch), (given[1], heads)].into_iter().all(|(given, all)| [1, all].contains(&given));
         match of_row {
-            Some(of_row) if fits && given[2] == seqlen => {
+            Some(of_row) if fits && given[2] == rows => {
                 Ok(Intervals { of_row, per_sequence: given[0] != 1, per_head: given[1] != 1 })
             }
             _ => Err(ProblemError::IntervalsShape { given, batch, heads, rows: seqlen }),
@@ -108,10 +128,11 @@ impl Intervals {
         Intervals { of_row: IntervalsOfRow::Tree { words }, per_sequence: true, per_head: false }
     }
 
-    /// Checks the number of sequences, that elements have 16 bits or more, and that there is no `qv`.
+    /// Checks the number of sequences, that bits of blocks are for dense ones, that elements have 16 bits or more, and
+    /// that there is no `qv`.
     pub(crate) fn check(
         self,
-        sequences: usize,
+        (sequences, are_packed): (usize, bool),
         dtypes: [Dtype; 2],
         has_qv: bool,
     ) -> Result<(), ProblemError> {
@@ -120,10 +141,18 @@ impl Intervals {
         {
             return Err(ProblemError::CausalCount { given, sequences });
         }
+        if are_packed && self.are_blocks() {
+            return Err(ProblemError::BlocksPacked);
+        }
         if dtypes.contains(&Dtype::E4m3) {
             return Err(ProblemError::IntervalsDtype { given: Dtype::E4m3 });
         }
         if has_qv { Err(ProblemError::IntervalsLatent) } else { Ok(()) }
+    }
+
+    /// Whether bits say which blocks of keys a block of rows sees.
+    pub const fn are_blocks(self) -> bool {
+        matches!(self.of_row, IntervalsOfRow::Blocks { .. })
     }
 
     /// The simplest form of the same tensor for Q of this shape: the only entry of a batch shares its intervals.
@@ -141,6 +170,10 @@ impl Intervals {
             IntervalsOfRow::Two => of_bounds(4),
             IntervalsOfRow::Causal { sequences } => [sequences, 1, 1, 1],
             IntervalsOfRow::Tree { words } => [q.batch, q.seqlen, words, 1],
+            IntervalsOfRow::Blocks { words } => {
+                let [batch, heads, _, words] = of_bounds(words);
+                [batch, heads, q.seqlen.div_ceil(BLOCK_SIDE), words]
+            }
         }
     }
 }
@@ -152,6 +185,7 @@ impl fmt::Display for Intervals {
             IntervalsOfRow::Two => "two intervals",
             IntervalsOfRow::Causal { .. } => "causal sequences",
             IntervalsOfRow::Tree { .. } => "a tree of new keys",
+            IntervalsOfRow::Blocks { .. } => "blocks of keys",
         })
     }
 }
@@ -197,16 +231,30 @@ impl IntervalRows {
         (numbers == 1 && words > 1).then(|| &self.bounds[first..first + words])
     }
 
+    /// The words of a row's block at this place of Q (entry of the batch, head, row), if they say which blocks of keys
+    /// it sees.
+    pub(crate) fn block_words(&self, at @ [.., row]: [usize; 3]) -> Option<&[i32]> {
+        let [.., words] = self.shape;
+        let first = self.first_number(at, row / BLOCK_SIDE);
+        (words > 1 && words % 2 == 1).then(|| &self.bounds[first..first + words])
+    }
+
+    /// The place of the first number of row `row` of the tensor, for a row at this place of Q.
+    fn first_number(&self, [entry, head, _]: [usize; 3], row: usize) -> usize {
+        let [batch, heads, rows, numbers] = self.shape;
+        let own = |index: usize, all: usize| if all == 1 { 0 } else { index };
+        ((own(entry, batch) * heads + own(head, heads)) * rows + row) * numbers
+    }
+
     /// The keys that the row at this place of Q (entry of the batch, head, row) sees in a sequence of `keys` keys, as
     /// two disjoint ranges.
     ///
     /// # Panics
     /// If there is no such row.
-    pub(crate) fn of_row(&self, [entry, head, row]: [usize; 3], keys: usize) -> [Range<usize>; 2] {
-        let [batch, heads, rows, numbers] = self.shape;
+    pub(crate) fn of_row(&self, at @ [.., row]: [usize; 3], keys: usize) -> [Range<usize>; 2] {
+        let [_, _, rows, numbers] = self.shape;
         assert!(row < rows, "row {row} of {rows}");
-        let own = |index: usize, all: usize| if all == 1 { 0 } else { index };
-        let first = ((own(entry, batch) * heads + own(head, heads)) * rows + row) * numbers;
+        let first = self.first_number(at, row);
         let inside = |bound: i32| usize::try_from(bound).unwrap_or(0).min(keys);
         let mut all =
             self.bounds[first..first + numbers].as_chunks::<2>().0.iter().map(|bounds| bounds.map(inside));
@@ -227,12 +275,14 @@ mod tests {
 
     #[test]
     fn shapes_say_the_form() {
-        for given in [[1, 1, 3, 2], [2, 1, 3, 4], [1, 4, 3, 4], [2, 4, 3, 2]] {
+        for given in [[1, 1, 3, 2], [2, 1, 3, 4], [1, 4, 3, 4], [2, 4, 3, 2], [2, 1, 1, 3], [1, 4, 1, 5]] {
             let form = Intervals::of_shape(given, Q).unwrap();
             assert_eq!(form.shape(Q), given);
             assert_eq!((form.per_sequence, form.per_head), (given[0] == 2, given[1] == 4));
         }
-        for given in [[3, 1, 3, 2], [0, 1, 3, 2], [1, 2, 3, 2], [1, 1, 4, 2], [1, 1, 3, 3], [1, 1, 3, 0]] {
+        for given in
+            [[3, 1, 3, 2], [0, 1, 3, 2], [1, 2, 3, 2], [1, 1, 4, 2], [1, 1, 3, 3], [1, 1, 3, 0], [1, 1, 1, 6]]
+        {
             let error = Intervals::of_shape(given, Q).unwrap_err();
             assert_eq!(error, ProblemError::IntervalsShape { given, batch: 2, heads: 4, rows: 3 });
         }

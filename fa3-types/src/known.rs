@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use crate::mask::keys_of_row;
 use crate::{
-    IntervalRows, Lengths, Mask, Problem, ProblemError, ScoreFunction, SequenceRows, Sequences, TensorName,
+    BLOCK_SIDE, IntervalRows, Lengths, Mask, Problem, ProblemError, ScoreFunction, SequenceRows, Sequences,
+    TensorName,
 };
 
 /// A problem, the rows of its sequences and, under a mask of intervals, the intervals of its rows: all that attention
@@ -161,7 +162,15 @@ impl KnownProblem {
             let older = 0..len.k.saturating_sub(len.q);
             return Some(iter::once(older).chain(seen.map(|key| key..key + 1)).collect());
         }
-        Some(intervals.of_row([entry, head, first + row], len.k).into())
+        let at = [entry, head, first + row];
+        if let Some(words) = intervals.block_words(at) {
+            let has_bit =
+                |block: &usize| words.get(block / 32).is_some_and(|word| word >> (block % 32) & 1 == 1);
+            let blocks = (0..len.k.div_ceil(BLOCK_SIDE)).filter(has_bit);
+            let keys = |block: usize| block * BLOCK_SIDE..((block + 1) * BLOCK_SIDE).min(len.k);
+            return Some(blocks.map(keys).collect());
+        }
+        Some(intervals.of_row(at, len.k).into())
     }
 
     /// Whether query row `row` of a sequence and a head sees key `key`. Rows are counted from 0 within the sequence.

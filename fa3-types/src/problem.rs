@@ -118,7 +118,8 @@ impl Problem {
         }
         extra.as_ref().map_or(Ok(()), |extra| extra.check([&k, &v], seqs_k))?;
         if let Mask::Intervals { form, .. } = &mut mask {
-            form.check(seqs_q.count(), [q.dtype, k.dtype], qv.is_some())?;
+            let packed = seqs_q.is_packed() || seqs_k.is_packed();
+            form.check((seqs_q.count(), packed), [q.dtype, k.dtype], qv.is_some())?;
             *form = form.simplified(q.shape);
         }
         // No sequence is longer than its tensor.

@@ -50,6 +50,7 @@ pub(crate) const KNOWN: Known = Known::new(
         Feature::Chunks,
         Feature::Intervals,
         Feature::Tree,
+        Feature::Blocks,
         Feature::SoftCap,
         Feature::Score,
         Feature::Sinks,

@@ -4,6 +4,7 @@
 //! (plan, values) → program and bytes → simulator or GPU → bytes → O, LSE
 //! ```
 
+pub mod blocks;
 mod fp8;
 pub(crate) mod functions;
 pub(crate) mod intervals;

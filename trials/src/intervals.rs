@@ -7,7 +7,8 @@ use crate::{bwd, fwd};
 use fa3_types::{Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec, SequenceRows};
 
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
-    fwd::intervals::trials(seed).into_iter().chain(bwd::intervals::trials(seed)).collect()
+    let of_blocks = fwd::blocks::trials(seed);
+    fwd::intervals::trials(seed).into_iter().chain(of_blocks).chain(bwd::intervals::trials(seed)).collect()
 }
 
 pub(crate) fn targets() -> Vec<Target> {
@@ -15,7 +16,8 @@ pub(crate) fn targets() -> Vec<Target> {
 }
 
 pub(crate) fn small() -> Vec<Trial> {
-    fwd::intervals::small().into_iter().chain(bwd::intervals::small()).collect()
+    let of_blocks = fwd::blocks::small();
+    fwd::intervals::small().into_iter().chain(of_blocks).chain(bwd::intervals::small()).collect()
 }
 
 /// A kind of interval mask.

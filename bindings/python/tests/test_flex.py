@@ -164,6 +164,21 @@ def test_what_a_function_captures_is_read_at_each_call(device):
         before = after
 
 
+def test_calls_that_are_made_again_keep_their_functions_apart(device):
+    x = [normal(2, rows, heads, 64, seed=rows, device=device) for rows, heads in ((9, 4), (12, 2), (12, 2))]
+    lists = dict(cache_seqlens=torch.full((2,), 7, dtype=I32, device=device))
+    packed = [x.flatten(0, 1) for x in x], [ends([n] * 2, device) for n in (9, 12)]
+    for call in (
+        lambda **score: flash_attn_func(*x, **score),
+        lambda **score: flash_attn_varlen_func(*packed[0], *packed[1], 9, 12, **score),
+        lambda **score: flash_attn_with_kvcache(*x, **lists, **score),
+    ):
+        functions = [{}, dict(score=fa3.Score("s + k")), dict(score=fa3.Score("s - k"))]
+        first, again = ([call(**score) for score in functions] for _ in range(2))
+        assert all(torch.equal(x, y) for x, y in zip(first, again))
+        assert not any(torch.equal(first[i], first[i - 1]) for i in range(3))
+
+
 def test_compiled_calls_take_other_numbers(device):
     q, k, v = tensors(device)
     slopes = normal(HEADS, dtype=F32, device=device)

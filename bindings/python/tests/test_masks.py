@@ -303,6 +303,34 @@ def test_a_packed_mask_is_that_of_each_sequence_in_attention(device):
     assert not out[sum(ROWS) :].any()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_listed_blocks(device, causal):
+    """Lists with repeated blocks, with invalid indices, without a block, and with a block of which few keys exist."""
+    rows, keys, heads = 300, 400, 2
+    idx = torch.tensor([[3, 0, 3, 9], [1, -1, 2, 0], [7, 7, 7, 7]], dtype=I32, device=device).expand(1, heads, 3, 4)
+    cnt = torch.tensor([[3, 2, 0], [1, 4, 4]], dtype=I32, device=device)[None]
+    full = (torch.ones_like(cnt), torch.full_like(idx, 2))
+    seen = torch.zeros(1, heads, 3, 4, dtype=torch.bool, device=device)
+    for head, row, blocks in [(0, 0, [0, 3]), (0, 1, [1]), (1, 0, [3]), (1, 1, [0, 1, 2])]:
+        seen[0, head, row, blocks] = True
+    q, k, v = (torch.randn(1, n, heads, 64, dtype=torch.bfloat16, device=device) for n in (rows, keys, keys))
+    for lists, blocks in [((cnt, idx), seen), ((cnt, idx, *full), seen | (torch.arange(4, device=device) == 2))]:
+        words = masks.block_sparse(*lists)
+        assert words.shape == (1, heads, 3, 3) and words.dtype == I32
+        dense = blocks.repeat_interleave(128, 2).repeat_interleave(128, 3)[..., :rows, :keys]
+        if causal:
+            dense = dense & torch.ones(rows, keys, dtype=torch.bool, device=device).tril(keys - rows)
+        out, lse = flash_attn_func(q, k, v, causal=causal, intervals=words, return_attn_probs=True)
+        scores = torch.einsum("bihd,bjhd->bhij", q.float(), k.float()) / 8
+        scores = scores.masked_fill(~dense, -torch.inf)
+        expected = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1).nan_to_num(), v.float())
+        torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(lse, scores.logsumexp(-1), atol=1e-3, rtol=1e-3)
+    # The sign of a word is the last of its 32 bits.
+    words = masks.block_sparse(cnt, idx + 30, key_blocks=100)
+    assert words.shape[-1] == 5 and words[0, 1, 1].tolist() == [-(2**29), 1, 0, 0, 0]
+
+
 def test_a_document_in_two_places_is_refused():
     ids = torch.tensor([[0, 0, 1, 1], [0, 1, 0, 0]])
     with pytest.raises(ValueError, match=r"^ids\[1\] has 2 documents in 3 runs of tokens"):

@@ -4,6 +4,7 @@
 //!
 //! Public parts serve kernels of other crates, too. They are unstable: any version may change them.
 
+pub(crate) mod block_words;
 pub(crate) mod combine;
 pub(crate) mod gather;
 pub(crate) mod geometry;
@@ -33,6 +34,7 @@ pub(crate) mod table;
 pub(crate) mod tile_indices;
 pub(crate) mod tile_scheduler;
 pub(crate) mod tma_pipeline;
+mod tree_words;
 pub(crate) mod unpack;
 pub mod visible;
 pub(crate) mod walk;

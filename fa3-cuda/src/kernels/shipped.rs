@@ -96,6 +96,7 @@ fn sides_word(mask: Mask) -> String {
         IntervalsOfRow::Two => "two-intervals",
         IntervalsOfRow::Causal { .. } => "causal-sequences",
         IntervalsOfRow::Tree { .. } => "tree",
+        IntervalsOfRow::Blocks { .. } => "blocks",
     });
     match intervals {
         None => sides.to_owned(),

@@ -89,6 +89,11 @@ pub enum PlanError {
         "intervals are computed with head_dim and head_dim_v up to {most}, not {head_dim} and {head_dim_v}"
     )]
     IntervalsHeadDim { head_dim: usize, head_dim_v: usize, most: u32 },
+    #[error(
+        "lists of blocks are computed by tiles of 128 keys and up to 128 rows, which there are none of for head_dim \
+         {head_dim} and head_dim_v {head_dim_v}"
+    )]
+    BlocksTile { head_dim: usize, head_dim_v: usize },
     #[error("tiles under a mask of intervals are drawn by the dynamic persistent scheduler, not {scheduler}")]
     IntervalsScheduler { scheduler: Scheduler },
     #[error(transparent)]
@@ -126,6 +131,7 @@ impl PlanError {
             | PlanError::CachePrecision { .. }
             | PlanError::Pages(_)
             | PlanError::IntervalsHeadDim { .. }
+            | PlanError::BlocksTile { .. }
             | PlanError::ListRows { .. }
             | PlanError::ListedBytes { .. }
             | PlanError::HeadDim { .. } => true,

@@ -10,6 +10,7 @@ use std::num::NonZeroU32;
 
 use fa3_types::{Dtype, Feature, Known, Problem, UnknownFeature};
 
+use super::tile_row::{divides_blocks, listed_blocks};
 use super::{CtaTile, Pieces, PlanError, PlanOptions, Precision, Registers, RunningO, TileRow};
 use crate::dense::dense_lens;
 use crate::packed::{self, PageLayout};
@@ -287,12 +288,15 @@ fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Checks that one warpgroup has all columns of O, under a mask of intervals.
+/// Checks that one warpgroup has all columns of O, under a mask of intervals, and that tiles divide listed blocks.
 fn check_intervals(problem: &Problem, tile: CtaTile) -> Result<(), PlanError> {
+    let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
+    if listed_blocks(problem) && !divides_blocks(&tile) {
+        return Err(PlanError::BlocksTile { head_dim, head_dim_v });
+    }
     if problem.mask().intervals().is_none() || tile.column_groups() == 1 {
         return Ok(());
     }
-    let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
     Err(PlanError::IntervalsHeadDim { head_dim, head_dim_v, most: MOST_COLUMNS })
 }
 

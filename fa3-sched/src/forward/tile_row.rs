@@ -1,9 +1,9 @@
 //! The choice of a problem's tile. `table.rs` has the rows.
 
-use fa3_types::{Lengths, Mask, Problem};
+use fa3_types::{BLOCK_SIDE, Intervals, Lengths, Mask, Problem};
 
 use super::table::TABLE;
-use super::{CtaTile, PlanError, Precision};
+use super::{CtaTile, Loads, PlanError, Precision};
 
 /// Masks that share a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +68,9 @@ impl TileRow {
     /// The error of a problem whose head dimensions are too large.
     pub(super) fn none(problem: &Problem) -> PlanError {
         let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
+        if listed_blocks(problem) {
+            return PlanError::BlocksTile { head_dim, head_dim_v };
+        }
         let precision = Precision::of(problem);
         let has_qv = problem.qv().is_some();
         let tiles = || TABLE.iter().map(|row| row.for_inputs(problem).tile);
@@ -99,8 +102,22 @@ impl TileRow {
         self.tile.takes(problem)
             && self.max_rows.is_none_or(|most| rows <= most as usize)
             && keys >= self.min_seqlen_k as usize
-            && self.masks.contains(&problem.mask().into())
+            && match listed_blocks(problem) {
+                true => divides_blocks(&self.tile),
+                false => self.masks.contains(&problem.mask().into()),
+            }
     }
+}
+
+/// Whether bits say which blocks of keys a block of rows sees.
+pub(super) fn listed_blocks(problem: &Problem) -> bool {
+    problem.mask().intervals().is_some_and(Intervals::are_blocks)
+}
+
+/// Whether all rows of a tile are in one block of rows, and its blocks of keys are the listed ones.
+pub(super) fn divides_blocks(tile: &CtaTile) -> bool {
+    let side = BLOCK_SIDE as u32;
+    tile.tile_n == side && side.is_multiple_of(tile.tile_m) && tile.loads == Loads::Producer
 }
 
 #[cfg(test)]
@@ -231,6 +248,23 @@ mod tests {
             panic!("only its head dimensions are wrong")
         };
         assert_eq!((head_dim, head_dim_v, most, most_v), (272, 64, 256, 256));
+    }
+
+    #[test]
+    fn listed_blocks_have_tiles_of_128_keys() {
+        let form =
+            Intervals { of_row: IntervalsOfRow::Blocks { words: 3 }, per_sequence: false, per_head: false };
+        let of = |dims, rows| find(spec(Dtype::Bf16, dims, Mask::of_intervals(form), (rows, 4096)));
+        for (dims, rows) in
+            [((64, 64), 1), ((64, 64), 4096), ((96, 96), 4096), ((40, 72), 100), ((192, 128), 4096)]
+        {
+            let tile = of(dims, rows).unwrap().tile;
+            assert!(tile.tile_n == 128 && 128 % tile.tile_m == 0, "{dims:?}: {tile}");
+        }
+        for dims in [(192, 192), (256, 256), (64, 256), (512, 512)] {
+            let error = PlanError::BlocksTile { head_dim: dims.0, head_dim_v: dims.1 };
+            assert_eq!(of(dims, 4096), Err(error));
+        }
     }
 
     /// Masks of data have the bits of the mask that they say where blocks have as many keys and sums are rescaled

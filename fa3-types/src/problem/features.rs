@@ -20,6 +20,8 @@ names! {
         Intervals = "a mask of intervals",
         /// [`IntervalsOfRow::Tree`](crate::IntervalsOfRow::Tree).
         Tree = "a tree of new keys",
+        /// [`IntervalsOfRow::Blocks`](crate::IntervalsOfRow::Blocks).
+        Blocks = "lists of blocks of keys",
         /// [`Problem::softcap`].
         SoftCap = "a soft cap",
         /// [`Problem::score`].
@@ -134,13 +136,14 @@ impl Problem {
             max_logits,
         } = self;
         let has_window = mask.chunks().is_none() && mask.reach() != (None, None);
-        let has_tree =
-            mask.intervals().is_some_and(|form| matches!(form.of_row, IntervalsOfRow::Tree { .. }));
+        let of_data = mask.intervals().map(|form| match form.of_row {
+            IntervalsOfRow::One | IntervalsOfRow::Two | IntervalsOfRow::Causal { .. } => Feature::Intervals,
+            IntervalsOfRow::Tree { .. } => Feature::Tree,
+            IntervalsOfRow::Blocks { .. } => Feature::Blocks,
+        });
         let features = [
             (has_window, Feature::Window),
             (mask.chunks().is_some(), Feature::Chunks),
-            (mask.intervals().is_some() && !has_tree, Feature::Intervals),
-            (has_tree, Feature::Tree),
             (softcap.is_some(), Feature::SoftCap),
             (score.is_some(), Feature::Score),
             (*sink, Feature::Sinks),
@@ -156,6 +159,9 @@ impl Problem {
             (*max_logits, Feature::MaxLogits),
         ];
         let features = features.into_iter().filter_map(|(is_there, feature)| is_there.then_some(feature));
-        features.chain([*seqs_q, *seqs_k].into_iter().flat_map(Sequences::features))
+        of_data
+            .into_iter()
+            .chain(features)
+            .chain([*seqs_q, *seqs_k].into_iter().flat_map(Sequences::features))
     }
 }

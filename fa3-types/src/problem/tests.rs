@@ -58,6 +58,7 @@ fn of_every_feature() -> Vec<ProblemSpec> {
         listed().seqs_k(Sequences::listed(2, 7).table_stride(9)).sink(),
         codes().transposed_v().block_scales(64).v_channels(),
         spec().mask(Mask::of_intervals(Intervals::of_tree(1))).seqs_k(Sequences::dense(2, 24).used()),
+        spec().mask(Mask::of_intervals(Intervals::of_shape([1, 1, 1, 3], Q).unwrap())),
         scaled_rows(),
         ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, &rows, &rows)
             .seqs_q(Sequences::packed(3).longest(6))
@@ -396,6 +397,18 @@ fn intervals_are_of_sequences_in_16_bits() {
     assert_eq!(known.intervals_of_row([1, 3, 2]), Some(vec![0..8, 8..9, 11..12, 23..24]));
     let seen: Vec<usize> = (0..30).filter(|&key| known.allows([1, 3, 2], key)).collect();
     assert_eq!(seen, [&Vec::from_iter(0..9)[..], &[11, 23]].concat());
+    // Or which blocks of keys a block of rows sees.
+    let (q, kv) = (Shape { seqlen: 130, ..Q }, Shape { seqlen: 300, ..KV });
+    let mask = Mask::of_intervals(Intervals::of_shape([2, 1, 2, 3], q).unwrap());
+    let blocks = ProblemSpec::dense(Dtype::F16, q, kv).mask(mask).validate().unwrap();
+    assert!(blocks.features().any(|feature| feature == Feature::Blocks));
+    let known = blocks.known_intervals([0b101, -1, -1, 0, 0, 0].repeat(2)).unwrap();
+    assert_eq!(known.intervals_of_row([1, 3, 127]), Some(vec![0..128, 256..300]));
+    assert_eq!(known.intervals_of_row([0, 0, 128]), Some(vec![]));
+    let rows = SequenceRows::packed_lengths(&[130]);
+    let packed = ProblemSpec::packed(Dtype::F16, (4, 2), 64, &rows, &rows).seqs_q(rows.sequences());
+    let packed = packed.seqs_k(rows.sequences()).mask(mask).validate();
+    assert_eq!(packed.unwrap_err(), ProblemError::BlocksPacked);
     let none = spec().validate().unwrap().known_intervals([]);
     assert_eq!(none.unwrap_err(), ProblemError::NoIntervals { mask: Mask::None });
 

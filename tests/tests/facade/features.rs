@@ -86,6 +86,10 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
             let form = Intervals::of_shape([spec.q.shape.batch, seqlen, 2, 1], spec.q.shape)?;
             spec.mask(Mask::of_intervals(form))
         }
+        Feature::Blocks => {
+            let form = Intervals::of_shape([1, 1, seqlen.div_ceil(128), 3], spec.q.shape)?;
+            spec.mask(Mask::of_intervals(form))
+        }
         Feature::SoftCap => spec.softcap(30.0),
         Feature::Score => spec.score(twice().form().clone()),
         Feature::Sinks => spec.sink(),

@@ -32,17 +32,20 @@ fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
     }
 }
 
-/// The numbers of a row by which a mask of this kind says what a causal mask says, in a sequence with these keys and
-/// rows.
-fn causal_row(kind: Kind, keys: usize, rows: usize, row: usize) -> Vec<i32> {
-    let end = (keys + row + 1) as i32 - rows as i32;
-    match kind {
-        Kind::Everything => vec![0, end],
-        Kind::FarApart => vec![end / 2, end, 0, end / 2],
-        // Three words, of which a row has a bit for each new key up to its own.
-        _ => [0, 32, 64].map(|first| ((1_u64 << (row + 1).saturating_sub(first).min(32)) - 1) as i32).into(),
-    }
-}
+/// Gives the numbers of all rows of a sequence with these keys and rows.
+type OfRows = fn(i32, i32) -> Vec<i32>;
+
+/// Masks of data that say what a causal mask says.
+const CAUSAL: [(Kind, OfRows); 4] = [
+    (Kind::Everything, |keys, rows| (keys - rows..keys).flat_map(|at| [0, at + 1]).collect()),
+    (Kind::FarApart, |keys, rows| (keys - rows..keys).flat_map(|at| [at / 2, at + 1, 0, at / 2]).collect()),
+    // Three words, of which a row has a bit for each new key up to its own.
+    (Kind::Tree, |_, rows| {
+        let word = |bits: i32| ((1_i64 << bits.clamp(0, 32)) - 1) as i32;
+        (1..=rows).flat_map(|bits| [0, 32, 64].map(|first| word(bits - first))).collect()
+    }),
+    (Kind::Causal, |_, _| vec![-1]),
+];
 
 /// Intervals, trees that are chains, and numbers that make all sequences causal have the bits of a causal mask.
 #[test]
@@ -53,13 +56,10 @@ fn masks_that_say_causal_have_its_bits() {
         for keys in [Keys::Padded, Keys::Pages(Pages::of(16)), Keys::Pages(Pages::of(1))] {
             let causal = case(keys, split_keys, rows);
             let expected = run(&causal.clone().trial());
-            for kind in [Kind::Everything, Kind::FarApart, Kind::Tree, Kind::Causal] {
+            for (kind, of_rows) in CAUSAL {
                 let case = Case { mask: Mask::None, intervals: Some((kind, false)), ..causal.clone() };
-                let of_sequence = |&keys: &usize| match kind {
-                    Kind::Causal => vec![-1],
-                    _ => (0..rows).flat_map(|row| causal_row(kind, keys, rows, row)).collect(),
-                };
-                let numbers = causal.lengths.iter().flat_map(of_sequence).flat_map(i32::to_le_bytes);
+                let numbers = causal.lengths.iter().flat_map(|&keys| of_rows(keys as i32, rows as i32));
+                let numbers = numbers.flat_map(i32::to_le_bytes);
                 let (mut trial, numbers) = (case.trial(), numbers.collect::<Vec<u8>>());
                 assert_eq!(trial.buffer_mut("intervals").len(), numbers.len());
                 *trial.buffer_mut("intervals") = numbers;

@@ -258,7 +258,8 @@ pub fn in_pieces(seed: u64, kernels: u64) -> Case {
         0 => SplitKeys::Fixed,
         pieces => SplitKeys::FixedSize { keys: 128 * pieces as u64 },
     };
-    // e4m3 scales and intervals are indexed by batch entry, and the index changes if the sequence is a batch of its own.
+    // e4m3 scales and intervals are indexed by batch entry, and the index changes if the sequence is a batch of its
+    // own.
     Case { split_keys: Some(split), e4m3_keys: false, intervals: None, ..any(seed, kernels) }
 }
 

@@ -8,6 +8,7 @@ use fa3_sim::Rule;
 use fa3_types::{KnownProblem, Mask, ProblemSpec, Shape};
 
 use super::{Equivalent, LAST_TURN, TURNS, Target};
+use crate::fwd::blocks::Listed;
 use crate::fwd::listed::{self, Given};
 use crate::fwd::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out};
 use crate::fwd::wide::HALVES;
@@ -247,8 +248,25 @@ pub(crate) fn wide_targets() -> Vec<Target> {
     ]
 }
 
-/// The file that turns bounds and words of a row into bits of a thread's columns.
-const BITS: &[&str] = &["parts/visible.rs"];
+/// The file that turns a row's words into bits of a thread's columns.
+const TREE_WORDS: &[&str] = &["parts/tree_words.rs"];
+
+/// The file that finds the blocks that words show.
+const BLOCK_WORDS: &[&str] = &["parts/block_words.rs"];
+
+/// Equivalent mutants of these lines.
+const SAME_WORD: &[Equivalent] = &[(
+    "number: shuffle leaves each lane its own",
+    4,
+    "all lanes of the warp have the same word, and the shuffle tells the compiler so",
+)];
+
+/// Equivalent mutants of these lines.
+const CLAMPED: &[Equivalent] = &[(
+    "number: select, min or max gives",
+    8,
+    "a word that the row does not have is replaced once it is loaded, and no row here has bits in a third word",
+)];
 
 /// Kernels under an interval mask with several tiles per CTA, of dense and of packed sequences. One tile visits no
 /// block, and other tiles skip some blocks.
@@ -269,7 +287,8 @@ pub(crate) fn interval_targets() -> Vec<Target> {
     // All heads are one section: quotients by a number of sections are computed in floats, which mutants do without.
     let packed = |one: Option<Kind>| {
         kinds.map(|(heads, (rows, keys), kind)| {
-            let lengths = [(rows, keys), (0, 3), (rows, keys / 2)];
+            // Trees of five sequences have four words.
+            let lengths = [(rows, keys), (0, 3), (rows, keys / 2), (0, 0), (0, 0)];
             let (spec, rows) =
                 listed::spec(Given::Packed, dtype(&TWO), (heads, 1), TWO.head_dim as usize, &lengths);
             let spec = spec.head_dim_v(TWO.head_dim_v as usize);
@@ -282,8 +301,15 @@ pub(crate) fn interval_targets() -> Vec<Target> {
         ("fwd 2, trees, packed", packed(Some(Kind::Tree)), 1),
     ];
     let targets = targets.map(|(name, programs, step)| Target::new(name, programs, step, TWO_STAGE));
+    let lists = [((300, 500), Listed::Diagonal), ((129, 500), Listed::All), ((20, 400), Listed::Nothing)];
+    let listed = CtaTile { tile_n: 128, ..TWO };
+    let lists = lists.map(|(rows, lists)| {
+        program(&lists.of(spec(&listed, 2, rows), (false, true)), 1, &with_tile(listed).order(Order::Linear))
+    });
+    let lists = Target::new("fwd 2, listed blocks", lists, 0, TWO_STAGE).with("number", BLOCK_WORDS);
+    let lists = lists.also_equivalent(SAME_WORD);
     let [one, packed, tree] = targets.map(|target| target.also_noticed(UNASKED).also_equivalent(ASKED));
-    vec![one, packed, tree.with("number", BITS).with("comparison", BITS)]
+    vec![one, packed, tree.with("number", TREE_WORDS).also_equivalent(CLAMPED), lists]
 }
 
 /// The kernel that transposes V before attention. Some heads have several tiles, of which the last one is partial;

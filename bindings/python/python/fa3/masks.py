@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PackedRows",
+    "block_sparse",
     "causal",
     "chunked",
     "document",
@@ -445,6 +446,49 @@ def tree_words(seen: Tensor) -> Tensor:
         raise ValueError(f"seen is {seen.dtype} {tuple(seen.shape)}, expected torch.bool (batch, seqlen_q, new)")
     bits = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % 64)).unflatten(-1, (-1, 64)).to(torch.int64)
     return (bits << torch.arange(64, device=seen.device)).sum(-1)
+
+
+def block_sparse(
+    mask_block_cnt: Tensor,
+    mask_block_idx: Tensor,
+    full_block_cnt: Tensor | None = None,
+    full_block_idx: Tensor | None = None,
+    *,
+    key_blocks: int | None = None,
+) -> Tensor:
+    """Makes a mask in which each block of 128 rows sees the listed blocks of 128 keys, which `flash_attn_func` takes as
+    intervals. Other blocks take no time. Causal masks, windows and chunks of the same call also hide keys of listed
+    blocks.
+
+    Counts are integers (batch or 1, heads or 1, blocks of rows), indices (batch or 1, heads or 1, blocks of rows,
+    blocks of keys): the fields of FlashAttention-4's `BlockSparseTensorsTorch`, or of a `BlockMask`, in this order. The
+    second lists add blocks to the first lists. A block that is listed twice is seen once, and an index beyond the
+    blocks is ignored. key_blocks is the number of blocks of keys, if lists are shorter. The host waits for nothing.
+
+    Returns int32 (batch or 1, heads or 1, blocks of rows, words): bit i of word w is for block 32 w + i.
+    """
+    lists: list[tuple[Any, Any]] = [(mask_block_cnt, mask_block_idx)]
+    if full_block_cnt is not None or full_block_idx is not None:
+        lists.append((full_block_cnt, full_block_idx))
+    for count, index in lists:
+        arguments.tensor("count", count)
+        arguments.tensor("index", index)
+        is_list = index.dim() == 4 and index.shape[:-1] == count.shape and index.shape[:-1] == lists[0][1].shape[:-1]
+        if not (is_list and _is_of_integers(count) and _is_of_integers(index)):
+            found = f"{count.dtype} {tuple(count.shape)} beside {index.dtype} {tuple(index.shape)}"
+            expected = "(batch or 1, heads or 1, blocks of rows), and one more axis"
+            raise ValueError(f"counts and indices are {found}, expected integers {expected}")
+    blocks = lists[0][1].shape[-1] if key_blocks is None else _size("key_blocks", key_blocks)
+    words = max(3, (blocks + 31) // 32 | 1)
+    index = lists[0][1]
+    # Indices that count for nothing set a bit behind all others.
+    seen = torch.zeros(*index.shape[:-1], words * 32 + 1, dtype=torch.bool, device=index.device)
+    for count, index in lists:
+        listed = torch.arange(index.shape[-1], device=index.device) < count[..., None]
+        listed = listed & (index >= 0) & (index < blocks)
+        seen.scatter_(-1, index.where(listed, words * 32).to(torch.int64), True)
+    bits = seen[..., :-1].unflatten(-1, (words, 32)).to(torch.int32)
+    return (bits << torch.arange(32, dtype=torch.int32, device=bits.device)).sum(-1, dtype=torch.int32)
 
 
 class _Indexing(TorchFunctionMode):

@@ -36,6 +36,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let mut attend = Attend { fwd, q, qv, k, v, p: fwd.p, turn, first };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
     fwd.scheduler.consume(|work, again| {
+        let work = fwd.cut(work, true);
         // The row is computed again for each tile, because keeping it would occupy a register all along.
         let row = fwd.first_row(&work, me);
         let scales = TileScales::new(fwd, &work, || work.row + fwd.row_block(me) * 64);
@@ -46,7 +47,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         let softmax = if attend.first.is_some() { softmax.with_scores_scale() } else { softmax };
         let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd), merged: Merged::new(fwd, &work) };
         let visits = work.kv.first.lt(work.kv.end);
-        let blocks = fwd.blocks(&work).in_pieces(fwd.params.piece);
+        let blocks = fwd.blocks_by(&work, true).in_pieces(fwd.params.piece);
         b.if_uniform(visits, || {
             if let Some(loads) = &mut loads {
                 loads.begin(&work, &mut attend.k, &mut attend.v);

@@ -28,9 +28,10 @@ pub(super) fn run(fwd: &Fwd<'_>) {
             b.if_else_uniform(loads, || load(fwd), transpose);
         }
         Loading::Ranges => {
-            b.if_uniform(is(0), || load_ranges(fwd));
+            b.if_uniform(is(0), || load_ranges(fwd, true));
             b.if_uniform(is(FINDER), || fwd.scheduler.find());
         }
+        Loading::Blocks => load_ranges(fwd, false),
         Loading::WarpEach if fwd.spec.finds_ranges() => {
             b.if_uniform(is(0), || load_queries_in_warp(fwd));
             b.if_uniform(is(1), || load_ranges_in_warp(fwd, &of_k, 1));
@@ -127,38 +128,47 @@ fn load(fwd: &Fwd<'_>) {
     });
 }
 
-/// Loads the blocks under a mask of intervals in a warp, in the order of `load`. Another warp finds these blocks.
-fn load_ranges(fwd: &Fwd<'_>) {
+/// Loads the blocks under a mask of intervals in the order of `load`: in a warp, if another warp finds these blocks, or
+/// in one thread, if bits show them.
+fn load_ranges<'k>(fwd: &Fwd<'k>, in_warp: bool) {
     let b = fwd.builder;
     let scheduler = fwd.scheduler.begin();
-    let (mut q, mut k, mut v) = (fwd.q.producer(), fwd.k.producer(), fwd.v.producer());
-    let v_first = fwd.spec.tile.loads_v_first();
-    scheduler.produce(|work, _, fetch_next| {
-        let WorkTile { head, kv_head, row, kv, .. } = work;
-        let [of_q, of_k, of_v] = fwd.sequences(&work).map(Keys::Of);
-        let visits = kv.first.lt(kv.end);
-        let blocks = fwd.blocks(&work);
-        let key = b.var("key", blocks.at(0).key);
-        b.if_uniform(visits, || {
-            k.load_in_warp(kv_head, key.get(), &of_k);
-            q.load_in_warp(head, row, &of_q); // A1:4-5
-            blocks.for_each_unmasked(1, |block| {
-                // A1:6
-                let before = key.get();
-                if v_first {
-                    v.load_in_warp(kv_head, before, &of_v);
-                }
-                k.load_in_warp(kv_head, block.key, &of_k);
-                if !v_first {
-                    v.load_in_warp(kv_head, before, &of_v);
-                }
-                key.set(block.key);
+    let load = |tensor: &mut TmaProducer<'k>, head, row, of| match in_warp {
+        true => tensor.load_in_warp(head, row, &Keys::Of(of)),
+        false => tensor.load(head, row, of),
+    };
+    let run = || {
+        let (mut q, mut k, mut v) = (fwd.q.producer(), fwd.k.producer(), fwd.v.producer());
+        let v_first = fwd.spec.tile.loads_v_first();
+        scheduler.produce(|work, _, fetch_next| {
+            let work = fwd.cut(work, in_warp);
+            let WorkTile { head, kv_head, row, kv, .. } = work;
+            let [of_q, of_k, of_v] = fwd.sequences(&work);
+            let visits = kv.first.lt(kv.end);
+            let blocks = fwd.blocks_by(&work, in_warp);
+            let key = b.var("key", blocks.first_key());
+            b.if_uniform(visits, || {
+                load(&mut k, kv_head, key.get(), of_k);
+                load(&mut q, head, row, of_q); // A1:4-5
+                blocks.for_each_unmasked(1, |block| {
+                    // A1:6
+                    let before = key.get();
+                    if v_first {
+                        load(&mut v, kv_head, before, of_v);
+                    }
+                    load(&mut k, kv_head, block.key, of_k);
+                    if !v_first {
+                        load(&mut v, kv_head, before, of_v);
+                    }
+                    key.set(block.key);
+                });
             });
+            // Meanwhile another warp, if any, finds the blocks that the next tile visits.
+            fetch_next();
+            b.if_uniform(visits, || load(&mut v, kv_head, key.get(), of_v));
         });
-        // Meanwhile another warp finds the blocks that the next tile visits.
-        fetch_next();
-        b.if_uniform(visits, || v.load_in_warp(kv_head, key.get(), &of_v));
-    });
+    };
+    if in_warp { run() } else { b.once_per_role(run) }
 }
 
 /// Loads Q in one thread, and sends work tiles to the warps that load K and V.

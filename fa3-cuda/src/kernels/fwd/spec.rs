@@ -3,7 +3,7 @@
 use fa3_ir::Elem;
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, PlanKind, Precision, RunningO, packed_positions};
 use fa3_sched::{Order, Scheduler};
-use fa3_types::{Mask, ScoreExpr, ScoreForm};
+use fa3_types::{Intervals, Mask, ScoreExpr, ScoreForm};
 
 use crate::kernels::parts::geometry::{form, sides};
 use crate::kernels::parts::lists::ListForm;
@@ -76,6 +76,8 @@ pub(super) enum Loading {
     Thread,
     /// One warp loads Q, K and V, and another finds the blocks that a tile visits under a mask of intervals.
     Ranges,
+    /// One thread loads Q, and the blocks of K and V that bits show.
+    Blocks,
     /// Three warps load: one loads Q, one K, and one V.
     WarpEach,
     /// One warp loads Q, and one loads K and V. The other two transpose V.
@@ -149,6 +151,7 @@ impl FwdSpec {
             (true, false) if self.gathers() => Loading::Gathered,
             (true, false) => Loading::WarpEach,
             (false, false) if self.finds_ranges() => Loading::Ranges,
+            (false, false) if self.lists_blocks() => Loading::Blocks,
             (false, _) => Loading::Thread,
         }
     }
@@ -157,7 +160,13 @@ impl FwdSpec {
     /// with the mask: where CTAs share keys, and where all warps of the producer copy rows. If all rows see all keys
     /// but the new ones, only blocks with new keys have the mask there.
     pub(super) fn finds_ranges(&self) -> bool {
-        self.mask.intervals().is_some() && self.shares.is_none() && !self.gathers()
+        let has_intervals = self.mask.intervals().is_some() && !self.lists_blocks();
+        has_intervals && self.shares.is_none() && !self.gathers()
+    }
+
+    /// Whether bits say which blocks of keys a tile visits.
+    pub(super) fn lists_blocks(&self) -> bool {
+        self.mask.intervals().is_some_and(Intervals::are_blocks)
     }
 
     /// The form of lists, if keys are listed.
@@ -189,7 +198,7 @@ impl FwdSpec {
     /// tiles.
     pub(super) fn loaders(&self) -> u32 {
         match self.loading() {
-            Loading::Thread | Loading::Ranges => 0,
+            Loading::Thread | Loading::Ranges | Loading::Blocks => 0,
             Loading::WarpForBoth => 1,
             Loading::WarpEach => 2,
             Loading::Gathered => COPIERS,

@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::{ROW_SUM_COLS, RunningO};
-use fa3_sched::{FastDiv, Int};
+use fa3_sched::{FastDiv, Int, KvRange};
 use fa3_types::IntervalsOfRow;
 
 use super::constants;
@@ -14,6 +14,7 @@ use super::params::Params;
 use super::spec::FwdSpec;
 use super::transpose::Transposed;
 use crate::kernels::params::{Declare, Form, InKernel};
+use crate::kernels::parts::block_words::BlockWords;
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::TilesUnderIntervals;
 use crate::kernels::parts::kv_blocks::KvBlocks;
@@ -209,6 +210,27 @@ impl<'k> Fwd<'k> {
         }
     }
 
+    /// The work tile, with the last block that its rows see as its last one, if bits say which blocks they see.
+    #[track_caller]
+    pub(super) fn cut(&self, work: WorkTile<'k>, in_warp: bool) -> WorkTile<'k> {
+        let Some(words) = self.block_words(&work, in_warp) else { return work };
+        let end = words.last_end(work.kv.end, work.kv.first);
+        WorkTile { kv: KvRange { end, ..work.kv }, ..work }
+    }
+
+    /// The words that say which blocks of keys a work tile visits, if any do.
+    #[track_caller]
+    fn block_words(&self, work: &WorkTile<'k>, in_warp: bool) -> Option<BlockWords<'k>> {
+        let rows = self.params.intervals.filter(|_| self.spec.lists_blocks())?;
+        rows.block_words(self.builder, work, in_warp)
+    }
+
+    /// The KV blocks that a work tile visits, as all lanes of a warp know them, or one thread.
+    #[track_caller]
+    pub(super) fn blocks_by(&self, work: &WorkTile<'k>, in_warp: bool) -> KvBlocks<'k> {
+        self.blocks(work).with_words(self.block_words(work, in_warp))
+    }
+
     /// The KV blocks that a work tile visits.
     #[track_caller]
     pub(super) fn blocks(&self, work: &WorkTile<'k>) -> KvBlocks<'k> {
@@ -216,7 +238,7 @@ impl<'k> Fwd<'k> {
         let blocks = KvBlocks::of(self.builder, work.kv, keys, mask).in_ranges(work.ranges, mask);
         let blocks = blocks.listed(self.seen.is_some());
         match mask.intervals().filter(|_| !self.spec.finds_ranges()).map(|form| form.of_row) {
-            None => blocks,
+            None | Some(IntervalsOfRow::Blocks { .. }) => blocks,
             Some(IntervalsOfRow::One | IntervalsOfRow::Two) => blocks.all_masked(),
             // Every row sees the keys before the new ones.
             Some(IntervalsOfRow::Causal { .. } | IntervalsOfRow::Tree { .. }) => {

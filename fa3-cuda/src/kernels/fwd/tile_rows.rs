@@ -135,7 +135,7 @@ impl<'k> Fwd<'k> {
         let (lens, position) = (work.lens, self.positions(work, row));
         let modify = self.spec.softcap.then(|| Box::new(softcap) as _);
         let function = self.function(work, row);
-        if let Some(rows) = self.params.intervals {
+        if let Some(rows) = self.params.intervals.filter(|_| !self.spec.lists_blocks()) {
             let visible = self.visible_by_intervals(work, row, rows, position);
             return Scores { modify, function, visible, in_bits: true };
         }

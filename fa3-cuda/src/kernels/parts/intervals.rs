@@ -5,8 +5,9 @@ use fa3_ir::{BufferId, BufferRole, Program};
 use fa3_sched::{
     BlockRange, BlockRanges, Bounds, FastDiv, Int, KvRange, SeqLens, Tiling, VisibleKeys, keys_of_interval,
 };
-use fa3_types::{Intervals, IntervalsOfRow, Shape};
+use fa3_types::{BLOCK_SIDE, Intervals, IntervalsOfRow, Shape};
 
+use super::block_words::BlockWords;
 use super::geometry::{Varlen, WorkTile};
 use super::key_tiles::{KeyTile, KeyTiles};
 use super::lookup::Lookup;
@@ -23,7 +24,7 @@ const fn row_bytes(of_row: IntervalsOfRow) -> u32 {
     match of_row {
         IntervalsOfRow::One => 8,
         IntervalsOfRow::Two => 16,
-        IntervalsOfRow::Causal { .. } | IntervalsOfRow::Tree { .. } => 4,
+        IntervalsOfRow::Causal { .. } | IntervalsOfRow::Tree { .. } | IntervalsOfRow::Blocks { .. } => 4,
     }
 }
 
@@ -46,7 +47,8 @@ params! {
         head: u64 = "intervals_head",
         /// The last sequence, if a number of a sequence decides what its rows see.
         last: maybe u32 = "last_sequence",
-        /// The number of words of a row, if they say which new keys it sees.
+        /// The number of words of a row, if they say which new keys it sees, or of a block of rows, if they say which
+        /// blocks of keys it sees.
         words: maybe u32 = "tree_words",
     }
 }
@@ -57,7 +59,8 @@ impl IntervalRows<Form> {
     /// The parameters of rows with `of_row` intervals.
     pub(crate) fn form(of_row: IntervalsOfRow) -> IntervalRows<Form> {
         let last = matches!(of_row, IntervalsOfRow::Causal { .. }).then_some(());
-        let words = matches!(of_row, IntervalsOfRow::Tree { .. }).then_some(());
+        let has_words = matches!(of_row, IntervalsOfRow::Tree { .. } | IntervalsOfRow::Blocks { .. });
+        let words = has_words.then_some(());
         IntervalRows { of_row, address: Elem::U32, batch: (), head: (), last, words }
     }
 }
@@ -71,6 +74,9 @@ impl IntervalRows<Host> {
             IntervalsOfRow::One | IntervalsOfRow::Two => (strides(form, heads, rows), None, None),
             IntervalsOfRow::Causal { sequences } => ([1, 0], Some(sequences as u32 - 1), None),
             IntervalsOfRow::Tree { words } => ([of_batch(words), 0], None, Some(words as u32)),
+            IntervalsOfRow::Blocks { words } => {
+                (strides(form, heads, rows * words as u64), None, Some(words as u32))
+            }
         };
         IntervalRows { of_row: form.of_row, address: buffer, batch, head, last, words }
     }
@@ -133,11 +139,26 @@ impl<'k> IntervalRows<InKernel<'k>> {
                 let end = is_causal.ne(0).select(lens.k + row + 1 - lens.q, lens.k);
                 vec![[row.constant(0), end]]
             }
-            IntervalsOfRow::Tree { .. } => vec![[row.constant(0), lens.k]],
+            IntervalsOfRow::Tree { .. } | IntervalsOfRow::Blocks { .. } => vec![[row.constant(0), lens.k]],
         };
         let seen = mask.filter(|mask| mask.has_mask()).map(|mask| mask.keys(row, lens));
         let cut = |keys: VisibleKeys<U32<'k>>| seen.map_or(keys, |seen| keys.and(seen));
         bounds.into_iter().map(|bounds| cut(keys_of_interval(bounds, lens.k))).collect()
+    }
+
+    /// The words that say which blocks of keys a tile's block of rows sees, if there are words. All lanes of a warp
+    /// read them `in_warp`; otherwise one thread does.
+    #[track_caller]
+    pub(crate) fn block_words(
+        &self,
+        builder: &'k Builder,
+        work: &WorkTile<'k>,
+        in_warp: bool,
+    ) -> Option<BlockWords<'k>> {
+        let count = self.words?;
+        let of_head = self.of_head(work.batch, work.head);
+        let address = self.at_row(work.row >> BLOCK_SIDE.ilog2(), of_head);
+        Some(BlockWords { builder, address, count, in_warp })
     }
 
     /// The keys that the row at `position` sees by its intervals and by the mask of `tiling`.

@@ -4,6 +4,7 @@ use fa3_ir::lang::*;
 use fa3_sched::{FastDiv, KvRange, num_ranges};
 use fa3_types::Mask;
 
+use super::block_words::BlockWords;
 use super::intervals::load_words;
 use super::seen::SeenKeys;
 
@@ -26,6 +27,8 @@ pub(crate) struct KvBlocks<'k> {
     right: bool,
     /// The shared-memory address of the tile's ranges, and the number of ranges, under a mask of intervals.
     ranges: Option<(U32<'k>, u32)>,
+    /// The words that say which of the blocks are visited. The last one is.
+    words: Option<BlockWords<'k>>,
 }
 
 /// A KV block.
@@ -49,8 +52,8 @@ impl<'k> KvBlocks<'k> {
     pub(crate) fn of(b: &'k Builder, kv: KvRange<U32<'k>>, keys: u32, mask: Mask) -> KvBlocks<'k> {
         let (left, right) = mask.reach();
         let count = kv.end - kv.first;
-        // Intervals may hide keys on either side.
-        let both = mask.intervals().is_some();
+        // Intervals may hide keys on either side. Blocks do not hide some of their keys.
+        let both = mask.intervals().is_some_and(|form| !form.are_blocks());
         let (left, right) = (both || left.is_some(), both || right.is_some());
         KvBlocks {
             builder: b,
@@ -63,6 +66,7 @@ impl<'k> KvBlocks<'k> {
             left,
             right,
             ranges: None,
+            words: None,
         }
     }
 
@@ -70,6 +74,11 @@ impl<'k> KvBlocks<'k> {
     pub(crate) fn in_ranges(self, at: Option<U32<'k>>, mask: Mask) -> KvBlocks<'k> {
         let count = mask.intervals().map_or(0, |form| num_ranges(form.of_row.count()) as u32);
         KvBlocks { ranges: at.map(|at| (at, count)), ..self }
+    }
+
+    /// The blocks that these words show.
+    pub(crate) fn with_words(self, words: Option<BlockWords<'k>>) -> KvBlocks<'k> {
+        KvBlocks { words, ..self }
     }
 
     /// These blocks, all of which need the mask.
@@ -114,7 +123,12 @@ impl<'k> KvBlocks<'k> {
             let end = if self.are_listed { self.kv.end - 1 - index } else { index + 1 };
             piece.div_rem(end * self.keys).1.eq(0)
         });
-        KvBlock { key: index * self.keys, masked, last: index.eq(self.kv.first), seen: None, begins_piece }
+        let (key, first) = (index * self.keys, self.kv.first);
+        let last = match self.words {
+            None => index.eq(first),
+            Some(words) => words.end_below(index, first).le(first),
+        };
+        KvBlock { key, masked, last, seen: None, begins_piece }
     }
 
     /// The block of step `step`, in a range whose top is `top`, of a tile that visits `count` blocks.
@@ -155,9 +169,48 @@ impl<'k> KvBlocks<'k> {
         });
     }
 
-    /// Runs `body`, which applies no mask, for every block but the first `from`. Blocks must be in ranges.
+    /// Runs `body` for every block that `words` show, but the first `from`. With `are_told_apart`, `body` is built up
+    /// to three times, as for other blocks.
+    #[track_caller]
+    fn for_each_seen(
+        &self,
+        words: BlockWords<'k>,
+        from: u32,
+        are_told_apart: bool,
+        mut body: impl FnMut(KvBlock<'k>),
+    ) {
+        let (b, KvRange { first, unmasked_first, unmasked_end, end }) = (self.builder, self.kv);
+        let end = if from == 0 { end } else { words.end_below(end - 1, first) };
+        let next = b.var("end", end);
+        let all = [(self.right || from == 0, unmasked_end), (true, unmasked_first), (self.left, first)];
+        let parts = all.into_iter().zip([true, false, true]);
+        let parts = parts.filter(|((is_there, _), masked)| if are_told_apart { *is_there } else { !masked });
+        for ((_, bound), masked) in parts {
+            let bound = if are_told_apart { bound } else { first };
+            b.repeat(|| {
+                let end = next.get();
+                b.break_if(end.le(bound));
+                let following = words.end_below(end - 1, first);
+                next.set(following);
+                let (key, last) = ((end - 1) * self.keys, following.le(first));
+                body(KvBlock { key, masked, last, seen: None, begins_piece: None });
+            });
+        }
+    }
+
+    /// The first key of the block that is visited first, if there is one.
+    #[track_caller]
+    pub(crate) fn first_key(&self) -> U32<'k> {
+        if self.words.is_some() { (self.kv.end - 1) * self.keys } else { self.at(0).key }
+    }
+
+    /// Runs `body`, which applies no mask, for every block but the first `from`. Blocks must be in ranges, or words
+    /// show them.
     #[track_caller]
     pub(crate) fn for_each_unmasked(&self, from: u32, body: impl FnMut(KvBlock<'k>)) {
+        if let Some(words) = self.words {
+            return self.for_each_seen(words, from, false, body);
+        }
         let ranges = self.ranges.expect("blocks are in ranges");
         self.for_each_range(ranges, from, false, body);
     }
@@ -184,6 +237,9 @@ impl<'k> KvBlocks<'k> {
     pub(crate) fn for_each(&self, from: u32, mut body: impl FnMut(KvBlock<'k>)) {
         if let Some(ranges) = self.ranges {
             return self.for_each_range(ranges, from, true, body);
+        }
+        if let Some(words) = self.words {
+            return self.for_each_seen(words, from, true, body);
         }
         let KvRange { first: _, unmasked_first, unmasked_end, end } = self.kv;
         let mut phase = |steps: (U32<'k>, U32<'k>), masked: bool| {

@@ -193,7 +193,7 @@ fn max_logits() -> impl Iterator<Item = ProblemSpec> {
 }
 
 /// Problems under masks of intervals: every head dimension with two intervals, and a few with one interval, with short
-/// sequences, with packed ones of which some are causal, or with another mask beside.
+/// sequences, with packed ones of which some are causal, with another mask beside, or with listed blocks.
 fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let of = |of_row, dtype, keys: usize, dims: (usize, usize)| {
         let mask = Mask::of_intervals(Intervals { of_row, per_sequence: false, per_head: false });
@@ -215,7 +215,9 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let causal = of(IntervalsOfRow::One, Dtype::Bf16, 8192, (128, 128)).causal();
     let chunks = of(IntervalsOfRow::Two, Dtype::Bf16, 8192, (256, 256)).causal();
     let chunks = chunks.mask(Mask::from_chunk(7).expect("it is a size")).seqs_q(sequences).seqs_k(sequences);
-    two.into_iter().chain(one).chain(short).chain(packed).chain([causal, chunks])
+    let blocks = |dim, keys| of(IntervalsOfRow::Blocks { words: 3 }, Dtype::Bf16, keys, (dim, dim));
+    let blocks = [blocks(128, 8192), blocks(64, 8192).causal(), blocks(128, 8192).causal().sink()];
+    two.into_iter().chain(one).chain(short).chain(packed).chain([causal, chunks]).chain(blocks)
 }
 
 /// Problems with more columns of V than one warpgroup's registers hold, dense and packed. Some have all columns of a

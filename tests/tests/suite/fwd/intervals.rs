@@ -4,6 +4,7 @@
 use fa3_ref::Forward;
 use fa3_sched::forward::{CtaTile, Pipeline};
 use fa3_sim::{Mode, Policy};
+use fa3_tests::fwd::blocks::Listed;
 use fa3_tests::fwd::shapes::TINY;
 use fa3_tests::fwd::{dense, with_tile};
 use fa3_tests::intervals::Kind;
@@ -101,6 +102,20 @@ fn sequences_that_are_causal_or_not_have_the_bits_of_both_masks() {
             assert_eq!(run(&said, tile, Poison::None), run(&known, tile, Poison::None), "{mask} {tile}");
         }
     });
+}
+
+/// Lists of all blocks have the bits of the mask alone, and NaN in blocks that no row lists reaches no row.
+#[test]
+fn lists_of_all_blocks_have_the_bits_of_none() {
+    let tile = CtaTile { tile_n: 128, ..TILES[0] };
+    let spec = dense(Dtype::Bf16, 1, (150, 300), (2, 1), 64);
+    for mask in [Mask::None, Mask::Causal, Mask::Window { left: Some(140), right: Some(3) }] {
+        let spec = spec.clone().mask(mask);
+        let plain = run(&spec.clone().known().expect("it is valid"), tile, Poison::None);
+        assert_eq!(run(&Listed::All.of(spec, (false, false)), tile, Poison::None), plain, "{mask}");
+    }
+    let first = Listed::First.of(spec, (false, false));
+    assert_eq!(run(&first, tile, Poison::KeyRow(128)), run(&first, tile, Poison::None));
 }
 
 #[test]

@@ -1,0 +1,44 @@
+//! The words that say which blocks of keys a block of rows sees.
+
+use fa3_ir::lang::*;
+
+/// The words of a block of rows. Bit i of word w is for block 32 · w + i of keys. Blocks without a bit are not seen.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockWords<'k> {
+    pub(super) builder: &'k Builder,
+    /// The address of the words, and their number.
+    pub(super) address: U64<'k>,
+    pub(super) count: U32<'k>,
+    /// Whether all lanes of a warp read them. Otherwise one thread does.
+    pub(super) in_warp: bool,
+}
+
+impl<'k> BlockWords<'k> {
+    /// Like [`BlockWords::end_below`], for any `end`. Blocks behind the last word are not seen.
+    #[track_caller]
+    pub(crate) fn last_end(&self, end: U32<'k>, first: U32<'k>) -> U32<'k> {
+        self.end_below(end.min(self.count << 5), first)
+    }
+
+    /// One past the last block below `end` that is seen; `first` if no block from `first` on is. There are words up to
+    /// `end`.
+    #[track_caller]
+    pub(crate) fn end_below(&self, end: U32<'k>, first: U32<'k>) -> U32<'k> {
+        let b = self.builder;
+        let at = b.var("seen_end", end);
+        b.repeat(|| {
+            let end = at.get();
+            b.break_if(end.le(first));
+            let last = end - 1;
+            let [word]: [U32<'k>; 1] = b.load_read_only((last >> 5).mad_wide(4, self.address));
+            // All lanes have the same word, and the shuffle tells the compiler so.
+            let word = if self.in_warp { word.shfl_idx(0) } else { word };
+            // The bits of blocks up to the last one, which has the highest bit.
+            let bits = word << (last.constant(31) - (last & 31));
+            let is_seen = bits.ne(0);
+            at.set(is_seen.select::<B32>(end - bits.clz(), last & !31));
+            b.break_if(is_seen);
+        });
+        at.get().max(first)
+    }
+}
