@@ -37,16 +37,6 @@ def test_later_calls_find_their_kernels(stand_in_driver):
     assert by_then >= model["compiler"] and (known, unknown) == (by_then, by_then + 1)
 
 
-def test_the_first_forward_pass_compiles_the_backward_pass(stand_in_driver):
-    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        pytest.skip("skipped: torch is older than 2.10")
-    script = Path(__file__).with_name("first_step.py")
-    run = subprocess.run([sys.executable, script], env=stand_in_driver, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    for by_then, at_last in json.loads(run.stdout).values():
-        assert "fwd" in by_then and "bwd_dkv" in by_then and by_then == at_last
-
-
 def test_a_call_that_no_gpu_computes_is_refused_at_once():
     with pytest.raises(ValueError, match="head_dim"):
         fa3.warm_up(lambda: fa3.flash_attn_func(*(empty(1, 64, 4, 640) for _ in "qkv")))

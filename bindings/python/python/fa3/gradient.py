@@ -2,15 +2,13 @@
 of attention operators.
 """
 
-import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _fa3, operator, refusal
+from . import operator, refusal
 from .operator import Options
 from .sequences import Sequences
 
@@ -126,7 +124,6 @@ class Differentiable:
         lists: int = 0,
     ) -> None:
         self.launch, self._launch_backward = launch, launch_backward
-        self._is_warming = False
         self._name, self._backward_name, self._options, self._tensors = name, backward_name, options, 3 + lists
         torch.library.register_autograd(f"fa3::{name}", self.gradients, setup_context=self.save, lib=operator.library)
         for backward in (backward_name, f"{backward_name}_sink"):
@@ -143,27 +140,7 @@ class Differentiable:
 
     def plain(self, *inputs: Any) -> tuple[Tensor, Tensor]:
         """O and LSE of plain tensors, with autograd, without torch's dispatcher."""
-        device = inputs[0].get_device()
-        if device >= 0 and not self._is_warming:
-            self._is_warming = True
-            without_memory = [_without_memory(x) if isinstance(x, Tensor) else x for x in inputs]
-            # Python joins the thread before it ends.
-            threading.Thread(target=self._warm_up, args=(device, without_memory), name="fa3.gradient").start()
         return Attention.apply(*inputs, self)
-
-    def _warm_up(self, device: int, inputs: list[Any]) -> None:
-        """Compiles the kernels of a call's backward pass, while its forward pass is compiled and computed. If a pass is
-        refused, it says so itself.
-        """
-        calls: list[tuple[_fa3.Operation, operator.Tensors]] = []
-        with contextlib.suppress(Exception):
-            options, (q, k, v, *lists) = self._options(*inputs[self._tensors :]), inputs[: self._tensors]
-            o, lse = operator.o_like(q, v.shape[-1], None), operator.lse_like(q)
-            tensors = {"intervals": options.intervals, "s_aux": options.s_aux}
-            named = {name: x for name, x in tensors.items() if x is not None}
-            with operator.recorded(calls):
-                self._launch_backward(o, q, k, v, o, lse, None, *lists, *options.of_backward(), **named)
-            _fa3.warm_up(device, calls)
 
     def traced(self, *inputs: Any) -> tuple[Tensor, Tensor]:
         """Computes O and LSE by the operator, which tracers, fake tensors and other tensor subclasses need to see.
@@ -226,11 +203,6 @@ class Differentiable:
         if s_aux is not None:
             gradients[self._tensors + self._options._fields.index("s_aux")] = computed[3].to(s_aux.dtype)
         return tuple(gradients)
-
-
-def _without_memory(x: Tensor) -> Tensor:
-    """A tensor like x, on torch's device "meta"."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 def _are_batched(*gradients: Tensor | None) -> bool:
