@@ -161,6 +161,8 @@ OTHERS = {
     "pieces": dict(split_keys=128),
     "a mask by sequence": dict(causal=torch.tensor([True, False])),
     "a tree": dict(tree_mask=torch.ones(2, 1, dtype=torch.int64)),
+    "a function of scores": dict(score=lambda s, b, h, q, k: s * 0.5),
+    "a text of scores": dict(score=fa3.Score("s * 0.5")),
     "largest scores": dict(return_max_logits=True),
     "no largest scores": dict(return_max_logits=0),
     "an unknown argument": dict(unknown=1),
