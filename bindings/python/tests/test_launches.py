@@ -210,7 +210,7 @@ def test_options_are_those_of_the_operators():
         assert tuple(names) == ("q", "k", "v", *between, *fields._fields)
         options = fields(*fields._fields)
         names = [argument.name for argument in backward.default._schema.arguments]
-        expected = ("dout", "q", "k", "v", "o", "lse", "dlse", *between, *options.of_backward(), "intervals")
+        expected = ("dout", "q", "k", "v", "o", "lse", "dlse", *between, *options.of_backward(), "intervals", "score", "score_tables")
         assert tuple(names) == expected
 
 
