@@ -15,7 +15,8 @@
 //! The noise is far below the other terms in 16 bits, but it decides where they vanish. Rounding an exponent of size
 //! |LSE| to f32 changes P by a relative |LSE| · 2⁻²⁴, and the baseline's errors may cancel. And if a row sees one key,
 //! or its softmax is one-hot, dP − D cancels and leaves the f32 rounding of both, in proportion to
-//! [`oracle::backward_magnitudes`]. For O the magnitude is max |V|.
+//! [`oracle::backward_magnitudes`]; so does the derivative of a soft cap near its bound, 1 − tanh². For O the magnitude
+//! is max |V|.
 //!
 //! Gradients are sums of terms that are rounded one by one: P dO in dV, dS Q in dK and dS K in dQ. dS contains the
 //! terms of D, which reads the rounded O. Each term is off by up to u, relative, independently of the others. With many

@@ -58,7 +58,18 @@ impl Scores<'_> {
 
     /// The score, and its derivative by the scaled score.
     fn score_and_slope(&self, i: usize, j: usize) -> (f64, f64) {
+        self.replaced([i, j], self.capped(i, j))
+    }
+
+    /// The absolute value of the derivative, with both terms of a soft cap's derivative, 1 − (capped / c)², added: near
+    /// the bound they cancel, and in f32 the rounding of both is left.
+    fn slope_magnitude(&self, i: usize, j: usize) -> f64 {
         let (capped, slope) = self.capped(i, j);
+        self.replaced([i, j], (capped, 2.0 - slope)).1.abs()
+    }
+
+    /// A capped score and its derivative, after the function of scores.
+    fn replaced(&self, [i, j]: [usize; 2], (capped, slope): (f64, f64)) -> (f64, f64) {
         let [sequence, head] = self.head.of;
         match self.problem.score_row([sequence, head, i]) {
             Some(mut row) => row.with_slope(capped, slope, j),

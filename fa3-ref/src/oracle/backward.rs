@@ -28,10 +28,12 @@ pub fn backward<'a, T: Element + 'a>(
     each_head(inputs, &output.into(), Sum::Values)
 }
 
-/// The sums of the absolute values of all terms of [`backward`], with dP_ij, D_i and dLSE_i as separate terms.
+/// The sums of the absolute values of all terms of [`backward`], with dP_ij, D_i and dLSE_i as separate terms, and so are
+/// both terms of a soft cap's derivative.
 ///
-/// If a row's softmax is nearly one-hot, dP_ij − D_i cancels and the gradient all but vanishes. The remaining error of
-/// an f32 computation is then proportional to these magnitudes, not to the gradient.
+/// If a row's softmax is nearly one-hot, dP_ij − D_i cancels and the gradient all but vanishes; so does the derivative
+/// of a soft cap near its bound. The remaining error of an f32 computation is then proportional to these magnitudes, not
+/// to the gradient.
 ///
 /// # Errors
 /// The errors of [`backward`].
@@ -148,7 +150,9 @@ impl Gradient<'_> {
         let [q, k, v, o, dout] = [&head.q, &head.k, &head.v, &self.o, &self.dout].map(|x| x.mapv(f64::abs));
         let of_o: Vec<f64> = (0..o.nrows()).map(|i| dot(row(&dout, i), row(&o, i))).collect();
         self.sum(&q, &k, &dout, |i, j| {
-            let (p, weight) = self.weights(i, j);
+            let p = self.weights(i, j).0;
+            let weight =
+                self.scores.problem.softmax_scale().natural() * p * self.scores.slope_magnitude(i, j);
             let dp = dot(row(&dout, i), row(&v, j));
             (p, weight * (dp + of_o[i] + self.dlse[i].abs()))
         })
@@ -326,6 +330,15 @@ mod tests {
         // With one key P = 1 and O = V, so that dP − D cancels and only the rounding of its two terms is left.
         assert!(gradient.dq.iter().zip(&magnitude.dq).all(|(g, m)| g.abs() <= 1e-15 * m && *m > 1e-3));
         assert!(gradient.dv.iter().zip(&magnitude.dv).all(|(g, m)| g.abs() <= *m));
+
+        // Scores far beyond the cap: its derivative 1 − tanh² cancels.
+        let kv = Shape { seqlen: 2, ..kv };
+        let problem = ProblemSpec::dense(Dtype::F32, q, kv).softcap(1e-3).known().unwrap();
+        let [k, v] = [values(kv, 0.6), values(kv, 0.7)];
+        let inputs = Inputs::new(&problem, x.view(), k.view(), v.view()).unwrap();
+        let (gradient, magnitude) =
+            (backward(&inputs, x.view()).unwrap(), backward_magnitudes(&inputs, x.view()).unwrap());
+        assert!(gradient.dq.iter().zip(&magnitude.dq).all(|(g, m)| g.abs() <= 1e-9 * m && *m > 1e-3));
     }
 
     #[test]
