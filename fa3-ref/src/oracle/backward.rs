@@ -28,12 +28,12 @@ pub fn backward<'a, T: Element + 'a>(
     each_head(inputs, &output.into(), Sum::Values)
 }
 
-/// The sums of the absolute values of all terms of [`backward`], with dP_ij, D_i and dLSE_i as separate terms, and so are
-/// both terms of a soft cap's derivative.
+/// The sums of the absolute values of all terms of [`backward`], with dP_ij, D_i and dLSE_i as separate terms, and so
+/// are both terms of a soft cap's derivative.
 ///
 /// If a row's softmax is nearly one-hot, dP_ij − D_i cancels and the gradient all but vanishes; so does the derivative
-/// of a soft cap near its bound. The remaining error of an f32 computation is then proportional to these magnitudes, not
-/// to the gradient.
+/// of a soft cap near its bound. The remaining error of an f32 computation is then proportional to these magnitudes,
+/// not to the gradient.
 ///
 /// # Errors
 /// The errors of [`backward`].
