@@ -61,11 +61,12 @@ impl Scores<'_> {
         self.replaced([i, j], self.capped(i, j))
     }
 
-    /// The absolute value of the derivative, with both terms of a soft cap's derivative, 1 − (capped / c)², added: near
-    /// the bound they cancel, and in f32 the rounding of both is left.
-    fn slope_magnitude(&self, i: usize, j: usize) -> f64 {
+    /// The score, and the absolute value of its derivative, with both terms of a soft cap's derivative, 1 − (capped /
+    /// c)², added: near the bound they cancel, and in f32 the rounding of both is left.
+    fn score_and_magnitude(&self, i: usize, j: usize) -> (f64, f64) {
         let (capped, slope) = self.capped(i, j);
-        self.replaced([i, j], (capped, 2.0 - slope)).1.abs()
+        let (score, magnitude) = self.replaced([i, j], (capped, 2.0 - slope));
+        (score, magnitude.abs())
     }
 
     /// A capped score and its derivative, after the function of scores.

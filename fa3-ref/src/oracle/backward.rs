@@ -140,7 +140,7 @@ impl Gradient<'_> {
     fn values(&self) -> HeadGradients {
         let head = &self.scores.head;
         self.sum(&head.q, &head.k, &self.dout, |i, j| {
-            let (p, weight) = self.weights(i, j);
+            let (p, weight) = self.weights(i, self.scores.score_and_slope(i, j));
             (p, weight * self.difference(i, j))
         })
     }
@@ -150,9 +150,7 @@ impl Gradient<'_> {
         let [q, k, v, o, dout] = [&head.q, &head.k, &head.v, &self.o, &self.dout].map(|x| x.mapv(f64::abs));
         let of_o: Vec<f64> = (0..o.nrows()).map(|i| dot(row(&dout, i), row(&o, i))).collect();
         self.sum(&q, &k, &dout, |i, j| {
-            let p = self.weights(i, j).0;
-            let weight =
-                self.scores.problem.softmax_scale().natural() * p * self.scores.slope_magnitude(i, j);
+            let (p, weight) = self.weights(i, self.scores.score_and_magnitude(i, j));
             let dp = dot(row(&dout, i), row(&v, j));
             (p, weight * (dp + of_o[i] + self.dlse[i].abs()))
         })
@@ -163,7 +161,7 @@ impl Gradient<'_> {
         let [q, k, o, dout] = [&head.q, &head.k, &self.o, &self.dout].map(|x| x.mapv(|x| x * x));
         let of_o: Vec<f64> = (0..o.nrows()).map(|i| dot(row(&dout, i), row(&o, i))).collect();
         self.sum(&q, &k, &dout, |i, j| {
-            let (p, weight) = self.weights(i, j);
+            let (p, weight) = self.weights(i, self.scores.score_and_slope(i, j));
             (p * p, weight * weight * (self.difference(i, j).powi(2) + of_o[i]))
         })
     }
@@ -178,9 +176,8 @@ impl Gradient<'_> {
         self.scores.allows(i, j) && self.lse[i] != f64::NEG_INFINITY
     }
 
-    /// P_ij, and the factor of dP_ij − D_i + dLSE_i in dS_ij: softmax_scale · P_ij c'(S_ij).
-    fn weights(&self, i: usize, j: usize) -> (f64, f64) {
-        let (score, slope) = self.scores.score_and_slope(i, j);
+    /// P_ij, and the factor of dP_ij − D_i + dLSE_i in dS_ij, softmax_scale · P_ij c'(S_ij), of a score and its slope.
+    fn weights(&self, i: usize, (score, slope): (f64, f64)) -> (f64, f64) {
         let p = (score - self.lse[i]).exp();
         (p, self.scores.problem.softmax_scale().natural() * p * slope)
     }

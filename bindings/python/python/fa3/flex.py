@@ -1,14 +1,13 @@
 """`flex_attention`, with the interface of torch's function of this name."""
 
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor
 
 from . import arguments, attention, masks
 from . import score as scores
-from .score import Score
+from .score import ScoreMod
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -19,7 +18,7 @@ def flex_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    score_mod: Callable[[Any, Any, Any, Any, Any], Any] | Score | None = None,
+    score_mod: ScoreMod | None = None,
     block_mask: "BlockMask | None" = None,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -32,7 +31,7 @@ def flex_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    score_mod: Callable[[Any, Any, Any, Any, Any], Any] | Score | None = None,
+    score_mod: ScoreMod | None = None,
     block_mask: "BlockMask | None" = None,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -46,7 +45,7 @@ def flex_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    score_mod: Callable[[Any, Any, Any, Any, Any], Any] | Score | None = None,
+    score_mod: ScoreMod | None = None,
     block_mask: "BlockMask | None" = None,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -58,7 +57,7 @@ def flex_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    score_mod: Callable[[Any, Any, Any, Any, Any], Any] | Score | None = None,
+    score_mod: ScoreMod | None = None,
     block_mask: "BlockMask | None" = None,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -97,13 +96,12 @@ def flex_attention(
         raise ValueError(f"query has {heads_q} heads and key {heads_kv}, expected as many: or set enable_gqa")
     if key.shape[0] == 1:
         key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
-    text, tables = scores.given(score_mod, query, "s b h row k")
     found = attention.flash_attn_func(
         query.transpose(1, 2),
         key.transpose(1, 2),
         value.transpose(1, 2),
         scale,
-        score=None if text is None else Score(text, **{f"t{i}": x for i, x in enumerate(tables or ())}),
+        score=None if score_mod is None else scores.traced(score_mod, query, "s b h row k"),
         intervals=None if block_mask is None else _intervals(block_mask, query, key),
         return_attn_probs=True,
     )

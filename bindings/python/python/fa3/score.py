@@ -54,18 +54,26 @@ class Score:
 ScoreMod = Score | Callable[[Any, Any, Any, Any, Any], Any]
 
 
-def given(score: ScoreMod | None, q: Any, leaves: str = "s b h q k") -> tuple[str | None, list[Tensor] | None]:
-    """A function of scores as operators take it: its text and its tables, float32 and contiguous, on the device of q. A
-    Python function is called with symbols, the names of which in texts are `leaves`.
-    """
+def given(score: ScoreMod | None, q: Any) -> tuple[str | None, list[Tensor] | None]:
+    """A function of scores as operators take it: its text and its tables, float32, contiguous, on the device of q."""
     if score is None:
         return None, None
-    if not isinstance(score, Score):
-        if not callable(score):
-            raise TypeError(f"score is {type(score).__name__}, expected a function or fa3.Score")
-        text, tables = symbols.trace(score, leaves.split(), q.device)
-        return text, [_table(x, q) for x in tables]
+    score = traced(score, q)
     return score.text, [_table(x, q) for x in score.tables]
+
+
+def traced(score: ScoreMod, q: Any, leaves: str = "s b h q k") -> Score:
+    """A function of scores as a Score. A Python function is called with symbols, the names of which in texts are
+    `leaves`.
+    """
+    if isinstance(score, Score):
+        return score
+    if not callable(score):
+        raise TypeError(f"score is {type(score).__name__}, expected a function or fa3.Score")
+    found = Score("")
+    found.text, tables = symbols.trace(score, leaves.split(), q.device)
+    found.tables = tuple(tables)
+    return found
 
 
 def alibi(slopes: Any, causal: Any, window_size: Any) -> Score | None:
