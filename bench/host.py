@@ -15,20 +15,21 @@ tensors lie in the host's memory. So the driver's own part and torch's allocatio
 
 import ctypes
 import json
-import math
 import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
 import torch
 
 import settings
 
 TESTS = pathlib.Path(__file__).parents[1] / "bindings" / "python" / "tests"
+sys.path.append(str(TESTS))
+
+import host_time
 
 
 def calls(device):
@@ -90,19 +91,6 @@ def calls_below_torch():
     }
 
 
-def least(call, blocks, block):
-    """The least time of a call, in microseconds."""
-    found = math.inf
-    for _ in range(blocks):
-        start = time.perf_counter()
-        for _ in range(block):
-            call()
-        found = min(found, (time.perf_counter() - start) / block * 1e6)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    return found
-
-
 def pretend():
     """Makes this process's tensors be on a GPU for the package, whose driver is the stand-in."""
     import fa3
@@ -130,7 +118,7 @@ def measured(stand_in, only, blocks, block):
             if only in (None, name):
                 for _ in range(20):
                     call()
-                found[name + suffix] = least(call, blocks, block)
+                found[name + suffix] = host_time.microseconds(call, blocks, block)
 
     with torch.no_grad():
         measure(calls("cpu" if stand_in else "cuda"))

@@ -8,7 +8,7 @@ import torch
 
 def microseconds(function, blocks=50, calls=50):
     """The host time of a call: the least over blocks of calls, since other processes use the host too. Between blocks
-    the GPU catches up.
+    the GPU, if there is one, catches up.
     """
     [least] = microseconds_in_turns([function], blocks, calls)
     return least
@@ -19,7 +19,8 @@ def microseconds_in_turns(functions, blocks=50, calls=50):
     least = [math.inf] * len(functions)
     for _ in range(blocks):
         for i, function in enumerate(functions):
-            torch.cuda.synchronize()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(calls):
                 function()
