@@ -15,7 +15,7 @@
 //! The noise is far below the other terms in 16 bits, but it decides where they vanish. Rounding an exponent of size
 //! |LSE| to f32 changes P by a relative |LSE| · 2⁻²⁴, and the baseline's errors may cancel. And if a row sees one key,
 //! or its softmax is one-hot, dP − D cancels and leaves the f32 rounding of both, in proportion to
-//! [`oracle::backward_magnitudes`]; so does the derivative of a soft cap near its bound, 1 − tanh². For O the magnitude
+//! [`BackwardSums::magnitudes`]; so does the derivative of a soft cap near its bound, 1 − tanh². For O the magnitude
 //! is max |V|.
 //!
 //! Gradients are sums of terms that are rounded one by one: P dO in dV, dS Q in dK and dS K in dQ. dS contains the
@@ -23,7 +23,7 @@
 //! terms and many elements, the baseline's largest error exceeds u times the root of the sum of the terms' squares.
 //! With few terms, as with one row and one key, the baseline's errors may happen to cancel. So the law takes at least u
 //! times this root as the baseline's error. The error of up to four equal terms is at most twice as large, and the
-//! error of more terms hardly ever exceeds this ([`oracle::backward_squares`]).
+//! error of more terms hardly ever exceeds this ([`BackwardSums::squares`]).
 //!
 //! The gradient of sinks is one number for each head, for which the baseline's error may be small by chance. Each row
 //! of a head reads the rounded O, and the roundings of different rows are independent. So the bound of dsink has one
@@ -47,6 +47,7 @@ use std::fmt;
 use ndarray::{Array1, Array4, ArrayView, ArrayView4, Dimension, IntoDimension};
 
 use crate::norms::{ErrorNorms, Worst, error};
+use crate::oracle::BackwardSums;
 use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision, oracle, standard};
 
 /// The tolerance of LSE: relative · max(1, |oracle|) + absolute.
@@ -207,24 +208,20 @@ impl BackwardLaw {
         precision: Precision,
     ) -> Result<BackwardLaw, InputError> {
         let output = output.into();
-        let forward = oracle::forward(inputs);
-        let oracle = oracle::backward(inputs, output)?;
+        let sums = oracle::backward_sums(inputs, output)?;
         let baseline = standard::backward(inputs, output, precision)?;
-        let magnitudes = oracle::backward_magnitudes(inputs, output)?;
-        let squares = oracle::backward_squares(inputs, output)?;
-        let forward = (&forward, oracle::score_error(inputs));
-        Ok(BackwardLaw::of(forward, [oracle, magnitudes, squares], &baseline, precision))
+        Ok(BackwardLaw::of(sums, oracle::score_error(inputs), &baseline, precision))
     }
 
     fn of(
-        (forward, score_error): (&Forward<f64>, f64),
-        [oracle, magnitudes, squares]: [Gradients<f64>; 3],
+        BackwardSums { forward, gradients: oracle, magnitudes, squares }: BackwardSums,
+        score_error: f64,
         baseline: &Gradients<f32>,
         precision: Precision,
     ) -> BackwardLaw {
         let roundoff = precision.unit_roundoff();
         let bound_of = |of: fn(&Gradients<f64>) -> &Array4<f64>, baseline: &Array4<f32>| {
-            let noise = noise(forward, score_error, largest(of(&magnitudes).iter().copied()));
+            let noise = noise(&forward, score_error, largest(of(&magnitudes).iter().copied()));
             let roundings = roundoff * largest(of(&squares).iter().map(|square| square.sqrt()));
             bound(of(&oracle).view(), baseline.view(), precision, roundings, noise)
         };
@@ -234,7 +231,7 @@ impl BackwardLaw {
             bound_of(|of| &of.dv, &baseline.dv),
         ];
         let of_sink = |oracle: &Array1<f64>, baseline: &Array1<f32>, magnitude: &Array1<f64>| {
-            let noise = noise(forward, score_error, largest(magnitude.iter().copied()));
+            let noise = noise(&forward, score_error, largest(magnitude.iter().copied()));
             let squares = squares.dsink.iter().flatten().map(|square| square.sqrt());
             let noise = noise + 4.0 * roundoff * largest(squares);
             bound(oracle.view(), baseline.view(), precision, 0.0, noise)

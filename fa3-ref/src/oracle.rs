@@ -7,10 +7,10 @@
 mod backward;
 mod forward;
 
-pub use backward::{backward, backward_magnitudes, backward_squares};
+pub use backward::{BackwardSums, backward, backward_sums};
 pub use forward::{forward, score_error};
 
-use fa3_types::{KnownProblem, SoftCap};
+use fa3_types::{Dual, HostReal, KnownProblem, ScoreRow};
 
 use crate::inputs::Head;
 
@@ -51,38 +51,27 @@ impl Scores<'_> {
         (0..self.head.len.k).filter(move |&j| self.allows(i, j))
     }
 
-    /// The score S_ij: scaled, capped, and replaced by the function of scores.
-    fn score(&self, i: usize, j: usize) -> f64 {
-        self.score_and_slope(i, j).0
-    }
-
-    /// The score, and its derivative by the scaled score.
-    fn score_and_slope(&self, i: usize, j: usize) -> (f64, f64) {
-        self.replaced([i, j], self.capped(i, j))
-    }
-
-    /// The score, and the absolute value of its derivative, with both terms of a soft cap's derivative, 1 − (capped /
-    /// c)², added: near the bound they cancel, and in f32 the rounding of both is left.
-    fn score_and_magnitude(&self, i: usize, j: usize) -> (f64, f64) {
-        let (capped, slope) = self.capped(i, j);
-        let (score, magnitude) = self.replaced([i, j], (capped, 2.0 - slope));
-        (score, magnitude.abs())
-    }
-
-    /// A capped score and its derivative, after the function of scores.
-    fn replaced(&self, [i, j]: [usize; 2], (capped, slope): (f64, f64)) -> (f64, f64) {
+    /// The function of scores in row `i`, if there is one.
+    fn function<R: HostReal>(&self, i: usize) -> Option<ScoreRow<'_, R>> {
         let [sequence, head] = self.head.of;
-        match self.problem.score_row([sequence, head, i]) {
-            Some(mut row) => row.with_slope(capped, slope, j),
-            None => (capped, slope),
-        }
+        self.problem.score_row([sequence, head, i])
+    }
+
+    /// The score S_ij and its derivatives. `function` is the row's function of scores.
+    fn slope(&self, [i, j]: [usize; 2], function: &mut Option<ScoreRow<'_, Dual<f64>>>) -> Slope {
+        let (capped, of_cap) = self.capped(i, j);
+        let of_capped = function.as_mut().map(|function| function.with_slope(capped, 1.0, j));
+        let (score, of_function) = of_capped.unwrap_or((capped, 1.0));
+        Slope { score, of_cap, of_function }
     }
 
     /// The score before the function of scores, and its derivative by the scaled score.
     fn capped(&self, i: usize, j: usize) -> (f64, f64) {
         let scaled = self.problem.softmax_scale().natural() * dot(self.q(i), self.k(j));
-        let cap = |cap: SoftCap| (cap.apply(scaled), cap.derivative(cap.apply(scaled)));
-        self.problem.softcap().map_or((scaled, 1.0), cap)
+        self.problem.softcap().map_or((scaled, 1.0), |cap| {
+            let capped = cap.apply(scaled);
+            (capped, cap.derivative(capped))
+        })
     }
 
     fn q(&self, i: usize) -> &[f64] {
@@ -95,6 +84,29 @@ impl Scores<'_> {
 
     fn v(&self, j: usize) -> &[f64] {
         row(&self.head.v, j)
+    }
+}
+
+/// A score, and its derivative by the scaled score, in two factors.
+struct Slope {
+    /// The score: scaled, capped, and replaced by the function of scores.
+    score: f64,
+    /// The derivative of the soft cap.
+    of_cap: f64,
+    /// The derivative of the function of scores.
+    of_function: f64,
+}
+
+impl Slope {
+    /// The derivative of the score.
+    fn of_score(&self) -> f64 {
+        self.of_cap * self.of_function
+    }
+
+    /// The absolute value of the derivative, with both terms of a soft cap's derivative, 1 − (capped / c)², added: near
+    /// the bound they cancel, and in f32 the rounding of both is left.
+    fn magnitude(&self) -> f64 {
+        (2.0 - self.of_cap) * self.of_function.abs()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Results, and their assembly from the heads' results.
 
 use fa3_types::{KnownProblem, SequenceRows};
-use ndarray::{Array1, Array2, Array3, Array4, Axis};
+use ndarray::{Array1, Array2, Array3, Array4, Axis, Slice};
 use rayon::prelude::*;
 
 /// Results of the forward pass.
@@ -26,6 +26,18 @@ pub struct Gradients<F> {
     pub dv: Array4<F>,
     /// dsink (heads_q), if the problem has sinks.
     pub dsink: Option<Array1<F>>,
+}
+
+impl<F: Copy> Forward<F> {
+    /// O and LSE of one head of a sequence.
+    pub(crate) fn head(&self, problem: &KnownProblem, index: usize, head: usize) -> HeadForward<F> {
+        let (batch, first) = problem.rows_q().start(index);
+        let rows = Slice::from(first..first + problem.rows_q().len(index));
+        let o = self.o.index_axis(Axis(0), batch).index_axis_move(Axis(1), head);
+        let lse = self.lse.index_axis(Axis(0), batch).index_axis_move(Axis(0), head);
+        let (o, lse) = (o.slice_axis(Axis(0), rows), lse.slice_axis(Axis(0), rows));
+        HeadForward { o: o.as_standard_layout().into_owned(), lse: lse.to_owned() }
+    }
 }
 
 /// One head's forward result: O (seqlen_q, head_dim_v) and LSE (seqlen_q).
@@ -66,34 +78,35 @@ where
 }
 
 /// Runs `group(sequence, head_kv)` for every key/value head of every sequence in parallel and stores the results,
-/// beside `dsink`.
-pub(crate) fn backward_groups<F>(
+/// beside `dsink`. There are `N` sets of gradients.
+pub(crate) fn backward_groups<F, const N: usize>(
     problem: &KnownProblem,
-    dsink: Option<Array1<F>>,
-    group: impl Fn(usize, usize) -> GroupGradients<F> + Sync,
-) -> Gradients<F>
+    dsink: [Option<Array1<F>>; N],
+    group: impl Fn(usize, usize) -> [GroupGradients<F>; N] + Sync,
+) -> [Gradients<F>; N]
 where
     F: Copy + Default + Send,
 {
     let heads = problem.heads();
-    let results: Vec<GroupGradients<F>> = (0..problem.batch() * heads.kv())
+    let results: Vec<[GroupGradients<F>; N]> = (0..problem.batch() * heads.kv())
         .into_par_iter()
         .map(|i| group(i / heads.kv(), i % heads.kv()))
         .collect();
     let zeros = |dims: [usize; 4]| Array4::from_elem(dims, F::default());
-    let mut dq = zeros(problem.q().shape.dims());
-    let mut dk = zeros(problem.k().shape.dims());
-    let mut dv = zeros(problem.v().shape.dims());
-    for (i, result) in results.into_iter().enumerate() {
+    let [q, k, v] = [problem.q(), problem.k(), problem.v()].map(|tensor| tensor.shape.dims());
+    let mut gradients = dsink.map(|dsink| Gradients { dq: zeros(q), dk: zeros(k), dv: zeros(v), dsink });
+    for (i, results) in results.into_iter().enumerate() {
         let (index, head_kv) = (i / heads.kv(), i % heads.kv());
-        for (j, dq_head) in result.dq.iter().enumerate() {
-            let head_q = head_kv * heads.group_size() + j;
-            put(&mut dq, problem.rows_q(), index, head_q, dq_head);
+        for (gradients, result) in gradients.iter_mut().zip(results) {
+            for (j, dq_head) in result.dq.iter().enumerate() {
+                let head_q = head_kv * heads.group_size() + j;
+                put(&mut gradients.dq, problem.rows_q(), index, head_q, dq_head);
+            }
+            put(&mut gradients.dk, problem.rows_k(), index, head_kv, &result.dk);
+            put(&mut gradients.dv, problem.rows_k(), index, head_kv, &result.dv);
         }
-        put(&mut dk, problem.rows_k(), index, head_kv, &result.dk);
-        put(&mut dv, problem.rows_k(), index, head_kv, &result.dv);
     }
-    Gradients { dq, dk, dv, dsink }
+    gradients
 }
 
 /// Writes `rows` to the rows of head `head` of sequence `index` in `tensor`.

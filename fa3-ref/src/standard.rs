@@ -76,7 +76,7 @@ fn backward_of_heads(
     let rounded = |row: Row| Row { p: f64::from(precision.round(row.p as f32)), ..row };
     let dsink = sums(inputs, output, || forward_of_heads(inputs, precision), |row| rounded(row).gradient());
     let dsink = dsink.map(|dsink| dsink.mapv(|x| x as f32));
-    Ok(backward_groups(problem, dsink, |index, head_kv| {
+    let [gradients] = backward_groups(problem, [dsink], |index, head_kv| {
         let group_size = problem.heads().group_size();
         let scale = problem.softmax_scale().natural() as f32;
         let mut dq = Vec::new();
@@ -99,8 +99,9 @@ fn backward_of_heads(
             dk += &round(ds.t().dot(&head.q));
             dv += &round(p.t().dot(&dout));
         }
-        GroupGradients { dq, dk: round(dk), dv: round(dv) }
-    }))
+        [GroupGradients { dq, dk: round(dk), dv: round(dv) }]
+    });
+    Ok(gradients)
 }
 
 /// The softmax of some rows.

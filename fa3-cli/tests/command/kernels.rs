@@ -221,8 +221,9 @@ fn archives_of_kernels() {
     };
     archive("/no/such/ptxas").refused("no ptxas: there is no /no/such/ptxas");
     assert_eq!(folder.count(), 0);
-    let clean = folder.tool("clean", &format!("cp \"$5\" \"$4\"; cat >&2 <<'END'\n{}\nEND", says(0)));
-    let stdout = archive(&clean).succeeded();
+    let spills = folder.tool("spills", &format!("cp \"$5\" \"$4\"; cat >&2 <<'END'\n{}\nEND", says(4)));
+    let stdout = archive(&spills).succeeded();
+    assert!(stdout.contains("\nfwd: 77 registers, 4 bytes spill stores, 0 bytes"), "{stdout}");
     let written = Archive::open(&folder.path("kernels.sm_90a")).unwrap();
     assert!(stdout.contains(&format!("\n{} kernels, ", written.kernels())), "{stdout}");
     for spec in fa3_cuda::kernels::usual().step_by(20) {
@@ -233,19 +234,17 @@ fn archives_of_kernels() {
         |name: &str| fa3_with(&format!("doctor --archive {}", folder.path(name).display()), &NO_PTXAS);
     let stdout = doctor("kernels.sm_90a").succeeded();
     assert!(stdout.contains(&format!("\narchive  {} kernels (/", written.kernels())), "{stdout}");
-    let broken = doctor("clean");
+    let broken = doctor("spills");
     assert_eq!(broken.code, Some(1));
     let line = "\nkernels    archive          broken: ";
     assert!(
-        broken.stdout.contains(line) && broken.stdout.contains("clean is no archive"),
+        broken.stdout.contains(line) && broken.stdout.contains("spills is no archive"),
         "{}",
         broken.stdout
     );
 
-    let body = |says| format!(": > \"$4\"; cat >&2 <<'END'\n{says}\nEND");
-    let spilled = archive(&folder.tool("spills", &body(says(4)))).succeeded();
-    assert!(spilled.contains("\nfwd: 77 registers, 4 bytes spill stores, 0 bytes"), "{spilled}");
-    let warned = archive(&folder.tool("warns", &body(says(0) + "\nptxas info    : (C7510) Potential loss")));
+    let says = says(0) + "\nptxas info    : (C7510) Potential loss";
+    let warned = archive(&folder.tool("warns", &format!(": > \"$4\"; cat >&2 <<'END'\n{says}\nEND")));
     assert_eq!(warned.code, Some(1));
     assert!(warned.stdout.contains("\nfwd: 77 registers, C7510: Potential loss\n"), "{}", warned.stdout);
 }

@@ -36,7 +36,7 @@ fn roundings_that_do_not_cancel_are_no_fault() {
     let inputs = Inputs::with_sink(&problem, qkv, Some(sinks.view())).unwrap();
     let law = BackwardLaw::new(&inputs, dout.view(), Precision::Bf16).unwrap();
     let baseline = standard::backward(&inputs, dout.view(), Precision::Bf16).unwrap();
-    let squares = oracle::backward_squares(&inputs, dout.view()).unwrap();
+    let squares = oracle::backward_sums(&inputs, dout.view()).unwrap().squares;
     let off_by = |roots: f64| {
         let off = squares.dk.mapv(|square| roots * Precision::Bf16.unit_roundoff() * square.sqrt());
         let dk = (&law.oracle.dk + &off).mapv(|x| Precision::Bf16.round(x as f32));
@@ -67,8 +67,8 @@ fn many_roundings_do_not_loosen_the_law() {
         let problem = spec.known().unwrap();
         let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
         let Gradients { dq, dk, dv, .. } = standard::backward(&inputs, dout.view(), Precision::Bf16).unwrap();
-        let oracle = oracle::backward(&inputs, dout.view()).unwrap();
-        let squares = oracle::backward_squares(&inputs, dout.view()).unwrap();
+        let BackwardSums { gradients: oracle, squares, .. } =
+            oracle::backward_sums(&inputs, dout.view()).unwrap();
         let parts = [(dq, oracle.dq, squares.dq), (dk, oracle.dk, squares.dk), (dv, oracle.dv, squares.dv)];
         for (baseline, oracle, squares) in parts {
             let error = ErrorNorms::of(&baseline, &oracle).max;

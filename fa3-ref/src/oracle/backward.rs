@@ -4,15 +4,15 @@
 //! ∂S_ij = P_ij. D_i is Σ_j P_ij dP_ij = dO_i · O_i, and c' is the slope of the soft cap and the function of
 //! scores. A sink's dP is 0.
 
-use ndarray::{Array1, Array2};
+use ndarray::{Array1, Array2, Axis, Slice};
 use rayon::prelude::*;
 
-use super::forward::{self, forward_head};
-use super::{Scores, add_scaled, dot, row};
+use super::forward;
+use super::{Scores, Slope, add_scaled, dot, row};
 use crate::inputs::{Heads, OutputHeads};
 use crate::output::{GroupGradients, HeadForward, backward_groups};
 use crate::sink::{Row, sums};
-use crate::{Element, Gradients, InputError, Inputs, OutputGradients};
+use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients};
 
 /// Keys whose factors are in memory at a time.
 const KEYS: usize = 256;
@@ -25,90 +25,81 @@ pub fn backward<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
     output: impl Into<OutputGradients<'a, T>>,
 ) -> Result<Gradients<f64>, InputError> {
-    each_head(inputs, &output.into(), Sum::Values)
+    let (_, [gradients]) = each_head(inputs, &output.into(), [Row::gradient], |head| head.values())?;
+    Ok(gradients)
 }
 
-/// The sums of the absolute values of all terms of [`backward`], with dP_ij, D_i and dLSE_i as separate terms, and so
-/// are both terms of a soft cap's derivative.
-///
-/// If a row's softmax is nearly one-hot, dP_ij − D_i cancels and the gradient all but vanishes; so does the derivative
-/// of a soft cap near its bound. The remaining error of an f32 computation is then proportional to these magnitudes,
-/// not to the gradient.
+/// Results of both passes, and sums over the terms of each gradient, which tell its rounding errors.
+pub struct BackwardSums {
+    /// O and LSE.
+    pub forward: Forward<f64>,
+    /// The gradients, as [`backward`] gives them.
+    pub gradients: Gradients<f64>,
+    /// The sums of the absolute values of all terms, with dP_ij, D_i and dLSE_i as separate terms, and so are both
+    /// terms of a soft cap's derivative.
+    ///
+    /// If a row's softmax is nearly one-hot, dP_ij − D_i cancels and the gradient all but vanishes; so does the
+    /// derivative of a soft cap near its bound. The remaining error of an f32 computation is then proportional to these
+    /// magnitudes, not to the gradient.
+    pub magnitudes: Gradients<f64>,
+    /// The sums of the squares of all terms that are rounded to 16 bits on the way to a gradient. The terms are P_ij
+    /// dO_i in dV, dS_ij K_j in dQ, dS_ij Q_i in dK, and in dQ and dK also the terms of D_i, which reads O. For dsink
+    /// they are only the terms of D.
+    ///
+    /// A rounding is off by up to u, relative, for the unit roundoff u, and roundings are independent. So u times the
+    /// root of such a sum estimates the total rounding error.
+    pub squares: Gradients<f64>,
+}
+
+/// The forward pass, the backward pass, and the sums of the absolute values and of the squares of its terms.
 ///
 /// # Errors
 /// The errors of [`backward`].
-pub fn backward_magnitudes<'a, T: Element + 'a>(
+pub fn backward_sums<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
     output: impl Into<OutputGradients<'a, T>>,
-) -> Result<Gradients<f64>, InputError> {
-    each_head(inputs, &output.into(), Sum::Magnitudes)
+) -> Result<BackwardSums, InputError> {
+    let of_sinks = [Row::gradient, Row::magnitude, Row::square];
+    let (forward, sums) = each_head(inputs, &output.into(), of_sinks, |head| head.sums())?;
+    let [gradients, magnitudes, squares] = sums;
+    Ok(BackwardSums { forward, gradients, magnitudes, squares })
 }
 
-/// The sums of the squares of all terms that are rounded to 16 bits on the way to a gradient. The terms are P_ij dO_i
-/// in dV, dS_ij K_j in dQ, dS_ij Q_i in dK, and in dQ and dK also the terms of D_i, which reads O. For dsink they are
-/// only the terms of D.
-///
-/// A rounding is off by up to u, relative, for the unit roundoff u, and roundings are independent. So u times the root
-/// of such a sum estimates the total rounding error.
-///
-/// # Errors
-/// The errors of [`backward`].
-pub fn backward_squares<'a, T: Element + 'a>(
-    inputs: &Inputs<'_, T>,
-    output: impl Into<OutputGradients<'a, T>>,
-) -> Result<Gradients<f64>, InputError> {
-    each_head(inputs, &output.into(), Sum::Squares)
-}
-
-/// The terms of a sum.
-#[derive(Clone, Copy)]
-enum Sum {
-    /// The terms themselves.
-    Values,
-    /// The absolute values of the terms.
-    Magnitudes,
-    /// The squares of the rounded terms.
-    Squares,
-}
-
-fn each_head(inputs: &dyn Heads, output: &dyn OutputHeads, sum: Sum) -> Result<Gradients<f64>, InputError> {
+/// The forward pass, and `N` sums for each gradient: over the rows of `of_sinks`, and `of_head`.
+fn each_head<const N: usize>(
+    inputs: &dyn Heads,
+    output: &dyn OutputHeads,
+    of_sinks: [fn(&Row) -> f64; N],
+    of_head: impl Fn(&Gradient<'_>) -> [HeadGradients; N] + Sync,
+) -> Result<(Forward<f64>, [Gradients<f64>; N]), InputError> {
     let problem = inputs.problem();
     output.check(problem)?;
-    let dsink = sums(
-        inputs,
-        output,
-        || forward::of_heads(inputs),
-        |row: Row| match sum {
-            Sum::Values => row.gradient(),
-            Sum::Magnitudes => row.magnitude(),
-            Sum::Squares => row.square(),
-        },
-    );
-    Ok(backward_groups(problem, dsink, |index, head_kv| {
+    let forward = forward::of_heads(inputs);
+    let of_sinks = of_sinks.map(|of_row| sums(inputs, output, || forward.clone(), |row| of_row(&row)));
+    let gradients = backward_groups(problem, of_sinks, |index, head_kv| {
         let group = problem.heads().group_size();
         let heads = (head_kv * group..(head_kv + 1) * group).map(|head_q| {
             let scores = Scores { problem, head: inputs.head(index, head_q) };
-            let gradient = Gradient::new(scores, output.head(problem, index, head_q));
-            match sum {
-                Sum::Values => gradient.values(),
-                Sum::Magnitudes => gradient.magnitudes(),
-                Sum::Squares => gradient.squares(),
-            }
+            let of_output = output.head(problem, index, head_q);
+            of_head(&Gradient::new(scores, forward.head(problem, index, head_q), of_output))
         });
         sum_group(heads)
-    }))
+    });
+    Ok((forward, gradients))
 }
 
-/// dQ of each head; dK and dV summed over the heads that share K and V.
-fn sum_group(mut heads: impl Iterator<Item = HeadGradients>) -> GroupGradients<f64> {
+/// The gradients of the heads that share K and V: dQ of each head; dK and dV summed over the heads.
+fn sum_group<const N: usize>(
+    mut heads: impl Iterator<Item = [HeadGradients; N]>,
+) -> [GroupGradients<f64>; N] {
     let first = heads.next().expect("a group has at least one head");
-    let mut sum = GroupGradients { dq: vec![first.dq], dk: first.dk, dv: first.dv };
-    for head in heads {
-        sum.dq.push(head.dq);
-        sum.dk += &head.dk;
-        sum.dv += &head.dv;
+    let mut sums = first.map(|HeadGradients { dq, dk, dv }| GroupGradients { dq: vec![dq], dk, dv });
+    for (sum, of_head) in heads.flat_map(|head| head.into_iter().enumerate()) {
+        sums[sum].dq.push(of_head.dq);
+        sums[sum].dk += &of_head.dk;
+        sums[sum].dv += &of_head.dv;
     }
-    sum
+    sums
 }
 
 /// dQ, dK and dV of one query head.
@@ -131,38 +122,46 @@ struct Gradient<'a> {
 }
 
 impl Gradient<'_> {
-    fn new(scores: Scores<'_>, (dout, dlse): (Array2<f64>, Array1<f64>)) -> Gradient<'_> {
-        let HeadForward { o, lse } = forward_head(&scores);
+    fn new(
+        scores: Scores<'_>,
+        HeadForward { o, lse }: HeadForward<f64>,
+        (dout, dlse): (Array2<f64>, Array1<f64>),
+    ) -> Gradient<'_> {
         let delta = (0..o.nrows()).map(|i| dot(row(&dout, i), row(&o, i)) - dlse[i]).collect();
         Gradient { scores, dout, dlse, o, lse, delta }
     }
 
-    fn values(&self) -> HeadGradients {
+    fn values(&self) -> [HeadGradients; 1] {
         let head = &self.scores.head;
-        self.sum(&head.q, &head.k, &self.dout, |i, j| {
-            let (p, weight) = self.weights(i, self.scores.score_and_slope(i, j));
-            (p, weight * self.difference(i, j))
+        self.sum([[&head.q, &head.k, &self.dout]], |i, j, slope| {
+            let (p, weight) = self.weights(i, &slope);
+            [(p, weight * slope.of_score() * self.difference(i, j))]
         })
     }
 
-    fn magnitudes(&self) -> HeadGradients {
+    /// The values, their magnitudes, and the squares of rounded terms.
+    fn sums(&self) -> [HeadGradients; 3] {
         let head = &self.scores.head;
-        let [q, k, v, o, dout] = [&head.q, &head.k, &head.v, &self.o, &self.dout].map(|x| x.mapv(f64::abs));
-        let of_o: Vec<f64> = (0..o.nrows()).map(|i| dot(row(&dout, i), row(&o, i))).collect();
-        self.sum(&q, &k, &dout, |i, j| {
-            let (p, weight) = self.weights(i, self.scores.score_and_magnitude(i, j));
-            let dp = dot(row(&dout, i), row(&v, j));
-            (p, weight * (dp + of_o[i] + self.dlse[i].abs()))
-        })
-    }
-
-    fn squares(&self) -> HeadGradients {
-        let head = &self.scores.head;
-        let [q, k, o, dout] = [&head.q, &head.k, &self.o, &self.dout].map(|x| x.mapv(|x| x * x));
-        let of_o: Vec<f64> = (0..o.nrows()).map(|i| dot(row(&dout, i), row(&o, i))).collect();
-        self.sum(&q, &k, &dout, |i, j| {
-            let (p, weight) = self.weights(i, self.scores.score_and_slope(i, j));
-            (p * p, weight * weight * (self.difference(i, j).powi(2) + of_o[i]))
+        let tensors = [&head.q, &head.k, &head.v, &self.o, &self.dout];
+        let absolute = tensors.map(|x| x.mapv(f64::abs));
+        let squares = tensors.map(|x| x.mapv(|x| x * x));
+        let d_of = |[.., o, dout]: &[Array2<f64>; 5]| -> Vec<f64> {
+            (0..o.nrows()).map(|i| dot(row(dout, i), row(o, i))).collect()
+        };
+        let [absolute_d, square_d] = [&absolute, &squares].map(d_of);
+        let [q, k, v, _, dout] = &absolute;
+        let [square_q, square_k, .., square_dout] = &squares;
+        let of_terms = [[&head.q, &head.k, &self.dout], [q, k, dout], [square_q, square_k, square_dout]];
+        self.sum(of_terms, |i, j, slope| {
+            let ((p, weight), difference) = (self.weights(i, &slope), self.difference(i, j));
+            let dp = dot(row(dout, i), row(v, j));
+            let magnitude = dp + absolute_d[i] + self.dlse[i].abs();
+            let of_score = weight * slope.of_score();
+            [
+                (p, of_score * difference),
+                (p, weight * slope.magnitude() * magnitude),
+                (p * p, of_score * of_score * (difference.powi(2) + square_d[i])),
+            ]
         })
     }
 
@@ -176,31 +175,37 @@ impl Gradient<'_> {
         self.scores.allows(i, j) && self.lse[i] != f64::NEG_INFINITY
     }
 
-    /// P_ij, and the factor of dP_ij − D_i + dLSE_i in dS_ij, softmax_scale · P_ij c'(S_ij), of a score and its slope.
-    fn weights(&self, i: usize, (score, slope): (f64, f64)) -> (f64, f64) {
-        let p = (score - self.lse[i]).exp();
-        (p, self.scores.problem.softmax_scale().natural() * p * slope)
+    /// P_ij, and softmax_scale · P_ij.
+    fn weights(&self, i: usize, slope: &Slope) -> (f64, f64) {
+        let p = (slope.score - self.lse[i]).exp();
+        (p, self.scores.problem.softmax_scale().natural() * p)
     }
 
-    /// dQ, dK and dV as sums over visible pairs, by blocks of keys. `factors(i, j)` gives P_ij and dS_ij.
-    fn sum(
+    /// dQ, dK and dV as sums over visible pairs, by blocks of keys. There are `N` sums of each, of terms with their own
+    /// Q, K and dO. `factors(i, j, slope)` gives P_ij and dS_ij of each.
+    fn sum<const N: usize>(
         &self,
-        q: &Array2<f64>,
-        k: &Array2<f64>,
-        dout: &Array2<f64>,
-        factors: impl Fn(usize, usize) -> (f64, f64) + Sync,
-    ) -> HeadGradients {
-        let mut dq = Array2::zeros(q.dim());
-        let mut dk = Array2::zeros(k.dim());
-        let mut dv = Array2::zeros(self.scores.head.v.dim());
-        for first in (0..k.nrows()).step_by(KEYS) {
-            let keys = first..k.nrows().min(first + KEYS);
+        of_terms: [[&Array2<f64>; 3]; N],
+        factors: impl Fn(usize, usize, Slope) -> [(f64, f64); N] + Sync,
+    ) -> [HeadGradients; N] {
+        let head = &self.scores.head;
+        // The sums lie side by side in the columns.
+        let zeros = |of: &Array2<f64>| Array2::zeros((of.nrows(), N * of.ncols()));
+        let [mut dq, mut dk, mut dv] = [&head.q, &head.k, &head.v].map(zeros);
+        for first in (0..head.k.nrows()).step_by(KEYS) {
+            let keys = first..head.k.nrows().min(first + KEYS);
             // P_ij and dS_ij where a row sees a key.
-            let of_row = |(i, dq): (usize, &mut [f64])| -> Vec<Option<(f64, f64)>> {
+            let of_row = |(i, dq): (usize, &mut [f64])| -> Vec<Option<[(f64, f64); N]>> {
+                let mut function = self.scores.function(i);
                 let pair = |j| {
-                    let pair = self.counts(i, j).then(|| factors(i, j));
-                    pair.into_iter().for_each(|(_, ds)| add_scaled(dq, ds, row(k, j)));
-                    pair
+                    let pairs =
+                        self.counts(i, j).then(|| factors(i, j, self.scores.slope([i, j], &mut function)));
+                    for ((dq, [_, k, _]), (_, ds)) in
+                        parts(dq, N).zip(of_terms).zip(pairs.into_iter().flatten())
+                    {
+                        add_scaled(dq, ds, row(k, j));
+                    }
+                    pairs
                 };
                 keys.clone().map(pair).collect()
             };
@@ -208,15 +213,29 @@ impl Gradient<'_> {
             let of_keys = rows_mut(&mut dk).zip(rows_mut(&mut dv)).enumerate().skip(first).take(keys.len());
             of_keys.for_each(|(j, (dk, dv))| {
                 for (i, pairs) in pairs.iter().enumerate() {
-                    if let Some((p, ds)) = pairs[j - first] {
+                    let sums = parts(dk, N).zip(parts(dv, N)).zip(of_terms);
+                    for (((dk, dv), [q, _, dout]), (p, ds)) in
+                        sums.zip(pairs[j - first].into_iter().flatten())
+                    {
                         add_scaled(dk, ds, row(q, i));
                         add_scaled(dv, p, row(dout, i));
                     }
                 }
             });
         }
-        HeadGradients { dq, dk, dv }
+        std::array::from_fn(|index| {
+            let part = |all: &Array2<f64>| {
+                let columns = all.ncols() / N;
+                all.slice_axis(Axis(1), Slice::from(index * columns..(index + 1) * columns)).to_owned()
+            };
+            HeadGradients { dq: part(&dq), dk: part(&dk), dv: part(&dv) }
+        })
     }
+}
+
+/// `count` equal parts of a row.
+fn parts(row: &mut [f64], count: usize) -> impl Iterator<Item = &mut [f64]> {
+    row.chunks_exact_mut(row.len() / count)
 }
 
 fn rows_mut(matrix: &mut Array2<f64>) -> impl IndexedParallelIterator<Item = &mut [f64]> {
@@ -322,8 +341,8 @@ mod tests {
         let problem = ProblemSpec::dense(Dtype::F32, q, kv).known().unwrap();
         let [x, k, v] = [values(q, 0.5), values(kv, 0.6), values(kv, 0.7)];
         let inputs = Inputs::new(&problem, x.view(), k.view(), v.view()).unwrap();
-        let (gradient, magnitude) =
-            (backward(&inputs, x.view()).unwrap(), backward_magnitudes(&inputs, x.view()).unwrap());
+        let BackwardSums { gradients: gradient, magnitudes: magnitude, .. } =
+            backward_sums(&inputs, x.view()).unwrap();
         // With one key P = 1 and O = V, so that dP − D cancels and only the rounding of its two terms is left.
         assert!(gradient.dq.iter().zip(&magnitude.dq).all(|(g, m)| g.abs() <= 1e-15 * m && *m > 1e-3));
         assert!(gradient.dv.iter().zip(&magnitude.dv).all(|(g, m)| g.abs() <= *m));
@@ -333,8 +352,8 @@ mod tests {
         let problem = ProblemSpec::dense(Dtype::F32, q, kv).softcap(1e-3).known().unwrap();
         let [k, v] = [values(kv, 0.6), values(kv, 0.7)];
         let inputs = Inputs::new(&problem, x.view(), k.view(), v.view()).unwrap();
-        let (gradient, magnitude) =
-            (backward(&inputs, x.view()).unwrap(), backward_magnitudes(&inputs, x.view()).unwrap());
+        let BackwardSums { gradients: gradient, magnitudes: magnitude, .. } =
+            backward_sums(&inputs, x.view()).unwrap();
         assert!(gradient.dq.iter().zip(&magnitude.dq).all(|(g, m)| g.abs() <= 1e-9 * m && *m > 1e-3));
     }
 
@@ -345,7 +364,8 @@ mod tests {
         let problem = ProblemSpec::dense(Dtype::F32, q, kv).softmax_scale(0.8).known().unwrap();
         let [q, k, v, dout] = [(q, 0.1), (kv, 0.2), (kv, 0.3), (q, 0.4)].map(|(shape, at)| values(shape, at));
         let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
-        let (o, squares) = (forward(&inputs).o, backward_squares(&inputs, dout.view()).unwrap());
+        let BackwardSums { forward, gradients, squares, .. } = backward_sums(&inputs, dout.view()).unwrap();
+        let o = forward.o;
         let row = |x: &Array4<f64>, row, head| {
             let x = x.index_axis(Axis(0), 0);
             x.index_axis(Axis(0), row).index_axis(Axis(0), head).to_owned()
@@ -368,8 +388,9 @@ mod tests {
             assert!((squares.dv[[0, key, 0, column]] / of_dv - 1.0).abs() < 1e-12, "{of_dv}");
         }
         // dQ is the sum of two terms: its square is at most twice the sum of their squares.
-        let dq = backward(&inputs, dout.view()).unwrap().dq;
-        assert!(dq.iter().zip(&squares.dq).all(|(x, square)| x * x <= 2.0 * square && *square < 10.0));
+        assert!(
+            gradients.dq.iter().zip(&squares.dq).all(|(x, square)| x * x <= 2.0 * square && *square < 10.0)
+        );
     }
 
     #[test]

@@ -37,10 +37,12 @@ fn score_error_of_heads(inputs: &dyn Heads) -> f64 {
     let of_head = |(index, head)| {
         let scores = Scores { problem, head: inputs.head(index, head) };
         let rows = (0..scores.head.len.q).into_par_iter().map(|i| {
-            let mut row = problem.score_row::<f32>([index, head, i]);
+            let (mut rounded, mut exact) = (scores.function::<f32>(i), scores.function::<f64>(i));
             let error = |j| {
-                let rounded = row.as_mut().map(|row| f64::from(row.at(scores.capped(i, j).0 as f32, j)));
-                rounded.map_or(0.0, |rounded| (rounded - scores.score(i, j)).abs())
+                let (capped, _) = scores.capped(i, j);
+                let rounded = rounded.as_mut().map(|function| f64::from(function.at(capped as f32, j)));
+                let exact = exact.as_mut().map(|function| function.at(capped, j));
+                rounded.zip(exact).map_or(0.0, |(rounded, exact)| (rounded - exact).abs())
             };
             scores.visible_keys(i).map(error).filter(|error| error.is_finite()).fold(0.0, f64::max)
         });
@@ -49,7 +51,7 @@ fn score_error_of_heads(inputs: &dyn Heads) -> f64 {
     heads.map(of_head).fold(0.0, f64::max)
 }
 
-pub(super) fn forward_head(scores: &Scores<'_>) -> HeadForward<f64> {
+fn forward_head(scores: &Scores<'_>) -> HeadForward<f64> {
     let (rows, head_dim_v) = (scores.head.len.q, scores.head.v.ncols());
     let mut o = Array2::zeros((rows, head_dim_v));
     let elements = o.as_slice_mut().expect("a new array is contiguous");
@@ -60,7 +62,12 @@ pub(super) fn forward_head(scores: &Scores<'_>) -> HeadForward<f64> {
 
 /// Adds row i of O to `o`, which is 0, and returns its LSE.
 fn forward_row(scores: &Scores<'_>, i: usize, o: &mut [f64]) -> f64 {
-    let row: Vec<(usize, f64)> = scores.visible_keys(i).map(|j| (j, scores.score(i, j))).collect();
+    let mut function = scores.function(i);
+    let score = |j| {
+        let (capped, _) = scores.capped(i, j);
+        (j, function.as_mut().map_or(capped, |function| function.at(capped, j)))
+    };
+    let row: Vec<(usize, f64)> = scores.visible_keys(i).map(score).collect();
     let sink = f64::from(scores.head.sink);
     let max = row.iter().map(|&(_, s)| s).fold(sink, f64::max); // f64::max drops NaN
     if sink == f64::NEG_INFINITY && row.iter().all(|&(_, s)| s == f64::NEG_INFINITY) {

@@ -44,7 +44,7 @@ fn of_heads(
     let forward = || Forward { o: o.to_owned(), lse: lse.to_owned() };
     let dsink = sums(inputs, output, forward, |row: Row| row.gradient());
     let dsink = dsink.map(|dsink| dsink.mapv(|x| x as f32));
-    Ok(backward_groups(problem, dsink, |index, head_kv| {
+    let [gradients] = backward_groups(problem, [dsink], |index, head_kv| {
         let group_size = problem.heads().group_size();
         let heads = (head_kv * group_size..(head_kv + 1) * group_size).map(|head_q| {
             let (dout, dlse) = output.head(problem, index, head_q);
@@ -60,8 +60,9 @@ fn of_heads(
                 dout,
             }
         });
-        Group { problem, index, tiles, precision, heads: heads.collect() }.gradients()
-    }))
+        [Group { problem, index, tiles, precision, heads: heads.collect() }.gradients()]
+    });
+    Ok(gradients)
 }
 
 /// Inputs of Algorithm 3 for one query head.

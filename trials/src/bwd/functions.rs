@@ -7,7 +7,7 @@ use super::BwdCase;
 use super::equivalent::{DQ, KEYS};
 use super::trials::{DIVISIONS, DTYPES, HEADS, MASKS, SINKS, SOFTCAPS, tiles, tiny};
 use crate::fwd::functions::{FUNCTIONS, function};
-use crate::fwd::listed::{self, GIVEN, LAYOUTS, LENGTHS};
+use crate::fwd::listed::{self, GIVEN, LAYOUTS, LENGTHS, few_of_many};
 use crate::fwd::{Layout, dense, device};
 use crate::mutate::Target;
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
@@ -24,11 +24,12 @@ fn texts() -> Vec<&'static str> {
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let texts = texts();
     let dense = covering_cases(0, |levels| of_features(&texts, levels, seed)).into_iter();
-    dense.chain(covering_cases(0, |levels| of_sequences(&texts, levels, seed))).collect()
+    dense.chain(covering_cases(0, |levels| of_sequences(levels, seed))).collect()
 }
 
 fn of_features(texts: &[&str], levels: &mut Levels, seed: u64) -> Trial {
-    let (text, division) = (levels.pick(texts), levels.pick(&DIVISIONS));
+    // The order of dQ additions is no matter of the function.
+    let (text, division) = (levels.pick(texts), levels.pick(&DIVISIONS[..5]));
     let rows = levels.pick(&[16, 48]);
     // Rows of a dQ tile, and keys of its blocks.
     let dq = levels.pick(&[(64, 48), (128, 16)]);
@@ -45,14 +46,15 @@ fn of_features(texts: &[&str], levels: &mut Levels, seed: u64) -> Trial {
 }
 
 /// Sequences whose lengths are data. Code that they share with dense ones is covered there.
-fn of_sequences(texts: &[&str], levels: &mut Levels, seed: u64) -> Trial {
-    let (text, given) = (levels.pick(texts), levels.pick(&GIVEN));
+fn of_sequences(levels: &mut Levels, seed: u64) -> Trial {
+    let (text, given) = (levels.pick(&[FUNCTIONS[0], FUNCTIONS[2], OF_NAN]), levels.pick(&GIVEN));
     let division = levels.pick(&[DIVISIONS[1], DIVISIONS[2], DIVISIONS[3], DIVISIONS[6]]);
     let (lengths, (_, heads_q, heads_kv)) = (levels.pick(&LENGTHS)(64, 64), levels.pick(&HEADS));
-    let (layout, mask) = (given.layout(levels.pick(&LAYOUTS)), levels.pick(&MASKS));
+    let heads = few_of_many((heads_q, heads_kv), &lengths);
+    let (layout, mask) = (given.layout(levels.pick(&LAYOUTS)), levels.pick(&[MASKS[1], MASKS[2]]));
     let options = tiles(division, (2, [2, 1]), (64, 48), 16, [64, 64]);
     let change = |spec: ProblemSpec| layout.of(spec).mask(mask);
-    let case = case(text, listed::problem(given, DTYPES[1], (heads_q, heads_kv), 64, &lengths, change), seed);
+    let case = case(text, listed::problem(given, DTYPES[1], heads, 64, &lengths, change), seed);
     let of_gradients = given.layout(Layout::Contiguous);
     BwdCase { case, layout: of_gradients, dlse: true, slack: 1.0 }.trial(&device(3), &options)
 }

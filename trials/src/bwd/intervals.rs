@@ -7,7 +7,7 @@ use super::BwdCase;
 use super::trials::{DTYPES, Divided, HEADS, MASKS, SINKS, SOFTCAPS, tiles, tiny};
 use crate::fwd::functions::{FUNCTIONS, function};
 use crate::fwd::intervals::OWN;
-use crate::fwd::listed::{self, GIVEN, Given, LAYOUTS, LENGTHS};
+use crate::fwd::listed::{self, GIVEN, Given, LAYOUTS, LENGTHS, few_of_many};
 use crate::fwd::{Layout, dense, device};
 use crate::intervals::Kind;
 use crate::mutate::Target;
@@ -64,13 +64,14 @@ fn of_sequences(levels: &mut Levels, seed: u64) -> Trial {
         (levels.pick(Kind::WITH_GRADIENTS), levels.pick(&DIVISIONS), levels.pick(&GIVEN));
     // Lengths around the size of a KV tile and of a block of rows.
     let (lengths, (_, heads_q, heads_kv)) = (levels.pick(&LENGTHS)(64, 64), levels.pick(&HEADS));
+    let heads = few_of_many((heads_q, heads_kv), &lengths);
     let (own, layout, sink) = (levels.pick(&OWN), levels.pick(&LAYOUTS), levels.pick(&SINKS));
     // Rows of a block of the dK/dV kernel, which divide the rows of a dQ tile.
     let (rows, dq) = (levels.pick(&[16, 32]), levels.pick(&[(64, 48), (128, 16)]));
     let mask = levels.pick(&MASKS);
     let options = tiles(division, (2, [2, 1]), dq, rows, [64, 64]);
     let layout = given.layout(layout);
-    let (spec, rows) = listed::spec(given, DTYPES[1], (heads_q, heads_kv), 64, &lengths);
+    let (spec, rows) = listed::spec(given, DTYPES[1], heads, 64, &lengths);
     let spec = layout.of(spec.mask(mask));
     let spec = if sink { spec.sink() } else { spec };
     let problem = kind.of_sequences(spec, rows, own.0, own.1);

@@ -5,7 +5,7 @@ use fa3_types::{Mask, ProblemSpec};
 
 use super::BwdCase;
 use super::trials::{DISTS, DIVISIONS, DTYPES, Divided, HEADS, MASKS, PADDING, SINKS, SOFTCAPS, tiles};
-use crate::fwd::listed::{GIVEN, Given, LAYOUTS, LENGTHS, problem};
+use crate::fwd::listed::{GIVEN, Given, LAYOUTS, LENGTHS, few_of_many, problem};
 use crate::fwd::{Layout, device};
 use crate::{Case, Levels, Poison, Trial, covering_cases};
 
@@ -22,6 +22,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let (division, mask, given) = (levels.pick(&DIVISIONS), levels.pick(&MASKS), levels.pick(&GIVEN));
     // Lengths around the size of a KV tile and of a block of rows.
     let (lengths, (_, heads_q, heads_kv)) = (levels.pick(&LENGTHS)(64, 64), levels.pick(&HEADS));
+    let heads = few_of_many((heads_q, heads_kv), &lengths);
     let (layout, softcap) = (levels.pick(&LAYOUTS), levels.pick(&SOFTCAPS));
     let (dtype, dist, padding) = (levels.pick(&DTYPES), levels.pick(&DISTS), levels.pick(&PADDING));
     let (head_dim, head_dim_v) = levels.pick(&[(64, 64), (64, 32)]);
@@ -38,7 +39,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
         spec
     };
     let head_dim = (head_dim - padding) as usize;
-    let problem = problem(given, dtype, (heads_q, heads_kv), head_dim, &lengths, change);
+    let problem = problem(given, dtype, heads, head_dim, &lengths, change);
     let name = format!("{given:?}, {layout:?}, {dist:?}");
     let case = Case { name, problem, dist, poison: Poison::BeyondEnd, seed };
     let dlse = padding != PADDING[1];

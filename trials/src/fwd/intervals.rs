@@ -55,7 +55,7 @@ const TILES: [CtaTile; 3] = [
 fn of_sequences(levels: &mut Levels, seed: u64) -> Trial {
     let (kind, tile, given) = (levels.pick(&Kind::ALL), levels.pick(&TILES), levels.pick(&GIVEN));
     let lengths = levels.pick(&listed::LENGTHS)(tile.tile_m as usize, tile.tile_n as usize);
-    let heads = levels.pick(&[(1, 1), (3, 1), (4, 2)]);
+    let heads = listed::few_of_many(levels.pick(&[(1, 1), (3, 1), (4, 2)]), &lengths);
     let ((per_sequence, per_head), layout) = (levels.pick(&OWN), levels.pick(&LAYOUTS));
     let (sink, mask) = (levels.pick(&SINKS), levels.pick(&MASKS));
     let (spec, rows) = listed::spec(given, Dtype::Bf16, heads, tile.head_dim as usize, &lengths);

@@ -27,6 +27,12 @@ pub(crate) const LENGTHS: [Lengths; 5] = [
     |m, n| vec![(m + 30, 29), (5, 2 * n), (m + 30, n / 2)],
 ];
 
+/// These numbers of query heads and of key/value heads, or few heads of many sequences: each head of each sequence has
+/// a tile of its own.
+pub(crate) fn few_of_many(heads: (usize, usize), lengths: &[(usize, usize)]) -> (usize, usize) {
+    if lengths.len() > 8 { (2, 1) } else { heads }
+}
+
 /// How lengths are given.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Given {
@@ -83,7 +89,7 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
 fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     let (tile, mask, given) = (levels.pick(tiles), levels.pick(&MASKS), levels.pick(&GIVEN));
     let lengths = levels.pick(&LENGTHS)(tile.tile_m as usize, tile.tile_n as usize);
-    let heads = levels.pick(&[(1, 1), (3, 1), (4, 2), (3, 3)]);
+    let heads = few_of_many(levels.pick(&[(1, 1), (3, 1), (4, 2), (3, 3)]), &lengths);
     let (layout, softcap) = (levels.pick(&LAYOUTS), levels.pick(&SOFTCAPS));
     let of_16_bits = levels.pick(&[Dtype::F16, Dtype::Bf16]);
     let (dist, sink) = (levels.pick(&DISTS), levels.pick(&SINKS));
