@@ -5,7 +5,7 @@ use std::f32::consts::LOG2_E;
 
 use fa3_types::{Int, Real, ScoreIndex, ScoreReal};
 
-use crate::lang::{B32, F32, Pred, V};
+use crate::lang::{Arg, B32, F32, Pred, V};
 
 impl<'k> Int for V<'k, B32> {
     type Bool = V<'k, Pred>;
@@ -134,6 +134,58 @@ impl<'k> ScoreIndex for V<'k, B32> {
         self.max_s32(other)
     }
 
+    /// Divides by a constant with one product. The number is inverted if it is negative, so that it has 31 bits. The
+    /// factor is 2^bits / divisor rounded up, which changes no quotient of 31 bits, and is below 2³² unless the divisor
+    /// is a power of two, by which functions of scores do not divide.
+    ///
+    /// Another divisor's reciprocal is off by some 2⁻²². So is a first quotient, and the quotient of what it leaves is
+    /// off by at most 1.
+    #[track_caller]
+    fn div_floor(self, divisor: Self) -> Self {
+        let Some(divisor) = divisor.operand().constant().filter(|&divisor| divisor as i32 > 2) else {
+            let (x, y) = (self.in_register(), divisor.in_register());
+            let reciprocal = y.to_f32_signed().rcp();
+            let first = (x.to_f32_signed() * reciprocal).to_s32();
+            let rest = x - first * y;
+            let quotient = first + (rest.to_f32_signed() * reciprocal).to_s32();
+            let rest = x - quotient * y;
+            // The remainder has the divisor's sign, and is smaller.
+            let is_above = rest.ne(0) & (rest ^ y).lt_s32(0);
+            let is_below = (rest ^ y).ge_s32(0) & rest.abs_s32().ge_s32(y.abs_s32());
+            let quotient = is_below.select(quotient + 1, is_above.select(quotient - 1, quotient));
+            return y.eq(0).select(0, quotient);
+        };
+        let bits = 31 + divisor.next_power_of_two().trailing_zeros();
+        let factor = (1_u64 << bits).div_ceil(divisor.into()) as u32;
+        let sign = self.shr_s32(31);
+        ((self ^ sign).mul_hi(factor) >> (bits - 32)) ^ sign
+    }
+
+    #[track_caller]
+    fn and(self, other: Self) -> Self {
+        self & other
+    }
+
+    #[track_caller]
+    fn or(self, other: Self) -> Self {
+        self | other
+    }
+
+    #[track_caller]
+    fn xor(self, other: Self) -> Self {
+        self ^ other
+    }
+
+    #[track_caller]
+    fn shl(self, bits: Self) -> Self {
+        self << bits
+    }
+
+    #[track_caller]
+    fn shr(self, bits: Self) -> Self {
+        self.shr_s32(bits)
+    }
+
     #[track_caller]
     fn lt(self, other: Self) -> V<'k, Pred> {
         self.lt_s32(other)
@@ -162,6 +214,11 @@ impl<'k> ScoreReal for V<'k, F32> {
     #[track_caller]
     fn of_index(index: V<'k, B32>) -> Self {
         index.to_f32_signed()
+    }
+
+    #[track_caller]
+    fn to_index(self) -> V<'k, B32> {
+        self.to_s32()
     }
 
     #[track_caller]

@@ -232,7 +232,7 @@ pub fn scored(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case>
 }
 
 /// Operands of functions of scores: `x` and `y` are numbers, `slope`, `near`, `bias` and `column` tables.
-const OPERANDS: [&str; 12] = [
+const OPERANDS: [&str; 14] = [
     "s",
     "s",
     "s",
@@ -244,6 +244,8 @@ const OPERANDS: [&str; 12] = [
     "column[b, k]",
     "max(q - k, 3) / (1 + row)",
     "floor(x * k)",
+    "near[(q - k) // 3 & 7 | 1]",
+    "bias[h, int(8 * near[k]) % 3, (row ^ k) >> 1]",
     "sqrt(k)",
 ];
 

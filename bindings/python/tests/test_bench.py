@@ -19,6 +19,7 @@ import activation
 import backward
 import decode
 import distributions
+import flex
 import fp8
 import gpt
 import gradients
@@ -170,6 +171,42 @@ def test_a_summary_is_of_the_cells_that_an_implementation_takes(capsys):
     assert "mean to cudnn: 2.000 (2 cells)" in said and f"worst cell, to the best: 1.000 ({second})" in said
     ratios.summarise([(first, {})])
     assert not capsys.readouterr().out
+
+
+def test_cells_of_flex():
+    cells = flex.chosen(flex.parse([]))
+    assert len(cells) == 6 * 9 + 2 * 6 and str(cells[0]) == "soft cap d128 8k"
+    assert [str(cell) for cell in flex.chosen(flex.parse(["--quick", "--cells", "bias", "images d128"]))] == [
+        "bias d128 8k",
+        "images d128 8k",
+    ]
+    # The table of a bias has 8 GiB at most.
+    assert flex.Cell("bias", 64, 32768).heads == (2, 1) and flex.Cell("bias", 128, 8192).heads == (16, 4)
+
+
+@pytest.mark.parametrize("case", flex.CASES)
+def test_cases_of_flex_are_computed(case):
+    cell = flex.Cell(case, 256, 1280)
+    heads, heads_kv = cell.heads
+    q, k, v = (torch.randn(1, 1280, of, 256)[..., :32].contiguous() for of in (heads, heads_kv, heads_kv))
+    drawn_case = flex.CASES[case](heads, cell.seqlen, "cpu")
+    functions, visible = flex.passes(drawn_case, cell, q, k, v)
+    assert 1280 <= visible <= 1280**2
+    for by in functions.keys() & {"ours", "flag"}:
+        assert flex.error(functions[by](), drawn_case, q, k, v) < 1e-4
+
+
+def test_what_raises_in_a_cell_of_flex_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr(flex, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: lambda *given, **named: 1 / 0)
+    monkeypatch.setattr(timing, "in_turns", lambda functions, *given: dict.fromkeys(functions, 2.0))
+    monkeypatch.setattr(settings, "TOKENS", 128)
+    forward, backward = flex.measure(flex.Cell("alibi", 512, 128), flex.parse([]))
+    assert set(forward["ms"]) == set(backward["ms"]) == {"ours", "flag", "plain"} and forward["errors"]["ours"] < 0.02
+    assert forward["raised"] == {"flex": "ZeroDivisionError: division by zero"}
+    assert "flex raised ZeroDivisionError" in capsys.readouterr().out
+    flex.summarise([forward, backward])
 
 
 def test_options_of_fp8(capsys):

@@ -10,7 +10,7 @@ flex = pytest.importorskip("torch.nn.attention.flex_attention", reason="skipped:
 from packing import ends, normal
 
 import fa3
-from fa3 import symbols
+from fa3 import masks, symbols
 from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, flex_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore:return_lse is deprecated")
@@ -29,6 +29,7 @@ def score_mods(device):
     document = torch.arange(KEYS, device=device).expand(2, -1) // torch.tensor([[20], [33]], device=device)
     number, of_half, offset = torch.tensor(0.3), table(KEYS, dtype=torch.bfloat16), torch.tensor(3)
     visible = table(ROWS, KEYS) > -0.5
+    starts, of_row = torch.tensor([0, 31, 64], device=device), (torch.arange(KEYS, device=device) > 30).int()
     hidden = -float("inf")
 
     def document_and_alibi(s, b, h, q, k):
@@ -38,7 +39,34 @@ def score_mods(device):
         seen = (q >= k) & ~(k == 1) | (k < 3) ^ (q > 60) | torch.logical_not(q < 65)
         return s.masked_fill(~(seen | (k == q)), hidden)
 
+    def bucket(s, b, h, q, k):
+        distance = torch.clamp(q - k, min=0)
+        far = 4 + (torch.log(distance.float() / 4) * 1.7).to(torch.int32)
+        return s + small[torch.where(distance < 4, distance, far.clamp(max=6))]
+
+    def integers(s, b, h, q, k):
+        quotients = (q - k) // 3 + (k - q) // -4 + q // (1 + k) + torch.div(q - k, 5, rounding_mode="trunc")
+        remainders = (q - k) % 7 + (q - k) % -8 + 70 % (1 + k)
+        return s + quotients * 0.05 - remainders * 0.1 + by_distance[h, (q ^ k) & 3 | h << 1 & 4] + (~k >> 2) * 0.01
+
+    def nested(s, b, h, q, k):
+        at = q - starts[of_row[q]]
+        return torch.where((at >= k - starts[of_row[k]]) | (k == q), s + by_distance[h, at // 2], hidden)
+
+    def activations(s, b, h, q, k):
+        of_score = torch.nn.functional.gelu(s, approximate="tanh") + torch.nn.functional.silu(s)
+        return of_score + torch.nn.functional.softplus(s) + torch.nn.functional.leaky_relu(s) + s.new_zeros(())
+
+    def more_functions(s, b, h, q, k):
+        rounded = torch.round(by_distance[h, q] * 4) - torch.trunc(slopes[h] * 9) + torch.fmod(-k.float(), 4)
+        return s + 0.1 * rounded + torch.log1p((q - k).abs()) + torch.expm1(slopes[h]) + torch.sign(q - 9)
+
     return dict(
+        bucket=bucket,
+        integers=integers,
+        nested=nested,
+        activations=activations,
+        more_functions=more_functions,
         cap=lambda s, b, h, q, k: 2 * torch.tanh(s / 2.0),
         alibi=lambda s, b, h, q, k: s - slopes[h] * (q - k).abs(),
         distance=lambda s, b, h, q, k: s + by_distance[h, q - k + KEYS],
@@ -107,7 +135,32 @@ def dense(q, k, v, score_mod):
     return score_mod(s, b, h, row, key).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("name", ["cap", "alibi", "document_and_alibi", "functions"])
+def test_masks_of_many_intervals(device):
+    """Functions of scores hide what two intervals do not."""
+    q, k, v = tensors(device)
+    alibi = score_mods(device)["alibi"]
+
+    def odd(b, h, q, k):
+        return (k % 2 == 1) & (k < 70) & ((h == 1) | (q >= k))
+
+    mask = flex.create_block_mask(odd, None, HEADS, ROWS, KEYS, device=device, BLOCK_SIZE=32)
+    for score_mod in (None, alibi):
+        given = q, k, v, score_mod, mask
+        found = flex_attention(*given, enable_gqa=True, return_lse=True)
+        assert_close(found, torchs(*given))
+    # Blocks of which mask_mod knows nothing.
+    half = flex.BlockMask.from_kv_blocks(mask.kv_num_blocks // 2, mask.kv_indices, BLOCK_SIZE=32, mask_mod=odd)
+    half.seq_lengths = ROWS, KEYS
+    of_half = masks._of_blocks(half)
+    of_any = lambda b, h, q, k: of_half(b * 0, h, q, k)
+    expected = flex.create_block_mask(of_any, None, HEADS, ROWS, KEYS, device=device)
+    found = flex_attention(q, k, v, alibi, half, enable_gqa=True, return_lse=True)
+    assert_close(found, torchs(q, k, v, alibi, expected))
+    with pytest.raises(ValueError, match="three or more intervals of keys beside a fa3.Score"):
+        flex_attention(q, k, v, fa3.Score("s + k"), mask, None, True)
+
+
+@pytest.mark.parametrize("name", ["cap", "alibi", "document_and_alibi", "functions", "integers"])
 def test_gradients(device, name):
     leaves = [x.requires_grad_() for x in tensors(device)]
     score_mod, dtype = score_mods(device)[name], leaves[0].dtype
@@ -205,13 +258,15 @@ REFUSED = [
     ("the number of a symbol", lambda s, b, h, q, k: s + [1.0, 2.0][h]),
     ("the number of a symbol", lambda s, b, h, q, k: s + math.exp(s)),
     ("item", lambda s, b, h, q, k: s + TABLE[h].item()),
-    ("floordiv", lambda s, b, h, q, k: s + q // 2),
     ("add_", lambda s, b, h, q, k: s.add_(1)),
     ("add", lambda s, b, h, q, k: s + math.nan),
     ("an index that is a number or a condition", lambda s, b, h, q, k: TABLE[s]),
     ("2 indices of a tensor of shape (4,)", lambda s, b, h, q, k: TABLE[h, k]),
-    ("int", lambda s, b, h, q, k: TABLE[s.int()]),
-    ("and", lambda s, b, h, q, k: s + (q & 3)),
+    ("and", lambda s, b, h, q, k: s & 3),
+    ("sum of a row of a tensor", lambda s, b, h, q, k: s + TABLE[None][b].sum()),
+    ("an element of a symbol", lambda s, b, h, q, k: s[0]),
+    ("round", lambda s, b, h, q, k: torch.round(s, decimals=2)),
+    ("gelu", lambda s, b, h, q, k: torch.nn.functional.gelu(s)),
     ("pow", lambda s, b, h, q, k: s**2.5),
 ]
 
@@ -230,7 +285,6 @@ def test_other_arguments_are_refused():
     q, k, v = tensors("cpu")
     x = q.transpose(1, 2)
     few = flex.create_block_mask(lambda b, h, q, k: q >= k, None, None, ROWS, ROWS, device="cpu")
-    odd = flex.create_block_mask(lambda b, h, q, k: k % 2 == 0, None, None, ROWS, KEYS, device="cpu")
     learned = torch.ones(HEADS, requires_grad=True)
 
     def raised(sentence, call, error=ValueError):
@@ -241,7 +295,6 @@ def test_other_arguments_are_refused():
     raised("query has 4 heads and key 2, expected as many", lambda: flex_attention(q, k, v))
     raised("query has 3 dimensions, expected 4", lambda: flex_attention(q[0], k, v))
     raised("block_mask was created for block_mask.shape=(1, 1, 70, 70)", lambda: flex_attention(q, k, v, None, few, None, True))
-    raised("row 0 sees 45 intervals of keys", lambda: flex_attention(q, k, v, None, odd, None, True))
     raised("score is str, expected a function or fa3.Score", lambda: flash_attn_func(x, x, x, score="s"), TypeError)
     returns = "the function of scores returns a condition"
     raised(returns, lambda: flash_attn_func(x, x, x, score=lambda s, b, h, q, k: q > k), TypeError)

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::Wrapping;
 use std::sync::Arc;
 
 use super::node::{Class, Id, Leaf, Node};
-use super::op::{Op, Test};
+use super::op::{IndexOp, Op, Test};
 use super::table::ScoreTable;
 use super::{OpenScore, ScoreError, ScoreExpr};
 
@@ -109,6 +110,50 @@ impl Builder {
                 None => self.push(Node::Op(op, operands), class),
             },
         }
+    }
+
+    /// An operation of two indices. Quotients by constant powers of two are shifts.
+    pub(super) fn of_indices(&mut self, op: IndexOp, mut operands: [Id; 2]) -> Result<Id, ScoreError> {
+        for operand in operands {
+            self.check(op.text(), operand, Class::Index, "indices")?;
+        }
+        if op.is_commutative() {
+            self.order(&mut operands);
+        }
+        match operands.map(|id| self.node(id)) {
+            [_, Node::Index(divisor @ 1..)] if op == IndexOp::Div && divisor.count_ones() == 1 => {
+                let bits = self.index(divisor.trailing_zeros() as i32)?;
+                self.of_indices(IndexOp::Right, [operands[0], bits])
+            }
+            [Node::Index(a), Node::Index(b)] => self.index(op.of([a, b].map(Wrapping)).0),
+            [_, Node::Index(0)] if op == IndexOp::Right => Ok(operands[0]),
+            _ => self.push(Node::OfIndices(op, operands), Class::Index),
+        }
+    }
+
+    /// The remainder of an index, which has the divisor's sign.
+    pub(super) fn remainder(&mut self, [a, b]: [Id; 2]) -> Result<Id, ScoreError> {
+        for operand in [a, b] {
+            self.check("%", operand, Class::Index, "indices")?;
+        }
+        if let Node::Index(divisor @ 1..) = self.node(b)
+            && divisor.count_ones() == 1
+        {
+            let below = self.index(divisor - 1)?;
+            return self.of_indices(IndexOp::And, [a, below]);
+        }
+        let quotient = self.of_indices(IndexOp::Div, [a, b])?;
+        let product = self.op(Op::Mul, [quotient, b])?;
+        self.op(Op::Sub, [a, product])
+    }
+
+    /// The index of a number.
+    pub(super) fn index_of(&mut self, number: Id) -> Result<Id, ScoreError> {
+        if self.classes[usize::from(number)] == Class::Index {
+            return Ok(number);
+        }
+        self.check("int", number, Class::Real, "a number")?;
+        self.push(Node::ToIndex([number]), Class::Index)
     }
 
     /// The operand that an operation with 0 or 1 leaves as it is.
@@ -269,6 +314,7 @@ impl Builder {
         let of = |id: Id| self.most[usize::from(id)];
         let most = match node {
             Node::Leaf(_) | Node::Number(_) | Node::Index(_) | Node::OfIndex(_) => MOST,
+            Node::ToIndex(_) | Node::OfIndices(..) => MOST,
             Node::Real(bits) => f32::from_bits(bits).abs().into(),
             Node::Select([_, a, b]) => of(a).max(of(b)),
             Node::Read { .. } | Node::Test(..) | Node::Not(_) | Node::And(_) | Node::Or(_) => f64::INFINITY,

@@ -108,6 +108,10 @@ impl<R: ScoreReal> ScoreReal for Dual<R> {
         Dual::constant(R::of_index(index))
     }
 
+    fn to_index(self) -> R::Index {
+        self.value.to_index()
+    }
+
     fn not(condition: R::Bool) -> R::Bool {
         R::not(condition)
     }

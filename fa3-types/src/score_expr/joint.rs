@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::builder::Builder;
 use super::kind::Kind;
 use super::node::{Id, Node};
-use super::op::Op;
+use super::op::{IndexOp, Op};
 use super::symbol::{Symbol, Symbols};
 use super::tile::ScoreRows;
 use super::value::Value;
@@ -80,7 +80,11 @@ impl ScoreExpr {
         let varies = |id: Id| kinds[usize::from(id)].of_column;
         (0..).zip(joint.nodes.iter()).any(|(id, node)| {
             let takes = matches!(node, Node::Read { .. } | Node::Op(Op::Exp2 | Op::Log2 | Op::Sqrt, _));
-            takes && varies(id) || matches!(*node, Node::Op(Op::Div, [_, divisor]) if varies(divisor))
+            let divides = matches!(
+                *node,
+                Node::Op(Op::Div, [_, divisor]) | Node::OfIndices(IndexOp::Div, [_, divisor]) if varies(divisor)
+            );
+            takes && varies(id) || divides
         })
     }
 

@@ -1,7 +1,7 @@
 //! Kinds of nodes: the sides of a tile that a node's value depends on.
 
 use super::node::{Id, Leaf, Node};
-use super::op::Op;
+use super::op::{IndexOp, Op};
 use super::tile::ScoreRows;
 
 /// A length that sequences do not reach. Below it, distances of queries and keys do not wrap.
@@ -64,7 +64,7 @@ impl Kind {
         };
         let is_index = match node {
             Node::Leaf(leaf) => leaf != Leaf::Score,
-            Node::Index(_) => true,
+            Node::Index(_) | Node::ToIndex(_) | Node::OfIndices(..) => true,
             Node::Op(op, operands) => op.takes_indices() && operands.into_iter().all(|id| of(id).is_index),
             Node::Select([_, yes, no]) => of(yes).is_index && of(no).is_index,
             Node::Real(_) | Node::Number(_) | Node::Read { .. } | Node::OfIndex(_) => false,
@@ -78,6 +78,10 @@ impl Kind {
             of(a).most + of(b).most
         } else if let Node::Op(Op::Mul, [a, b]) = node {
             of(a).most * of(b).most
+        } else if let Node::OfIndices(IndexOp::And | IndexOp::Or | IndexOp::Xor, [a, b]) = node {
+            of(a).most + of(b).most + 1.0
+        } else if let Node::OfIndices(IndexOp::Left, _) | Node::ToIndex(_) = node {
+            -f64::from(i32::MIN)
         } else {
             node.operands().map(|id| of(id).most).fold(0.0, f64::max)
         };

@@ -1,6 +1,6 @@
 //! Nodes of an expression.
 
-use super::op::{Op, Test};
+use super::op::{IndexOp, Op, Test};
 use super::table::ScoreTable;
 
 /// The number of an operand among an expression's nodes.
@@ -84,6 +84,9 @@ pub(super) enum Node {
     Or([Id; 2]),
     /// The second operand where the first one holds, the third one elsewhere.
     Select([Id; 3]),
+    /// The index of a real number, rounded to zero.
+    ToIndex([Id; 1]),
+    OfIndices(IndexOp, [Id; 2]),
 }
 
 impl Node {
@@ -92,10 +95,12 @@ impl Node {
         let operands: [Option<Id>; 4] = match self {
             Node::Leaf(_) | Node::Real(_) | Node::Index(_) | Node::Number(_) => [None; 4],
             Node::Read { at, .. } => at,
-            Node::OfIndex([a]) | Node::Not([a]) => [Some(a), None, None, None],
-            Node::Op(_, [a, b]) | Node::Test(_, [a, b]) | Node::And([a, b]) | Node::Or([a, b]) => {
-                [Some(a), Some(b), None, None]
-            }
+            Node::OfIndex([a]) | Node::ToIndex([a]) | Node::Not([a]) => [Some(a), None, None, None],
+            Node::Op(_, [a, b])
+            | Node::OfIndices(_, [a, b])
+            | Node::Test(_, [a, b])
+            | Node::And([a, b])
+            | Node::Or([a, b]) => [Some(a), Some(b), None, None],
             Node::Select([a, b, c]) => [Some(a), Some(b), Some(c), None],
         };
         operands.into_iter().flatten()
@@ -113,7 +118,9 @@ impl Node {
             Node::Number(slot) => Node::Number(number(slot)),
             Node::Read { table, at } => Node::Read { table: of_table(table), at: at.map(|at| at.map(id)) },
             Node::OfIndex(of) => Node::OfIndex(of.map(id)),
+            Node::ToIndex(of) => Node::ToIndex(of.map(id)),
             Node::Op(op, of) => Node::Op(op, of.map(id)),
+            Node::OfIndices(op, of) => Node::OfIndices(op, of.map(id)),
             Node::Test(test, of) => Node::Test(test, of.map(id)),
             Node::Not(of) => Node::Not(of.map(id)),
             Node::And(of) => Node::And(of.map(id)),

@@ -85,6 +85,47 @@ impl Op {
     }
 }
 
+/// An operation of two indices that numbers do not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum IndexOp {
+    /// Rounded down; 0 by a divisor of 0.
+    Div,
+    And,
+    Or,
+    Xor,
+    Left,
+    Right,
+}
+
+impl IndexOp {
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            IndexOp::Div => "//",
+            IndexOp::And => "&",
+            IndexOp::Or => "|",
+            IndexOp::Xor => "^",
+            IndexOp::Left => "<<",
+            IndexOp::Right => ">>",
+        }
+    }
+
+    pub(super) fn of<I: ScoreIndex>(self, [a, b]: [I; 2]) -> I {
+        match self {
+            IndexOp::Div => a.div_floor(b),
+            IndexOp::And => a.and(b),
+            IndexOp::Or => a.or(b),
+            IndexOp::Xor => a.xor(b),
+            IndexOp::Left => a.shl(b),
+            IndexOp::Right => a.shr(b),
+        }
+    }
+
+    /// Whether the order of operands does not change the value.
+    pub(super) fn is_commutative(self) -> bool {
+        matches!(self, IndexOp::And | IndexOp::Or | IndexOp::Xor)
+    }
+}
+
 /// A comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Test {

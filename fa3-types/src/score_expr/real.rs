@@ -14,6 +14,9 @@ pub trait ScoreReal: Real {
     /// The real number nearest to `index`.
     fn of_index(index: Self::Index) -> Self;
 
+    /// self rounded to zero, clamped to 32 bits; 0 for NaN.
+    fn to_index(self) -> Self::Index;
+
     /// Whether `condition` does not hold.
     fn not(condition: Self::Bool) -> Self::Bool;
 
@@ -75,6 +78,24 @@ pub trait ScoreIndex:
     /// The larger number.
     fn max(self, other: Self) -> Self;
 
+    /// ⌊self / divisor⌋, and 0 if the divisor is 0, of numbers that are at most 2³⁰.
+    fn div_floor(self, divisor: Self) -> Self;
+
+    /// self ∧ other, bit by bit.
+    fn and(self, other: Self) -> Self;
+
+    /// self ∨ other, bit by bit.
+    fn or(self, other: Self) -> Self;
+
+    /// self ⊕ other, bit by bit.
+    fn xor(self, other: Self) -> Self;
+
+    /// self · 2^bits. A shift by 32 or more, or by a negative number, shifts everything out.
+    fn shl(self, bits: Self) -> Self;
+
+    /// ⌊self / 2^bits⌋, by [`ScoreIndex::shl`]'s rule.
+    fn shr(self, bits: Self) -> Self;
+
     /// self < other.
     fn lt(self, other: Self) -> Self::Bool;
 
@@ -112,6 +133,32 @@ impl ScoreIndex for Wrapping<i32> {
         Ord::max(self, other)
     }
 
+    fn div_floor(self, divisor: Wrapping<i32>) -> Wrapping<i32> {
+        let Some(quotient) = self.0.checked_div(divisor.0) else { return Wrapping(0) };
+        let is_above = self.0 % divisor.0 != 0 && (self.0 < 0) != (divisor.0 < 0);
+        Wrapping(quotient - i32::from(is_above))
+    }
+
+    fn and(self, other: Wrapping<i32>) -> Wrapping<i32> {
+        self & other
+    }
+
+    fn or(self, other: Wrapping<i32>) -> Wrapping<i32> {
+        self | other
+    }
+
+    fn xor(self, other: Wrapping<i32>) -> Wrapping<i32> {
+        self ^ other
+    }
+
+    fn shl(self, bits: Wrapping<i32>) -> Wrapping<i32> {
+        Wrapping(self.0.checked_shl(bits.0 as u32).unwrap_or(0))
+    }
+
+    fn shr(self, bits: Wrapping<i32>) -> Wrapping<i32> {
+        Wrapping(self.0 >> (bits.0 as u32).min(31))
+    }
+
     fn lt(self, other: Wrapping<i32>) -> bool {
         self < other
     }
@@ -136,6 +183,10 @@ macro_rules! reals {
 
             fn of_index(index: Wrapping<i32>) -> $float {
                 index.0 as $float
+            }
+
+            fn to_index(self) -> Wrapping<i32> {
+                Wrapping(self as i32)
             }
 
             fn not(condition: bool) -> bool {

@@ -5,7 +5,7 @@ use std::ops::{Add, BitAnd, BitOr, Mul, Neg, Sub};
 
 use super::builder::Builder;
 use super::node::{Id, Leaf, Node};
-use super::op::{Op, Test};
+use super::op::{IndexOp, Op, Test};
 use super::real::guarded;
 use super::value::{ScoreInputs, Value};
 use super::{Dual, ScoreError, ScoreIndex, ScoreReal};
@@ -29,6 +29,10 @@ impl<'b> Symbol<'b> {
 
     fn op(self, op: Op, other: Symbol<'b>) -> Symbol<'b> {
         Symbol::new(self.builder, |builder| builder.op(op, [self.id, other.id]))
+    }
+
+    fn of_indices(self, op: IndexOp, other: Symbol<'b>) -> Symbol<'b> {
+        Symbol::new(self.builder, |builder| builder.of_indices(op, [self.id, other.id]))
     }
 
     fn test(self, test: Test, other: Symbol<'b>) -> Symbol<'b> {
@@ -180,6 +184,10 @@ impl<'b> ScoreReal for Symbol<'b> {
         Symbol::new(index.builder, |builder| builder.of_index(index.id))
     }
 
+    fn to_index(self) -> Symbol<'b> {
+        Symbol::new(self.builder, |builder| builder.index_of(self.id))
+    }
+
     fn not(condition: Symbol<'b>) -> Symbol<'b> {
         Symbol::new(condition.builder, |builder| builder.not(condition.id))
     }
@@ -252,6 +260,30 @@ impl<'b> ScoreIndex for Symbol<'b> {
 
     fn max(self, other: Symbol<'b>) -> Symbol<'b> {
         self.op(Op::Max, other)
+    }
+
+    fn div_floor(self, divisor: Symbol<'b>) -> Symbol<'b> {
+        self.of_indices(IndexOp::Div, divisor)
+    }
+
+    fn and(self, other: Symbol<'b>) -> Symbol<'b> {
+        self.of_indices(IndexOp::And, other)
+    }
+
+    fn or(self, other: Symbol<'b>) -> Symbol<'b> {
+        self.of_indices(IndexOp::Or, other)
+    }
+
+    fn xor(self, other: Symbol<'b>) -> Symbol<'b> {
+        self.of_indices(IndexOp::Xor, other)
+    }
+
+    fn shl(self, bits: Symbol<'b>) -> Symbol<'b> {
+        self.of_indices(IndexOp::Left, bits)
+    }
+
+    fn shr(self, bits: Symbol<'b>) -> Symbol<'b> {
+        self.of_indices(IndexOp::Right, bits)
     }
 
     fn lt(self, other: Symbol<'b>) -> Symbol<'b> {

@@ -37,6 +37,15 @@ fn values_of_texts() {
         ("bias[h, k - 3] + bias[k - 100, 99]", 9.0),
         ("2147483647 + h", -2147483648.0),
         ("1.5e+1 + 25e-2", 15.25),
+        ("(k - 9) // 3 + (k - 10) // 4 * 10 + (k - 9) // 1 * 100", -723.0),
+        ("(k - 9) // -3 + (9 - k) // -q * 10 + k // (k - 2) * 100", -28.0),
+        ("(k - 9) % -5 + (9 - k) % -q * 10 + k % (k - 2) * 100", 178.0),
+        ("(k - 9) % 3 + (k - 10) % 4 * 10 + k % 1", 2.0),
+        ("12 & 10 | 1 ^ 3 << 1 + 1", 13.0),
+        ("-9 >> k", -3.0),
+        ("(1 << 32) + (1 << -1) + (-1 >> 40)", -1.0),
+        ("int(-1.5 * s) + int(1e30) // 4 + int(0 / 0 * s)", 536870909.0),
+        ("bias[int(slope[1] * k), int(bias[1, 0]) - 2]", 3.0),
     ] {
         assert_eq!(value(text), expected, "{text}");
     }
@@ -58,6 +67,9 @@ fn texts_that_are_refused() {
         ("slope[h, k]", "the table slope of the score expression has 1 axes and is read by 2 indices"),
         ("slope[s]", "an index of a table in the score expression takes an index, not a real number"),
         ("s + (s < 1)", "+ in the score expression takes numbers, not a condition"),
+        ("s // 2", "// in the score expression takes indices, not a real number"),
+        ("k % 2.5", "% in the score expression takes indices, not a real number"),
+        ("int(k < q)", "int in the score expression takes a number, not a condition"),
         ("if s then s else s", "if in the score expression takes a condition, not a real number"),
         ("s < 1", "the root in the score expression takes numbers, not a condition"),
         ("!s", "! in the score expression takes a condition, not a real number"),
@@ -162,6 +174,7 @@ fn a_tile_has_the_values_of_its_rows() {
         "c - s * (row + 1) + sqrt(k) * (k * k - k)",
         "bias[h, k - 3] - slope[0 - k] * abs(3 - k * 2)",
         "h + 2147483647 + k",
+        "s + (k // 3 + (q | 1) - (k >> 1)) * c + bias[(k ^ row) & 1, int(s * k)] + (k << 30 | 3)",
         "(k - k) * c + slope[h]",
     ] {
         let function = parsed(text).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::builder::Builder;
 use super::node::{Id, Leaf, Node};
-use super::op::{Op, Test};
+use super::op::{IndexOp, Op, Test};
 use super::{OpenScore, ScoreError, ScoreExpr, ScoreFunction, ScoreTable, ScoreValue};
 
 /// The largest number of parentheses, operators and functions that lie within one another.
@@ -26,6 +26,8 @@ impl ScoreFunction {
     /// | `name[i, j]` | an element of a table |
     /// | `+ - *` and unary `-`, `abs min max` | numbers or indices; an index beside a number is converted |
     /// | `/`, `exp2 log2 sqrt tanh floor` | numbers |
+    /// | `//`, `%`, `& \| ^ << >>` | indices. A quotient is rounded down, and x // 0 is 0 |
+    /// | `int` | the index of a number, rounded to zero |
     /// | `< <= > >= == !=`, `! && \|\|` | conditions |
     /// | `if c then x else y` | a choice |
     ///
@@ -111,11 +113,20 @@ struct Parser<'a> {
 }
 
 /// Words of the language beside leaves and operations.
-const WORDS: [&str; 4] = ["if", "then", "else", "inf"];
+const WORDS: [&str; 5] = ["if", "then", "else", "inf", "int"];
 
-/// Binary operators by rising precedence. A longer operator comes before its beginning.
-const LEVELS: [&[&str]; 5] =
-    [&["||"], &["&&"], &["<=", "<", ">=", ">", "==", "!="], &["+", "-"], &["*", "/"]];
+/// Binary operators by rising precedence, which is Rust's.
+const LEVELS: [&[&str]; 9] = [
+    &["||"],
+    &["&&"],
+    &["<=", "<", ">=", ">", "==", "!="],
+    &["|"],
+    &["^"],
+    &["&"],
+    &["<<", ">>"],
+    &["+", "-"],
+    &["*", "/", "//", "%"],
+];
 
 impl<'a> Parser<'a> {
     fn new(text: &'a str) -> Parser<'a> {
@@ -182,6 +193,12 @@ impl<'a> Parser<'a> {
         }
     }
 
+    /// The binary operator that is next, if any: the longest.
+    fn peek_operator(&self) -> Option<&'static str> {
+        let (rest, operators) = (self.rest.trim_start(), LEVELS.iter().copied().flatten().copied());
+        operators.filter(|operator| rest.starts_with(operator)).max_by_key(|operator| operator.len())
+    }
+
     fn expect_word(&mut self, word: &'static str) -> Result<(), ScoreError> {
         if self.peek_word() != word {
             return Err(self.error(word));
@@ -220,10 +237,11 @@ impl<'a> Parser<'a> {
     fn binary(&mut self, level: usize) -> Result<Id, ScoreError> {
         let Some(operators) = LEVELS.get(level) else { return self.unary() };
         let mut left = self.binary(level + 1)?;
-        while let Some(operator) = operators.iter().find(|operator| self.take(operator)) {
+        while let Some(operator) = self.peek_operator().filter(|operator| operators.contains(operator)) {
+            self.take(operator);
             let right = self.binary(level + 1)?;
             let builder = &mut self.builder;
-            left = match *operator {
+            left = match operator {
                 "||" => builder.both(Node::Or, [left, right]),
                 "&&" => builder.both(Node::And, [left, right]),
                 "<" => builder.test(Test::Less, [left, right]),
@@ -238,7 +256,14 @@ impl<'a> Parser<'a> {
                 "+" => builder.op(Op::Add, [left, right]),
                 "-" => builder.op(Op::Sub, [left, right]),
                 "*" => builder.op(Op::Mul, [left, right]),
-                _ => builder.op(Op::Div, [left, right]),
+                "/" => builder.op(Op::Div, [left, right]),
+                "//" => builder.of_indices(IndexOp::Div, [left, right]),
+                "%" => builder.remainder([left, right]),
+                "&" => builder.of_indices(IndexOp::And, [left, right]),
+                "|" => builder.of_indices(IndexOp::Or, [left, right]),
+                "^" => builder.of_indices(IndexOp::Xor, [left, right]),
+                "<<" => builder.of_indices(IndexOp::Left, [left, right]),
+                _ => builder.of_indices(IndexOp::Right, [left, right]),
             }?;
         }
         Ok(left)
@@ -273,6 +298,12 @@ impl<'a> Parser<'a> {
         }
         if word == "inf" {
             return self.builder.constant(f32::INFINITY);
+        }
+        if word == "int" {
+            self.expect("(", "`(`")?;
+            let number = self.expr()?;
+            self.expect(")", "`)`")?;
+            return self.builder.index_of(number);
         }
         if let Some(&op) = Op::ALL.iter().find(|op| op.text() == word) {
             self.expect("(", "`(`")?;
@@ -364,6 +395,8 @@ impl ScoreExpr {
             Node::Number(slot) => (format!("x{slot}"), ATOM),
             node @ Node::Read { table, .. } => (format!("t{table}[{}]", list(&mut node.operands())), ATOM),
             Node::OfIndex([index]) => self.text(index),
+            Node::ToIndex([number]) => (format!("int({})", of(number, 0)), ATOM),
+            Node::OfIndices(op, operands) => binary(op.text(), operands),
             Node::Op(Op::Neg, [a, _]) => unary(Op::Neg.text(), a),
             Node::Op(op, operands) if level(op.text()) < UNARY => binary(op.text(), operands),
             Node::Op(op, operands) => {

@@ -107,6 +107,8 @@ impl Node {
                 Value::Real(inputs.element(table.into(), &indices[..count]))
             }
             Node::OfIndex([index]) => Value::Real(of(index).real()),
+            Node::ToIndex([number]) => Value::Index(of(number).real().to_index()),
+            Node::OfIndices(op, operands) => Value::Index(op.of(operands.map(|id| of(id).index()))),
             Node::Op(op, operands) if are_indices(operands) && op.takes_indices() => {
                 let value = op.of_indices(operands.map(|id| of(id).index()));
                 Value::Index(value.expect("the operation takes indices"))

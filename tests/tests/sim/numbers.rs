@@ -78,3 +78,37 @@ fn a_function_over_numbers_is_printed() {
     let rest = ["mul.rn.f32", "setp.le.s32", "setp.lt.f32", "and.pred", "ex2.approx.ftz.f32", "selp.f32"];
     assert_eq!(mnemonics[begin..=end], [&distance[..], &tanh, &rest].concat());
 }
+
+/// The quotients of x by constants, and by y.
+fn quotients<I: ScoreIndex>(x: I, y: I) -> [I; 6] {
+    [3, 7, 641, i32::MAX, -5, 0].map(|divisor| x.div_floor(if divisor == 0 { y } else { x.lit(divisor) }))
+}
+
+/// Kernels have no division of integers.
+#[test]
+fn quotients_of_integers_are_the_hosts() {
+    let near = |x: i32| [x - 2, x - 1, x, x + 1, x + 2];
+    let values: Vec<i32> = [0, 21, 641 * 7, 1 << 24, 1 << 30].iter().flat_map(|&x| near(x)).collect();
+    let values: Vec<i32> = values.iter().flat_map(|&x| [x, -x]).filter(|x| x.abs() <= 1 << 30).collect();
+    let pairs: Vec<[i32; 2]> = values.iter().flat_map(|&x| values.iter().map(move |&y| [x, y])).collect();
+    let pairs = &pairs[..pairs.len() / 32 * 32];
+    let kernel = Kernel::build("quotients", Launch::threads(32), |b| {
+        let [x, y, out] = ["x", "y", "out"].map(|name| b.param_pointer(name, Elem::F32));
+        let at = b.cta_x().mad(32, b.tid());
+        let [x, y] = [x, y].map(|from| b.load::<F32>(at.mad_wide(4, from)).as_bits());
+        for (i, quotient) in quotients(x, y).into_iter().enumerate() {
+            b.store(at.mad(6, i as u32).mad_wide(4, out), quotient);
+        }
+    });
+    let mut memory = Memory::new();
+    let of = |side: usize| -> Vec<u8> { pairs.iter().flat_map(|pair| pair[side].to_le_bytes()).collect() };
+    let [x, y] = [("x", 0), ("y", 1)].map(|(name, side)| memory.alloc_from(name, &of(side)));
+    let out = memory.alloc("out", 24 * pairs.len());
+    let args = [x, y, out].map(|buffer| ArgValue::Pointer(buffer.address())).into();
+    let simulation = Simulation::new(&kernel).grid([pairs.len() as u32 / 32, 1, 1]).args(args);
+    assert_clean(&simulation.policy(Policy::Eager).run(&mut memory).unwrap());
+    for (&[x, y], got) in pairs.iter().zip(floats(&memory, out).chunks(6)) {
+        let exact = quotients(Wrapping(x), Wrapping(y)).map(|quotient| quotient.0);
+        assert_eq!(got.iter().map(|x| x.to_bits() as i32).collect::<Vec<_>>(), exact, "{x} by {y}");
+    }
+}

@@ -33,14 +33,16 @@ _BACKWARD = "_flash_attention_backward"
 class Activation:
     """Torch runs this package's attention until `restore` is called, or until the `with` block of this object ends."""
 
-    def __init__(self, before: str | None) -> None:
-        self._before, self._is_over = before, before == NAME
+    def __init__(self, before: str | None, flex: Any = None) -> None:
+        self._before, self._is_over, self._flex = before, before == NAME, flex
 
     def restore(self) -> None:
         """Restores torch's previous implementation. A second call changes nothing, nor does a call after another
         implementation was activated.
         """
         attention = torch.nn.attention
+        if self._flex is not None:
+            self._flex.restore()
         if not self._is_over and attention.current_flash_attention_impl() == NAME:
             attention.restore_flash_attention_impl()
             if self._before is not None:
@@ -54,7 +56,7 @@ class Activation:
         self.restore()
 
 
-def activate() -> Activation:
+def activate(*, flex: bool = False) -> Activation:
     """Makes torch's own functions run on this package's kernels, from now on or in a `with` block.
 
         fa3.activate()
@@ -66,13 +68,18 @@ def activate() -> Activation:
     priority over cuDNN. Nothing is copied: kernels read and write torch's strides. `torch.use_deterministic_algorithms`
     has the same effect as on `flash_attn_func`.
 
+    With flex=True `torch.nn.attention.flex_attention.flex_attention` runs on them as well, however it is held: imported
+    before, or compiled. Calls go on to torch's own function where this package's `flex_attention` refuses them, where
+    captured tensors require grad, with max_scores or a BACKEND; and in `torch.compile` with a block mask that was not
+    made by torch's `create_block_mask` while this is active, outside of compiled code. docs/torch.md has the details.
+
     Calls with masks or dropout, and with other dtypes, head dimensions, strides or devices, go to torch's own kernels.
     Where there is a GPU, torch initializes CUDA here: call this after a fork.
 
     Returns: an Activation, whose `restore()` or `with` block ends it.
 
     Raises:
-        NotImplementedError: torch is older than 2.11, or has no CUDA.
+        NotImplementedError: torch is older than 2.11, or has no CUDA, or with flex=True has another `flex_attention`.
     """
     attention = torch.nn.attention
     has_places = hasattr(attention, "register_flash_attention_impl") and hasattr(torch.library, "get_kernel")
@@ -85,7 +92,15 @@ def activate() -> Activation:
         if NAME not in attention.list_flash_attention_impls():
             attention.register_flash_attention_impl(NAME, register_fn=_register)
         attention.activate_flash_attention_impl(NAME)
-    return Activation(before)
+    if not flex:
+        return Activation(before)
+    from . import flex_activation
+
+    try:
+        return Activation(before, flex_activation.put())
+    except NotImplementedError:
+        Activation(before).restore()
+        raise
 
 
 class _Handle:

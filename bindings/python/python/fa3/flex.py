@@ -1,13 +1,14 @@
 """`flex_attention`, with the interface of torch's function of this name."""
 
-import weakref
-from typing import TYPE_CHECKING, Literal, overload
+import math
+from typing import TYPE_CHECKING, Any, Literal, overload
 
+import torch
 from torch import Tensor
 
 from . import arguments, attention, masks
 from . import score as scores
-from .score import ScoreMod
+from .score import Score, ScoreMod
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -72,8 +73,11 @@ def flex_attention(
         score_mod: score_mod(score, b, h, q_idx, kv_idx) returns the score that takes the place of `score`, which is
             scaled. It is called once with symbols, at each call: nothing of it is kept, so what it captures may change.
             q_idx counts from the first query. Or a `fa3.Score`. docs/expressions.md says what it may compute.
-        block_mask: a `BlockMask` of torch for these lengths. It becomes at most two intervals of keys for each query,
-            which `fa3.masks.from_mask_mod` makes at the first call with it, waiting for the GPU.
+        block_mask: a `BlockMask` of torch for these lengths. It becomes one or two intervals of keys for each query,
+            which `fa3.masks.from_mask_mod` makes at the first call with it, waiting for the GPU. Where queries have
+            three or more, all keys from the first to the last are visited, and the function of scores hides those
+            between: then the BlockMask's mask_mod is such a function, too. In a trace that is refused, unless the mask
+            was used before.
         scale: the factor on Q K^T; 1 / sqrt(head_dim) if None.
         enable_gqa: whether heads_q may be a multiple of heads_kv.
         return_lse: whether to return LSE as well.
@@ -84,8 +88,7 @@ def flex_attention(
     Raises:
         NotImplementedError: score_mod has an operation that kernels cannot compute, and the message names its line; or
             a tensor that it reads requires grad.
-        TypeError, ValueError: an argument is invalid, or no kernel supports it. This includes a block_mask with a query
-            of three or more intervals.
+        TypeError, ValueError: an argument is invalid, or no kernel supports it.
     """
     for name, x in (("query", query), ("key", key), ("value", value)):
         arguments.tensor(name, x)
@@ -94,30 +97,61 @@ def flex_attention(
     heads_q, heads_kv = query.shape[1], key.shape[1]
     if heads_q != heads_kv and not arguments.flag("enable_gqa", enable_gqa):
         raise ValueError(f"query has {heads_q} heads and key {heads_kv}, expected as many: or set enable_gqa")
-    if key.shape[0] == 1:
-        key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
-    found = attention.flash_attn_func(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        scale,
-        score=None if score_mod is None else scores.traced(score_mod, query, "s b h row k"),
-        intervals=None if block_mask is None else _intervals(block_mask, query, key),
-        return_attn_probs=True,
-    )
-    out, lse = found[0].transpose(1, 2), found[1]
+    score, intervals = prepared(query, key, score_mod, block_mask)
+    out, lse = attend(query, key, value, score, intervals, scale)
     return (out, lse) if arguments.flag("return_lse", return_lse) else out
 
 
-# The intervals of block masks.
-_known: "weakref.WeakKeyDictionary[BlockMask, Tensor]" = weakref.WeakKeyDictionary()
+def prepared(
+    query: Tensor, key: Tensor, score_mod: ScoreMod | None, block_mask: "BlockMask | None"
+) -> tuple[Score | None, Tensor | None]:
+    """A function of scores as a Score, and the intervals of a block mask."""
+    intervals = None
+    if block_mask is not None:
+        intervals, rest = seen_keys(block_mask, query, key)
+        score_mod = score_mod if rest is None else _within(rest, score_mod)
+    return None if score_mod is None else scores.traced(score_mod, query, "s b h row k"), intervals
 
 
-def _intervals(mask: "BlockMask", query: Tensor, key: Tensor) -> Tensor:
-    """The intervals of a block mask, which are made once."""
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, score: Score | None, intervals: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """O and LSE of tensors whose heads are first."""
+    if key.shape[0] == 1:
+        key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    out, lse = attention.flash_attn_func(q, k, v, scale, score=score, intervals=intervals, return_attn_probs=True)
+    return out.transpose(1, 2), lse
+
+
+def seen_keys(mask: "BlockMask", query: Tensor, key: Tensor) -> "SeenKeys":
+    """The keys that the rows of a block mask see, which are found once."""
     if tuple(mask.shape[2:]) != (query.shape[2], key.shape[2]):
         found = f"block_mask was created for block_mask.shape={tuple(mask.shape)}"
         raise ValueError(f"{found}, but seqlen_q is {query.shape[2]} and seqlen_k {key.shape[2]}")
-    if mask not in _known:
-        _known[mask] = masks.from_mask_mod(mask)
-    return _known[mask]
+    return keep_seen_keys(mask) if (known := known_seen_keys(mask)) is None else known
+
+
+# The intervals of a block mask, and a function that hides more keys.
+SeenKeys = tuple[Tensor, masks.MaskMod | None]
+
+
+def known_seen_keys(mask: "BlockMask") -> SeenKeys | None:
+    """The keys that rows of a block mask see, if the mask keeps them."""
+    return getattr(mask, "_fa3_seen_keys", None)
+
+
+def keep_seen_keys(mask: "BlockMask") -> SeenKeys:
+    """Finds the keys that the rows of a block mask see. Outside of a trace the mask keeps them."""
+    seen = masks.of_blocks(mask)
+    if not torch.compiler.is_compiling():
+        mask._fa3_seen_keys = seen  # type: ignore[attr-defined]
+    return seen
+
+
+def _within(mask_mod: masks.MaskMod, score_mod: ScoreMod | None) -> ScoreMod:
+    """A function of scores that hides keys as a mask function does."""
+    if isinstance(score_mod, Score):
+        raise ValueError("queries see three or more intervals of keys beside a fa3.Score, expected a function")
+    of_seen = score_mod or (lambda score, *at: score)
+    return lambda score, *at: torch.where(mask_mod(*at), of_seen(score, *at), -math.inf)

@@ -179,9 +179,7 @@ def from_mask_mod(
         return torch.zeros(1, 1, rows, 2, dtype=torch.int32, device=device)
     if torch.compiler.is_compiling():
         return _traced(mask_mod, batch, heads, rows, keys, device)
-    batch, heads = (1 if n == 1 or _ignores(mask_mod, i, device) else n for i, n in enumerate((batch, heads)))
-    parts = [_evaluate(mask_mod, b, h, rows, keys, device) for b in range(batch) for h in range(heads)]
-    intervals, counts = (torch.stack(x).unflatten(0, (batch, heads)) for x in zip(*parts))
+    intervals, counts = _found(mask_mod, batch, heads, rows, keys, device)
 
     def sides(at: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         b, h, row = at
@@ -189,12 +187,23 @@ def from_mask_mod(
         return first[0].nonzero()[:, 0], last[0].nonzero()[:, 0]
 
     _check_counts(counts, sides)
-    intervals = intervals[..., : 2 * max(int(counts.max()), 1)]
-    for axis in (0, 1):
-        first = intervals.narrow(axis, 0, 1)
-        if torch.equal(first.expand_as(intervals), intervals):
-            intervals = first
-    return intervals.contiguous()
+    return _shrunk(intervals[..., : 2 * max(int(counts.max()), 1)])
+
+
+def of_blocks(mask: "BlockMask") -> tuple[Tensor, MaskMod | None]:
+    """The intervals of a BlockMask, as `from_mask_mod` makes them. Where rows have three or more, the intervals are
+    from the first key to the last, and the second result is a mask function that hides the keys between.
+    """
+    batch, heads, rows, keys = mask.shape
+    if torch.compiler.is_compiling() or not batch * heads * rows * keys:
+        return from_mask_mod(mask), None
+    mask_mod, device = _of_blocks(mask), mask.kv_num_blocks.device
+    intervals, counts = _found(mask_mod, batch, heads, rows, keys, device)
+    most = int(counts.max())
+    if most <= 2:
+        return _shrunk(intervals[..., : 2 * max(most, 1)]), None
+    own, sizes = mask.mask_mod, (batch, heads, rows, keys, device)
+    return _shrunk(intervals[..., ::3]), own if _are_equal(own, mask_mod, *sizes) else mask_mod
 
 
 def from_dense(mask: Tensor) -> Tensor:
@@ -549,6 +558,30 @@ def _evaluate(mask_mod: MaskMod, b: int, h: int, rows: int, keys: int, device: A
     parts = [_intervals(_seen(mask_mod, b, h, i, min(step, rows - i), keys, device)) for i in range(0, rows, step)]
     intervals, counts = (torch.cat(x) for x in zip(*parts))
     return intervals, counts
+
+
+def _found(mask_mod: MaskMod, batch: int, heads: int, rows: int, keys: int, device: Any) -> tuple[Tensor, Tensor]:
+    """The first and the last interval of each row, int32 (batch or 1, heads or 1, rows, 4), and their numbers."""
+    batch, heads = (1 if n == 1 or _ignores(mask_mod, i, device) else n for i, n in enumerate((batch, heads)))
+    parts = [_evaluate(mask_mod, b, h, rows, keys, device) for b in range(batch) for h in range(heads)]
+    intervals, counts = (torch.stack(x).unflatten(0, (batch, heads)) for x in zip(*parts))
+    return intervals, counts
+
+
+def _are_equal(x: MaskMod, y: MaskMod, batch: int, heads: int, rows: int, keys: int, device: Any) -> bool:
+    """Whether two mask functions hide the same keys."""
+    step = max(1, _AT_ONCE // keys)
+    parts = [(b, h, i, min(step, rows - i)) for b in range(batch) for h in range(heads) for i in range(0, rows, step)]
+    return all(torch.equal(_seen(x, *part, keys, device), _seen(y, *part, keys, device)) for part in parts)
+
+
+def _shrunk(intervals: Tensor) -> Tensor:
+    """Intervals without axes along which they do not change."""
+    for axis in (0, 1):
+        first = intervals.narrow(axis, 0, 1)
+        if torch.equal(first.expand_as(intervals), intervals):
+            intervals = first
+    return intervals.contiguous()
 
 
 def _traced(mask_mod: MaskMod, batch: int, heads: int, rows: int, keys: int, device: Any) -> Tensor:

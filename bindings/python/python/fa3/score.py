@@ -10,7 +10,7 @@ from torch import Tensor
 from . import arguments, operator, symbols
 
 # The words of the language, which are no names of values.
-_WORDS = frozenset("s b h row q k if then else inf abs min max exp2 log2 sqrt tanh floor".split())
+_WORDS = frozenset("s b h row q k if then else inf int abs min max exp2 log2 sqrt tanh floor".split())
 # The names in a text, beside the letters of exponents.
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 

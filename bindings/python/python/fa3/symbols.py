@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 from . import operator
 
 # The precedences of binary operators; above them are unary operators, and values.
-_LEVELS = {"||": 0, "&&": 1, "<": 2, "<=": 2, "==": 2, "+": 3, "-": 3, "*": 4, "/": 4}
-_UNARY, _VALUE = 5, 6
+_OPERATORS = ["||"], ["&&"], ["<", "<=", "=="], ["|"], ["^"], ["&"], ["<<", ">>"], ["+", "-"], ["*", "/", "//", "%"]
+_LEVELS = {sign: level for level, signs in enumerate(_OPERATORS) for sign in signs}
+_TEST, _SUM, _UNARY, _VALUE = _LEVELS["<"], _LEVELS["+"], len(_OPERATORS), len(_OPERATORS) + 1
 # Longer texts are refused. A symbol that is used twice is written twice.
 _MOST_CHARACTERS = 2**16
 
@@ -64,7 +65,8 @@ def _operator(name: str) -> Any:
 class Symbol:
     """A number, an index or a condition of a function of a score.
 
-    Its text is of a precedence. An index that was converted to a number is still one of the text (`is_index`).
+    Its text is of a precedence. Types are torch's. In the text an index that was converted to a number is still an
+    index, and an element of a table of integers is a number (`is_index`).
     """
 
     def __init__(self, text: str, level: int = _VALUE, kind: str = "number", is_index: bool | None = None) -> None:
@@ -93,6 +95,9 @@ class Symbol:
             _refuse(name, "there is no such operation in functions of scores")
         return lambda *args, **kwargs: _apply(name, (self, *args), kwargs)
 
+    def __getitem__(self, index: Any) -> Any:
+        _refuse("an element of a symbol", "it is a number")
+
     def __bool__(self) -> bool:
         _refuse("if, and, or, not or a chain of comparisons", "write torch.where, &, | and ~")
 
@@ -114,6 +119,8 @@ class Symbol:
     __and__, __rand__ = _operator("and"), _operator("rand")
     __or__, __ror__ = _operator("or"), _operator("ror")
     __xor__, __rxor__ = _operator("xor"), _operator("rxor")
+    __lshift__, __rlshift__ = _operator("lshift"), _operator("rlshift")
+    __rshift__, __rrshift__ = _operator("rshift"), _operator("rrshift")
     __neg__, __pos__, __abs__, __invert__ = (_operator(name) for name in ("neg", "pos", "abs", "invert"))
     __lt__, __le__, __gt__, __ge__ = (_operator(name) for name in ("lt", "le", "gt", "ge"))
     __eq__, __ne__ = _operator("eq"), _operator("ne")  # type: ignore[assignment]
@@ -128,6 +135,11 @@ class _Rows:
 
     def __getitem__(self, index: Any) -> Any:
         return _read(self.tensor, (*self.at, *(index if isinstance(index, tuple) else (index,))))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _refuse(f"{name} of a row of a tensor", "index its other axes as well")
 
 
 class _Tracing(TorchFunctionMode):
@@ -188,7 +200,7 @@ def _symbol(x: Any) -> Symbol:
     if isinstance(x, _Rows):
         _refuse(f"a row of a tensor of shape {tuple(x.tensor.shape)}", "index its other axes as well")
     if isinstance(x, bool):
-        return Symbol(f"0 == {0 if x else 1}", 2, "condition")
+        return Symbol(f"0 == {0 if x else 1}", _TEST, "condition")
     if isinstance(x, float) and is_compiling():
         # It may be another number in the next call, for which nothing should be compiled anew.
         _read_now.numbers.append(x)
@@ -205,39 +217,50 @@ def _is_known(x: Tensor) -> bool:
 
 def _read(tensor: Tensor, index: Any) -> Any:
     """An element of a tensor, or its rows if there are fewer indices than axes."""
-    at = tuple(_symbol(x) for x in (index if isinstance(index, tuple) else (index,)))
+    at = tuple(_symbol(x) for x in (index if isinstance(index, (tuple, list)) else (index,)))
     if len(at) < tensor.dim():
         return _Rows(tensor, at)
     if len(at) > tensor.dim() or tensor.dim() > 4:
         _refuse(f"{len(at)} indices of a tensor of shape {tuple(tensor.shape)}", "tensors have one to four axes")
     if any(x.kind != "index" for x in at):
         _refuse("an index that is a number or a condition", "indices are b, h, q_idx, kv_idx and integers of them")
-    element = Symbol(f"t{_read_now.place(tensor)}[{', '.join(x.text for x in at)}]")
+    kind = "number" if tensor.is_floating_point() or tensor.dtype == torch.bool else "index"
+    indices = ", ".join(_integer(x).text for x in at)
+    element = Symbol(f"t{_read_now.place(tensor)}[{indices}]", _VALUE, kind, False)
     return _test("!=", element, 0) if tensor.dtype == torch.bool else element
 
 
 def _binary(sign: str, x: Any, y: Any, kind: str | None = None) -> Symbol:
     x, y = _number(x), _number(y)
-    common = "index" if x.kind == y.kind == "index" else "number"
+    common = "index" if x.kind == y.kind == "index" and sign != "/" else "number"
     are_indices = x.is_index and y.is_index
     if sign == "*" and common == "number" and are_indices:
         # The text multiplies indices in 32 bits.
-        x, are_indices = Symbol(f"{x.above(3)} + 0.0", 3), False
+        x, are_indices = Symbol(f"{x.above(_SUM)} + 0.0", _SUM), False
     level = _LEVELS[sign]
     return Symbol(f"{x.above(level)} {sign} {y.above(level + 1)}", level, common, are_indices and sign != "/")
 
 
 def _call(name: str, *operands: Any) -> Symbol:
     of = [_number(x) for x in operands]
-    keeps = name in ("abs", "min", "max") and all(x.is_index for x in of)
+    keeps = name in ("abs", "min", "max")
     kind = "index" if keeps and all(x.kind == "index" for x in of) else "number"
-    return Symbol(f"{name}({', '.join(x.text for x in of)})", _VALUE, kind, keeps)
+    is_index = keeps and all(x.is_index for x in of)
+    return Symbol(f"{name}({', '.join(x.text for x in of)})", _VALUE, kind, is_index)
 
 
 def _number(x: Any) -> Symbol:
     """An operand of arithmetic; a condition counts as 0 or 1."""
     x = _symbol(x)
     return _where(x, 1, 0) if x.kind == "condition" else x
+
+
+def _integer(x: Any) -> Symbol:
+    """An operand of the arithmetic of integers, which is one in the text, too."""
+    x = _number(x)
+    if x.kind != "index":
+        raise TypeError("it takes integers")
+    return x if x.is_index else Symbol(f"int({x.text})", _VALUE, "index")
 
 
 def _condition(x: Any) -> Symbol:
@@ -247,13 +270,19 @@ def _condition(x: Any) -> Symbol:
 
 def _test(sign: str, x: Any, y: Any) -> Symbol:
     x, y = _number(x), _number(y)
-    return Symbol(f"{x.above(3)} {sign} {y.above(3)}", 2, "condition")
+    return Symbol(f"{x.above(_SUM)} {sign} {y.above(_SUM)}", _TEST, "condition")
+
+
+def _bits(sign: str, x: Any, y: Any) -> Symbol:
+    """An operation of integers."""
+    x, y, level = _integer(x), _integer(y), _LEVELS[sign]
+    return Symbol(f"{x.above(level)} {sign} {y.above(level + 1)}", level, "index")
 
 
 def _logic(sign: str, x: Any, y: Any) -> Symbol:
     x, y = _symbol(x), _symbol(y)
     if not x.kind == y.kind == "condition":
-        raise TypeError("it takes conditions, not bits of integers")
+        return _bits(sign[0], x, y)
     level = _LEVELS[sign]
     return Symbol(f"{x.above(level)} {sign} {y.above(level + 1)}", level, "condition")
 
@@ -261,11 +290,14 @@ def _logic(sign: str, x: Any, y: Any) -> Symbol:
 def _not(x: Any) -> Symbol:
     x = _symbol(x)
     if x.kind != "condition":
-        raise TypeError("it takes a condition, not bits of integers")
+        return _binary("-", -1, _integer(x))
     return Symbol(f"!{x.above(_VALUE)}", _UNARY, "condition")
 
 
 def _xor(x: Any, y: Any) -> Symbol:
+    x, y = _symbol(x), _symbol(y)
+    if not x.kind == y.kind == "condition":
+        return _bits("^", x, y)
     return _logic("||", _logic("&&", x, _not(y)), _logic("&&", _not(x), y))
 
 
@@ -286,14 +318,75 @@ def _negative(x: Any) -> Symbol:
 def _floor_divide(x: Any, y: Any) -> Symbol:
     x, y = _number(x), _number(y)
     if x.kind == y.kind == "index":
-        raise TypeError("there is no division of integers: read a tensor that has the results, such as x // 2")
+        return _bits("//", x, y)
     return _call("floor", _binary("/", x, y))
 
 
+def _remainder(x: Any, y: Any) -> Symbol:
+    x, y = _number(x), _number(y)
+    if x.kind == y.kind == "index":
+        return _bits("%", x, y)
+    return _binary("-", x, _binary("*", _floor_divide(x, y), y))
+
+
+def _truncated(x: Any) -> Symbol:
+    x = _number(x)
+    return x if x.kind == "index" else _where(_test("<", x, 0), _ceil(x), _call("floor", x))
+
+
+def _ceil(x: Any) -> Symbol:
+    return _negative(_call("floor", _negative(x)))
+
+
+def _rounded(x: Any, decimals: int = 0) -> Symbol:
+    if decimals:
+        raise TypeError("decimals is another number than 0")
+    up = _call("floor", _binary("+", x, 0.5))
+    # Halves become even numbers.
+    is_odd = _test("!=", _binary("*", _call("floor", _binary("/", up, 2)), 2), up)
+    return _where(_logic("&&", _test("==", _binary("-", up, x), 0.5), is_odd), _binary("-", up, 1), up)
+
+
 def _divide(x: Any, y: Any, rounding_mode: str | None = None) -> Symbol:
-    if rounding_mode not in (None, "floor"):
-        raise TypeError(f"rounding_mode is {rounding_mode!r}, expected 'floor' or None")
-    return _floor_divide(x, y) if rounding_mode else _binary("/", x, y)
+    if rounding_mode not in (None, "floor", "trunc"):
+        raise TypeError(f"rounding_mode is {rounding_mode!r}, expected 'floor', 'trunc' or None")
+    if rounding_mode == "floor":
+        return _floor_divide(x, y)
+    quotient = _binary("/", x, y)
+    if rounding_mode is None:
+        return quotient
+    x, y = _number(x), _number(y)
+    if x.kind == y.kind == "index":
+        quotient = _bits("//", _call("abs", x), _call("abs", y))
+        return _where(_test("<", _binary("*", _sign(x), y), 0), _negative(quotient), quotient)
+    return _truncated(quotient)
+
+
+def _sign(x: Any) -> Symbol:
+    return _where(_test(">", x, 0), 1, _where(_test("<", x, 0), -1, 0))
+
+
+def _exp(x: Any) -> Symbol:
+    return _call("exp2", _binary("*", x, math.log2(math.e)))
+
+
+def _log(x: Any) -> Symbol:
+    return _binary("*", _call("log2", x), math.log(2))
+
+
+def _softplus(x: Any, beta: float = 1, threshold: float = 20) -> Symbol:
+    """Without the threshold, beyond which torch drops what 32 bits have no room for."""
+    scaled = _binary("*", x, beta)
+    rest = _log(_binary("+", 1, _exp(_negative(_call("abs", scaled)))))
+    return _binary("/", _binary("+", _call("max", scaled, 0), rest), beta)
+
+
+def _gelu(x: Any, approximate: str = "none") -> Symbol:
+    if approximate != "tanh":
+        raise TypeError(f"approximate is {approximate!r}, expected 'tanh'")
+    cube = _binary("*", _binary("*", x, x), x)
+    inner = _binary("*", math.sqrt(2 / math.pi), _binary("+", x, _binary("*", 0.044715, cube)))
+    return _binary("*", _binary("*", 0.5, x), _binary("+", 1, _call("tanh", inner)))
 
 
 def _power(x: Any, exponent: Any) -> Symbol:
@@ -328,13 +421,15 @@ def _to(x: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Symbol:
     x = _number(x)
     if dtype.is_floating_point:
         return Symbol(x.text, x.level, "number", x.is_index)
-    if not x.is_index:
-        raise TypeError("a number becomes no integer: torch.floor keeps it a number")
-    return Symbol(x.text, x.level, "index")
+    if x.kind == "index":
+        return x
+    return Symbol(x.text, x.level, "index") if x.is_index else Symbol(f"int({x.text})", _VALUE, "index")
 
 
 def _refuse(operation: str, why: str) -> NoReturn:
-    """Refuses an operation, with the line of the function that has it."""
+    """Refuses an operation, with the line of the function that has it, which a compiler does not know."""
+    if is_compiling():
+        raise NotImplementedError(f"a function of scores has {operation}, which kernels cannot compute: {why}")
     frame = sys._getframe()
     ours = (__file__, torch.__path__[0])
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
@@ -348,13 +443,14 @@ def _of_type(dtype: torch.dtype) -> Callable[..., Symbol]:
 
 
 def _constant(value: Any) -> Callable[..., Symbol]:
-    return lambda like, **kwargs: _symbol(value)
+    return lambda like, *shape, **kwargs: _symbol(value)
 
 
-_REFLECTED = frozenset("radd rsub rmul rtruediv rfloordiv rmod rpow rand ror rxor".split())
+_REFLECTED = frozenset("radd rsub rmul rtruediv rfloordiv rmod rpow rand ror rxor rlshift rrshift".split())
 # Operations by the names of torch's functions, of methods and of Python's operators.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "getitem": _read,
+    "index": _read,
     "pos": _symbol,
     "neg": _negative,
     "where": _where,
@@ -375,23 +471,36 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mul": lambda x, y: _binary("*", x, y),
     "div": _divide,
     "floordiv": _floor_divide,
-    "mod": lambda x, y: _binary("-", x, _binary("*", _floor_divide(x, y), y)),
+    "mod": _remainder,
+    "lshift": lambda x, y: _bits("<<", x, y),
+    "rshift": lambda x, y: _bits(">>", x, y),
     "pow": _power,
     "square": lambda x: _binary("*", x, x),
     "reciprocal": lambda x: _binary("/", 1, x),
     "abs": lambda x: _call("abs", x),
+    "sign": _sign,
     "floor": lambda x: _call("floor", x),
-    "ceil": lambda x: _negative(_call("floor", _negative(x))),
+    "ceil": _ceil,
+    "trunc": _truncated,
+    "round": _rounded,
+    "fmod": lambda x, y: _binary("-", x, _binary("*", _divide(x, y, "trunc"), y)),
     "exp2": lambda x: _call("exp2", x),
-    "exp": lambda x: _call("exp2", _binary("*", x, math.log2(math.e))),
+    "exp": _exp,
+    "expm1": lambda x: _binary("-", _exp(x), 1),
     "log2": lambda x: _call("log2", x),
-    "log": lambda x: _binary("*", _call("log2", x), math.log(2)),
+    "log": _log,
+    "log1p": lambda x: _log(_binary("+", 1, x)),
     "sqrt": lambda x: _call("sqrt", x),
     "rsqrt": lambda x: _binary("/", 1, _call("sqrt", x)),
     "tanh": lambda x: _call("tanh", x),
     "sigmoid": _sigmoid,
-    "silu": lambda x: _binary("*", x, _sigmoid(x)),
-    "relu": lambda x: _call("max", x, 0),
+    "silu": lambda x, inplace=False: _binary("*", x, _sigmoid(x)),
+    "relu": lambda x, inplace=False: _call("max", x, 0),
+    "leaky_relu": lambda x, negative_slope=0.01, inplace=False: _where(
+        _test(">", x, 0), x, _binary("*", x, negative_slope)
+    ),
+    "softplus": _softplus,
+    "gelu": _gelu,
     "minimum": lambda x, y: _call("min", x, y),
     "maximum": lambda x, y: _call("max", x, y),
     "clamp": _clamp,
@@ -403,15 +512,18 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "zeros_like": _constant(0.0),
     "ones_like": _constant(1.0),
     "full_like": lambda like, value, **kwargs: _symbol(value),
+    "new_zeros": _constant(0.0),
+    "new_ones": _constant(1.0),
+    "new_full": lambda like, shape, value, **kwargs: _symbol(value),
 }
-for _name, _sign in (("and", "&&"), ("or", "||")):
-    _FUNCTIONS[_name] = _FUNCTIONS[f"bitwise_{_name}"] = lambda x, y, sign=_sign: _logic(sign, x, y)
-    _FUNCTIONS[f"logical_{_name}"] = lambda x, y, sign=_sign: _logic(sign, _condition(x), _condition(y))
+for _name, _of_conditions in (("and", "&&"), ("or", "||")):
+    _FUNCTIONS[_name] = _FUNCTIONS[f"bitwise_{_name}"] = lambda x, y, sign=_of_conditions: _logic(sign, x, y)
+    _FUNCTIONS[f"logical_{_name}"] = lambda x, y, sign=_of_conditions: _logic(sign, _condition(x), _condition(y))
 # Other names of these operations.
 for _other, _name in dict(
     subtract="sub", multiply="mul", divide="div", true_divide="div", truediv="div", floor_divide="floordiv",
-    negative="neg", absolute="abs", bitwise_not="invert", remainder="mod", bitwise_xor="xor",
-    min="minimum", max="maximum", fmin="minimum", fmax="maximum", clip="clamp", long="int", double="float",
-    type_as="to", detach="clone", contiguous="clone",
+    negative="neg", absolute="abs", bitwise_not="invert", remainder="mod", bitwise_xor="xor", sgn="sign", fix="trunc",
+    bitwise_left_shift="lshift", bitwise_right_shift="rshift", min="minimum", max="maximum", fmin="minimum",
+    fmax="maximum", clip="clamp", long="int", double="float", type_as="to", detach="clone", contiguous="clone",
 ).items():
     _FUNCTIONS[_other] = _FUNCTIONS[_name]
