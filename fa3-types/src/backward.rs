@@ -11,6 +11,7 @@ const KNOWN: Known = Known::new(
         Feature::Window,
         Feature::Chunks,
         Feature::Intervals,
+        Feature::Blocks,
         Feature::SoftCap,
         Feature::Score,
         Feature::Sinks,

@@ -179,6 +179,11 @@ impl Mask {
         }
     }
 
+    /// The form of the intervals, if rows have bounds: no bits say which blocks of keys they see.
+    pub fn bounds(self) -> Option<Intervals> {
+        self.intervals().filter(|form| !form.are_blocks())
+    }
+
     /// The intersection of the two masks.
     ///
     /// ```

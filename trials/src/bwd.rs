@@ -4,6 +4,7 @@
 //! (plan, values) → program and bytes → simulator or GPU → bytes → dQ, dK, dV
 //! ```
 
+pub mod blocks;
 mod case;
 mod equivalent;
 mod form;

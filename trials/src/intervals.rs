@@ -7,16 +7,17 @@ use crate::{bwd, fwd};
 use fa3_types::{Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec, SequenceRows};
 
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
-    let of_blocks = fwd::blocks::trials(seed);
+    let of_blocks = fwd::blocks::trials(seed).into_iter().chain(bwd::blocks::trials(seed));
     fwd::intervals::trials(seed).into_iter().chain(of_blocks).chain(bwd::intervals::trials(seed)).collect()
 }
 
 pub(crate) fn targets() -> Vec<Target> {
-    interval_targets().into_iter().chain(bwd::intervals::targets()).collect()
+    let of_bounds = interval_targets().into_iter().chain(bwd::intervals::targets());
+    of_bounds.chain(bwd::blocks::targets()).collect()
 }
 
 pub(crate) fn small() -> Vec<Trial> {
-    let of_blocks = fwd::blocks::small();
+    let of_blocks = fwd::blocks::small().into_iter().chain(bwd::blocks::small());
     fwd::intervals::small().into_iter().chain(of_blocks).chain(bwd::intervals::small()).collect()
 }
 

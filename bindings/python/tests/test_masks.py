@@ -314,18 +314,26 @@ def test_listed_blocks(device, causal):
     for head, row, blocks in [(0, 0, [0, 3]), (0, 1, [1]), (1, 0, [3]), (1, 1, [0, 1, 2])]:
         seen[0, head, row, blocks] = True
     q, k, v = (torch.randn(1, n, heads, 64, dtype=torch.bfloat16, device=device) for n in (rows, keys, keys))
+    dout = torch.randn_like(q)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
     for lists, blocks in [((cnt, idx), seen), ((cnt, idx, *full), seen | (torch.arange(4, device=device) == 2))]:
         words = masks.block_sparse(*lists)
         assert words.shape == (1, heads, 3, 3) and words.dtype == I32
         dense = blocks.repeat_interleave(128, 2).repeat_interleave(128, 3)[..., :rows, :keys]
         if causal:
             dense = dense & torch.ones(rows, keys, dtype=torch.bool, device=device).tril(keys - rows)
-        out, lse = flash_attn_func(q, k, v, causal=causal, intervals=words, return_attn_probs=True)
+        options = dict(causal=causal, deterministic=causal, return_attn_probs=True)
+        out, lse = flash_attn_func(q, k, v, intervals=words, **options)
         scores = torch.einsum("bihd,bjhd->bhij", q.float(), k.float()) / 8
-        scores = scores.masked_fill(~dense, -torch.inf)
-        expected = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1).nan_to_num(), v.float())
+        # A row that sees no key has equal weights, which are set to 0.
+        weights = scores.masked_fill(~dense, -1e9).softmax(-1) * dense
+        expected = torch.einsum("bhij,bjhd->bihd", weights, v.float())
         torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
-        torch.testing.assert_close(lse, scores.logsumexp(-1), atol=1e-3, rtol=1e-3)
+        of_rows = scores.masked_fill(~dense, -torch.inf).logsumexp(-1)
+        torch.testing.assert_close(lse, of_rows, atol=1e-3, rtol=1e-3)
+        exact = torch.autograd.grad(expected, inputs, dout.float())
+        for gradient, expected in zip(torch.autograd.grad(out, inputs, dout), exact):
+            torch.testing.assert_close(gradient.float(), expected.float(), atol=3e-2, rtol=3e-2)
     # The sign of a word is the last of its 32 bits.
     words = masks.block_sparse(cnt, idx + 30, key_blocks=100)
     assert words.shape[-1] == 5 and words[0, 1, 1].tolist() == [-(2**29), 1, 0, 0, 0]

@@ -4,6 +4,7 @@
 //!
 //! Public parts serve kernels of other crates, too. They are unstable: any version may change them.
 
+pub(crate) mod block_column;
 pub(crate) mod block_words;
 pub(crate) mod combine;
 pub(crate) mod gather;

@@ -37,6 +37,10 @@ pub enum PlanError {
     Unknown(#[from] UnknownFeature),
     #[error("under a mask of intervals dQ is not added up in order, as the given tile adds it")]
     IntervalsInOrder,
+    #[error(
+        "under lists of blocks, {rows} rows and {keys} keys of the given tile must divide the 128 of a listed block"
+    )]
+    BlocksTile { rows: u32, keys: u32 },
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -57,6 +61,7 @@ impl PlanError {
             PlanError::Narrow { .. }
             | PlanError::DqTwice
             | PlanError::IntervalsInOrder
+            | PlanError::BlocksTile { .. }
             | PlanError::VarlenTiles { .. }
             | PlanError::Table(_)
             | PlanError::Tile(_)

@@ -6,7 +6,7 @@ mod varlen;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{BackwardProblem, Dtype, Problem};
+use fa3_types::{BLOCK_SIDE, BackwardProblem, Dtype, Intervals, Problem};
 
 use super::{ADDED_ROWS, AddOrder, DkvTile, DqTile, PlanError, PlanOptions};
 use crate::dense::{dense_lens, lengths_are_data};
@@ -99,6 +99,7 @@ impl Plan {
         problem.check_rows().map_err(Box::new)?;
         let (mask, group) = (forward.mask(), forward.heads().group_size() as u32);
         let tile = choose_dkv(forward, options, limits)?;
+        check_blocks(forward, tile.tile_m, tile.tile_n)?;
         if mask.intervals().is_some() && tile.adds_in_order() {
             return Err(PlanError::IntervalsInOrder);
         }
@@ -109,6 +110,7 @@ impl Plan {
             Some(AddOrder::Any) => DqBy::Additions,
             None => {
                 let tile = choose_dq(forward, options, limits)?;
+                check_blocks(forward, tile.tile_m, tile.tile_n)?;
                 DqBy::Kernel(Part { tile, tiling: Tiling::new(tile.tile_m, tile.tile_n, group, mask) })
             }
         };
@@ -226,7 +228,9 @@ fn choose_dkv(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -
     let rows = if takes_registers { &[ADDED_ROWS][..] } else { &[2 * ADDED_ROWS, ADDED_ROWS] };
     let choose = |head_dim, head_dim_v, limits: &DeviceLimits| match adds_dq(forward, options, limits) {
         Some(order) => DkvTile::choose_adding_among([head_dim, head_dim_v], rows, order, limits),
-        None if lengths_are_data(forward) => DkvTile::choose_varlen(head_dim, head_dim_v, limits),
+        None if lengths_are_data(forward) || lists_blocks(forward) => {
+            DkvTile::choose_even(head_dim, head_dim_v, limits)
+        }
         None => DkvTile::choose(head_dim, head_dim_v, limits),
     };
     // A caller who gives the tile may ask for reproducible gradients as well.
@@ -247,9 +251,24 @@ fn choose_dkv(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -
 /// The tile of the dQ kernel.
 fn choose_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> Result<DqTile, PlanError> {
     let dims = [forward.head_dim(), forward.head_dim_v()];
-    let tile = given(options.dq, DqTile::choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
+    let choose = if lists_blocks(forward) { DqTile::choose_even } else { DqTile::choose };
+    let tile = given(options.dq, choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
     tile.check(limits)?;
     Ok(tile)
+}
+
+/// Whether bits say which blocks of keys a block of rows sees.
+fn lists_blocks(forward: &Problem) -> bool {
+    forward.mask().intervals().is_some_and(Intervals::are_blocks)
+}
+
+/// Checks that a tile and its blocks divide the sides of listed blocks, if there are any.
+fn check_blocks(forward: &Problem, rows: u32, keys: u32) -> Result<(), PlanError> {
+    let divides = |extent: u32| (BLOCK_SIDE as u32).is_multiple_of(extent);
+    if lists_blocks(forward) && !(divides(rows) && divides(keys)) {
+        return Err(PlanError::BlocksTile { rows, keys });
+    }
+    Ok(())
 }
 
 /// The caller's tile if it is large enough; without one, the tile that `choose` returns.

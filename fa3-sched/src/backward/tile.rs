@@ -95,8 +95,9 @@ impl DkvTile {
         DkvTile::choose_among([head_dim, head_dim_v], &[96, 80, 64], limits)
     }
 
-    /// Chooses the tile for sequences whose lengths are data: its row blocks divide the tiles of the dQ kernel.
-    pub fn choose_varlen(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
+    /// Chooses the tile for sequences whose lengths are data, and for listed blocks: its blocks of rows divide the
+    /// tiles of the dQ kernel, and listed blocks.
+    pub fn choose_even(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
         DkvTile::choose_among([head_dim, head_dim_v], &[64], limits)
     }
 
@@ -232,9 +233,18 @@ impl DqTile {
     /// Chooses the tile for these head dimensions on this device: the largest block of keys that fits, with as many
     /// stages as fit. `None` if nothing fits.
     pub fn choose(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DqTile> {
-        let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|dim| dim.next_multiple_of(HEAD_DIM_STEP));
-        let mut tiles = [128, 112, 96, 80, 64].into_iter().flat_map(|tile_n| {
-            [[2, 2], [2, 1]].map(|[k_stages, v_stages]| DqTile {
+        DqTile::choose_among([head_dim, head_dim_v], &[128, 112, 96, 80, 64], limits)
+    }
+
+    /// Chooses the tile for listed blocks, which its blocks of keys divide.
+    pub fn choose_even(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DqTile> {
+        DqTile::choose_among([head_dim, head_dim_v], &[128, 64], limits)
+    }
+
+    fn choose_among(dims: [u32; 2], keys: &[u32], limits: &DeviceLimits) -> Option<DqTile> {
+        let [head_dim, head_dim_v] = dims.map(|dim| dim.next_multiple_of(HEAD_DIM_STEP));
+        let mut tiles = keys.iter().flat_map(|&tile_n| {
+            [[2, 2], [2, 1]].map(move |[k_stages, v_stages]| DqTile {
                 head_dim,
                 head_dim_v,
                 tile_m: 128,
@@ -353,7 +363,7 @@ mod tests {
                 (DkvTile::choose(head_dim, head_dim_v, &H100), DqTile::choose(head_dim, head_dim_v, &H100));
             let (dkv, dq) = (dkv.unwrap(), dq.unwrap());
             assert!(dkv.head_dim >= head_dim && dkv.head_dim_v >= head_dim_v, "{dkv:?}");
-            assert_eq!(DkvTile::choose_varlen(head_dim, head_dim_v, &H100).map(|tile| tile.tile_m), Some(64));
+            assert_eq!(DkvTile::choose_even(head_dim, head_dim_v, &H100).map(|tile| tile.tile_m), Some(64));
             assert!(dq.head_dim >= head_dim && dq.head_dim_v >= head_dim_v, "{dq:?}");
         }
         assert_eq!(DkvTile::choose(264, 64, &H100), None);

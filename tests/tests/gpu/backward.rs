@@ -9,7 +9,7 @@ mod repeated;
 use std::borrow::Cow;
 
 use fa3_cuda::host::{Device, Forward};
-use fa3_tests::bwd::{BwdCase, Form};
+use fa3_tests::bwd::{self, BwdCase, Form};
 use fa3_tests::fwd::dense;
 use fa3_types::{BackwardProblem, BackwardSpec, Dtype, KnownProblem, Problem, ProblemSpec};
 
@@ -21,9 +21,10 @@ pub(crate) const SHORT: [(&str, Check); 2] =
     [("backward::nothing_to_compute", nothing), ("backward::refused_problems", refusals::problems)];
 
 /// The checks that take minutes.
-pub(crate) const CHECKS: [(&str, Check); 5] = [
+pub(crate) const CHECKS: [(&str, Check); 6] = [
     ("backward::random_problems", |device| random::problems(device, BwdCase::random)),
     ("backward::random_packed_problems", |device| random::problems(device, BwdCase::random_packed)),
+    ("backward::random_listed_blocks", |device| random::problems(device, bwd::blocks::random)),
     ("backward::large_rows", large::rows),
     ("backward::large_keys", large::keys),
     ("backward::bits_1000_times", repeated::repetitions),

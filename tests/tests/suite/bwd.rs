@@ -1,5 +1,6 @@
 //! Backward kernels in the simulator, beyond the trials of their family.
 
+mod blocks;
 mod lists;
 mod poison;
 

@@ -159,7 +159,8 @@ pub(super) const IN_ORDER: &[Equivalent] = &[(
 /// Equivalent mutants of a tile scheduler pipeline with one stage, in one role.
 pub(super) const NUMBERS: &[Equivalent] = &[("bar.warp.sync", 1, NEXT_NUMBER)];
 
-const FENCES: &str = "the fence of another product lies between what touched the registers and this product";
+pub(super) const FENCES: &str =
+    "the fence of another product lies between what touched the registers and this product";
 const DV_WITH_DK: &str = "the last product of dV is in the group of dK's, and both are waited for together";
 const DV_WITH_DQ: &str = "products of dV that are in no group of their own are in dQ's group, which is waited for \
                           before anything relies on dV";

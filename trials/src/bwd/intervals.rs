@@ -14,7 +14,7 @@ use crate::mutate::Target;
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
 /// Divisions of the work among consumers, as for other masks, but without deterministic dQ additions.
-const DIVISIONS: [Divided; 5] = [
+pub(super) const DIVISIONS: [Divided; 5] = [
     (64, Division::Keys, None),
     (128, Division::Keys, None),
     (64, Division::Gradients, None),

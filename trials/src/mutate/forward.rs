@@ -33,7 +33,8 @@ const TWO_STAGE: &[Equivalent] = &[
 ];
 
 /// Rules that notice that the warp that fetches work tiles does not wait. It waits for requests and not for data.
-const UNASKED: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::Deadlock, Rule::M3, Rule::M4])];
+pub(crate) const UNASKED: &[(&str, &[Rule])] =
+    &[("full wait: deleted", &[Rule::Deadlock, Rule::M3, Rule::M4])];
 
 /// Equivalent mutants of the warp that fetches work tiles.
 const ASKED: &[Equivalent] = &[(

@@ -39,13 +39,18 @@ fn strided(plan: &Plan, buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> 
     Strided::of(buffer, &tensor)
 }
 
-/// The buffer of intervals of rows, and their summaries over blocks of rows, under a mask of intervals.
-fn intervals(plan: &Plan, scratch: &Scratch) -> Option<(IntervalRows<Host>, Summaries<Host>)> {
+/// The buffer of intervals of rows, under a mask of intervals.
+fn intervals(plan: &Plan, scratch: &Scratch) -> Option<IntervalRows<Host>> {
     let forward = plan.problem().forward();
     let (form, buffers) = forward.mask().intervals().zip(scratch.intervals)?;
-    let q = forward.q().shape;
-    let summaries = Summaries::of(form, q, padded_blocks(plan), buffers.summaries);
-    Some((IntervalRows::of(form, q, buffers.rows), summaries))
+    Some(IntervalRows::of(form, forward.q().shape, buffers.rows))
+}
+
+/// The summaries of intervals over blocks of rows, where rows have bounds.
+fn summaries(plan: &Plan, scratch: &Scratch) -> Option<Summaries<Host>> {
+    let forward = plan.problem().forward();
+    let (form, buffer) = forward.mask().bounds().zip(scratch.intervals?.summaries)?;
+    Some(Summaries::of(form, forward.q().shape, padded_blocks(plan), buffer))
 }
 
 /// The split tiles of keys under a mask of intervals, in a plan for sequences of one length.
@@ -58,10 +63,10 @@ pub(super) struct SplitArguments<'a> {
 }
 
 impl<'a> SplitArguments<'a> {
-    /// The split of a plan's tiles; `None` without a mask of intervals.
+    /// The split of a plan's tiles; `None` if rows have no bounds.
     pub(super) fn of(plan: &'a Plan, scratch: &Scratch) -> Option<SplitArguments<'a>> {
         let numbered = plan.dense()?;
-        let (_, summaries) = intervals(plan, scratch)?;
+        let summaries = summaries(plan, scratch)?;
         let (splits, buffers) = (numbered.splits()?, scratch.intervals?.splits?);
         Some(SplitArguments { plan, numbered, splits, buffers, summaries })
     }
@@ -178,7 +183,7 @@ impl Inputs<Host> {
             into_cap,
             softmax_scale: forward.softmax_scale().natural() as f32,
             lookup,
-            intervals: intervals(plan, scratch).map(|(rows, _)| rows),
+            intervals: intervals(plan, scratch),
             tile_counter,
             strides: match plan.kind() {
                 PlanKind::Dense(_) => None,
@@ -246,7 +251,7 @@ impl DkvParams<Host> {
             dv: strided(plan, buffers::DV, problem.dv()),
             dq_accum: DqAccumParams::of(plan, scratch),
             tiles: split.as_ref().map(SplitArguments::tiles),
-            summaries: intervals(plan, scratch).map(|(_, summaries)| summaries).filter(|_| split.is_none()),
+            summaries: summaries(plan, scratch).filter(|_| split.is_none()),
             parts: split.as_ref().map(SplitArguments::parts),
         }
     }
@@ -308,7 +313,7 @@ impl StatsParams<Host> {
             },
             unvisited: numbered.filter(|_| plan.dkv().tile.adds_in_order()).map(DensePlan::unvisited_rows),
             dq_accum: DqAccumParams::of(plan, scratch),
-            summary: intervals(plan, scratch).map(|(rows, to)| SummaryParams {
+            summary: intervals(plan, scratch).zip(summaries(plan, scratch)).map(|(rows, to)| SummaryParams {
                 rows,
                 to,
                 keys: numbered.map(|numbered| numbered.lens().k),

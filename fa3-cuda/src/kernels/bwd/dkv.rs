@@ -22,7 +22,7 @@ use self::state::{Adding, Dkv};
 use super::params::{DkvParams, Inputs, stats_tile};
 use super::spec::PartSpec;
 use crate::kernels::params::{Declare, Form};
-use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
+use crate::kernels::parts::intervals::{FINDER, IntervalRows, TilesUnderIntervals};
 use crate::kernels::parts::tile_scheduler::TileScheduler;
 use crate::kernels::parts::tma_pipeline::TmaPipeline;
 
@@ -41,7 +41,9 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         let rows = [("q", q), ("stats", stats_tile(tile.tile_m)), ("dout", dout)];
         let walkers = warps + writer::warps(tile);
         let of_table = params.summaries.map(|of| TilesUnderIntervals::KeysOfTable(of, params.group));
-        let of = params.tiles.map(TilesUnderIntervals::Keys).or(of_table);
+        let of_blocks = inputs.intervals.and_then(IntervalRows::blocks);
+        let of_blocks = of_blocks.map(|rows| TilesUnderIntervals::KeysOfBlocks(rows, params.group));
+        let of = params.tiles.map(TilesUnderIntervals::Keys).or(of_table).or(of_blocks);
         let of = of.map(|of| (of, [tile.tile_n, tile.tile_m]));
         let Inputs { lookup, tile_counter, .. } = inputs;
         let scheduler = TileScheduler::declare(b, spec.scheduler, lookup, *tile_counter, of, walkers);

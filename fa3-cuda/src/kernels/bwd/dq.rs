@@ -1,6 +1,7 @@
 //! Computes dQ. A CTA has a tile of rows and walks over the KV blocks that these rows see, as the forward pass does.
 
 use fa3_ir::lang::*;
+use fa3_sched::KvRange;
 use fa3_sched::backward::DqTile;
 use fa3_types::ScoreRows;
 
@@ -11,12 +12,13 @@ use super::params::{DqParams, Inputs};
 use super::spec::PartSpec;
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
+use crate::kernels::parts::block_words::BlockWords;
 use crate::kernels::parts::geometry::WorkTile;
-use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
+use crate::kernels::parts::intervals::{FINDER, IntervalRows, TilesUnderIntervals};
 use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::score::{ThreadRows, TileFunction};
 use crate::kernels::parts::tile_scheduler::TileScheduler;
-use crate::kernels::parts::tma_pipeline::{Keys, TmaPipeline};
+use crate::kernels::parts::tma_pipeline::{Keys, TmaPipeline, TmaProducer};
 use crate::kernels::parts::visible::Position;
 
 /// State that the roles share.
@@ -45,7 +47,8 @@ pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
             v: TmaPipeline::declare(b, "v", inputs.v, [tile.v_stages, warps]),
             scheduler: {
                 let Inputs { lookup, tile_counter, intervals, .. } = inputs;
-                let of = intervals.map(|rows| (TilesUnderIntervals::Rows(rows), [tile.tile_m, tile.tile_n]));
+                let of = intervals.and_then(IntervalRows::bounds);
+                let of = of.map(|rows| (TilesUnderIntervals::Rows(rows), [tile.tile_m, tile.tile_n]));
                 TileScheduler::declare(b, spec.scheduler, lookup, *tile_counter, of, warps)
             },
             params,
@@ -56,9 +59,10 @@ pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
         let [producer, consumer] = tile.registers();
         b.role(Role::new("producer", 0..4).registers(producer), || match spec.mask.intervals() {
             None => dq.load(),
+            Some(form) if form.are_blocks() => b.once_per_role(|| dq.load_ranges(false)),
             Some(_) => {
                 let warp = (b.tid() >> 5).shfl_idx(0);
-                b.if_uniform(warp.eq(0), || dq.load_in_warp());
+                b.if_uniform(warp.eq(0), || dq.load_ranges(true));
                 b.if_uniform(warp.eq(FINDER), || dq.scheduler.find());
             }
         });
@@ -93,26 +97,55 @@ impl<'k> Dq<'k> {
         });
     }
 
-    /// Runs the producer under a mask of intervals, in a warp. Another warp finds the KV blocks that a tile's rows see.
-    fn load_in_warp(&self) {
-        let (b, spec) = (self.builder, &self.spec);
+    /// Runs the producer under a mask of intervals: in a warp, if another warp finds the KV blocks that a tile's rows
+    /// see, or in one thread, if bits show them.
+    fn load_ranges(&self, in_warp: bool) {
+        let load = |tensor: &mut TmaProducer<'k>, head, row, of| match in_warp {
+            true => tensor.load_in_warp(head, row, &Keys::Of(of)),
+            false => tensor.load(head, row, of),
+        };
         let (mut q, mut dout) = (self.q.producer(), self.dout.producer());
         let (mut k, mut v) = (self.k.producer(), self.v.producer());
         self.scheduler.begin().produce(|work, _, fetch_next| {
-            let WorkTile { head, kv_head, row, kv, .. } = work;
-            let [of_q, of_dout] = self.params.inputs.rows(&work, TilesOf::Rows).map(Keys::Of);
-            let [of_k, of_v] = self.params.inputs.keys(&work, TilesOf::Rows).map(Keys::Of);
-            let blocks = KvBlocks::of(b, kv, spec.tile.tile_n, spec.mask).in_ranges(work.ranges, spec.mask);
-            b.if_uniform(kv.first.lt(kv.end), || {
-                q.load_in_warp(head, row, &of_q);
-                dout.load_in_warp(head, row, &of_dout);
+            let WorkTile { head, kv_head, row, .. } = work;
+            let [of_q, of_dout] = self.params.inputs.rows(&work, TilesOf::Rows);
+            let [of_k, of_v] = self.params.inputs.keys(&work, TilesOf::Rows);
+            let (kv, words) = self.listed(&work, in_warp);
+            let blocks = self.blocks(&work, kv, words);
+            self.builder.if_uniform(kv.first.lt(kv.end), || {
+                load(&mut q, head, row, of_q);
+                load(&mut dout, head, row, of_dout);
                 blocks.for_each_unmasked(0, |block| {
-                    k.load_in_warp(kv_head, block.key, &of_k);
-                    v.load_in_warp(kv_head, block.key, &of_v);
+                    load(&mut k, kv_head, block.key, of_k);
+                    load(&mut v, kv_head, block.key, of_v);
                 });
             });
             fetch_next();
         });
+    }
+
+    /// The range of KV blocks that a work tile visits, and the words that show which of them, if words do. All lanes of
+    /// a warp call this, or one thread.
+    #[track_caller]
+    fn listed(&self, work: &WorkTile<'k>, in_warp: bool) -> (KvRange<U32<'k>>, Option<BlockWords<'k>>) {
+        let rows = self.params.inputs.intervals.and_then(IntervalRows::blocks);
+        let words =
+            rows.and_then(|rows| rows.block_words(self.builder, work, self.spec.tile.tile_n, in_warp));
+        let KvRange { first, end, .. } = work.kv;
+        let end = words.map_or(end, |words| words.last_end(end, first));
+        (KvRange { end, ..work.kv }, words)
+    }
+
+    /// The KV blocks that a work tile visits, given the results of [`Dq::listed`].
+    #[track_caller]
+    fn blocks(
+        &self,
+        work: &WorkTile<'k>,
+        kv: KvRange<U32<'k>>,
+        words: Option<BlockWords<'k>>,
+    ) -> KvBlocks<'k> {
+        let (mask, keys) = (self.spec.mask, self.spec.tile.tile_n);
+        KvBlocks::of(self.builder, kv, keys, mask).in_ranges(work.ranges, mask).with_words(words)
     }
 
     /// Runs a consumer: 64 rows of dQ, one KV block after another.
@@ -125,9 +158,9 @@ impl<'k> Dq<'k> {
             let row = work.row + me.mad(64, b.frag_row());
             let (shift, minus_delta) = self.stats(&work, row);
             let mut dq = Chain::onto(Frag::zeros(b, spec.tile.head_dim));
-            let visits = work.kv.first.lt(work.kv.end);
-            let blocks = KvBlocks::of(b, work.kv, spec.tile.tile_n, spec.mask);
-            let blocks = blocks.in_ranges(work.ranges, spec.mask);
+            let (kv, words) = self.listed(&work, true);
+            let visits = kv.first.lt(kv.end);
+            let blocks = self.blocks(&work, kv, words);
             b.if_uniform(visits, || {
                 let (q_stage, dout_stage) = (q.wait(), dout.wait());
                 let [q, dout] = [&q_stage, &dout_stage].map(|stage| stage.tile().row_block(me, 64));

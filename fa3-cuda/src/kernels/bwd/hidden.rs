@@ -7,6 +7,7 @@ use super::interval_columns::IntervalColumns;
 use super::params::Inputs;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::WorkTile;
+use crate::kernels::parts::intervals::IntervalRows;
 use crate::kernels::parts::visible::{Position, Visible};
 
 /// The elements of a block that the mask hides.
@@ -33,7 +34,7 @@ impl<'k> Hidden<'k> {
     }
 }
 
-/// The columns, counted from `first`, that the thread's query rows `row` and `row` + 8 see by their intervals, if any,
+/// The columns, counted from `first`, that the thread's query rows `row` and `row` + 8 see by their bounds, if any,
 /// and by the mask beside them. They are unspecified for rows beyond the sequence's end.
 #[track_caller]
 pub(super) fn visible<'k>(
@@ -43,7 +44,7 @@ pub(super) fn visible<'k>(
     mask: Mask,
     [row, first]: [U32<'k>; 2],
 ) -> [Visible<'k>; 2] {
-    let Some(rows) = inputs.intervals else {
+    let Some(rows) = inputs.intervals.and_then(IntervalRows::bounds) else {
         return visible_by_mask(b, inputs, work, mask, [row, first]);
     };
     let first = first + b.frag_col();

@@ -35,7 +35,7 @@ params! {
         /// softmax_scale, by which dQ and dK are multiplied at the end.
         softmax_scale: f32,
         lookup: all Lookup,
-        /// The intervals of query rows, under a mask of intervals.
+        /// The intervals of query rows, or bits of blocks, under a mask of intervals.
         intervals: maybe all IntervalRows,
         /// The tile counter of [`Scheduler::DynamicPersistent`], if sequences have one length.
         tile_counter: maybe pointer,
@@ -87,10 +87,10 @@ params! {
         dk: named Strided,
         dv: named Strided,
         dq_accum: maybe all DqAccumParams,
-        /// The blocks of rows that see each tile of keys, and the split of tiles, under a mask of intervals, if
-        /// sequences have one length.
+        /// The blocks of rows that see each tile of keys, and the split of tiles, where rows have bounds, if sequences
+        /// have one length.
         tiles: maybe all KeyTiles,
-        /// Summaries of blocks of rows, under a mask of intervals, if sequences are in a table.
+        /// Summaries of blocks of rows, where rows have bounds, if sequences are in a table.
         summaries: maybe all Summaries,
         /// The buffers for dK and dV of the parts of split tiles.
         parts: maybe all Parts,
@@ -131,11 +131,11 @@ params! {
         /// The number of rows that no tile visits: the first rows of each sequence. Only for deterministic kernels and
         /// sequences of one length.
         unvisited: maybe u32 = "unvisited_rows",
-        /// The destination of the block's summary of intervals, under a mask of intervals.
+        /// The destination of the block's summary of intervals, where rows have bounds.
         summary: maybe all SummaryParams,
     }
 
-    /// The parameters that the kernel of row statistics has only under a mask of intervals.
+    /// The parameters that the kernel of row statistics has only where rows have bounds.
     struct SummaryParams {
         rows: all IntervalRows,
         to: all Summaries,
@@ -249,8 +249,8 @@ impl<'k> Inputs<InKernel<'k>> {
 impl DkvParams<Form> {
     pub(super) fn form(spec: &PartSpec<DkvTile>) -> DkvParams<Form> {
         let DkvTile { head_dim, head_dim_v, tile_n, tile_m, .. } = spec.tile;
-        let (intervals, is_dense) = (spec.mask.intervals(), spec.sequences == SequenceForm::Dense);
-        let may_split = intervals.is_some() && is_dense;
+        let (bounds, is_dense) = (spec.mask.bounds(), spec.sequences == SequenceForm::Dense);
+        let may_split = bounds.is_some() && is_dense;
         DkvParams {
             inputs: Inputs::form(
                 spec,
@@ -264,7 +264,7 @@ impl DkvParams<Form> {
             dv: Strided::form(spec.elem),
             dq_accum: spec.tile.adds_dq.map(|order| DqAccumParams::form(order, spec.elem)),
             tiles: may_split.then(KeyTiles::form),
-            summaries: intervals.filter(|_| !is_dense).map(|form| Summaries::form(form.of_row)),
+            summaries: bounds.filter(|_| !is_dense).map(|form| Summaries::form(form.of_row)),
             parts: may_split.then_some(Parts { dk: Elem::F32, dv: Elem::F32 }),
         }
     }

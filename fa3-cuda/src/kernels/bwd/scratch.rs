@@ -29,9 +29,9 @@ pub(super) struct Scratch {
 pub(super) struct IntervalBuffers {
     /// Intervals of rows.
     pub(super) rows: BufferId,
-    /// Summaries of the intervals of blocks of rows.
-    pub(super) summaries: BufferId,
-    /// The buffers of split tiles, if sequences have one length.
+    /// Summaries of the intervals of blocks of rows, where rows have bounds.
+    pub(super) summaries: Option<BufferId>,
+    /// The buffers of split tiles, where rows have bounds, if sequences have one length.
     pub(super) splits: Option<SplitBuffers>,
 }
 
@@ -125,9 +125,11 @@ fn interval_buffers(program: &mut Program<Spec>, plan: &Plan, form: Intervals) -
     let rows = interval_rows(program, form, q);
     let DkvTile { head_dim, head_dim_v, tile_n, .. } = plan.dkv().tile;
     let mut scratch = |name, elem, dims: &[u32]| program.buffer(name, elem, dims, BufferRole::Scratch);
-    let summaries = scratch("summaries", Elem::U32, &Summaries::dims(form, q, padded_blocks(plan)));
-    let splits = plan.dense().map(|numbered| {
-        let splits = numbered.splits().expect("tiles under intervals may be split");
+    let bounds = plan.problem().forward().mask().bounds();
+    let summaries =
+        bounds.map(|form| scratch("summaries", Elem::U32, &Summaries::dims(form, q, padded_blocks(plan))));
+    let splits = plan.dense().and_then(|numbered| numbered.splits().zip(Some(numbered)));
+    let splits = splits.map(|(splits, numbered)| {
         let [blocks, list] = KeyTiles::dims(numbered.dkv().num_tiles(), &splits);
         let tiles = [("blocks_of_keys", blocks), ("splits", list)]
             .map(|(name, dims)| scratch(name, Elem::U32, &dims));

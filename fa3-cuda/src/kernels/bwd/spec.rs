@@ -43,7 +43,7 @@ pub struct StatsSpec {
     pub cleared: Cleared,
     /// The kernel's blocks of rows.
     pub rows: RowsForm,
-    /// Number of intervals of a row, under a mask of intervals: the kernel summarizes the intervals of each block.
+    /// Number of intervals of a row, where rows have bounds: the kernel summarizes the intervals of each block.
     pub intervals: Option<IntervalsOfRow>,
 }
 
@@ -181,7 +181,7 @@ impl BwdSpec {
         };
         let mask = sides(cleared_mask(plan));
         let (elem, head_dim_v) = (elem(forward.dtype()), forward.head_dim_v() as u32);
-        let intervals = forward.mask().intervals().map(|form| form.of_row.in_code());
+        let intervals = forward.mask().bounds().map(|form| form.of_row.in_code());
         BwdSpec::Stats(StatsSpec { elem, head_dim_v, cleared, rows: rows_form(plan, mask), intervals })
     }
 
@@ -195,10 +195,10 @@ impl BwdSpec {
         BwdSpec::Dkv(PartSpec::of(plan, plan.dkv(), mask, order))
     }
 
-    /// The spec of the kernel that finds which blocks of rows see each tile of keys, under a mask of intervals.
+    /// The spec of the kernel that finds which blocks of rows see each tile of keys, where rows have bounds.
     pub(super) fn q_blocks(plan: &Plan) -> Option<BwdSpec> {
         let mask = plan.problem().forward().mask();
-        let (numbered, intervals) = plan.dense().zip(mask.intervals())?;
+        let (numbered, intervals) = plan.dense().zip(mask.bounds())?;
         let DkvTile { tile_n, tile_m, .. } = plan.dkv().tile;
         let order = form(numbered.dkv().order());
         let mask = sides(mask.without_intervals().transposed());
@@ -206,11 +206,11 @@ impl BwdSpec {
         Some(BwdSpec::QBlocks(QBlocksSpec { of_row, mask, tile: [tile_n, tile_m], order }))
     }
 
-    /// The spec of the kernel that reduces dK and dV of split tiles, under a mask of intervals.
+    /// The spec of the kernel that reduces dK and dV of split tiles, where rows have bounds.
     pub(super) fn reduce(plan: &Plan) -> Option<BwdSpec> {
         let (forward, numbered) = (plan.problem().forward(), plan.dense()?);
         let DkvTile { tile_n, head_dim, head_dim_v, .. } = plan.dkv().tile;
-        forward.mask().intervals().map(|_| {
+        forward.mask().bounds().map(|_| {
             BwdSpec::Reduce(ReduceSpec {
                 elem: elem(forward.dtype()),
                 tile_n,

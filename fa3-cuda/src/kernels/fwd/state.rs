@@ -222,7 +222,7 @@ impl<'k> Fwd<'k> {
     #[track_caller]
     fn block_words(&self, work: &WorkTile<'k>, in_warp: bool) -> Option<BlockWords<'k>> {
         let rows = self.params.intervals.filter(|_| self.spec.lists_blocks())?;
-        rows.block_words(self.builder, work, in_warp)
+        rows.block_words(self.builder, work, self.spec.tile.tile_n, in_warp)
     }
 
     /// The KV blocks that a work tile visits, as all lanes of a warp know them, or one thread.

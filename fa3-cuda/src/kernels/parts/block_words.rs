@@ -1,4 +1,5 @@
-//! The words that say which blocks of keys a block of rows sees.
+//! The words that say which blocks of keys a block of rows sees. A kernel may have smaller blocks, which divide the
+//! listed ones.
 
 use fa3_ir::lang::*;
 
@@ -9,6 +10,8 @@ pub(crate) struct BlockWords<'k> {
     /// The address of the words, and their number.
     pub(super) address: U64<'k>,
     pub(super) count: U32<'k>,
+    /// Log2 of the number of a kernel's blocks in a listed block.
+    pub(super) log2: u32,
     /// Whether all lanes of a warp read them. Otherwise one thread does.
     pub(super) in_warp: bool,
 }
@@ -17,7 +20,7 @@ impl<'k> BlockWords<'k> {
     /// Like [`BlockWords::end_below`], for any `end`. Blocks behind the last word are not seen.
     #[track_caller]
     pub(crate) fn last_end(&self, end: U32<'k>, first: U32<'k>) -> U32<'k> {
-        self.end_below(end.min(self.count << 5), first)
+        self.end_below(end.min(self.count << (5 + self.log2)), first)
     }
 
     /// One past the last block below `end` that is seen; `first` if no block from `first` on is. There are words up to
@@ -29,14 +32,18 @@ impl<'k> BlockWords<'k> {
         b.repeat(|| {
             let end = at.get();
             b.break_if(end.le(first));
-            let last = end - 1;
+            let last = if self.log2 == 0 { end - 1 } else { (end - 1) >> self.log2 };
             let [word]: [U32<'k>; 1] = b.load_read_only((last >> 5).mad_wide(4, self.address));
             // All lanes have the same word, and the shuffle tells the compiler so.
             let word = if self.in_warp { word.shfl_idx(0) } else { word };
             // The bits of blocks up to the last one, which has the highest bit.
             let bits = word << (last.constant(31) - (last & 31));
             let is_seen = bits.ne(0);
-            at.set(is_seen.select::<B32>(end - bits.clz(), last & !31));
+            let [seen, unseen] = match self.log2 {
+                0 => [end - bits.clz(), last & !31],
+                log2 => [((last + 1 - bits.clz()) << log2).min(end), (last & !31) << log2],
+            };
+            at.set(is_seen.select::<B32>(seen, unseen));
             b.break_if(is_seen);
         });
         at.get().max(first)

@@ -7,6 +7,7 @@ use fa3_sched::{
 };
 use fa3_types::{BLOCK_SIDE, Intervals, IntervalsOfRow, Shape};
 
+use super::block_column::BlockColumn;
 use super::block_words::BlockWords;
 use super::geometry::{Varlen, WorkTile};
 use super::key_tiles::{KeyTile, KeyTiles};
@@ -146,19 +147,75 @@ impl<'k> IntervalRows<InKernel<'k>> {
         bounds.into_iter().map(|bounds| cut(keys_of_interval(bounds, lens.k))).collect()
     }
 
-    /// The words that say which blocks of keys a tile's block of rows sees, if there are words. All lanes of a warp
-    /// read them `in_warp`; otherwise one thread does.
+    /// These bounds; `None` if there are bits of blocks.
+    pub(crate) fn bounds(self) -> Option<Self> {
+        let IntervalRows { of_row, .. } = self;
+        (!matches!(of_row, IntervalsOfRow::Blocks { .. })).then_some(self)
+    }
+
+    /// These bits of blocks; `None` if there are bounds.
+    pub(crate) fn blocks(self) -> Option<Self> {
+        let IntervalRows { of_row, .. } = self;
+        matches!(of_row, IntervalsOfRow::Blocks { .. }).then_some(self)
+    }
+
+    /// The words that say which blocks of keys a tile's block of rows sees, if there are words. The kernel has blocks
+    /// of `tile_n` keys. All lanes of a warp read the words `in_warp`; otherwise one thread does.
     #[track_caller]
     pub(crate) fn block_words(
         &self,
         builder: &'k Builder,
         work: &WorkTile<'k>,
+        tile_n: u32,
         in_warp: bool,
     ) -> Option<BlockWords<'k>> {
         let count = self.words?;
         let of_head = self.of_head(work.batch, work.head);
         let address = self.at_row(work.row >> BLOCK_SIDE.ilog2(), of_head);
-        Some(BlockWords { builder, address, count, in_warp })
+        Some(BlockWords { builder, address, count, log2: (BLOCK_SIDE as u32 / tile_n).ilog2(), in_warp })
+    }
+
+    /// The bits that say which blocks of rows of query head `head` see a tile of keys, if there are bits. The kernel
+    /// has blocks of `tile_m` rows.
+    #[track_caller]
+    pub(crate) fn block_column(
+        &self,
+        builder: &'k Builder,
+        work: &WorkTile<'k>,
+        head: U32<'k>,
+        tile_m: u32,
+    ) -> Option<BlockColumn<'k>> {
+        let bytes = self.words? << 2;
+        let block = work.row >> BLOCK_SIDE.ilog2();
+        let address = (block >> 5).mad_wide(4, self.of_head(work.batch, head));
+        let log2 = (BLOCK_SIDE as u32 / tile_m).ilog2();
+        Some(BlockColumn { builder, address, bytes, bit: block & 31, log2 })
+    }
+
+    /// The blocks of `tile_m` rows that may see a tile of keys, from the first block that bits of some of `group` query
+    /// heads show. So there is a block if and only if some head visits one. All lanes of a warp must call this.
+    #[track_caller]
+    fn blocks_of_rows(
+        &self,
+        b: &'k Builder,
+        work: &WorkTile<'k>,
+        group: U32<'k>,
+        tile_m: u32,
+    ) -> KvRange<U32<'k>> {
+        let KvRange { first, unmasked_first, unmasked_end, end } = work.kv;
+        // Keys behind the last word are not seen.
+        let words = self.words.unwrap_or(end);
+        let has_bits = (work.row >> (5 + BLOCK_SIDE.ilog2())).lt(words);
+        let least = b.var("first", end);
+        b.for_each((0, has_bits.select::<B32>(group, 0)), 1, |number| {
+            let head = work.head.mad(group, number);
+            if let Some(column) = self.block_column(b, work, head, tile_m) {
+                least.set(column.first_from(first, least.get()).min(least.get()));
+            }
+        });
+        let first = least.get();
+        let [unmasked_first, unmasked_end] = [unmasked_first, unmasked_end].map(|block| block.max(first));
+        KvRange { first, unmasked_first, unmasked_end, end }
     }
 
     /// The keys that the row at `position` sees by its intervals and by the mask of `tiling`.
@@ -266,6 +323,8 @@ pub(crate) enum TilesUnderIntervals<'k> {
     /// Keys of sequences of a table. Which blocks of rows see them follows from these summaries of blocks of rows, with
     /// this number of query heads that share a head of K and V.
     KeysOfTable(Summaries<InKernel<'k>>, U32<'k>),
+    /// Keys. Bits say which blocks of rows see them, with this number of query heads that share a head of K and V.
+    KeysOfBlocks(IntervalRows<InKernel<'k>>, U32<'k>),
 }
 
 /// Four words of a message about a tile. Under dense sequences, the first four are sequence, head, row and 1. Under
@@ -285,7 +344,9 @@ impl<'k> IntervalTiles<'k> {
             Lookup::Varlen { table, .. } => table.tiles(b),
         };
         match self.of {
-            TilesUnderIntervals::Rows(_) | TilesUnderIntervals::KeysOfTable(..) => tiles,
+            TilesUnderIntervals::Rows(_)
+            | TilesUnderIntervals::KeysOfTable(..)
+            | TilesUnderIntervals::KeysOfBlocks(..) => tiles,
             TilesUnderIntervals::Keys(keys) => tiles + keys.header(b).parts,
         }
     }
@@ -294,7 +355,9 @@ impl<'k> IntervalTiles<'k> {
     #[track_caller]
     pub(crate) fn words(&self, b: &'k Builder, number: U32<'k>) -> Vec<Words<'k>> {
         let tile_of_keys = match self.of {
-            TilesUnderIntervals::Rows(_) | TilesUnderIntervals::KeysOfTable(..) => None,
+            TilesUnderIntervals::Rows(_)
+            | TilesUnderIntervals::KeysOfTable(..)
+            | TilesUnderIntervals::KeysOfBlocks(..) => None,
             TilesUnderIntervals::Keys(keys) => Some(keys.find(b, number)),
         };
         let tile = tile_of_keys.map_or(number, |of_keys| of_keys.tile);
@@ -325,6 +388,9 @@ impl<'k> IntervalTiles<'k> {
             TilesUnderIntervals::KeysOfTable(summaries, group) => {
                 let tiling = self.lookup.tiling();
                 words.push(words_of(summaries.q_blocks(b, group, &work, tiling, self.tile, 1)));
+            }
+            TilesUnderIntervals::KeysOfBlocks(rows, group) => {
+                words.push(words_of(rows.blocks_of_rows(b, &work, group, self.tile[1])));
             }
         }
         words
@@ -366,7 +432,9 @@ impl<'k> IntervalTiles<'k> {
                 let [out, ..] = load_words(b, blocks + 16);
                 WorkTile { kv, out: Some(Out(out)), ..work }
             }
-            TilesUnderIntervals::KeysOfTable(..) => WorkTile { kv, ..work },
+            TilesUnderIntervals::KeysOfTable(..) | TilesUnderIntervals::KeysOfBlocks(..) => {
+                WorkTile { kv, ..work }
+            }
         };
         (work, is_tile.ne(0))
     }

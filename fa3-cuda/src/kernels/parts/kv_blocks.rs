@@ -4,6 +4,7 @@ use fa3_ir::lang::*;
 use fa3_sched::{FastDiv, KvRange, num_ranges};
 use fa3_types::Mask;
 
+use super::block_column::BlockColumn;
 use super::block_words::BlockWords;
 use super::intervals::load_words;
 use super::seen::SeenKeys;
@@ -53,7 +54,7 @@ impl<'k> KvBlocks<'k> {
         let (left, right) = mask.reach();
         let count = kv.end - kv.first;
         // Intervals may hide keys on either side. Blocks do not hide some of their keys.
-        let both = mask.intervals().is_some_and(|form| !form.are_blocks());
+        let both = mask.bounds().is_some();
         let (left, right) = (both || left.is_some(), both || right.is_some());
         KvBlocks {
             builder: b,
@@ -215,13 +216,22 @@ impl<'k> KvBlocks<'k> {
         self.for_each_range(ranges, from, false, body);
     }
 
-    /// Runs `body` for every block, in ascending order. It is built up to three times: for blocks at the mask's left
-    /// side, for blocks that all rows see, and for blocks at the right side and at the keys' end.
+    /// Runs `body` for every block, or for the blocks that `column` shows, in ascending order. It is built up to three
+    /// times: for blocks at the mask's left side, for blocks that all rows see, and for blocks at the right side and at
+    /// the keys' end.
     #[track_caller]
-    pub(crate) fn for_each_upwards(&self, mut body: impl FnMut(KvBlock<'k>)) {
+    pub(crate) fn for_each_upwards(
+        &self,
+        column: Option<BlockColumn<'k>>,
+        mut body: impl FnMut(KvBlock<'k>),
+    ) {
         let KvRange { first, unmasked_first, unmasked_end, end } = self.kv;
         let mut phase = |blocks: (U32<'k>, U32<'k>), masked: bool| {
-            self.builder.for_each(blocks, 1, |index| body(self.block(index, masked)));
+            let body = |index| body(self.block(index, masked));
+            match column {
+                None => self.builder.for_each(blocks, 1, body),
+                Some(column) => column.for_each(blocks, body),
+            }
         };
         if self.left {
             phase((first, unmasked_first), true);

@@ -43,9 +43,14 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let in_chunks = spec((128, 128), (Dtype::Bf16, chunks, None), 400);
     let sequences = Sequences::packed(3);
     let in_chunks = [in_chunks.clone(), in_chunks.seqs_q(sequences).seqs_k(sequences)];
-    let intervals = Mask::of_intervals(intervals(IntervalsOfRow::Two));
-    let under_intervals =
-        [dims[0], dims[1], dims[3]].map(|dims| spec(dims, (Dtype::Bf16, intervals, None), 400));
+    let [intervals, blocks] = [IntervalsOfRow::Two, IntervalsOfRow::Blocks { words: 3 }]
+        .map(|of_row| Mask::of_intervals(intervals(of_row)));
+    let under = move |mask, dims: &[(usize, usize)]| -> Vec<ProblemSpec> {
+        dims.iter().map(|&dims| spec(dims, (Dtype::Bf16, mask, None), 400)).collect()
+    };
+    let under_intervals = under(intervals, &[dims[0], dims[1], dims[3]]);
+    let blocks = under(blocks, &dims[..2]);
+    let blocks = [blocks[1].clone().causal()].into_iter().chain(blocks);
     let packed = [under_intervals[1].clone(), under_intervals[2].clone()];
     let packed = packed.map(|spec| spec.seqs_q(sequences).seqs_k(sequences));
     let beside = [under_intervals[1].clone().causal(), packed[0].clone().mask(chunks)];
@@ -53,7 +58,13 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let scored = [(dims[0], ALIBI), (dims[0], CAP), (dims[1], CAP), (dims[3], ALIBI)];
     let scored =
         scored.map(|(dims, text)| spec(dims, (Dtype::Bf16, Mask::Causal, None), 400).score(score_form(text)));
-    let specs = equal.chain(listed).chain(in_chunks).chain(under_intervals).chain(scored).flat_map(kernels);
+    let specs = equal
+        .chain(listed)
+        .chain(in_chunks)
+        .chain(under_intervals)
+        .chain(blocks)
+        .chain(scored)
+        .flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
     specs
         .chain([SequenceForm::Dense, SequenceForm::Varlen].map(BwdSpec::Sink))
@@ -87,7 +98,11 @@ fn kernels(forward: ProblemSpec) -> Vec<BwdSpec> {
         .into_iter()
         .filter_map(|order| DkvTile::choose_adding(dims, order, &limits))
         .map(|tile| PlanOptions::default().dkv(tile));
-    let apart = DqTile::choose(dims[0], dims[1], &limits).map(|tile| PlanOptions::default().dq(tile));
+    let choose = match problem.forward().mask().intervals() {
+        Some(form) if form.are_blocks() => DqTile::choose_even,
+        _ => DqTile::choose,
+    };
+    let apart = choose(dims[0], dims[1], &limits).map(|tile| PlanOptions::default().dq(tile));
     let ways = apart.into_iter().chain(adding);
     ways.flat_map(|options| BwdSpec::of(&plan(options))).collect()
 }

@@ -9,7 +9,15 @@ use crate::{Longest, Order, Schedule, Scheduler, SeqLens, TileCounts, Tiling};
 /// The features that kernels of dense plans compute.
 const KNOWN: Known = Known::new(
     "the backward kernels of dense sequences",
-    &[Feature::Window, Feature::Chunks, Feature::Intervals, Feature::SoftCap, Feature::Score, Feature::Sinks],
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::Intervals,
+        Feature::Blocks,
+        Feature::SoftCap,
+        Feature::Score,
+        Feature::Sinks,
+    ],
 );
 
 /// Plan of sequences of one length: the tiles of each kernel.
@@ -55,9 +63,9 @@ impl DensePlan {
         // beyond the rows.
         let rows = if tile.adds_dq.is_some() { lens.q.next_multiple_of(tile.tile_m) } else { lens.q };
         let of_keys = counts(lens.k, tile.tile_n, heads.kv());
-        let splits = match has_intervals {
-            true => Some(TileSplit::new(sms, of_keys.num_tiles()?, lens.q.div_ceil(tile.tile_m))),
-            false => None,
+        let splits = match mask.bounds() {
+            Some(_) => Some(TileSplit::new(sms, of_keys.num_tiles()?, lens.q.div_ceil(tile.tile_m))),
+            None => None,
         };
         Ok(DensePlan {
             lens,
@@ -107,7 +115,7 @@ impl DensePlan {
         &self.dkv
     }
 
-    /// The split of tiles of keys that many row blocks see, under a mask of intervals.
+    /// The split of tiles of keys that many row blocks see, where rows have bounds of intervals.
     pub fn splits(&self) -> Option<TileSplit<u32>> {
         self.splits
     }

@@ -297,3 +297,36 @@ fn tiles_under_intervals_may_be_split() {
     assert!(text.contains("dynamic persistent, 132 CTAs; tiles that many rows see are split"), "{text}");
     assert!(self::plan(spec(128)).unwrap().dense().unwrap().splits().is_none());
 }
+
+#[test]
+fn tiles_divide_listed_blocks() {
+    let form =
+        Intervals { of_row: IntervalsOfRow::Blocks { words: 3 }, per_sequence: false, per_head: false };
+    let plan = |head_dim, options: PlanOptions| {
+        Plan::with(&backward(spec(head_dim).mask(Mask::of_intervals(form))), &H100, &options)
+    };
+    for head_dim in [64, 96, 128, 192, 256] {
+        for options in [PlanOptions::default(), PlanOptions::default().deterministic()] {
+            let plan = plan(head_dim, options).unwrap();
+            let tile = plan.dkv().tile;
+            let of_dq = if tile.adds_dq.is_some() {
+                [128; 2]
+            } else {
+                [dq(&plan).tile.tile_m, dq(&plan).tile.tile_n]
+            };
+            let sides = [[tile.tile_m, tile.tile_n], of_dq].concat();
+            assert!(sides.iter().all(|side| 128_u32.is_multiple_of(*side)), "{plan}");
+            // No kernel counts the blocks that see a tile before tiles are computed.
+            assert!(dense_plan(&plan).splits().is_none());
+        }
+    }
+    let (dkv, of_dq) = (DkvTile::choose(64, 64, &H100).unwrap(), DqTile::choose_even(64, 64, &H100).unwrap());
+    let refused = plan(64, PlanOptions::default().dkv(dkv).dq(of_dq)).unwrap_err();
+    assert_eq!(refused, PlanError::BlocksTile { rows: 96, keys: 128 });
+    assert!(!refused.is_cpu_only());
+    let of_dq = DqTile { tile_n: 112, ..of_dq };
+    assert_eq!(
+        plan(64, PlanOptions::default().dq(of_dq)).unwrap_err(),
+        PlanError::BlocksTile { rows: 128, keys: 112 }
+    );
+}

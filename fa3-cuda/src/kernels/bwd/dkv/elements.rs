@@ -9,6 +9,7 @@ use crate::kernels::bwd::elements::{Elements, ds};
 use crate::kernels::bwd::hidden::{Hidden, visible_by_mask};
 use crate::kernels::bwd::interval_columns::IntervalColumns;
 use crate::kernels::parts::geometry::WorkTile;
+use crate::kernels::parts::intervals::IntervalRows;
 use crate::kernels::parts::kv_blocks::KvBlock;
 use crate::kernels::parts::score::{ThreadRows, TileFunction};
 use crate::kernels::parts::visible::{Position, Visible};
@@ -56,7 +57,7 @@ impl<'k> Dkv<'k> {
     #[track_caller]
     fn hidden(&self, work: &WorkTile<'k>, head: U32<'k>, key: U32<'k>, block: &KvBlock<'k>) -> Hidden<'k> {
         let (b, inputs, at) = (self.builder, &self.params.inputs, [key, block.key]);
-        if let Some(rows) = inputs.intervals {
+        if let Some(rows) = inputs.intervals.and_then(IntervalRows::bounds) {
             // Q is on the other side of tiles of keys.
             let of_head = rows.of_sequence([work.batch, head], work.varlen.map(|varlen| varlen.k_row));
             let has_mask = inputs.lookup.tiling().has_mask();

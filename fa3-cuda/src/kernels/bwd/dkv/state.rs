@@ -8,7 +8,9 @@ use crate::kernels::bwd::gradients::registers_tile;
 use crate::kernels::bwd::params::{DkvParams, DqAccumParams};
 use crate::kernels::bwd::spec::PartSpec;
 use crate::kernels::params::InKernel;
+use crate::kernels::parts::block_column::BlockColumn;
 use crate::kernels::parts::geometry::WorkTile;
+use crate::kernels::parts::intervals::IntervalRows;
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::ping_pong::PingPong;
@@ -98,9 +100,17 @@ impl<'k> Dkv<'k> {
         }
         let blocks = KvBlocks::of(b, kv, tile.tile_m, self.spec.mask);
         self.for_each_head(work, |head| {
+            let column = self.column(work, head);
             let head = of_head(head);
-            blocks.for_each_upwards(|block| body(&head, block));
+            blocks.for_each_upwards(column, |block| body(&head, block));
         });
+    }
+
+    /// The bits that say which blocks of rows of a query head see a tile, if there are bits.
+    #[track_caller]
+    fn column(&self, work: &WorkTile<'k>, head: U32<'k>) -> Option<BlockColumn<'k>> {
+        let rows = self.params.inputs.intervals.and_then(IntervalRows::blocks)?;
+        rows.block_column(self.builder, work, head, self.spec.tile.tile_m)
     }
 
     /// Runs `body` for the heads and blocks of `for_each_block`, with each block's first row instead of the block.
@@ -108,7 +118,10 @@ impl<'k> Dkv<'k> {
     pub(super) fn for_each_row(&self, work: &WorkTile<'k>, body: impl FnOnce(U32<'k>, U32<'k>)) {
         let (b, rows) = (self.builder, self.spec.tile.tile_m);
         let (first, end) = (work.kv.first * rows, work.kv.end * rows);
-        self.for_each_head(work, |head| b.for_each((first, end), rows, |row| body(head, row)));
+        self.for_each_head(work, |head| match self.column(work, head) {
+            None => b.for_each((first, end), rows, |row| body(head, row)),
+            Some(column) => column.for_each((work.kv.first, work.kv.end), |block| body(head, block * rows)),
+        });
     }
 
     /// Runs `body` for every query head that shares the tile's head of K and V.
