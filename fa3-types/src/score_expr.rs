@@ -8,6 +8,7 @@ mod kind;
 mod node;
 mod op;
 mod open;
+mod parts;
 mod real;
 mod row;
 mod symbol;

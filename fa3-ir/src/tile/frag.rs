@@ -233,6 +233,16 @@ impl<'k> Frag<'k> {
         self.over_rows(|x, y| x.max(y))
     }
 
+    /// The maximum of `f` of the thread's elements of each row.
+    #[track_caller]
+    pub fn partial_row_max_of(&self, f: impl Fn(V<'k, F32>, At) -> V<'k, F32>) -> Rows<'k> {
+        let _one = self.builder.as_one();
+        Rows(Half::BOTH.map(|half| {
+            let row = self.elements().filter(|(at, _)| at.half == half).map(|(at, reg)| f(reg.get(), at));
+            row.reduce(|x, y| x.max(y)).unwrap_or_else(|| self.builder.copy(f32::NEG_INFINITY))
+        }))
+    }
+
     /// Like [`Frag::partial_row_max`], if the thread has no NaN in the row. It compares bits as integers, because one
     /// instruction of sm_90 takes the maximum of three integers. If all threads of the warp have a positive number in
     /// both of their rows, the row maxima take half as many instructions; otherwise equally many.

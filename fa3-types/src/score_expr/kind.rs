@@ -16,10 +16,14 @@ pub(super) struct Kind {
     /// The difference of the values in neighbouring columns, if the node depends on columns and all differences are
     /// equal.
     pub(super) step: Option<Step>,
+    /// The difference of an integer's values in neighbouring rows, if all differences are equal.
+    row_step: Option<i32>,
+    /// Whether the value depends on row and column, and only on their difference.
+    pub(super) of_diagonal: bool,
     /// Whether one operation uses the node, and once, and the node is no result.
     pub(super) is_used_once: bool,
     /// A bound of the absolute value of an integer, if no operation wraps.
-    most: f64,
+    pub(super) most: f64,
 }
 
 /// The difference of a node's values in neighbouring columns.
@@ -85,8 +89,27 @@ impl Kind {
         } else {
             node.operands().map(|id| of(id).most).fold(0.0, f64::max)
         };
-        let kind = Kind { of_row, of_column, is_index, step: None, is_used_once: false, most };
-        Kind { step: kind.step(node, nodes, kinds), ..kind }
+        let row_step = row_step(node, nodes, |id| of(id).row_step, rows);
+        let none = Kind {
+            of_row,
+            of_column,
+            is_index,
+            step: None,
+            row_step,
+            of_diagonal: false,
+            is_used_once: false,
+            most,
+        };
+        let kind = Kind { step: none.step(node, nodes, kinds), ..none };
+        let is_difference =
+            matches!((kind.step, row_step), (Some(Step::Constant(column)), Some(row)) if column == -row);
+        let operands_are = node.operands().all(|id| {
+            let Kind { of_row, of_column, of_diagonal, .. } = of(id);
+            of_diagonal || !of_row && !of_column
+        });
+        let of_diagonal =
+            of_row && of_column && (is_difference || operands_are && !matches!(node, Node::Leaf(_)));
+        Kind { of_diagonal, ..kind }
     }
 
     /// The difference of the node's values in neighbouring columns, if all differences are equal.
@@ -124,5 +147,36 @@ impl Kind {
             _ => return None,
         };
         Some(Step::Constant(step))
+    }
+}
+
+/// The difference of an integer's values in neighbouring rows of one head, if all differences are equal. `of` gives the
+/// differences of operands.
+fn row_step(node: Node, nodes: &[Node], of: impl Fn(Id) -> Option<i32>, rows: ScoreRows) -> Option<i32> {
+    let are_keys = match rows {
+        ScoreRows::OfHead => false,
+        ScoreRows::OfHeads => return None,
+        ScoreRows::Keys => true,
+    };
+    if let Node::Leaf(leaf) = node {
+        return match leaf {
+            Leaf::Score => None,
+            Leaf::Batch | Leaf::Head => Some(0),
+            Leaf::Row | Leaf::Query => Some(i32::from(!are_keys)),
+            Leaf::Key => Some(i32::from(are_keys)),
+        };
+    }
+    if let Node::Index(_) = node {
+        return Some(0);
+    }
+    let Node::Op(op, [a, b]) = node else { return None };
+    let (left, right) = (of(a)?, of(b)?);
+    match (op, nodes[usize::from(a)], nodes[usize::from(b)]) {
+        (Op::Add, ..) => Some(left.wrapping_add(right)),
+        (Op::Sub, ..) => Some(left.wrapping_sub(right)),
+        (Op::Neg, ..) => Some(left.wrapping_neg()),
+        (Op::Mul, Node::Index(factor), _) => Some(right.wrapping_mul(factor)),
+        (Op::Mul, _, Node::Index(factor)) => Some(left.wrapping_mul(factor)),
+        _ => None,
     }
 }

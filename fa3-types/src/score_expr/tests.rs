@@ -1,3 +1,4 @@
+use std::f64::consts::LOG2_E;
 use std::num::Wrapping;
 
 use super::*;
@@ -213,6 +214,10 @@ fn check<'a>(
 ) {
     let score = ScoreProduct { product: 3.0, unit: 0.5 };
     let got = (block.at(score, 0, column), block.slope_at(score, 0, column).unwrap_or(1.0));
+    let kept = block.kept(score, 0, column);
+    let first = block.first_shift(score, 0.25, 0);
+    let shift = block.shift(score, first, 0, column);
+    let exponent = kept * block.tile.scale_log2(score.unit * LOG2_E) + shift;
     let function = parsed(text).unwrap();
     let Dual { value, slope } = function.row([4, 1, row], LEN).at(Dual { value: 1.5, slope: 1.0 }, key);
     let is_near =
@@ -220,6 +225,7 @@ fn check<'a>(
     // The constants of derivatives are f32. Where the value is -inf, the derivative is any number.
     let is_slope = is_near(got.1, slope, 1e-7) || value == f64::NEG_INFINITY;
     assert!(is_near(got.0, value, 1e-14) && is_slope, "{text}: {got:?}, {value}, {slope}");
+    assert!(is_near(exponent, value * LOG2_E + 0.25, 1e-13), "{text}: {exponent}, {value}");
 }
 
 /// Its values are data: a problem alone is not enough to compute it.

@@ -6,6 +6,7 @@ use super::joint::Joint;
 use super::kind::{Kind, Step};
 use super::node::{Id, Leaf, Node};
 use super::op::Op;
+use super::parts::Parts;
 use super::value::{ScoreInputs, Value};
 use super::{ScoreExpr, ScoreIndex, ScoreReal};
 
@@ -20,6 +21,11 @@ pub enum ScoreRows {
     Keys,
 }
 
+impl ScoreRows {
+    /// Distance of a thread's two rows.
+    const APART: u32 = 8;
+}
+
 /// An expression in the rows of a tile, and its derivative by the score, if that is asked for. Each node is evaluated
 /// as seldom as its leaves allow: once a tile, a row of a block, a column of a block, or a score. A node that changes
 /// in equal steps from column to column is evaluated for the first column of a block, and other columns add a multiple
@@ -27,12 +33,16 @@ pub enum ScoreRows {
 /// used once, in a sum of each score, is rounded together with the sum. A quotient by what has one value in the tile is
 /// a product with its reciprocal.
 pub struct ScoreTile<R: ScoreReal, I> {
-    joint: Joint,
+    pub(super) joint: Joint,
     rows: ScoreRows,
     inputs: I,
-    kinds: Vec<Kind>,
+    pub(super) kinds: Vec<Kind>,
+    pub(super) parts: Parts,
+    /// Whether what depends on the difference of row and column is computed once for both rows. Columns must ascend, or
+    /// the values take registers.
+    shares_diagonals: bool,
     /// The values of the nodes that have one value in the tile.
-    values: HashMap<Id, Value<R>>,
+    pub(super) values: HashMap<Id, Value<R>>,
     /// The reciprocals of the nodes that have one value in the tile, and by which others divide.
     reciprocals: HashMap<Id, R>,
 }
@@ -40,7 +50,7 @@ pub struct ScoreTile<R: ScoreReal, I> {
 impl<R: ScoreReal, I: ScoreInputs<R>> ScoreTile<R, I> {
     /// The expression in a tile.
     pub fn new(expr: &ScoreExpr, inputs: I, rows: ScoreRows) -> ScoreTile<R, I> {
-        ScoreTile::of(Joint::of_value(expr), inputs, rows)
+        ScoreTile { shares_diagonals: true, ..ScoreTile::of(Joint::of_value(expr), inputs, rows) }
     }
 
     /// The expression and its derivative in a tile.
@@ -69,12 +79,13 @@ impl<R: ScoreReal, I: ScoreInputs<R>> ScoreTile<R, I> {
                 reciprocals.entry(divisor).or_insert_with(|| value.lit(1.0).div(value));
             }
         }
-        ScoreTile { joint, rows, inputs, kinds, values, reciprocals }
+        let parts = Parts::of(&joint.nodes, &kinds, joint.value);
+        ScoreTile { joint, rows, inputs, kinds, parts, shares_diagonals: false, values, reciprocals }
     }
 
     /// The block whose first column is `first`: a key, or a row of the sequence's queries if rows are keys.
     pub fn block(&self, first: R::Index) -> ScoreBlock<'_, R, I> {
-        ScoreBlock { tile: self, first, values: HashMap::new() }
+        ScoreBlock { tile: self, first, values: HashMap::new(), units: HashMap::new() }
     }
 }
 
@@ -89,19 +100,31 @@ pub struct ScoreProduct<R> {
 
 /// The place of a score in a block.
 #[derive(Clone, Copy)]
-struct Place<R> {
-    score: ScoreProduct<R>,
-    row: usize,
-    column: u32,
+pub(super) struct Place<R> {
+    pub(super) score: ScoreProduct<R>,
+    pub(super) row: usize,
+    pub(super) column: u32,
 }
 
 /// An expression in the rows of a tile and the columns of a block.
 pub struct ScoreBlock<'t, R: ScoreReal, I> {
-    tile: &'t ScoreTile<R, I>,
+    pub(super) tile: &'t ScoreTile<R, I>,
     /// The first column.
     first: R::Index,
     /// Values by node, and by row and column if the node depends on them.
     values: HashMap<(Id, Option<usize>, Option<u32>), Value<R>>,
+    /// The units of products, of the nodes that multiply or divide scores by what has one value in the tile.
+    units: HashMap<Id, R>,
+}
+
+impl<R> Place<R> {
+    /// The first place in which the row and the column differ by as much.
+    fn first_of_diagonal(self) -> Place<R> {
+        match self.column.checked_sub(ScoreRows::APART) {
+            Some(column) if self.row == 1 => Place { row: 0, column, ..self },
+            _ => self,
+        }
+    }
 }
 
 impl<R: ScoreReal, I: ScoreInputs<R>> ScoreBlock<'_, R, I> {
@@ -115,11 +138,12 @@ impl<R: ScoreReal, I: ScoreInputs<R>> ScoreBlock<'_, R, I> {
         Some(self.value(self.tile.joint.slope?, Place { score, row, column }).real())
     }
 
-    fn value(&mut self, id: Id, at: Place<R>) -> Value<R> {
+    pub(super) fn value(&mut self, id: Id, at: Place<R>) -> Value<R> {
         if let Some(&value) = self.tile.values.get(&id) {
             return value;
         }
         let kind = self.tile.kinds[usize::from(id)];
+        let at = if self.tile.shares_diagonals && kind.of_diagonal { at.first_of_diagonal() } else { at };
         let place = (id, kind.of_row.then_some(at.row), kind.of_column.then_some(at.column));
         if let Some(&value) = self.values.get(&place) {
             return value;
@@ -181,14 +205,58 @@ impl<R: ScoreReal, I: ScoreInputs<R>> ScoreBlock<'_, R, I> {
         Some(factors.map(|id| self.value(id, at).real()))
     }
 
+    /// Whether a comparison of an index with a constant holds. The index in the block's first column is compared with
+    /// another constant, if the index changes in equal steps.
+    fn comparison(&mut self, node: Node, at: Place<R>) -> Option<R::Bool> {
+        let Node::Test(test, [a, b]) = node else { return None };
+        let of = |id: Id| (self.tile.kinds[usize::from(id)], self.tile.joint.nodes[usize::from(id)]);
+        let (index, constant, is_left) = match (of(a), of(b)) {
+            ((kind, _), (_, Node::Index(constant))) => ((a, kind), constant, true),
+            ((_, Node::Index(constant)), (kind, _)) => ((b, kind), constant, false),
+            _ => return None,
+        };
+        let (id, Kind { step: Some(Step::Constant(step)), is_index: true, most, .. }) = index else {
+            return None;
+        };
+        let steps = f64::from(step) * f64::from(at.column);
+        let constant = f64::from(constant) - steps;
+        if most >= f64::from(i32::MAX) || constant.abs() >= f64::from(i32::MAX) {
+            return None;
+        }
+        let first = self.value(id, Place { column: 0, ..at }).index();
+        let constant = first.lit(constant as i32);
+        Some(test.of_indices(if is_left { [first, constant] } else { [constant, first] }))
+    }
+
+    /// The factor of the score, if the node is the score times what has one value in the tile, or divided by it.
+    fn factor_of_score(&self, node: Node) -> Option<R> {
+        let ScoreTile { joint, values, reciprocals, .. } = self.tile;
+        let Node::Op(op @ (Op::Mul | Op::Div), [a, b]) = node else { return None };
+        let is_score = |id: Id| joint.nodes[usize::from(id)] == Node::Leaf(Leaf::Score);
+        let factor = match [a, b].map(is_score) {
+            [true, false] if op == Op::Div => return reciprocals.get(&b).copied(),
+            [true, false] => b,
+            [false, true] if op == Op::Mul => a,
+            _ => return None,
+        };
+        values.get(&factor).map(|value| value.real())
+    }
+
     /// The value of a node, of the values of its operands.
     fn evaluated(&mut self, id: Id, at: Place<R>) -> Value<R> {
         let ScoreTile { joint, inputs, rows, reciprocals, .. } = self.tile;
         let node = joint.nodes[usize::from(id)];
+        if let Some(factor) = self.factor_of_score(node) {
+            let unit = *self.units.entry(id).or_insert_with(|| at.score.unit * factor);
+            return Value::Real(at.score.product * unit);
+        }
         if let Node::Op(Op::Div, [dividend, divisor]) = node
             && let Some(&reciprocal) = reciprocals.get(&divisor)
         {
             return Value::Real(self.value(dividend, at).real() * reciprocal);
+        }
+        if let Some(holds) = self.comparison(node, at) {
+            return Value::Bool(holds);
         }
         let operands: Vec<(Id, Value<R>)> = node.operands().map(|id| (id, self.value(id, at))).collect();
         let score = || at.score.product * at.score.unit;

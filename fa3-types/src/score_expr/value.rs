@@ -27,7 +27,7 @@ impl<R: ScoreReal> Value<R> {
         }
     }
 
-    fn condition(self) -> R::Bool {
+    pub(super) fn condition(self) -> R::Bool {
         match self {
             Value::Bool(condition) => condition,
             Value::Real(_) | Value::Index(_) => unreachable!("the builder checks the types of operands"),

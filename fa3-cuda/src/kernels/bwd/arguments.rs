@@ -1,5 +1,7 @@
 //! The arguments of a plan's launches.
 
+use std::f32::consts::LOG2_E;
+
 use fa3_ir::{BufferId, Passed, Program};
 use fa3_sched::backward::{DensePlan, DqBy, Plan, PlanKind, STATS_ROWS, TileSplit};
 use fa3_sched::packed::MemoryRows;
@@ -172,7 +174,9 @@ impl Inputs<Host> {
         tile_counter: Option<BufferId>,
     ) -> Inputs<Host> {
         let forward = plan.problem().forward();
-        let (scale_log2, into_cap) = units(forward);
+        let (of_product, into_cap) = units(forward);
+        // The function of scores takes products, and gives values in natural units.
+        let scale_log2 = if forward.score().is_some() { LOG2_E } else { of_product };
         let [q, k, v, dout] = views(plan);
         Inputs {
             q,

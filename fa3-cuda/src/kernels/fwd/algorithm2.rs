@@ -13,9 +13,9 @@ impl<'k> Attend<'_, 'k> {
     /// warpgroups.
     pub(super) fn algorithm2(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let lazily = self.fwd.spec.tile.rescales_lazily();
-        let mut s = self.block_scores(q, &blocks.at(0)); // A2:3-5
+        let (mut s, exponents) = self.block_scores(q, &blocks.at(0)); // A2:3-5
         let mut p = if lazily {
-            sum.softmax.first(&mut s, self.p) // A2:6, O is still 0
+            sum.softmax.first(&mut s, exponents.as_ref(), self.p) // A2:6, O is still 0
         } else {
             sum.softmax.step(&mut s); // A2:6, O is still 0
             self.p.round(&s)
@@ -31,7 +31,7 @@ impl<'k> Attend<'_, 'k> {
             let mut s = s.wait(); // A2:12
             self.k.release(k); // A2:15
             q.stage.release_if(block.last);
-            q.apply(&mut s, &block);
+            let exponents = q.apply(&mut s, &block);
             let shrink = (!lazily).then(|| sum.softmax.step(&mut s)); // A2:13, under PV
             let o = pv.wait(); // A2:14
             self.v.release(v); // A2:15
@@ -42,7 +42,8 @@ impl<'k> Attend<'_, 'k> {
                 }
                 None => {
                     let softmax = (&sum.softmax, sum.merged.as_ref());
-                    merged::step_lazily(softmax, &block, (&mut s, self.p), (&mut p, o)); // A2:13-14, A2:16
+                    let scores = (&mut s, exponents.as_ref(), self.p);
+                    merged::step_lazily(softmax, &block, scores, (&mut p, o)); // A2:13-14, A2:16
                 }
             }
         });

@@ -9,12 +9,12 @@ use crate::kernels::parts::kv_blocks::KvBlocks;
 impl<'k> Attend<'_, 'k> {
     pub(super) fn algorithm4(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let b = self.fwd.builder;
-        let mut s = self.block_scores(q, &blocks.at(0)); // A4:2-3
+        let (mut s, _) = self.block_scores(q, &blocks.at(0)); // A4:2-3
         let shrink = b.rows_var("shrink", 0.0);
         shrink.set(sum.softmax.step(&mut s)); // A4:4
         let mut p = self.p.round(&s);
         b.if_uniform(blocks.count.gt(1), || {
-            let mut s = self.block_scores(q, &blocks.at(1)); // A4:5-6
+            let (mut s, _) = self.block_scores(q, &blocks.at(1)); // A4:5-6
             blocks.for_each(2, |block| {
                 // A4:7, for each block up to T_c - 1
                 let k = self.k.wait();

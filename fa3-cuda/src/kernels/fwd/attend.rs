@@ -12,6 +12,7 @@ use super::self_loading::Kv;
 use super::state::Fwd;
 use crate::kernels::parts::kv_blocks::KvBlock;
 use crate::kernels::parts::ping_pong::Turn;
+use crate::kernels::parts::score::Exponents;
 
 /// A consumer warpgroup's state from tile to tile.
 pub(super) struct Attend<'f, 'k> {
@@ -48,13 +49,17 @@ impl<'k> Sum<'k> {
 
 impl<'k> Attend<'_, 'k> {
     /// Computes the scores of the next block, and waits for them.
-    pub(super) fn block_scores(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>) -> Frag<'k> {
+    pub(super) fn block_scores<'q>(
+        &mut self,
+        q: &'q Query<'_, 'k>,
+        block: &KvBlock<'k>,
+    ) -> (Frag<'k>, Option<Exponents<'q, 'k>>) {
         let k = self.k.wait();
         let mut s = gemm(q.tile, k.tile().t(), Fresh).wait();
         self.k.release(k);
         q.stage.release_if(block.last);
-        q.apply(&mut s, block);
-        s
+        let exponents = q.apply(&mut s, block);
+        (s, exponents)
     }
 
     /// Computes the products of Q and the next block of K, and waits for them. Issuing them ends the ping-pong turn.

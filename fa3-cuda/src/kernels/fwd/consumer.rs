@@ -41,7 +41,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         let row = fwd.first_row(&work, me);
         let scales = TileScales::new(fwd, &work, || work.row + fwd.row_block(me) * 64);
         let o = Frag::zeros(b, fwd.spec.tile.columns()); // A1:13
-        let softmax = RowSoftmax::new(b, scales.scale_log2(), headroom);
+        let softmax = RowSoftmax::new(b, fwd.scale_log2(&scales), headroom);
         let softmax = if fwd.spec.max_logits { softmax.with_max_logits() } else { softmax };
         let softmax = if fwd.f16_queries.is_some() { softmax.with_scales_of_rows() } else { softmax };
         let softmax = if attend.first.is_some() { softmax.with_scores_scale() } else { softmax };

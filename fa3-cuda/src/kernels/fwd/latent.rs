@@ -25,7 +25,7 @@ impl<'k> Attend<'_, 'k> {
         self.k.release(k);
         q.release_if_last(&first);
         q.apply(&mut s, &first);
-        let mut p = sum.softmax.first(&mut s, self.p); // A2:6, O is still 0
+        let mut p = sum.softmax.first(&mut s, None, self.p); // A2:6, O is still 0
         let mut held = v.hold();
         blocks.for_each(1, |block| {
             // A2:7, for each block up to T_c - 1
@@ -41,7 +41,7 @@ impl<'k> Attend<'_, 'k> {
             let o = pv.wait(); // A2:14
             held.replace(v); // A2:15
             let softmax = (&sum.softmax, sum.merged.as_ref());
-            merged::step_lazily(softmax, &block, (&mut s, self.p), (&mut p, o)); // A2:13-14, A2:16
+            merged::step_lazily(softmax, &block, (&mut s, None, self.p), (&mut p, o)); // A2:13-14, A2:16
         });
         gemm(&p, held.tile(), &mut sum.o).wait(); // A2:18-19
         held.release();

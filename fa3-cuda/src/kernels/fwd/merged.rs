@@ -20,6 +20,7 @@ use super::state::Fwd;
 use crate::kernels::parts::combine::{end, reference, weight};
 use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::kv_blocks::KvBlock;
+use crate::kernels::parts::score::Exponents;
 
 /// Bytes of a vector of O in memory. Vector i of all threads lies before vector i + 1.
 const VECTOR: u32 = 16;
@@ -130,7 +131,7 @@ impl<'k> Merged<'k> {
         &self,
         softmax: &RowSoftmax<'k>,
         begins_piece: V<'k, Pred>,
-        (s, ty): (&mut Frag<'k>, PType),
+        (s, exponents, ty): (&mut Frag<'k>, Option<&Exponents<'_, 'k>>, PType),
         (p, o): (&mut AFrag<'k>, &mut Frag<'k>),
     ) {
         let b = o.builder();
@@ -141,9 +142,9 @@ impl<'k> Merged<'k> {
             }
             o.map_in_place(|_, _| 0.0);
             softmax.restart();
-            p.set(&softmax.first(s, ty));
+            p.set(&softmax.first(s, exponents, ty));
         });
-        b.if_uniform(begins_piece.negated(), || p.set(&softmax.step_lazily(s, ty, o)));
+        b.if_uniform(begins_piece.negated(), || p.set(&softmax.step_lazily(s, exponents, ty, o)));
     }
 
     /// Merges a piece whose sums are `o`. Where O of the pieces so far lies in memory, the result is in `o`. Gives the
@@ -199,11 +200,11 @@ impl<'k> Merged<'k> {
 pub(super) fn step_lazily<'k>(
     (softmax, merged): (&RowSoftmax<'k>, Option<&Merged<'k>>),
     block: &KvBlock<'k>,
-    (s, ty): (&mut Frag<'k>, PType),
+    (s, exponents, ty): (&mut Frag<'k>, Option<&Exponents<'_, 'k>>, PType),
     (p, o): (&mut AFrag<'k>, &mut Frag<'k>),
 ) {
     match merged.zip(block.begins_piece) {
-        Some((merged, begins_piece)) => merged.step(softmax, begins_piece, (s, ty), (p, o)),
-        None => p.set(&softmax.step_lazily(s, ty, o)),
+        Some((merged, begins_piece)) => merged.step(softmax, begins_piece, (s, exponents, ty), (p, o)),
+        None => p.set(&softmax.step_lazily(s, exponents, ty, o)),
     }
 }

@@ -4,6 +4,7 @@ use fa3_ir::lang::*;
 
 use super::scales::TileScales;
 use crate::kernels::parts::kv_blocks::KvBlock;
+use crate::kernels::parts::score::Exponents;
 use crate::kernels::parts::scores::{Scores, Unit};
 use crate::kernels::parts::seen::SeenConsumer;
 
@@ -26,17 +27,18 @@ pub(super) struct Query<'s, 'k> {
 }
 
 impl<'k> Query<'_, 'k> {
-    /// Turns the products `s` of a block into scores.
+    /// Turns the products `s` of a block into scores, or into what the softmax takes exponents of.
     #[track_caller]
-    pub(super) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>) {
+    pub(super) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>) -> Option<Exponents<'_, 'k>> {
         let units = self.units.unwrap_or_else(|| [self.scales.of(block).unit; 2]);
-        self.scores.apply(s, block, units);
+        let exponents = self.scores.apply(s, block, units);
         if let Some(seen) = self.seen {
             match &block.seen {
                 Some(keys) => keys.hide(s),
                 None => seen.wait().hide(s),
             }
         }
+        exponents.map(|exponents| exponents.hidden_if(self.seen.is_some()))
     }
 
     /// The block, with which of its keys exist if keys are listed: to be called while products run.

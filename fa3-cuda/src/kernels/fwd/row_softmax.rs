@@ -16,6 +16,7 @@ use fa3_ir::lang::*;
 
 use super::chains::Chains;
 use super::p_type::PType;
+use crate::kernels::parts::score::Exponents;
 use crate::kernels::parts::scores::Unit;
 
 /// The running row_max and row_sum of each row. Each thread keeps its own part of row_sum until the end.
@@ -55,8 +56,10 @@ pub struct Finished<'k> {
 }
 
 /// A block under lazy rescaling.
-struct LazyBlock<'a, 'k> {
+struct LazyBlock<'a, 't, 'k> {
     s: &'a Frag<'k>,
+    /// The exponents of `s`, if a function of scores gives them.
+    exponents: Option<&'a Exponents<'t, 'k>>,
     /// P of the scores `s`, rounded.
     p: AFrag<'k>,
     ty: PType,
@@ -155,19 +158,44 @@ impl<'k> RowSoftmax<'k> {
     /// rounding error of P of each thread's largest score, as [`RowSoftmax::step_lazily`] does in the first block in
     /// which a row sees a key.
     #[track_caller]
-    pub(super) fn first(&self, s: &mut Frag<'k>, ty: PType) -> AFrag<'k> {
-        let largest = s.partial_row_max();
+    pub(super) fn first(
+        &self,
+        s: &mut Frag<'k>,
+        exponents: Option<&Exponents<'_, 'k>>,
+        ty: PType,
+    ) -> AFrag<'k> {
+        let largest = match exponents {
+            None => s.partial_row_max(),
+            Some(exponents) => self.largest_of(s, exponents, Rows([self.builder.value(0.0); 2])),
+        };
         self.note(largest);
         let scales = self.scales();
         let row_max = self.maximum(largest.over_quad(|x, y| x.max(y)), scales);
         self.row_max.set(row_max);
         let shift = -row_max;
-        s.map_in_place(|s, at| exponential(s, scales[at], shift[at]));
-        let (p, parts) = self.round_and_add(s, ty, |p, _| p);
-        self.row_sum.set(parts);
-        let largest = self.largest_exponential(largest);
+        let (p, largest) = match exponents {
+            None => {
+                s.map_in_place(|s, at| exponential(s, scales[at], shift[at]));
+                let (p, parts) = self.round_and_add(s, ty, |p, _| p);
+                self.row_sum.set(parts);
+                (p, self.largest_exponential(largest))
+            }
+            Some(exponents) => {
+                s.map_in_place(exponents.plus(shift));
+                let largest = s.partial_row_max();
+                let (p, parts) = self.round_and_add(s, ty, |exponent, _| exponent.ex2());
+                self.row_sum.set(parts);
+                (p, largest.map(|exponent| exponent.ex2()))
+            }
+        };
         self.rounding.set(ty.rounded(largest) - largest);
         p
+    }
+
+    /// The thread's largest exponents in a block, plus `shift`.
+    #[track_caller]
+    fn largest_of(&self, s: &Frag<'k>, exponents: &Exponents<'_, 'k>, shift: Rows<'k>) -> Rows<'k> {
+        s.partial_row_max_of(exponents.plus(shift))
     }
 
     /// P of the thread's largest scores in a block.
@@ -211,25 +239,42 @@ impl<'k> RowSoftmax<'k> {
     /// it raises row_max and rescales P and `o`. A row's results depend only on its own scores: the first block in
     /// which a row sees a key is treated as in [`RowSoftmax::first`], even if it is not the tile's first block.
     #[track_caller]
-    pub(super) fn step_lazily(&self, s: &Frag<'k>, ty: PType, o: &mut Frag<'k>) -> AFrag<'k> {
+    pub(super) fn step_lazily(
+        &self,
+        s: &Frag<'k>,
+        exponents: Option<&Exponents<'_, 'k>>,
+        ty: PType,
+        o: &mut Frag<'k>,
+    ) -> AFrag<'k> {
         let b = self.builder;
         if let Some(scores_scale) = self.scores_scale {
             scores_scale.set(Rows([b.value(1.0); 2]));
         }
-        let largest = self.max_logits.map(|_| s.partial_row_max_of_bits());
+        let find_largest = || match exponents {
+            None => s.partial_row_max_of_bits(),
+            Some(exponents) => self.largest_of(s, exponents, Rows([b.value(0.0); 2])),
+        };
+        let largest = self.max_logits.map(|_| find_largest());
         largest.into_iter().for_each(|largest| self.note(largest));
-        let (p, parts) = self.exponentials(s, self.row_max.get(), ty);
-        let mut block = LazyBlock { s, p, ty, parts: b.rows_var("parts", 0.0) };
+        let (p, parts) = self.exponentials((s, exponents), self.row_max.get(), ty);
+        let mut block = LazyBlock { s, exponents, p, ty, parts: b.rows_var("parts", 0.0) };
         block.parts.set(parts);
         let (least, most) = ((-self.headroom).exp2(), ty.most());
         let row_sum = self.row_sum.get();
         let outweighs = parts.zip(row_sum, |part, sum| part.gt((sum * GROWTH).max(least).min(most)));
         b.if_uniform(outweighs.any().vote_any(), || {
-            let largest = largest.unwrap_or_else(|| s.partial_row_max_of_bits());
+            // Exponents must be computed again, for the reference that P has.
+            let largest = largest.or_else(|| exponents.is_none().then(find_largest));
             b.if_uniform(parts.gt(most).any().vote_any(), || {
-                self.make_smaller(&mut block, largest, o);
+                self.make_smaller(&mut block, &|| largest.unwrap_or_else(find_largest), o);
             });
-            self.count_rounding(self.largest_exponential(largest), ty, outweighs);
+            let largest = match exponents {
+                None => self.largest_exponential(largest.unwrap_or_else(find_largest)),
+                Some(exponents) => {
+                    self.largest_of(s, exponents, -self.row_max.get()).map(|exponent| exponent.ex2())
+                }
+            };
+            self.count_rounding(largest, ty, outweighs);
         });
         self.row_sum.set(self.row_sum.get() + block.parts.get()); // A1:19
         block.p
@@ -239,12 +284,17 @@ impl<'k> RowSoftmax<'k> {
     /// 2 is exact, the sums are multiplied, and so is P if its type has the range; otherwise P alone is computed again.
     /// Elsewhere P and its sums are.
     #[track_caller]
-    fn make_smaller(&self, block: &mut LazyBlock<'_, 'k>, largest: Rows<'k>, o: &mut Frag<'k>) {
+    fn make_smaller(
+        &self,
+        block: &mut LazyBlock<'_, '_, 'k>,
+        largest: &dyn Fn() -> Rows<'k>,
+        o: &mut Frag<'k>,
+    ) {
         let largest_part = block.parts.get().over_quad(|x, y| x.max(y));
         let too_large = largest_part.gt(block.ty.most());
         if !block.ty.has_range() && self.scales_log2.is_some() {
             // Kernels whose rows have scales of their own have no registers for more.
-            return self.compute_again(block, too_large, largest, o);
+            return self.compute_again(block, too_large, largest(), o);
         }
         // Rescaling brings the largest partial sum to between 2^-headroom and twice that.
         let (headroom, old) = (self.headroom as u32, self.row_max.get());
@@ -257,7 +307,7 @@ impl<'k> RowSoftmax<'k> {
 
         let again = too_large.zip(is_possible, |too_large, possible| too_large & possible.negated());
         self.builder.if_uniform(again.any().vote_any(), || {
-            self.compute_again(block, again, largest, o);
+            self.compute_again(block, again, largest(), o);
         });
         let multiplied = too_large.zip(is_possible, |too_large, possible| too_large & possible);
         let factor = multiplied.zip(factor, |multiplied, factor| multiplied.select(factor, 1.0));
@@ -265,7 +315,7 @@ impl<'k> RowSoftmax<'k> {
         if block.ty.has_range() {
             block.p.scale_rows(factor);
         } else {
-            let (p, _) = self.exponentials(block.s, self.row_max.get(), block.ty);
+            let (p, _) = self.exponentials((block.s, block.exponents), self.row_max.get(), block.ty);
             block.p.set(&p);
         }
         block.parts.set(block.parts.get() * factor);
@@ -275,7 +325,7 @@ impl<'k> RowSoftmax<'k> {
     #[track_caller]
     fn compute_again(
         &self,
-        block: &mut LazyBlock<'_, 'k>,
+        block: &mut LazyBlock<'_, '_, 'k>,
         rows: Rows<'k, Pred>,
         largest: Rows<'k>,
         o: &mut Frag<'k>,
@@ -284,7 +334,7 @@ impl<'k> RowSoftmax<'k> {
         let maximum = self.maximum(largest.over_quad(|x, y| x.max(y)), self.scales()); // A1:18
         let row_max = rows.select(maximum, old);
         self.raise(row_max, shrink(old, row_max), o);
-        let (p, parts) = self.exponentials(block.s, row_max, block.ty);
+        let (p, parts) = self.exponentials((block.s, block.exponents), row_max, block.ty);
         block.p.set(&p);
         block.parts.set(parts);
     }
@@ -321,9 +371,20 @@ impl<'k> RowSoftmax<'k> {
 
     /// P relative to `row_max`, rounded, and the thread's partial row sums.
     #[track_caller]
-    fn exponentials(&self, s: &Frag<'k>, row_max: Rows<'k>, ty: PType) -> (AFrag<'k>, Rows<'k>) {
+    fn exponentials(
+        &self,
+        (s, exponents): (&Frag<'k>, Option<&Exponents<'_, 'k>>),
+        row_max: Rows<'k>,
+        ty: PType,
+    ) -> (AFrag<'k>, Rows<'k>) {
         let (scales, shift) = (self.scales(), -row_max);
-        self.round_and_add(s, ty, |s, half| exponential(s, scales[half], shift[half]))
+        match exponents {
+            None => self.round_and_add(s, ty, |s, at| exponential(s, scales[at], shift[at])),
+            Some(exponents) => {
+                let exponent = exponents.plus(shift);
+                self.round_and_add(s, ty, |kept, at| exponent(kept, at).ex2())
+            }
+        }
     }
 
     /// Rounded P, and the thread's partial row sums. `p` computes P of each element. Each P is added and rounded at
@@ -333,11 +394,11 @@ impl<'k> RowSoftmax<'k> {
         &self,
         s: &Frag<'k>,
         ty: PType,
-        p: impl Fn(V<'k, F32>, Half) -> V<'k, F32>,
+        p: impl Fn(V<'k, F32>, At) -> V<'k, F32>,
     ) -> (AFrag<'k>, Rows<'k>) {
         let mut sums = [Chains::default(), Chains::default()];
         let p = s.map_to_a(ty.0, |s, at| {
-            let p = p(s, at.half);
+            let p = p(s, at);
             sums[at.half as usize].add(p);
             p
         });

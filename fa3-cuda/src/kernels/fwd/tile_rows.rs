@@ -1,10 +1,13 @@
 //! The rows and columns of a work tile that belong to a thread, and the keys that its rows see.
 
+use std::f32::consts::LOG2_E;
+
 use fa3_ir::lang::*;
 use fa3_sched::FastDiv;
 use fa3_sched::forward::packed_positions;
 use fa3_types::{ScoreRows, softcap};
 
+use super::scales::TileScales;
 use super::spec::FwdSpec;
 use super::state::Fwd;
 use crate::kernels::params::InKernel;
@@ -134,20 +137,31 @@ impl<'k> Fwd<'k> {
         let (walk, (left, _)) = (self.params.walk, self.spec.mask.reach());
         let (lens, position) = (work.lens, self.positions(work, row));
         let modify = self.spec.softcap.then(|| Box::new(softcap) as _);
-        let function = self.function(work, row);
+        let (function, takes_exponents) = (self.function(work, row), self.spec.tile.rescales_lazily());
         if let Some(rows) = self.params.intervals.filter(|_| !self.spec.lists_blocks()) {
             let visible = self.visible_by_intervals(work, row, rows, position);
-            return Scores { modify, function, visible, in_bits: true };
+            return Scores { modify, function, takes_exponents, visible, in_bits: true };
         }
         Scores {
             modify,
             function,
+            takes_exponents,
             visible: Box::new(move |half| {
                 let Position(row) = position(half);
                 let keys = walk.keys(row, lens);
                 Visible { start: left.map(|_| keys.start), end: keys.end, other: None, tree: None }
             }),
             in_bits: false,
+        }
+    }
+
+    /// The factor that turns what the softmax takes into an exponent of 2: a product, a capped score, an exponent, or a
+    /// value of the function of scores.
+    pub(super) fn scale_log2(&self, scales: &TileScales<'_, 'k>) -> V<'k, F32> {
+        match self.spec.score {
+            None => scales.scale_log2(),
+            Some(_) if self.spec.tile.rescales_lazily() => self.builder.value(1.0),
+            Some(_) => self.builder.value(LOG2_E),
         }
     }
 

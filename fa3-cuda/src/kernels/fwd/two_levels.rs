@@ -98,7 +98,7 @@ impl<'k> Attend<'_, 'k> {
         block: &KvBlock<'k>,
         sum: &mut Sum<'k>,
     ) -> (AFrag<'k>, RowsVar<'k>) {
-        let s = self.block_scores(q, block);
+        let (s, _) = self.block_scores(q, block);
         let (p, by) = self.softmax_in_two_levels(s, &q.scales.of(block), sum);
         let shrink = self.fwd.builder.rows_var("shrink", 0.0);
         shrink.set(by);

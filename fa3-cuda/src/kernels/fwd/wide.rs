@@ -54,8 +54,8 @@ impl<'k> Attend<'_, 'k> {
             held
         });
         q.release_if_last(&block);
-        q.apply(&mut s, &block);
-        let mut p = sum.softmax.first(&mut s, *ty); // A2:6, O is still 0
+        let exponents = q.apply(&mut s, &block);
+        let mut p = sum.softmax.first(&mut s, exponents.as_ref(), *ty); // A2:6, O is still 0
         blocks.for_each(1, |block| {
             // A2:7, for each block up to T_c - 1
             let waited = held.is_none().then(|| v.wait()); // A2:10
@@ -80,8 +80,8 @@ impl<'k> Attend<'_, 'k> {
                 held.hold(of_v);
             }
             q.release_if_last(&block);
-            q.apply(&mut s, &block);
-            p.set(&sum.softmax.step_lazily(&s, *ty, o)); // A2:13-14, A2:16
+            let exponents = q.apply(&mut s, &block);
+            p.set(&sum.softmax.step_lazily(&s, exponents.as_ref(), *ty, o)); // A2:13-14, A2:16
         });
         let waited = held.is_none().then(|| v.wait()); // A2:18
         let of_v = waited.as_ref().map(FullStage::tile).or(held.as_ref().map(HeldStage::tile));

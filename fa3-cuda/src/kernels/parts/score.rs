@@ -11,7 +11,7 @@ use fa3_types::{
 };
 
 use super::kv_blocks::KvBlock;
-use super::visible::Position;
+use super::visible::{Position, Visible};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
 /// The parameters of a function of scores.
@@ -143,12 +143,86 @@ impl<'k> TileFunction<'k> {
         let block = self.block(block.key);
         s.map_in_place(|product, at| block.value(product, at));
     }
+
+    /// Replaces the products of a block, or its capped scores, by what their exponents are computed of. `scale_log2` is
+    /// the unit of products, times log2 e.
+    #[track_caller]
+    pub(crate) fn begin(
+        &self,
+        s: &mut Frag<'k>,
+        block: &KvBlock<'k>,
+        scale_log2: V<'k, F32>,
+    ) -> Exponents<'_, 'k> {
+        let function = self.block(block.key);
+        if !self.tile.keeps_products() {
+            s.map_in_place(|product, at| {
+                let product = ScoreProduct { product, unit: self.unit };
+                function.block.borrow_mut().kept(product, at.half as usize, at.col)
+            });
+        }
+        function.block.borrow_mut().prepare_shifts(function.no_score());
+        let scale_log2 = self.tile.scale_log2(scale_log2);
+        Exponents { function, scale_log2, hides: self.tile.hides(), visible: None }
+    }
 }
 
 /// The function of the scores of a block.
 pub(crate) struct BlockFunction<'t, 'k> {
     tile: &'t TileFunction<'k>,
     block: RefCell<ScoreBlock<'t, V<'k, F32>, Inputs<'k>>>,
+}
+
+/// The exponents of 2 of a block: log2 e times the function's values.
+pub(crate) struct Exponents<'t, 'k> {
+    function: BlockFunction<'t, 'k>,
+    /// The factor of what [`TileFunction::begin`] leaves in a fragment.
+    scale_log2: V<'k, F32>,
+    /// Whether scores may be hidden already.
+    hides: bool,
+    /// The keys that the thread's rows see, counted from a key, if scores are still to be hidden.
+    visible: Option<(&'t VisibleOfRow<'k>, U32<'k>)>,
+}
+
+/// The keys that each of the thread's rows may see.
+pub(crate) type VisibleOfRow<'k> = dyn Fn(Half) -> Visible<'k> + 'k;
+
+impl<'t, 'k> Exponents<'t, 'k> {
+    /// Whether what is added to hidden scores may be infinite or NaN.
+    pub(crate) fn change_hidden(&self) -> bool {
+        self.function.tile.tile.must_hide_again()
+    }
+
+    /// These exponents, of scores of which some may be -inf, because they are hidden.
+    pub(crate) fn hidden_if(self, hides: bool) -> Self {
+        Exponents { hides: self.hides || hides, ..self }
+    }
+
+    /// These exponents, without keys that rows do not see. The thread's first column is key `first`.
+    pub(crate) fn seen(self, visible: &'t VisibleOfRow<'k>, first: U32<'k>) -> Self {
+        Exponents { visible: Some((visible, first)), ..self }
+    }
+
+    /// The exponents plus the rows' `shift`: a function of what [`TileFunction::begin`] left, and of its place. Hidden
+    /// scores stay -inf, whatever the function adds to them.
+    #[track_caller]
+    pub(crate) fn plus(&self, shift: Rows<'k>) -> impl Fn(V<'k, F32>, At) -> V<'k, F32> {
+        let Exponents { function, scale_log2, hides, visible } = self;
+        let (block, tile) = (&function.block, &function.tile.tile);
+        let no_score = function.no_score();
+        let firsts =
+            Half::BOTH.map(|half| block.borrow_mut().first_shift(no_score, shift[half], half as usize));
+        let hides = *hides && tile.must_hide_again();
+        let visible = visible.map(|(visible, first)| Half::BOTH.map(|half| visible(half).from(first)));
+        move |kept, at| {
+            let half = at.half as usize;
+            let shift = block.borrow_mut().shift(no_score, firsts[half], half, at.col);
+            let exponent = kept.fma(*scale_log2, shift);
+            let exponent =
+                if hides { kept.eq(f32::NEG_INFINITY).select(f32::NEG_INFINITY, exponent) } else { exponent };
+            let Some(visible) = &visible else { return exponent };
+            visible[half].hide(exponent, at.col, f32::NEG_INFINITY)
+        }
+    }
 }
 
 /// A factor of derivatives that is not 1.
@@ -167,6 +241,11 @@ impl<'k> Slope<'k> {
 }
 
 impl<'k> BlockFunction<'_, 'k> {
+    /// A score for terms that read none.
+    fn no_score(&self) -> ScoreProduct<V<'k, F32>> {
+        ScoreProduct { product: self.tile.unit, unit: self.tile.unit }
+    }
+
     /// The value at `at`, given a product or a capped score.
     #[track_caller]
     pub(crate) fn value(&self, product: V<'k, F32>, at: At) -> V<'k, F32> {

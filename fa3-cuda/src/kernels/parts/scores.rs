@@ -6,8 +6,7 @@ use fa3_ir::lang::*;
 use fa3_types::Problem;
 
 use super::kv_blocks::KvBlock;
-use super::score::TileFunction;
-use super::visible::Visible;
+use super::score::{Exponents, TileFunction, VisibleOfRow};
 
 /// Turns a product of Q and K into a score; the second argument is the scale of the product.
 type Modify<'k> = Box<dyn Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32> + 'k>;
@@ -52,8 +51,10 @@ pub(crate) struct Scores<'k> {
     pub(crate) modify: Option<Modify<'k>>,
     /// The function of scores, if there is one.
     pub(crate) function: Option<TileFunction<'k>>,
+    /// Whether the softmax takes exponents of the function.
+    pub(crate) takes_exponents: bool,
     /// The keys that each of the thread's rows may see.
-    pub(crate) visible: Box<dyn Fn(Half) -> Visible<'k> + 'k>,
+    pub(crate) visible: Box<VisibleOfRow<'k>>,
     /// Whether visible keys are first turned into bits of words. Two intervals have four bounds, and testing a bit for
     /// each score takes fewer instructions than comparing with four bounds.
     pub(crate) in_bits: bool,
@@ -61,21 +62,38 @@ pub(crate) struct Scores<'k> {
 
 impl<'k> Scores<'k> {
     /// Turns products of a block into scores: caps them, applies the function of scores, and hides keys where the mask
-    /// does. `units` are the units of products of the thread's rows.
+    /// does. `units` are the units of products of the thread's rows. If the softmax takes exponents of the function, it
+    /// gets them, and `s` has what they are computed of.
     #[track_caller]
-    pub(crate) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>, units: [Unit<'k>; 2]) {
+    pub(crate) fn apply(
+        &self,
+        s: &mut Frag<'k>,
+        block: &KvBlock<'k>,
+        units: [Unit<'k>; 2],
+    ) -> Option<Exponents<'_, 'k>> {
         if let (Some(modify), [Some(upper), Some(lower)]) = (&self.modify, units.map(|unit| unit.into_cap)) {
             let into = Rows([upper, lower]);
             s.map_in_place(|product, at| modify(product, into[at]));
         }
-        if let Some(function) = &self.function {
-            function.apply(s, block);
-        }
+        let exponents = match &self.function {
+            Some(function) if self.takes_exponents => Some(function.begin(s, block, units[0].scale_log2)),
+            Some(function) => {
+                function.apply(s, block);
+                None
+            }
+            None => None,
+        };
         if !block.masked {
-            return;
+            return exponents;
         }
         // Bounds are computed again for each block, one row at a time, because keeping them would take registers.
         let first = block.key + s.builder().frag_col();
+        let exponents = match exponents {
+            Some(exponents) if exponents.change_hidden() && !self.in_bits => {
+                return Some(exponents.seen(&*self.visible, first));
+            }
+            exponents => exponents.map(|exponents| exponents.hidden_if(true)),
+        };
         for half in Half::BOTH {
             let visible = (self.visible)(half).from(first);
             if self.in_bits {
@@ -85,17 +103,15 @@ impl<'k> Scores<'k> {
                 s.map_row_in_place(half, |score, at| visible.hide(score, at.col, f32::NEG_INFINITY));
             }
         }
+        exponents
     }
 }
 
-/// The factor that turns a score s, or a value of the function of scores, into an exponent of 2, and with a soft cap c
+/// The factor that turns a product, or a capped score in units of the cap, into an exponent of 2, and with a soft cap c
 /// the factor `scale` / c of a product Q·K: s = c · tanh(Q·K · scale / c).
 pub(crate) fn units(problem: &Problem) -> (f32, Option<f32>) {
     let (scale, cap) = (problem.softmax_scale(), problem.softcap());
     let into = cap.map(|cap| (scale.natural() / cap.bound()) as f32);
-    let natural = match problem.score() {
-        Some(_) => 1.0,
-        None => cap.map_or(scale.natural(), |cap| cap.bound()),
-    };
+    let natural = cap.map_or(scale.natural(), |cap| cap.bound());
     ((natural * LOG2_E) as f32, into)
 }
