@@ -112,7 +112,8 @@ class Models:
         rounded = right if self.rounded is None else [x.float()[rows] for x in (given or compute)(self.rounded)]
         for x, of_eager, expected in zip(ours, rounded, right, strict=True):
             if self.rounded is None:
-                error, bound = (x - expected).abs().max(), 1e-5 * expected.abs().max()
+                # Terms of a router's gradients cancel: without AVX-512 eager float32 itself is 1.8e-5 from float64.
+                error, bound = (x - expected).abs().max(), 5e-5 * expected.abs().max()
             else:
                 # Norms are compared, since the largest of many errors is random. Both models' errors are samples of one
                 # size, whose norms over m numbers differ by exp(4 / sqrt(m)) at four standard deviations. A rounding to
