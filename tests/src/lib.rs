@@ -40,3 +40,11 @@ pub fn pairs<A: Copy, B: Copy>(
     let second: Vec<B> = second.into_iter().collect();
     first.into_iter().flat_map(|a| second.iter().map(move |&b| (a, b))).collect()
 }
+
+/// Each element of `first` with an element of `second`, whose elements take turns.
+pub fn in_turn<A, B: Clone, I: IntoIterator<Item = B, IntoIter: Clone>>(
+    first: impl IntoIterator<Item = A>,
+    second: I,
+) -> Vec<(A, B)> {
+    first.into_iter().zip(second.into_iter().cycle()).collect()
+}

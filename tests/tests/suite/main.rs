@@ -39,7 +39,7 @@ use rayon::prelude::*;
 /// Checks random problems, each built from a seed and a number of kernels, against the error law. `FA3_CASES` sets
 /// their number.
 fn obey(random: fn(u64, u64) -> Trial) {
-    obey_of(12, random);
+    obey_of(6, random);
 }
 
 /// Checks `cases` random problems against the error law, unless `FA3_CASES` sets another number.

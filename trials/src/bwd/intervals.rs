@@ -37,7 +37,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
 
 fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let (kind, division) = (levels.pick(Kind::WITH_GRADIENTS), levels.pick(&DIVISIONS));
-    let lengths = levels.pick(&[(1, 150), (147, 9), (200, 300), (137, 90)]);
+    let lengths = levels.pick(&[(1, 150), (147, 9), (137, 200), (137, 90)]);
     let ((batch, heads_q, heads_kv), own) = (levels.pick(&HEADS), levels.pick(&OWN));
     // Rows of a block of the dK/dV kernel; rows of a dQ tile and keys of its blocks.
     let (rows, dq) = (levels.pick(&[16, 48]), levels.pick(&[(64, 48), (128, 16)]));

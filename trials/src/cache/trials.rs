@@ -32,7 +32,7 @@ const LONG: Queries = Queries::Dense(70);
 
 /// `queries`, or fewer of a prompt whose query heads share a tile: many heads make many rows.
 fn of_heads(queries: Queries, (heads_q, heads_kv): (usize, usize)) -> Queries {
-    if queries == LONG && heads_q / heads_kv > 4 { Queries::Dense(15) } else { queries }
+    if queries == LONG && heads_q / heads_kv > 4 { Queries::Dense(9) } else { queries }
 }
 
 /// heads_q and heads_kv: MHA, GQA groups that fill a tile's rows, and groups that do not.

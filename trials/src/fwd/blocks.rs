@@ -89,12 +89,12 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let features = covering_cases(0, |levels| of_features(levels, seed)).into_iter();
     // More blocks of keys than a word has bits.
     let chosen = [(64, Mask::None), (96, Mask::None), (128, Mask::Causal)].map(|(head_dim, mask)| {
-        let spec = dense(Dtype::Bf16, 1, (300, 33 * BLOCK_SIDE + 5), (1, 1), head_dim).mask(mask);
+        let spec = dense(Dtype::Bf16, 1, (140, 33 * BLOCK_SIDE + 5), (1, 1), head_dim).mask(mask);
         let case = Case::normal("a tile of the table", Listed::Some.of(spec, (false, false)), seed);
         trial(case, 2, &PlanOptions::default())
     });
     // Blocks behind the last word are not seen.
-    let long = dense(Dtype::Bf16, 1, (60, 97 * BLOCK_SIDE), (1, 1), 64);
+    let long = dense(Dtype::Bf16, 1, (9, 97 * BLOCK_SIDE), (1, 1), 64);
     let long = Case::normal("few words", Listed::First.of_words(3, long, (false, false)), seed);
     features.chain(chosen).chain([trial(long, 2, &PlanOptions::default())]).collect()
 }

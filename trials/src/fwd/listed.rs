@@ -22,7 +22,7 @@ pub(crate) const LENGTHS: [Lengths; 5] = [
     |m, n| vec![(m - 1, n), (0, 5), (m, n - 1), (m + 1, n + 1), (3, 0), (0, 0), (1, 1)],
     |m, n| {
         let short = |i: usize| (if i.is_multiple_of(2) { 1 + i % 3 } else { 0 }, 2 + i % 5);
-        (0..33).map(|i| if i == 17 { (m + 3, 2 * n + 1) } else { short(i) }).collect()
+        (0..33).map(|i| if i == 17 { (m + 3, n + 1) } else { short(i) }).collect()
     },
     |m, n| vec![(m + 30, 29), (5, 2 * n), (m + 30, n / 2)],
 ];

@@ -2,7 +2,7 @@
 
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{dense, rounded, with_tile};
-use fa3_tests::{Case, Values, pairs};
+use fa3_tests::{Case, Values, in_turn, pairs};
 use fa3_types::{Dtype, KnownProblem, Mask};
 use half::f16;
 use ndarray::Axis;
@@ -38,14 +38,14 @@ fn growing_scores_are_as_in_the_oracle() {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(60), right: Some(5) }];
     // Growths are powers of 2, so that the keys are exact in 16 bits.
     let growths = [-2.0, 1.0 / 64.0, 0.125, 0.25, 1.0, 4.0, 128.0];
-    pairs(pairs(tiles(), masks), growths).into_par_iter().for_each(|((tile, mask), growth)| {
-        for dtype in [Dtype::F16, Dtype::Bf16] {
+    in_turn(pairs(pairs(tiles(), growths), [Dtype::F16, Dtype::Bf16]), masks).into_par_iter().for_each(
+        |(((tile, growth), dtype), mask)| {
             let case = Case::normal("growing", problem(dtype, KEYS, mask), 4);
             let values = growing(case.values(), growth);
             let checked = check(&case, &values, tile, Policy::Random(3), Mode::Exact);
             assert!(checked.is_ok(), "growth {growth}, {dtype}: {checked:?}");
-        }
-    });
+        },
+    );
 }
 
 /// Keys of one score are followed by keys of a higher score. The keys of the higher score together outweigh all
@@ -53,21 +53,20 @@ fn growing_scores_are_as_in_the_oracle() {
 #[test]
 fn plateaus_are_as_in_the_oracle() {
     let lazy = tiles().into_iter().filter(|tile| tile.rescales_lazily());
-    pairs(pairs(lazy, [8, 16, 40]), [0.3, 1.1, 2.3, 5.7, 100.3]).into_par_iter().for_each(
-        |((tile, keys_of_a_plateau), step)| {
-            for dtype in [Dtype::F16, Dtype::Bf16] {
-                let case = Case::normal("plateaus", problem(dtype, 400, Mask::None), 4);
-                let Values { mut q, mut k, v, dout, qv, sink } = case.values();
-                q.fill(0.0);
-                q.index_axis_mut(Axis(3), 0).fill(1.0);
-                for (key, mut row) in k.axis_iter_mut(Axis(1)).enumerate() {
-                    row.fill(rounded(dtype, step * ((399 - key) / keys_of_a_plateau) as f32));
-                }
-                let v = v.mapv(|v| rounded(dtype, 1.0 + v / 4.0));
-                let values = Values { q, k, v, dout, qv, sink };
-                let checked = check(&case, &values, tile, Policy::Eager, Mode::Exact);
-                assert!(checked.is_ok(), "steps of {step}, {dtype}: {checked:?}");
+    let cases = pairs(pairs(lazy, [8, 16, 40]), [0.3, 1.1, 2.3, 5.7, 100.3]);
+    in_turn(cases, [Dtype::F16, Dtype::Bf16]).into_par_iter().for_each(
+        |(((tile, keys_of_a_plateau), step), dtype)| {
+            let case = Case::normal("plateaus", problem(dtype, 400, Mask::None), 4);
+            let Values { mut q, mut k, v, dout, qv, sink } = case.values();
+            q.fill(0.0);
+            q.index_axis_mut(Axis(3), 0).fill(1.0);
+            for (key, mut row) in k.axis_iter_mut(Axis(1)).enumerate() {
+                row.fill(rounded(dtype, step * ((399 - key) / keys_of_a_plateau) as f32));
             }
+            let v = v.mapv(|v| rounded(dtype, 1.0 + v / 4.0));
+            let values = Values { q, k, v, dout, qv, sink };
+            let checked = check(&case, &values, tile, Policy::Eager, Mode::Exact);
+            assert!(checked.is_ok(), "steps of {step}, {dtype}: {checked:?}");
         },
     );
 }

@@ -4,7 +4,7 @@ use fa3_ref::Forward;
 use fa3_sched::forward::{CtaTile, Loads, Pipeline};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout, dense, judged, with_tile};
-use fa3_tests::{Case, Poison, Values, pairs};
+use fa3_tests::{Case, Poison, Values, in_turn, pairs};
 use fa3_types::{Dtype, KnownProblem, Mask};
 use ndarray::{Array4, Axis};
 use rayon::prelude::*;
@@ -44,14 +44,16 @@ fn problem(tile: &CtaTile, mask: Mask, layout: Layout, softcap: Option<f64>) -> 
     layout.of(laid_out(tile, spec)).known().unwrap()
 }
 
-/// Checks every tile with every mask.
+/// Checks every tile with two masks, and every mask with half of the tiles.
 fn each(check: impl Fn(&Launch) + Sync) {
-    pairs(tiles(), MASKS).into_par_iter().enumerate().for_each(|(index, (tile, mask))| {
-        let layout = Layout::ALL[index % Layout::ALL.len()];
-        let softcap = (index % 3 == 0).then_some(2.0);
-        let problem = problem(&tile, mask, layout, softcap);
-        check(&launch(&problem, &with_tile(tile)).unwrap());
-    });
+    in_turn(pairs(tiles(), 0..2), MASKS).into_par_iter().enumerate().for_each(
+        |(index, ((tile, _), mask))| {
+            let layout = Layout::ALL[index % Layout::ALL.len()];
+            let softcap = (index % 3 == 0).then_some(2.0);
+            let problem = problem(&tile, mask, layout, softcap);
+            check(&launch(&problem, &with_tile(tile)).unwrap());
+        },
+    );
 }
 
 fn run(launch: &Launch, values: &Values) -> Forward<f32> {
@@ -162,7 +164,7 @@ fn a_nan_reaches_the_rows_that_see_it() {
 #[test]
 fn neighbours_are_not_read() {
     let layouts = [Layout::Contiguous, Layout::HeadsFirst];
-    pairs(tiles(), layouts).into_par_iter().for_each(|(tile, layout)| {
+    in_turn(tiles(), layouts).into_par_iter().for_each(|(tile, layout)| {
         let (head_dim, head_dim_v) = if tile.precision.is_fp8() { (48, 32) } else { (56, 40) };
         let spec = dense(dtype(&tile), 2, (67, 83), (4, 2), head_dim).head_dim_v(head_dim_v).causal();
         let launch = launch(&layout.of(laid_out(&tile, spec)).known().unwrap(), &with_tile(tile)).unwrap();
