@@ -41,10 +41,12 @@ pub fn pairs<A: Copy, B: Copy>(
     first.into_iter().flat_map(|a| second.iter().map(move |&b| (a, b))).collect()
 }
 
-/// Each element of `first` with an element of `second`, whose elements take turns.
-pub fn in_turn<A, B: Clone, I: IntoIterator<Item = B, IntoIter: Clone>>(
+/// Each element of `first` with `times` elements of `second`, whose elements take turns.
+pub fn in_turn<A: Clone, B>(
     first: impl IntoIterator<Item = A>,
-    second: I,
+    times: usize,
+    second: impl IntoIterator<Item = B, IntoIter: Clone>,
 ) -> Vec<(A, B)> {
-    first.into_iter().zip(second.into_iter().cycle()).collect()
+    let first = first.into_iter().flat_map(|a| std::iter::repeat_n(a, times));
+    first.zip(second.into_iter().cycle()).collect()
 }

@@ -62,7 +62,7 @@ fn schedules_do_not_matter() {
     let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
     for family in wanted() {
         let random = (0..seeds.unwrap_or(1)).map(Policy::Random);
-        let policies: Vec<Policy> = [Policy::Lazy].into_iter().chain(random).collect();
+        let policies: Vec<Policy> = std::iter::once(Policy::Lazy).chain(random).collect();
         run_all(&(family.small)(), |_, trial| run(trial, &policies, Mode::Fast));
     }
 }

@@ -30,9 +30,10 @@ const QUERIES: [Queries; 6] =
 /// A prompt: more rows than a tile.
 const LONG: Queries = Queries::Dense(70);
 
-/// `queries`, or fewer of a prompt whose query heads share a tile: many heads make many rows.
+/// `queries`, or fewer of a prompt whose query heads share a tile: just enough rows for a second tile of 128.
 fn of_heads(queries: Queries, (heads_q, heads_kv): (usize, usize)) -> Queries {
-    if queries == LONG && heads_q / heads_kv > 4 { Queries::Dense(9) } else { queries }
+    let group = heads_q / heads_kv;
+    if queries == LONG && group > 4 { Queries::Dense(128 / group + 1) } else { queries }
 }
 
 /// heads_q and heads_kv: MHA, GQA groups that fill a tile's rows, and groups that do not.

@@ -8,7 +8,7 @@ use fa3_ir::BufferId;
 use fa3_sim::Policy;
 use fa3_tests::bwd::{BwdCase, Form};
 use fa3_tests::fwd::{Layout, dense, device};
-use fa3_tests::{Case, Trial, in_turn, pairs};
+use fa3_tests::{Case, Trial, in_turn};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows};
 use rayon::prelude::*;
 
@@ -73,7 +73,7 @@ fn of_ranges(bytes: &[u8], ranges: &[Range<usize>]) -> Vec<u8> {
 #[test]
 fn packed_sequences_have_the_bits_that_they_have_alone() {
     let all: (usize, usize) = LENGTHS.iter().fold((0, 0), |sum, rows| (sum.0 + rows.0, sum.1 + rows.1));
-    in_turn(pairs(FORMS, 0..2), MASKS).into_par_iter().for_each(|((form, _), mask)| {
+    in_turn(FORMS, 2, MASKS).into_par_iter().for_each(|(form, mask)| {
         let pack = packed(form, mask);
         // Every other sequence is NaN: the odd ones, then the even ones.
         let mut among_nan = [packed(form, mask), packed(form, mask)];
@@ -121,7 +121,7 @@ fn invalid_lists_do_no_harm() {
         [0, 431, 1, 430, 2, 429],
         [100, 100, 50, 264, 0, 431],
     ];
-    in_turn(pairs(0..lists.len(), 0..2), FORMS).into_par_iter().for_each(|((index, _), form)| {
+    in_turn(0..lists.len(), 2, FORMS).into_par_iter().for_each(|(index, form)| {
         let mut trial = packed(form, MASKS[index % 3]);
         for (name, list) in [("cu_seqlens_q", lists[index]), ("cu_seqlens_k", lists[(3 * index + 1) % 8])] {
             *trial.buffer_mut(name) = list.iter().flat_map(|entry| entry.to_le_bytes()).collect();

@@ -5,7 +5,7 @@ use fa3_ir::BufferId;
 use fa3_sched::backward::{DqBy, Plan};
 use fa3_tests::bwd::{BwdCase, Form};
 use fa3_tests::fwd::{Layout, dense, device};
-use fa3_tests::{Case, Trial, in_turn};
+use fa3_tests::{Case, Trial, pairs};
 use fa3_types::{Dtype, KnownProblem, Mask};
 use rayon::prelude::*;
 
@@ -142,7 +142,7 @@ fn assert_reach(run: &Run, input: BufferId, fate: impl Fn(BufferId, usize) -> Fa
 /// reaches the key's gradients, and the rows whose block meets the key's block.
 #[test]
 fn a_nan_reaches_the_gradients_that_depend_on_it() {
-    in_turn(FORMS, MASKS).into_par_iter().for_each(|(form, mask)| {
+    pairs(FORMS, MASKS).into_par_iter().for_each(|(form, mask)| {
         let run = &Run::new(form, mask);
         for input in [buffers::Q, buffers::O, buffers::LSE, buffers::DOUT, buffers::DLSE] {
             assert_reach(run, input, |gradient, at| match gradient {

@@ -38,7 +38,7 @@ fn growing_scores_are_as_in_the_oracle() {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(60), right: Some(5) }];
     // Growths are powers of 2, so that the keys are exact in 16 bits.
     let growths = [-2.0, 1.0 / 64.0, 0.125, 0.25, 1.0, 4.0, 128.0];
-    in_turn(pairs(pairs(tiles(), growths), [Dtype::F16, Dtype::Bf16]), masks).into_par_iter().for_each(
+    in_turn(pairs(pairs(tiles(), growths), [Dtype::F16, Dtype::Bf16]), 1, masks).into_par_iter().for_each(
         |(((tile, growth), dtype), mask)| {
             let case = Case::normal("growing", problem(dtype, KEYS, mask), 4);
             let values = growing(case.values(), growth);
@@ -54,7 +54,7 @@ fn growing_scores_are_as_in_the_oracle() {
 fn plateaus_are_as_in_the_oracle() {
     let lazy = tiles().into_iter().filter(|tile| tile.rescales_lazily());
     let cases = pairs(pairs(lazy, [8, 16, 40]), [0.3, 1.1, 2.3, 5.7, 100.3]);
-    in_turn(cases, [Dtype::F16, Dtype::Bf16]).into_par_iter().for_each(
+    in_turn(cases, 1, [Dtype::F16, Dtype::Bf16]).into_par_iter().for_each(
         |(((tile, keys_of_a_plateau), step), dtype)| {
             let case = Case::normal("plateaus", problem(dtype, 400, Mask::None), 4);
             let Values { mut q, mut k, v, dout, qv, sink } = case.values();

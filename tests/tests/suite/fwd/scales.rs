@@ -7,7 +7,7 @@ use fa3_sched::forward::{CtaTile, Pipeline};
 use fa3_sim::{Mode, ProgramSimulation};
 use fa3_tests::fwd::shapes::{INPUTS, TINY_FP8, laid_out};
 use fa3_tests::fwd::{dense, initial, results, with_tile};
-use fa3_tests::{Case, Scaled, Values, pairs};
+use fa3_tests::{Case, Scaled, Values, in_turn, pairs};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec};
 
 use super::launch;
@@ -58,8 +58,8 @@ fn check_means(problem: &KnownProblem, answer: &Forward<f32>, v: impl Fn(usize, 
 #[test]
 fn zeros_of_heads() {
     let settings = [(None, None), (Some(5.0), None), (None, Some(1e-15))];
-    let cases = pairs(tiles(TINY_FP8), MASKS).into_iter();
-    for ((tile, mask), (softcap, softmax_scale)) in cases.zip(settings.into_iter().cycle()) {
+    let cases = in_turn(pairs(tiles(TINY_FP8), MASKS), 1, settings);
+    for ((tile, mask), (softcap, softmax_scale)) in cases {
         let mut spec = dense(Dtype::E4m3, 1, (70, 100), (1, 1), 64).mask(mask);
         (spec.softcap, spec.softmax_scale) = (softcap, softmax_scale);
         for tensor in [Q, K] {
