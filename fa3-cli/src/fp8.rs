@@ -3,7 +3,7 @@
 
 use fa3_quant::{Channels, E4m3, Granularity, Quantized, StandardFp8, add_sinks, rounded_row_sum_loss};
 use fa3_ref::law::{ForwardLaw, LseTolerance};
-use fa3_ref::{Element, Inputs, Precision};
+use fa3_ref::{Element, Inputs, Precision, oracle};
 use fa3_types::{KnownProblem, SequenceRows};
 use ndarray::{Array3, ArrayView4};
 
@@ -33,7 +33,8 @@ pub(crate) fn law<T: Element>(
     if let Some(sink) = inputs.sink() {
         add_sinks(problem, sink, &mut baseline).expect("they are the problem's");
     }
-    law.with_baseline(inputs, baseline.o.view(), Precision::of_output(problem.dtype()))
+    let squares = oracle::forward_squares(inputs);
+    law.with_baseline(inputs, baseline.o.view(), Precision::of_output(problem.dtype()), &squares)
 }
 
 /// The allowed distance between LSE and the oracle's. LSE is computed from rounded P. The proven bound on rounding

@@ -23,7 +23,8 @@
 //! terms and many elements, the baseline's largest error exceeds u times the root of the sum of the terms' squares.
 //! With few terms, as with one row and one key, the baseline's errors may happen to cancel. So the law takes at least u
 //! times this root as the baseline's error. The error of up to four equal terms is at most twice as large, and the
-//! error of more terms hardly ever exceeds this ([`BackwardSums::squares`]).
+//! error of more terms hardly ever exceeds this ([`BackwardSums::squares`]). The same holds for O if P is rounded to
+//! e4m3, with terms P V and the unit roundoff of e4m3.
 //!
 //! The gradient of sinks is one number for each head, for which the baseline's error may be small by chance. Each row
 //! of a head reads the rounded O, and the roundings of different rows are independent. So the bound of dsink has one
@@ -49,6 +50,9 @@ use ndarray::{Array1, Array4, ArrayView, ArrayView4, Dimension, IntoDimension};
 use crate::norms::{ErrorNorms, Worst, error};
 use crate::oracle::BackwardSums;
 use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision, oracle, standard};
+
+/// The largest relative error of rounding to e4m3, for numbers that are not subnormal.
+pub const ROUNDOFF_OF_E4M3: f64 = 0.0625;
 
 /// The tolerance of LSE: relative · max(1, |oracle|) + absolute.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -123,28 +127,32 @@ impl ForwardLaw {
         let baseline = standard::forward(inputs, precision);
         let score_error = oracle::score_error(inputs);
         let given = (oracle::forward(inputs), largest_v(inputs), score_error);
-        ForwardLaw::of(given, baseline.o.view(), precision)
+        ForwardLaw::of(given, baseline.o.view(), precision, 0.0)
     }
 
-    /// The law with O of another baseline on the same inputs, as for FP8.
+    /// The law with O of another baseline on the same inputs, in which P is rounded to e4m3. `squares` are
+    /// [`oracle::forward_squares`] of these inputs.
     #[must_use]
     pub fn with_baseline<T: Element>(
         &self,
         inputs: &Inputs<'_, T>,
         baseline: ArrayView4<'_, f32>,
         precision: Precision,
+        squares: &Array4<f64>,
     ) -> ForwardLaw {
         let score_error = oracle::score_error(inputs);
-        ForwardLaw::of((self.oracle.clone(), largest_v(inputs), score_error), baseline, precision)
+        let roundings = ROUNDOFF_OF_E4M3 * largest(squares.iter().map(|square| square.sqrt()));
+        ForwardLaw::of((self.oracle.clone(), largest_v(inputs), score_error), baseline, precision, roundings)
     }
 
     fn of(
         (oracle, largest_v, score_error): (Forward<f64>, f64, f64),
         baseline: ArrayView4<'_, f32>,
         precision: Precision,
+        roundings: f64,
     ) -> ForwardLaw {
         let noise = noise(&oracle, score_error, largest_v);
-        let bound = bound(oracle.o.view(), baseline, precision, 0.0, noise);
+        let bound = bound(oracle.o.view(), baseline, precision, roundings, noise);
         let lse = LseTolerance { absolute: 2.0 * score_error, ..LseTolerance::F32 };
         ForwardLaw { oracle, bound, lse }
     }

@@ -8,7 +8,7 @@ mod backward;
 mod forward;
 
 pub use backward::{BackwardSums, backward, backward_sums};
-pub use forward::{forward, score_error};
+pub use forward::{forward, forward_squares, score_error};
 
 use fa3_types::{Dual, HostReal, KnownProblem, ScoreRow};
 

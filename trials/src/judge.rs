@@ -2,7 +2,9 @@
 //!
 //! ```text
 //! max |o − oracle| ≤ 2 · max |baseline − oracle| + atol + noise
-//! rms (o − oracle) ≤ 2 · rms (baseline − oracle) + 2⁻⁹ · max |oracle|    FP8 only, and 2⁻²⁵ more in f16, 2⁻¹¹⁰ in bf16
+//! rms (o − oracle) ≤ 2 · max(rms (baseline − oracle), roundings) + 2⁻⁹ · max |oracle|
+//!                                                       FP8 only, and 2⁻²⁵ more in f16, 2⁻¹¹⁰ in bf16
+//! roundings = 2⁻⁴ · √ (mean Σⱼ (Pᵢⱼ Vⱼ)² / 3)
 //! |lse − oracle|ᵢ  ≤ maxⱼ δᵢⱼ + 1e-5 · max(1, |oracle|ᵢ)        j over the keys that row i sees
 //! ```
 //!
@@ -21,9 +23,9 @@
 use std::borrow::Cow;
 
 use fa3_quant::{Accumulation, Fp8Attention, Output, QuantError, StandardFp8, rounded_row_sum_loss};
-use fa3_ref::law::{ForwardLaw, Satisfied, Violation};
+use fa3_ref::law::{ForwardLaw, ROUNDOFF_OF_E4M3, Satisfied, Violation};
 use fa3_ref::norms::{ErrorNorms, Worst};
-use fa3_ref::{Forward, Precision};
+use fa3_ref::{Forward, Precision, oracle};
 use fa3_types::{Dtype, LseForm};
 use ndarray::{Array3, Array4, ArrayView1, Axis};
 
@@ -54,6 +56,7 @@ struct Fp8Law {
     law: ForwardLaw,
     /// The largest allowed root mean square of O's error.
     rmse: f64,
+    squares: Array4<f64>,
 }
 
 impl<'a> Judge<'a> {
@@ -84,9 +87,12 @@ impl<'a> Judge<'a> {
             // 2^-9: the result is rounded to bf16, but the baseline to f16. 2^-25: f16 numbers are multiples of 2^-24.
             // 2^-110: in bf16, products with a factor that is subnormal in f32 are flushed to 0.
             let least = f64::powi(2.0, if precision == Precision::F16 { -25 } else { -110 });
-            let rmse = 2.0 * norms.rmse + f64::powi(2.0, -9) * largest + least;
-            let law = law.with_baseline(&inputs, baseline.view(), precision);
-            Fp8Law { law, rmse }
+            let squares = oracle::forward_squares(&inputs);
+            let mean = squares.iter().filter(|x| x.is_finite()).sum::<f64>() / squares.len().max(1) as f64;
+            let rmse = norms.rmse.max(ROUNDOFF_OF_E4M3 * (mean / 3.0).sqrt());
+            let rmse = 2.0 * rmse + f64::powi(2.0, -9) * largest + least;
+            let law = law.with_baseline(&inputs, baseline.view(), precision, &squares);
+            Fp8Law { law, rmse, squares }
         });
         Judge { case, values, form, law, fp8 }
     }
@@ -125,7 +131,7 @@ impl<'a> Judge<'a> {
                 let of_sums = if is_of_rounded { rounded_row_sum_loss(keys) } else { 0.0 };
                 let fp8 = self.fp8.as_ref().expect("8-bit arithmetic takes 8-bit cases");
                 let allows_o = fp8.law.check_o(x.o.view(), replay).is_ok() || !is_of_rounded;
-                let law = if allows_o { &fp8.law } else { &self.of_rounded_sums() };
+                let law = if allows_o { &fp8.law } else { &self.of_rounded_sums(&fp8.squares) };
                 let [o, lse] = self.with_moved_scores(law, x, tensor_core_loss, of_sums, replay)?;
                 if o.norms.rmse > fp8.rmse {
                     let (norms, bound, replay) = (o.norms, fp8.rmse, replay.to_owned());
@@ -162,11 +168,11 @@ impl<'a> Judge<'a> {
     }
 
     /// The law whose baseline of O is the emulator with row sums that add the rounded P.
-    fn of_rounded_sums(&self) -> ForwardLaw {
+    fn of_rounded_sums(&self, squares: &Array4<f64>) -> ForwardLaw {
         let baseline = emulated(&self.case, &self.values, EMULATOR.with_rounded_row_sums());
         let baseline = baseline_o(&self.case, baseline);
         let precision = Precision::of_output(self.case.problem.o().dtype);
-        self.law.with_baseline(&self.values.inputs(&self.case.problem), baseline.view(), precision)
+        self.law.with_baseline(&self.values.inputs(&self.case.problem), baseline.view(), precision, squares)
     }
 
     /// The law if each product q · k may be off by `loss(q, k)`, and the logarithm of each row sum by `of_sums`.

@@ -1,6 +1,6 @@
 //! O = softmax(S) V and LSE = ln Σ exp(S), where a sink is one more score, of a key without a value.
 
-use ndarray::{Array1, Array2};
+use ndarray::{Array1, Array2, Array4};
 use rayon::prelude::*;
 
 use super::{Scores, add_scaled};
@@ -15,10 +15,23 @@ pub fn forward<T: Element>(inputs: &Inputs<'_, T>) -> Forward<f64> {
 }
 
 pub(super) fn of_heads(inputs: &dyn Heads) -> Forward<f64> {
+    with_added(inputs, add_scaled)
+}
+
+/// Σⱼ (Pᵢⱼ Vⱼ)², in the shape of O. If each P is rounded on its own, O is off by about the root of this sum times the
+/// unit roundoff.
+pub fn forward_squares<T: Element>(inputs: &Inputs<'_, T>) -> Array4<f64> {
+    let add_squares =
+        |o: &mut [f64], p: f64, v: &[f64]| o.iter_mut().zip(v).for_each(|(o, v)| *o += (p * v).powi(2));
+    with_added(inputs, add_squares).o
+}
+
+/// The forward pass, in which `add(o, p, v)` adds what a key with weight P and row V gives to a row of O.
+fn with_added(inputs: &dyn Heads, add: fn(&mut [f64], f64, &[f64])) -> Forward<f64> {
     let problem = inputs.problem();
     forward_heads(problem, |index, head_q| {
         let scores = Scores { problem, head: inputs.head(index, head_q) };
-        forward_head(&scores)
+        forward_head(&scores, add)
     })
 }
 
@@ -51,17 +64,17 @@ fn score_error_of_heads(inputs: &dyn Heads) -> f64 {
     heads.map(of_head).fold(0.0, f64::max)
 }
 
-fn forward_head(scores: &Scores<'_>) -> HeadForward<f64> {
+fn forward_head(scores: &Scores<'_>, add: fn(&mut [f64], f64, &[f64])) -> HeadForward<f64> {
     let (rows, head_dim_v) = (scores.head.len.q, scores.head.v.ncols());
     let mut o = Array2::zeros((rows, head_dim_v));
     let elements = o.as_slice_mut().expect("a new array is contiguous");
-    let lse: Vec<f64> =
-        elements.par_chunks_mut(head_dim_v).enumerate().map(|(i, o)| forward_row(scores, i, o)).collect();
+    let rows = elements.par_chunks_mut(head_dim_v).enumerate();
+    let lse: Vec<f64> = rows.map(|(i, o)| forward_row(scores, i, o, add)).collect();
     HeadForward { o, lse: Array1::from(lse) }
 }
 
 /// Adds row i of O to `o`, which is 0, and returns its LSE.
-fn forward_row(scores: &Scores<'_>, i: usize, o: &mut [f64]) -> f64 {
+fn forward_row(scores: &Scores<'_>, i: usize, o: &mut [f64], add: fn(&mut [f64], f64, &[f64])) -> f64 {
     let mut function = scores.function(i);
     let score = |j| {
         let (capped, _) = scores.capped(i, j);
@@ -75,7 +88,7 @@ fn forward_row(scores: &Scores<'_>, i: usize, o: &mut [f64]) -> f64 {
     }
     let sum: f64 = exp_from(sink, max) + row.iter().map(|&(_, s)| (s - max).exp()).sum::<f64>();
     for (j, s) in row {
-        add_scaled(o, (s - max).exp() / sum, scores.v(j));
+        add(o, (s - max).exp() / sum, scores.v(j));
     }
     max + sum.ln()
 }
