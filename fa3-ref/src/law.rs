@@ -157,6 +157,12 @@ impl ForwardLaw {
         ForwardLaw { oracle, bound, lse }
     }
 
+    /// The law that allows O at least this error.
+    #[must_use]
+    pub fn allowing(self, error: f64) -> ForwardLaw {
+        ForwardLaw { bound: self.bound.max(error), ..self }
+    }
+
     /// The expected result.
     pub fn oracle(&self) -> &Forward<f64> {
         &self.oracle

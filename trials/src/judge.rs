@@ -18,7 +18,8 @@
 //! half of a row's weight and all other scores are equal, the equal scores are rounded in the same way, and their
 //! errors add up. The bound on the root mean square has no such exception. δ of FP8 covers the tensor core, which keeps
 //! 13 bits below the largest of the 32 products and the accumulator that it adds at once (MMA-Sim, arXiv 2511.10909):
-//! each of the 33 addends and their sum may lose 2⁻¹³ of the largest.
+//! each of the 33 addends and their sum may lose 2⁻¹³ of the largest. If δ exceeds
+//! [`LOST`], other keys may get the weight, and O may be off by 2 · max |V|.
 
 use std::borrow::Cow;
 
@@ -35,6 +36,9 @@ use crate::{Arithmetic, Case, Values};
 
 /// This library's algorithm for FP8.
 const EMULATOR: Fp8Attention = Fp8Attention::new(Accumulation::TwoLevel { keys: 128 }, 128);
+
+/// The δ from which scores are lost: its 34 errors cancel for the most part, so a score moves by 1 or more.
+const LOST: f64 = 10.0;
 
 /// The verdict on a result.
 pub type Verdict<const N: usize> = Result<[Satisfied; N], Box<Violation>>;
@@ -57,6 +61,8 @@ struct Fp8Law {
     /// The largest allowed root mean square of O's error.
     rmse: f64,
     squares: Array4<f64>,
+    /// maxⱼ δᵢⱼ.
+    moves: Array3<f64>,
 }
 
 impl<'a> Judge<'a> {
@@ -92,7 +98,14 @@ impl<'a> Judge<'a> {
             let rmse = norms.rmse.max(ROUNDOFF_OF_E4M3 * (mean / 3.0).sqrt());
             let rmse = 2.0 * rmse + f64::powi(2.0, -9) * largest + least;
             let law = law.with_baseline(&inputs, baseline.view(), precision, &squares);
-            Fp8Law { law, rmse, squares }
+            let moves = largest_moves(&case, &values, tensor_core_loss);
+            if moves.iter().any(|&moved| moved > LOST) {
+                let largest =
+                    values.v.iter().filter(|v| v.is_finite()).fold(0.0, |max: f32, v| max.max(v.abs()));
+                let error = 2.0 * f64::from(largest);
+                return Fp8Law { law: law.allowing(error), rmse: error, squares, moves };
+            }
+            Fp8Law { law, rmse, squares, moves }
         });
         Judge { case, values, form, law, fp8 }
     }
@@ -123,7 +136,7 @@ impl<'a> Judge<'a> {
                 let loss = |q: ArrayView1<'_, f32>, k: ArrayView1<'_, f32>| {
                     3.0 * half_ulp * products(q, k).sum::<f64>().abs()
                 };
-                self.with_moved_scores(&self.law, x, loss, 0.0, replay)
+                with_moved_scores(&self.law, x, &largest_moves(&self.case, &self.values, loss), 0.0, replay)
             }
             Arithmetic::Fp8 | Arithmetic::Fp8RoundedSums => {
                 let is_of_rounded = arithmetic == Arithmetic::Fp8RoundedSums;
@@ -132,7 +145,7 @@ impl<'a> Judge<'a> {
                 let fp8 = self.fp8.as_ref().expect("8-bit arithmetic takes 8-bit cases");
                 let allows_o = fp8.law.check_o(x.o.view(), replay).is_ok() || !is_of_rounded;
                 let law = if allows_o { &fp8.law } else { &self.of_rounded_sums(&fp8.squares) };
-                let [o, lse] = self.with_moved_scores(law, x, tensor_core_loss, of_sums, replay)?;
+                let [o, lse] = with_moved_scores(law, x, &fp8.moves, of_sums, replay)?;
                 if o.norms.rmse > fp8.rmse {
                     let (norms, bound, replay) = (o.norms, fp8.rmse, replay.to_owned());
                     let first = norms.worst.clone().expect("an array with errors has a worst one");
@@ -174,61 +187,61 @@ impl<'a> Judge<'a> {
         let precision = Precision::of_output(self.case.problem.o().dtype);
         self.law.with_baseline(&self.values.inputs(&self.case.problem), baseline.view(), precision, squares)
     }
+}
 
-    /// The law if each product q · k may be off by `loss(q, k)`, and the logarithm of each row sum by `of_sums`.
-    fn with_moved_scores(
-        &self,
-        law: &ForwardLaw,
-        x: &Forward<f32>,
-        loss: impl Fn(ArrayView1<'_, f32>, ArrayView1<'_, f32>) -> f64,
-        of_sums: f64,
-        replay: &str,
-    ) -> Verdict<2> {
-        let oracle = law.oracle();
-        let o = law.check_o(x.o.view(), replay)?;
-        let noise = |&lse: &f64| 1e-5 * lse.abs().max(1.0) + of_sums;
-        let bounds = self.largest_moves(loss) + oracle.lse.map(noise);
-        let norms = ErrorNorms::of(&x.lse, &oracle.lse);
-        let bound = bounds.iter().copied().filter(|bound| bound.is_finite()).fold(0.0, f64::max);
-        let mut ratio: f64 = 0.0;
-        for ((index, &given), (&expected, &bound)) in x.lse.indexed_iter().zip(oracle.lse.iter().zip(&bounds))
-        {
-            let given = f64::from(given);
-            if given == expected || (given.is_nan() && expected.is_nan()) {
-                continue;
-            }
-            let error = (given - expected).abs();
-            if !expected.is_finite() || error.is_nan() || error > bound {
-                let first = Worst { index: vec![index.0, index.1, index.2], given, expected };
-                let replay = replay.to_owned();
-                return Err(Box::new(Violation { what: "lse", norms, bound, first, replay }));
-            }
-            ratio = ratio.max(error / bound);
+/// The law if the scores of a row may move by `moves`, and the logarithm of each row sum by `of_sums`.
+fn with_moved_scores(
+    law: &ForwardLaw,
+    x: &Forward<f32>,
+    moves: &Array3<f64>,
+    of_sums: f64,
+    replay: &str,
+) -> Verdict<2> {
+    let oracle = law.oracle();
+    let o = law.check_o(x.o.view(), replay)?;
+    let noise = |&lse: &f64| 1e-5 * lse.abs().max(1.0) + of_sums;
+    let bounds = moves + oracle.lse.map(noise);
+    let norms = ErrorNorms::of(&x.lse, &oracle.lse);
+    let bound = bounds.iter().copied().filter(|bound| bound.is_finite()).fold(0.0, f64::max);
+    let mut ratio: f64 = 0.0;
+    for ((index, &given), (&expected, &bound)) in x.lse.indexed_iter().zip(oracle.lse.iter().zip(&bounds)) {
+        let given = f64::from(given);
+        if given == expected || (given.is_nan() && expected.is_nan()) {
+            continue;
         }
-        Ok([o, Satisfied { norms, bound, ratio }])
+        let error = (given - expected).abs();
+        if !expected.is_finite() || error.is_nan() || error > bound {
+            let first = Worst { index: vec![index.0, index.1, index.2], given, expected };
+            let replay = replay.to_owned();
+            return Err(Box::new(Violation { what: "lse", norms, bound, first, replay }));
+        }
+        ratio = ratio.max(error / bound);
     }
+    Ok([o, Satisfied { norms, bound, ratio }])
+}
 
-    /// maxⱼ δᵢⱼ for each query row, in the shape of LSE.
-    fn largest_moves(&self, loss: impl Fn(ArrayView1<'_, f32>, ArrayView1<'_, f32>) -> f64) -> Array3<f64> {
-        let problem = &self.case.problem;
-        let scale = problem.softmax_scale().natural();
-        let mut moves = Array3::zeros(problem.lse_shape());
-        let heads = problem.heads().q();
-        for (index, head_q) in
-            (0..problem.batch()).flat_map(|index| (0..heads).map(move |head| (index, head)))
-        {
-            let (alone, values) = alone(problem, &self.values, index, head_q);
-            let (len, (batch, first)) = (alone.lengths(0), problem.rows_q().start(index));
-            let matrix = |x: Array4<f32>| x.index_axis_move(Axis(0), 0).index_axis_move(Axis(1), 0);
-            let (q, k) = (matrix(values.q), matrix(values.k));
-            for (row, q) in q.rows().into_iter().enumerate() {
-                let visible = (0..len.k).filter(|&key| problem.mask().allows(row, key, len));
-                let largest = visible.map(|key| loss(q, k.row(key))).fold(0.0, f64::max);
-                moves[[batch, head_q, first + row]] = scale * largest;
-            }
+/// maxⱼ δᵢⱼ for each query row, in the shape of LSE, if each product q · k may be off by `loss(q, k)`.
+fn largest_moves(
+    case: &Case,
+    values: &Values,
+    loss: impl Fn(ArrayView1<'_, f32>, ArrayView1<'_, f32>) -> f64,
+) -> Array3<f64> {
+    let problem = &case.problem;
+    let scale = problem.softmax_scale().natural();
+    let mut moves = Array3::zeros(problem.lse_shape());
+    let heads = problem.heads().q();
+    for (index, head_q) in (0..problem.batch()).flat_map(|index| (0..heads).map(move |head| (index, head))) {
+        let (alone, values) = alone(problem, values, index, head_q);
+        let (len, (batch, first)) = (alone.lengths(0), problem.rows_q().start(index));
+        let matrix = |x: Array4<f32>| x.index_axis_move(Axis(0), 0).index_axis_move(Axis(1), 0);
+        let (q, k) = (matrix(values.q), matrix(values.k));
+        for (row, q) in q.rows().into_iter().enumerate() {
+            let visible = (0..len.k).filter(|&key| problem.mask().allows(row, key, len));
+            let largest = visible.map(|key| loss(q, k.row(key))).fold(0.0, f64::max);
+            moves[[batch, head_q, first + row]] = scale * largest;
         }
-        moves
     }
+    moves
 }
 
 /// O of a baseline. If there are sinks, O is multiplied by an exact factor for each row, and rounded once more.
