@@ -125,6 +125,63 @@ def test_block_masks(device):
     assert torch.equal(flex_attention(*shared, enable_gqa=True), flex_attention(*expanded, enable_gqa=True))
 
 
+WINDOWS = [
+    (dict(causal=True), lambda b, h, q, k: q >= k),
+    (dict(causal=True), lambda b, h, q, k: (k <= q) & ((q // 3 == k // 3) | (q > k - 1))),
+    (dict(window_size=(6, 0)), flex.and_masks(lambda b, h, q, k: q >= k, lambda b, h, q, k: q - k < 7)),
+    (dict(window_size=(6, 2)), lambda b, h, q, k: (q - k <= 6) & (k < q + 3)),
+    (dict(window_size=(-1, 1)), lambda b, h, q, k: q + 1 >= k),
+    ({}, flex.noop_mask),
+]
+
+
+@pytest.mark.parametrize("options, mask_mod", WINDOWS, ids=str)
+def test_causal_masks_and_windows_have_their_own_kernels(device, options, mask_mod):
+    q, k, v = leaves = [x.requires_grad_() for x in tensors(device, rows=KEYS)]
+    mask = flex.create_block_mask(mask_mod, None, None, KEYS, KEYS, device=device)
+    alibi, dout = score_mods(device)["alibi"], normal(2, HEADS, KEYS, 32, dtype=q.dtype, device=device)
+
+    def call(q, k, v):
+        return flex_attention(q, k, v, alibi, mask, enable_gqa=True)
+
+    right = flash_attn_func(*(x.transpose(1, 2) for x in leaves), score=alibi, **options).transpose(1, 2)
+    gradients = torch.autograd.grad(right, leaves, dout)
+    torch.compiler.reset()
+    for function in (call, torch.compile(call, backend="aot_eager", fullgraph=True)):
+        out = function(*leaves)
+        assert torch.equal(out, right)
+        assert all(torch.equal(x, y) for x, y in zip(torch.autograd.grad(out, leaves, dout), gradients))
+    assert "window_size" in fa3.flex.known_seen_keys(mask)[0]
+
+
+def test_other_masks_are_no_windows(device):
+    others = [
+        lambda b, h, q, k: q > k,
+        lambda b, h, q, k: (q >= k) & (k != 5),
+        lambda b, h, q, k: (q >= k) & (q != 5),
+        lambda b, h, q, k: (q >= k) | (q == 5) & (k == 6),
+        lambda b, h, q, k: (q >= k) & (q - k < 7 + (q > 80)),
+        lambda b, h, q, k: (q >= k) & ((q - k < 7) | (k < 1)),
+        lambda b, h, q, k: (q >= k) | (h == 1),
+        lambda b, h, q, k: k < 5,
+        lambda b, h, q, k: k < 0,
+    ]
+    q, k, v = tensors(device, rows=KEYS)
+    for mask_mod in others:
+        mask = flex.create_block_mask(mask_mod, None, HEADS, KEYS, KEYS, device=device)
+        assert_close([flex_attention(q, k, v, None, mask, enable_gqa=True)], torchs(q, k, v, None, mask)[:1])
+        assert "intervals" in fa3.flex.known_seen_keys(mask)[0]
+    # Rows count from the top left, masks of kernels from the bottom right.
+    q = q[:, :, :ROWS]
+    for mask_mod, name in (
+        (lambda b, h, q, k: q >= k, "intervals"),
+        (lambda b, h, q, k: q + KEYS - ROWS >= k, "window_size"),
+    ):
+        mask = flex.create_block_mask(mask_mod, None, None, ROWS, KEYS, device=device)
+        assert_close([flex_attention(q, k, v, None, mask, enable_gqa=True)], torchs(q, k, v, None, mask)[:1])
+        assert name in fa3.flex.known_seen_keys(mask)[0]
+
+
 def dense(q, k, v, score_mod):
     """O by the definition, over tensors of all scores; heads are first."""
     group = q.shape[1] // k.shape[1]

@@ -74,10 +74,11 @@ def flex_attention(
             scaled. It is called once with symbols, at each call: nothing of it is kept, so what it captures may change.
             q_idx counts from the first query. Or a `fa3.Score`. docs/expressions.md says what it may compute.
         block_mask: a `BlockMask` of torch for these lengths. It becomes one or two intervals of keys for each query,
-            which `fa3.masks.from_mask_mod` makes at the first call with it, waiting for the GPU. Where queries have
-            three or more, all keys from the first to the last are visited, and the function of scores hides those
-            between: then the BlockMask's mask_mod is such a function, too. In a trace that is refused, unless the mask
-            was used before.
+            which `fa3.masks.from_mask_mod` makes at the first call with it, waiting for the GPU. If a causal mask or a
+            window has the same intervals, the call is `flash_attn_func`'s with window_size. Where queries have three
+            or more, all keys from the first to the last are visited, and the function of scores hides those between:
+            then the BlockMask's mask_mod is such a function, too. In a trace of a mask that was not used before, this
+            is refused, and causal masks and windows stay intervals.
         scale: the factor on Q K^T; 1 / sqrt(head_dim) if None.
         enable_gqa: whether heads_q may be a multiple of heads_kv.
         return_lse: whether to return LSE as well.
@@ -97,30 +98,30 @@ def flex_attention(
     heads_q, heads_kv = query.shape[1], key.shape[1]
     if heads_q != heads_kv and not arguments.flag("enable_gqa", enable_gqa):
         raise ValueError(f"query has {heads_q} heads and key {heads_kv}, expected as many: or set enable_gqa")
-    score, intervals = prepared(query, key, score_mod, block_mask)
-    out, lse = attend(query, key, value, score, intervals, scale)
+    score, mask = prepared(query, key, score_mod, block_mask)
+    out, lse = attend(query, key, value, score, mask, scale)
     return (out, lse) if arguments.flag("return_lse", return_lse) else out
 
 
 def prepared(
     query: Tensor, key: Tensor, score_mod: ScoreMod | None, block_mask: "BlockMask | None"
-) -> tuple[Score | None, Tensor | None]:
-    """A function of scores as a Score, and the intervals of a block mask."""
-    intervals = None
+) -> tuple[Score | None, dict[str, Any]]:
+    """A function of scores as a Score, and a block mask as arguments of `flash_attn_func`."""
+    mask: dict[str, Any] = {}
     if block_mask is not None:
-        intervals, rest = seen_keys(block_mask, query, key)
+        mask, rest = seen_keys(block_mask, query, key)
         score_mod = score_mod if rest is None else _within(rest, score_mod)
-    return None if score_mod is None else scores.traced(score_mod, query, "s b h row k"), intervals
+    return None if score_mod is None else scores.traced(score_mod, query, "s b h row k"), mask
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, score: Score | None, intervals: Tensor | None, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, score: Score | None, mask: dict[str, Any], scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """O and LSE of tensors whose heads are first."""
     if key.shape[0] == 1:
         key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    out, lse = attention.flash_attn_func(q, k, v, scale, score=score, intervals=intervals, return_attn_probs=True)
+    out, lse = attention.flash_attn_func(q, k, v, scale, score=score, return_attn_probs=True, **mask)
     return out.transpose(1, 2), lse
 
 
@@ -132,8 +133,8 @@ def seen_keys(mask: "BlockMask", query: Tensor, key: Tensor) -> "SeenKeys":
     return keep_seen_keys(mask) if (known := known_seen_keys(mask)) is None else known
 
 
-# The intervals of a block mask, and a function that hides more keys.
-SeenKeys = tuple[Tensor, masks.MaskMod | None]
+# A block mask as arguments of `flash_attn_func`, and a function that hides more keys.
+SeenKeys = tuple[dict[str, Any], masks.MaskMod | None]
 
 
 def known_seen_keys(mask: "BlockMask") -> SeenKeys | None:
@@ -143,9 +144,12 @@ def known_seen_keys(mask: "BlockMask") -> SeenKeys | None:
 
 def keep_seen_keys(mask: "BlockMask") -> SeenKeys:
     """Finds the keys that the rows of a block mask see. Outside of a trace the mask keeps them."""
-    seen = masks.of_blocks(mask)
-    if not torch.compiler.is_compiling():
-        mask._fa3_seen_keys = seen  # type: ignore[attr-defined]
+    intervals, rest = masks.of_blocks(mask)
+    if torch.compiler.is_compiling():
+        return {"intervals": intervals}, rest
+    window = masks.window_of(intervals, mask.shape[3])
+    seen: SeenKeys = {"intervals": intervals} if window is None else {"window_size": window}, rest
+    mask._fa3_seen_keys = seen  # type: ignore[attr-defined]
     return seen
 
 

@@ -123,11 +123,11 @@ def _attend(
     """O and LSE; None if this package refuses the call."""
     try:
         if torch.compiler.is_compiling():
-            score, intervals = flex.prepared(query, key, score_mod, block_mask)
+            score, mask = flex.prepared(query, key, score_mod, block_mask)
             # A compiler cannot catch what operators raise.
             if score is not None and not _is_accepted(score.text, tuple(x.dim() for x in score.tables)):
                 return None
-            return flex.attend(query, key, value, score, intervals, scale)
+            return flex.attend(query, key, value, score, mask, scale)
         return flex.flex_attention(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse=True)
     except (NotImplementedError, TypeError, ValueError):
         return None

@@ -206,6 +206,21 @@ def of_blocks(mask: "BlockMask") -> tuple[Tensor, MaskMod | None]:
     return _shrunk(intervals[..., ::3]), own if _are_equal(own, mask_mod, *sizes) else mask_mod
 
 
+def window_of(intervals: Tensor, keys: int) -> tuple[int, int] | None:
+    """The window that shows every row the same keys, as `sliding_window` takes it: (-1, 0) if the mask is causal, and
+    (-1, -1) if nothing is hidden. None if there is none. All rows are compared, and the host waits.
+    """
+    rows = intervals.shape[2]
+    if intervals.shape != (1, 1, rows, 2) or not rows * keys:
+        return None
+    position, (start, end) = torch.arange(keys - rows, keys, device=intervals.device), intervals[0, 0].unbind(-1)
+    # A side that cuts no row off is unbounded.
+    left = torch.where(start > 0, position - start, -1).amax()
+    right = torch.where((start < end) & (end < keys), end - 1 - position, -1).amax()
+    window = int(left), int(right)
+    return window if torch.equal(intervals, sliding_window(rows, keys, *window, device=intervals.device)) else None
+
+
 def from_dense(mask: Tensor) -> Tensor:
     """Makes intervals of a bool mask, as torch's `scaled_dot_product_attention` takes it as attn_mask: True where a row
     sees a key, (seqlen_q, seqlen_kv) or (batch or 1, heads or 1, seqlen_q, seqlen_kv). It is the inverse of `to_dense`,
