@@ -7,7 +7,7 @@ import dataclasses
 import math
 from xml.sax.saxutils import escape
 
-# Sizes in pixels: a panel of bars and one of curves, the room for its axes and its title, and the legend above all panels.
+# Sizes in pixels: a panel of bars and one of curves, the room for axes and title, and the legend above all panels.
 BARS, CURVES = (340, 200), (720, 370)
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 32, 22
 LEGEND = 30
@@ -90,10 +90,9 @@ def _bars(panel, left, right, at):
         for index, number in _drawn(series):
             x, y = left + index * slot + 0.08 * slot + place * width, at(number)
             title = escape(f"{series.name}, {panel.labels[index]}: {number:g} {panel.unit}")
-            parts.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{0.94 * width:.1f}" height="{at(0) - y:.1f}" '
-                f'fill="{series.color}"><title>{title}</title></rect>'
-            )
+            size = f'width="{0.94 * width:.1f}" height="{at(0) - y:.1f}"'
+            rest = f'{size} fill="{series.color}"><title>{title}</title></rect>'
+            parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" {rest}')
             if width >= NARROWEST:
                 parts.append(_text(x + width / 2, y - 3, f"{number:.{0 if number >= 10 else 2}f}", more=' font-size="10"'))
     return parts, lambda index: left + (index + 0.5) * slot

@@ -510,7 +510,10 @@ def test_bars_stand_on_zero_below_the_legend_and_one_unit_has_one_scale():
     assert len(names) == 2 and float(names[1].get("x")) - float(names[0].get("x")) >= 3 * svg.CHARACTER + 18
 
 
-@pytest.mark.parametrize("least, most, first, last", [(0, 1, 0, 1), (0, 825, 0, 1000), (2.5, 5.5, 2, 6), (0, 0, 0, 0.2)])
+TICKS = [(0, 1, 0, 1), (0, 825, 0, 1000), (2.5, 5.5, 2, 6), (0, 0, 0, 0.2)]
+
+
+@pytest.mark.parametrize("least, most, first, last", TICKS)
 def test_ticks_are_round_and_few(least, most, first, last):
     ticks = svg._ticks(least, most)
     assert ticks[0] == first and ticks[-1] == pytest.approx(last, abs=1e-9) and 2 <= len(ticks) <= 7
