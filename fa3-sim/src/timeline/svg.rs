@@ -358,8 +358,7 @@ mod tests {
         let svg = draw(&timeline);
         // Spans of block 0 alone have no paler ones.
         assert!(svg.contains(ODD) && !draw(&timeline.between(0..9)).contains(ODD));
-        for part in [", block 1, ", "paler products: blocks 1, 3", "prefers-color-scheme: dark"]
-        {
+        for part in [", block 1, ", "paler products: blocks 1, 3", "prefers-color-scheme: dark"] {
             assert!(svg.contains(part), "{part} is not in {svg}");
         }
     }
