@@ -1,106 +1,176 @@
-"""Draws the results of bench/peers.py, bench/decode.py or bench/latent.py.
+"""Draws what bench/peers.py, bench/decode.py or bench/latent.py wrote, or the figures of the documentation.
 
     python3 bench/peers.py --fa3 path/to/fa3_C.so --json peers.json
-    python3 bench/chart.py peers.json docs/figures/forward.svg
+    python3 bench/chart.py peers.json forward.svg
     python3 bench/decode.py --fa3 path/to/fa3_C.so --table speculative --layout 64 --json decode.json
     python3 bench/chart.py decode.json decode.svg
+    python3 bench/chart.py docs
 
-The chart of the forward pass has TFLOP/s by seqlen, in panels by head_dim and mask. The chart of decoding has
-microseconds by the number of keys, in panels by query heads, with a line for each batch. Needs matplotlib.
+The chart of the paper's settings has TFLOP/s by seqlen, in panels by head_dim and mask. The chart of decoding has TB/s
+by the number of keys, in panels by batch. The chart of latent attention has TFLOP/s of 128 heads and TB/s of 16. Given
+the folder docs, it draws the files in docs/figures again, each from the table of its page.
 """
 
 import argparse
+import dataclasses
+import itertools
 import json
 import pathlib
+import re
 
-import matplotlib.pyplot as plt
-
+import decode
+import latent
 import settings
+import svg
 
-# The name in the legend and the colour of each implementation. Colour-blind readers can tell the colours apart, too.
+# The name in the legend and the colour of each implementation. Colour-blind readers can tell the colours apart, too, on
+# white and on black.
 STYLES = {
     "fa3": ("FlashAttention-3 (C++)", "#e69f00"),
     "cudnn": ("cuDNN", "#999999"),
-    "ours": ("fa3 (this repository)", "#0072b2"),
+    "ours": ("fa3 (this repository)", "#1f83c4"),
 }
 
 
-def panels(measured):
-    """TFLOP/s by (causal, head_dim), implementation and seqlen."""
-    panels = {}
+def size(number):
+    """A number of rows as text, as in 16k."""
+    return f"{number // 1024}k" if number >= 1024 else str(number)
+
+
+def panel(title, unit, of_names):
+    """A panel of bars: numbers by label, by implementation."""
+    labels = list(dict.fromkeys(itertools.chain.from_iterable(of_names.values())))
+    series = [
+        svg.Series(*STYLES[name], [of_names[name].get(label) for label in labels])
+        for name in STYLES
+        if of_names.get(name)
+    ]
+    return svg.Panel(title, unit, dict(enumerate(labels)), series)
+
+
+def of_paper(rates):
+    """The chart of the paper's settings, of TFLOP/s by (causal, head_dim), implementation and seqlen."""
+    panels = [
+        panel(f"head_dim {head_dim}, {'causal' if causal else 'no mask'}", "TFLOP/s", of_names)
+        for (causal, head_dim), of_names in sorted(rates.items())
+    ]
+    return svg.bars(panels, len({head_dim for _, head_dim in rates}))
+
+
+def rates_of_paper(measured):
+    """What `of_paper` draws, of what bench/peers.py wrote."""
+    rates = {}
     for entry in measured:
         cell = settings.Cell(entry["head_dim"], entry["seqlen"], entry["causal"])
-        panel = panels.setdefault((cell.causal, cell.head_dim), {name: {} for name in STYLES})
+        of_names = rates.setdefault((cell.causal, cell.head_dim), {})
         for name, ms in entry["ms"].items():
-            if name in panel:
-                panel[name][cell.seqlen] = cell.tflops(ms)
-    return panels
+            of_names.setdefault(name, {})[size(cell.seqlen)] = cell.tflops(ms)
+    return rates
 
 
-def draw_panel(axes, title, panel):
-    """Draws the bars of a panel, with the bars of one seqlen side by side."""
-    width = 0.8 / len(panel)
-    for index, (name, bars) in enumerate(panel.items()):
-        places = [place + width * (index - (len(panel) - 1) / 2) for place in range(len(bars))]
-        label, color = STYLES[name]
-        axes.bar(places, bars.values(), width, color=color, label=label)
-    seqlens = [f"{seqlen // 1024}k" if seqlen >= 1024 else str(seqlen) for seqlen in panel["ours"]]
-    axes.set_xticks(range(len(seqlens)), seqlens)
-    axes.set_title(title)
-    axes.spines[["top", "right"]].set_visible(False)
+def of_decoding(measured):
+    """The chart of decoding: a panel for each batch, of the settings whose sequences have one length."""
+    panels = {}
+    for entry in measured:
+        if entry["table"] == "prefill" or len(set(entry["lengths"])) > 1:
+            continue
+        title = f"batch {len(entry['lengths'])}, {entry['new']} new, {entry['layout']}"
+        of_names = panels.setdefault(title, {})
+        for name, ms in entry["ms"].items():
+            bytes_each = 1 if entry["e4m3"] and name == "ours" else 2
+            read = 2 * bytes_each * sum(entry["lengths"]) * entry["heads_kv"] * entry["head_dim"]
+            of_names.setdefault(name, {})[size(entry["lengths"][0])] = read / ms / 1e9
+    return svg.bars([panel(title, "TB/s", of_names) for title, of_names in panels.items()], 2)
 
 
-def lines(measured):
-    """Microseconds by query heads, then by (implementation, batch), then by keys, for settings with one length."""
+def of_latent(measured):
+    """The chart of latent attention: a panel for each number of heads, with the unit of what bounds it."""
     panels = {}
     for entry in measured:
         if len(set(entry.get("lengths", ()))) == 1:
+            heads, lengths = entry["heads"], entry["lengths"]
             for name, ms in entry["ms"].items():
-                if name in STYLES:
-                    line = panels.setdefault(entry["heads"], {}).setdefault((name, len(entry["lengths"])), {})
-                    line[entry["lengths"][0]] = 1e3 * ms
-    return panels
+                of_names = panels.setdefault(heads, {})
+                label = f"{len(lengths)} x {size(lengths[0])}"
+                of_names.setdefault(name, {})[label] = latent.rates(heads, lengths, ms)[heads < 64]
+    units = {heads: ("TFLOP/s", "TB/s")[heads < 64] for heads in panels}
+    return svg.bars([panel(f"{heads} heads", units[heads], panels[heads]) for heads in panels], 2)
 
 
-def draw_forward(measured):
-    """The figure of the forward pass."""
-    of_settings = panels(measured)
-    head_dims = sorted({head_dim for _, head_dim in of_settings})
-    figure, axes = plt.subplots(2, len(head_dims), figsize=(10, 4.6), sharey=True, squeeze=False)
-    for row, causal in enumerate([False, True]):
-        axes[row][0].set_ylabel("TFLOP/s")
-        for column, head_dim in enumerate(head_dims):
-            title = f"head_dim {head_dim}, {'causal' if causal else 'no mask'}"
-            draw_panel(axes[row][column], title, of_settings[causal, head_dim])
-    return figure, axes
+def chart(measured):
+    """The chart of what a script wrote."""
+    first = measured[0]
+    if "lengths" not in first:
+        return of_paper(rates_of_paper(measured))
+    return of_decoding(measured) if "heads_kv" in first else of_latent(measured)
 
 
-def draw_decoding(measured):
-    """The figure of decoding: a colour for each implementation."""
-    of_heads = lines(measured)
-    figure, axes = plt.subplots(1, len(of_heads), figsize=(10, 4.6), sharey=True, squeeze=False)
-    axes[0][0].set_ylabel("microseconds")
-    for panel, (heads, of_lines) in zip(axes[0], of_heads.items()):
-        for (name, batch), points in of_lines.items():
-            label, color = STYLES[name]
-            panel.plot(*zip(*sorted(points.items())), color=color, marker="o", label=f"{label}, batch {batch}")
-        panel.set(title=f"{heads} query heads", xlabel="keys", xscale="log", yscale="log")
-        panel.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+def table(page, head):
+    """The cells of the rows of the first table of a page whose first line begins with `head`."""
+    _, found, after = page.partition(f"\n{head}")
+    if not found:
+        raise ValueError(f"the page has no table {head}")
+    lines = itertools.takewhile(lambda line: line.startswith("|"), after.splitlines()[2:])
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def table_of_paper(page):
+    """What `of_paper` draws, of the table with the columns ours, FA3 and cuDNN."""
+    rates = {}
+    for first, *columns in table(page, "| | ours | FA3 | cuDNN |"):
+        head_dim, causal = re.fullmatch(r"d (\d+)(, causal)?", first).groups()
+        numbers = [[float(x) for x in column.split(" / ")] for column in columns[:3]]
+        lengths = [size(cell.seqlen) for cell in settings.PAPER[:6]]
+        of_names = {name: dict(zip(lengths, column)) for name, column in zip(("ours", "fa3", "cudnn"), numbers)}
+        rates[causal is not None, int(head_dim)] = of_names
+    return rates
+
+
+def table_of_decoding(page):
+    """What `chart` draws, of the table of speculative decoding."""
+    rows, _ = decode.TABLES["speculative"]
+    shapes = {row.name.removeprefix("MQA 16, "): row for row in rows}
+    for name, ours, _, fa3, _ in table(page, "| batch, keys | ours, us |"):
+        row, ms = shapes[name], {"ours": float(ours) / 1e3, "fa3": float(fa3) / 1e3}
+        setting = {"table": "speculative", "layout": "pages of 64", "head_dim": 128, "e4m3": False}
+        yield dataclasses.asdict(row) | setting | {"ms": ms}
+
+
+def table_of_latent(page):
+    """What `chart` draws, of the rows of the table of latent attention over pages of 64 rows."""
+    for name, ours, _, _, fa3, _ in table(page, "| one new token, 512 + 64 columns |"):
+        if name in latent.DECODING:
+            heads, lengths = latent.DECODING[name]
+            yield {"heads": heads, "lengths": lengths, "ms": {"ours": float(ours) / 1e3, "fa3": float(fa3) / 1e3}}
+
+
+# For each figure, its page, and the function that draws that page's table.
+FIGURES = {
+    "forward.svg": ("performance.md", lambda page: of_paper(table_of_paper(page))),
+    "backward.svg": ("performance-backward.md", lambda page: of_paper(table_of_paper(page))),
+    "decode.svg": ("performance-decode.md", lambda page: chart(list(table_of_decoding(page)))),
+    "latent.svg": ("latent.md", lambda page: chart(list(table_of_latent(page)))),
+}
+
+
+def figures(docs):
+    """The figures of the documentation by name."""
+    return {name: draw((docs / page).read_text()) for name, (page, draw) in FIGURES.items()}
 
 
 def main():
-    """Draws the chart."""
+    """Draws the chart, or the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("json", type=pathlib.Path, help="the file that a script wrote")
-    parser.add_argument("svg", type=pathlib.Path, help="the chart")
+    parser.add_argument("data", type=pathlib.Path, help="the file that a script wrote, or the folder docs")
+    parser.add_argument("svg", type=pathlib.Path, nargs="?", help="the chart of the file")
     options = parser.parse_args()
-    measured = json.loads(options.json.read_text())["measured"]
-    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "fa3", "font.size": 9})
-    figure, axes = draw_decoding(measured) if "lengths" in measured[0] else draw_forward(measured)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=len(STYLES), frameon=False)
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
-    figure.savefig(options.svg, metadata={"Date": None})
+    if options.data.is_dir() != (options.svg is None):
+        parser.error("a file is drawn into another file, and a folder's figures into its folder figures")
+    if options.svg:
+        options.svg.write_text(chart(json.loads(options.data.read_text())["measured"]))
+        return
+    for name, text in figures(options.data).items():
+        (options.data / "figures" / name).write_text(text)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,12 @@ def parse(words=None):
     return parser.parse_args(words)
 
 
+def rates(heads, lengths, ms):
+    """TFLOP/s and TB/s of decoding."""
+    keys = sum(lengths)
+    return 2 * (2 * LATENT + ROTARY) * heads * keys / ms / 1e9, 2 * (LATENT + ROTARY) * keys / ms / 1e9
+
+
 class Decoding:
     """Caches of latent vectors, and the queries of a step."""
 
@@ -115,9 +121,7 @@ class Decoding:
 
     def rates(self, ms):
         """TFLOP/s and TB/s, as text."""
-        keys = sum(self.lengths)
-        flops = 2 * (2 * LATENT + ROTARY) * self.q.shape[2] * keys
-        return f"{flops / ms / 1e9:5.0f} TFLOP/s {2 * (LATENT + ROTARY) * keys / ms / 1e9:5.2f} TB/s"
+        return "{:5.0f} TFLOP/s {:5.2f} TB/s".format(*rates(self.q.shape[2], self.lengths, ms))
 
 
 class Prefill:

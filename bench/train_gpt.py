@@ -26,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import gpt
 import judge
 import settings
+import svg
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 LEAST_BYTES = 100_000
@@ -69,7 +70,7 @@ def definition(q, k, v):
 
 # By run: the attention function, and whether the run uses autocast.
 RUNS = {"ours": (ours, True), "sdpa": (sdpa, True), "f32": (definition, False)}
-COLOURS = {"f32": ("#c0c0c0", 7), "sdpa": ("#e08020", 3.5), "ours": ("#2040a0", 1.2)}
+COLOURS = {"f32": ("#999999", 7), "sdpa": ("#e69f00", 3.5), "ours": ("#1f83c4", 1.2)}
 
 
 def corpus():
@@ -136,39 +137,12 @@ def trains_alike(curves):
     return alike
 
 
-def svg(curves, width=720, height=400, margin=50):
-    """A chart of the curves, by name, as the text of an SVG file."""
-    numbers = [x for curve in curves.values() for x in curve if math.isfinite(x)]
-    bottom, top = math.floor(min(numbers)), math.ceil(max(numbers))
+def chart(curves):
+    """The curves as the text of an SVG file. The widest is drawn first, so that those upon it leave it visible."""
+    series = [svg.Series(name, color, curves[name], width) for name, (color, width) in COLOURS.items()]
     steps = max(map(len, curves.values()))
-
-    def at(step, loss):
-        x = margin + step / max(1, steps - 1) * (width - 2 * margin)
-        y = height - margin - (loss - bottom) / max(1, top - bottom) * (height - 2 * margin)
-        return f"{x:.1f}", f"{y:.1f}"
-
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-    ]
-    for loss in range(bottom, top + 1):
-        (left, y), (right, _) = at(0, loss), at(steps - 1, loss)
-        lines.append(f'<line x1="{left}" y1="{y}" x2="{right}" y2="{y}" stroke="#e0e0e0"/>')
-        lines.append(f'<text x="{margin - 8}" y="{y}" text-anchor="end" dy="4">{loss}</text>')
-    for step in sorted({0, steps // 2, steps - 1}):
-        x, y = at(step, bottom)
-        lines.append(f'<text x="{x}" y="{y}" text-anchor="middle" dy="18">{step + 1}</text>')
-    lines.append(f'<text x="{width / 2}" y="{height - 10}" text-anchor="middle">step</text>')
-    lines.append(f'<text x="{margin}" y="{margin - 18}" text-anchor="middle">loss</text>')
-    for row, (name, (colour, thickness)) in enumerate(COLOURS.items()):
-        points = " ".join(",".join(at(i, x)) for i, x in enumerate(curves[name]) if math.isfinite(x))
-        style = f'fill="none" stroke="{colour}" stroke-width="{thickness}"'
-        lines.append(f'<polyline points="{points}" {style}/>')
-        x, y = width - margin - 90, margin + 18 * row
-        lines.append(f'<polyline points="{x},{y} {x + 30},{y}" {style}/>')
-        lines.append(f'<text x="{x + 38}" y="{y}" dy="4">{name}</text>')
-    return "\n".join([*lines, "</svg>"]) + "\n"
+    labels = {step: str(step + 1) for step in {0, steps // 2, steps - 1}}
+    return svg.curves(svg.Panel("by step", "loss", labels, series))
 
 
 def parse(words=None):
@@ -204,7 +178,7 @@ def main():
     alike = trains_alike(curves)
     settings.write_json(options.json, [{"name": name, "loss": curve} for name, curve in losses.items()])
     if options.svg is not None:
-        options.svg.write_text(svg(curves))
+        options.svg.write_text(chart(curves))
     return 0 if alike else 1
 
 

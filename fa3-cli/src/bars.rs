@@ -25,9 +25,16 @@ pub(crate) struct Series {
     pub(crate) color: RGBColor,
     /// The height of the bar in each group.
     pub(crate) heights: Vec<Option<f64>>,
+    /// The least and the most of what a height is the median of, for none or for all groups.
+    pub(crate) spreads: Vec<Option<[f64; 2]>>,
 }
 
 impl Series {
+    /// Bars without spreads.
+    pub(crate) fn new(name: impl Into<String>, color: RGBColor, heights: Vec<Option<f64>>) -> Series {
+        Series { name: name.into(), color, heights, spreads: Vec::new() }
+    }
+
     /// TFLOP/s of an implementation in the paper.
     pub(crate) fn of_paper(name: &str, heights: Vec<Option<f64>>) -> Series {
         let color = match name {
@@ -37,7 +44,7 @@ impl Series {
             FA3 => PAPER,
             _ => RGBColor(170, 170, 170),
         };
-        Series { name: format!("{name} (paper)"), color, heights }
+        Series::new(format!("{name} (paper)"), color, heights)
     }
 
     pub(crate) fn has_bars(&self) -> bool {
@@ -74,7 +81,8 @@ impl Panel {
         draw_legend(series, &head)?;
         // Leaves room for the numbers above the bars.
         let heights = series.iter().flat_map(|series| series.heights.iter().flatten());
-        let most = 1.13 * heights.copied().fold(0.0, f64::max);
+        let ends = series.iter().flat_map(|series| series.spreads.iter().flatten().map(|[_, most]| most));
+        let most = 1.13 * heights.chain(ends).copied().fold(0.0, f64::max);
         let mut chart = ChartBuilder::on(&body)
             .margin(10)
             .x_label_area_size(34)
@@ -104,14 +112,22 @@ impl Panel {
             0..=3 => ("sans-serif", 11).into_font().color(&BLACK).pos(Pos::new(HPos::Center, VPos::Bottom)),
             _ => upright(10, &BLACK),
         };
-        for (index, Series { color, heights, .. }) in series.iter().enumerate() {
+        for (index, Series { color, heights, spreads, .. }) in series.iter().enumerate() {
             let left = |group: usize| group as f64 - GROUP / 2.0 + index as f64 * width;
             let bars =
                 heights.iter().enumerate().filter_map(|(group, height)| Some((left(group), (*height)?)));
             let bar = |(x, y)| Rectangle::new([(x, 0.0), (x + 0.94 * width, y)], color.filled());
             chart.draw_series(bars.clone().map(bar))?;
-            let number = |(x, y)| {
-                Text::new(format!("{y:.0}"), (x + 0.47 * width, y + 0.01 * most), number_style.clone())
+            let spread = |(group, spread): (usize, &Option<[f64; 2]>)| {
+                let ends = (*spread)?.map(|y| (left(group) + 0.47 * width, y));
+                Some(PathElement::new(ends, BLACK.stroke_width(1)))
+            };
+            chart.draw_series(spreads.iter().enumerate().filter_map(spread))?;
+            // A number stands beside the line of a spread.
+            let shift = if spreads.is_empty() { 0.47 } else { 0.7 };
+            let number = |(x, y): (f64, f64)| {
+                let digits = usize::from(y < 10.0);
+                Text::new(format!("{y:.digits$}"), (x + shift * width, y + 0.01 * most), number_style.clone())
             };
             chart.draw_series(bars.map(number))?;
         }

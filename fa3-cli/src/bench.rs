@@ -1,4 +1,4 @@
-//! `fa3 bench`: the speed of the forward pass on a GPU, next to the paper's Figure 5 and Table 2.
+//! `fa3 bench`: the speed of the forward pass on a GPU, next to the paper's Figures 5 and 7 and Table 2.
 
 mod ablation;
 mod chart;
@@ -11,7 +11,7 @@ use fa3::cuda::Device;
 use fa3_sched::forward::PlanOptions;
 use fa3_types::{Dtype, KnownProblem};
 
-use crate::args::number::half;
+use crate::args::number::{NotThat, half};
 use crate::console;
 use crate::gpu::GpuArgs;
 use crate::grid::{self, GridArgs, Setting};
@@ -24,7 +24,7 @@ use report::{Cell, Report};
 pub(crate) const ABOUT: &str = "\
 Measures the forward pass on a Hopper GPU and prints TFLOP/s as the FlashAttention-3 paper counts them: 4 · seqlen² \
 · head_dim · heads · batch, halved under a causal mask. The default settings are from the paper's Figure 5; its \
-numbers (fp16, on an H100 80GB SXM5) are printed where they apply.
+numbers (fp16, on an H100 80GB SXM5) are printed where they apply, and those of Figure 7 with --dtype e4m3.
 
 Each setting is timed by CUDA events around back-to-back launches, some milliseconds per round, and the median of \
 the rounds is reported. Inputs are from N(0, 1), as in the paper. Every reported result is checked: O and LSE are \
@@ -42,6 +42,7 @@ sequences, gradients.";
 Examples:
   fa3 bench --json bench.json --svg bench.svg
   fa3 bench --head-dim 128 --causal --window 1024,0 --seqlen 8k,64k --tokens 64k --heads 32 --heads-kv 8
+  fa3 bench --dtype e4m3 --head-dim 256
   fa3 bench --ablation
 
 Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
@@ -52,8 +53,8 @@ pub(crate) struct Options {
     ablation: bool,
     #[command(flatten)]
     grid: GridArgs,
-    /// Elements of Q, K and V, bf16 or f16; bf16 if absent, f16 with --ablation
-    #[arg(long, value_name = "TYPE", value_parser = half)]
+    /// Elements of Q, K and V, bf16, f16 or e4m3; bf16 if absent, f16 with --ablation
+    #[arg(long, value_name = "TYPE", value_parser = measured)]
     dtype: Option<Dtype>,
     #[command(flatten)]
     pace: Pace,
@@ -67,9 +68,22 @@ pub(crate) struct Options {
     svg: Option<PathBuf>,
 }
 
+/// Reads an element type that is measured.
+fn measured(text: &str) -> Result<Dtype, NotThat> {
+    half(text).or_else(|_| text.parse().ok().filter(|dtype| *dtype == Dtype::E4m3).ok_or(NotThat::Measured))
+}
+
+/// The ablation's tiles and techniques are those of 16 bits.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("--ablation has forms of bf16 and f16 kernels, not of e4m3")]
+struct NoForms;
+
 /// Measures, prints and writes. False if a result is wrong or missing.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let dtype = options.dtype.unwrap_or(if options.ablation { Dtype::F16 } else { Dtype::Bf16 });
+    if options.ablation && dtype == Dtype::E4m3 {
+        return Err(NoForms.into());
+    }
     let settings = options.grid.settings(dtype)?;
     let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;
     let device = options.gpu.open()?;

@@ -3,6 +3,7 @@
 
 use fa3_quant::{Channels, E4m3, Granularity, Quantized, StandardFp8, add_sinks, rounded_row_sum_loss};
 use fa3_ref::law::{ForwardLaw, LseTolerance};
+use fa3_ref::rows::{RowIndex, RowsLaw};
 use fa3_ref::{Element, Inputs, Precision, oracle};
 use fa3_types::{KnownProblem, SequenceRows};
 use ndarray::{Array3, ArrayView4};
@@ -35,6 +36,15 @@ pub(crate) fn law<T: Element>(
     }
     let squares = oracle::forward_squares(inputs);
     law.with_baseline(inputs, baseline.o.view(), Precision::of_output(problem.dtype()), &squares)
+}
+
+/// The law of some rows, with Q, K and V that are e4m3 numbers with scale 1.
+pub(crate) fn rows_law(inputs: &Inputs<'_, f32>, rows: &[RowIndex]) -> RowsLaw {
+    let problem = inputs.problem();
+    RowsLaw::with(inputs, rows, lse_tolerance(problem), |inputs| {
+        let half = ForwardLaw::new(inputs, Precision::of_output(inputs.problem().dtype()));
+        law(&half, inputs, [inputs.q(), inputs.k(), inputs.v()], None)
+    })
 }
 
 /// The allowed distance between LSE and the oracle's. LSE is computed from rounded P. The proven bound on rounding

@@ -114,8 +114,8 @@ impl Fixture {
         let o = alloc(problem.o())?;
         let lse = device.alloc(size_of::<f32>() * problem.lse_shape().iter().product::<usize>())?;
         let mut oracle = Oracle::new(problem)?;
-        for (buffer, bits) in [&mut q, &mut k, &mut v].into_iter().zip(std::mem::take(&mut oracle.qkv)) {
-            buffer.upload(&stream, &bits)?;
+        for (buffer, bytes) in [&mut q, &mut k, &mut v].into_iter().zip(std::mem::take(&mut oracle.qkv)) {
+            buffer.upload(&stream, &bytes)?;
         }
         let lengths = Lengths::upload(device, &stream, problem)?;
         Ok(Fixture { device: device.clone(), stream, oracle, lengths, q, k, v, o, lse })

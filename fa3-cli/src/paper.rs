@@ -1,6 +1,6 @@
 //! The numbers of the paper's Figures 5 to 7 (FlashAttention-3, arXiv 2407.08608), on an H100 80GB SXM5.
 
-use fa3_types::Mask;
+use fa3_types::{Dtype, Mask};
 use serde::Serialize;
 
 use crate::grid::Setting;
@@ -18,12 +18,11 @@ pub(crate) const TRITON: &str = "Triton";
 pub(crate) const CUDNN: &str = "cuDNN";
 pub(crate) const FA3: &str = "FlashAttention-3";
 
-/// TFLOP/s of one setting in Figure 5. Standard attention and Triton lack some numbers, for example where they ran out
-/// of memory.
+/// TFLOP/s of one setting in Figure 5 or 7. Some implementations lack numbers, for example where they ran out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Figure5 {
+pub(crate) struct Published {
     pub(crate) standard: Option<u32>,
-    pub(crate) flash_attention_2: u32,
+    pub(crate) flash_attention_2: Option<u32>,
     pub(crate) triton: Option<u32>,
     pub(crate) cudnn: u32,
     pub(crate) flash_attention_3: u32,
@@ -159,20 +158,24 @@ impl Panel {
     }
 }
 
-impl Figure5 {
-    /// The numbers of a setting, if Figure 5 has it; the element type may differ.
-    pub(crate) fn of(setting: &Setting) -> Option<Figure5> {
+impl Published {
+    /// The numbers of a setting, if Figure 7 has it with e4m3, or Figure 5 with 16 bits of any type.
+    pub(crate) fn of(setting: &Setting) -> Option<Published> {
         let Setting { dtype, head_dim, mask, seqlen, batch, heads, .. } = *setting;
         let is_plain = *setting == Setting::plain(dtype, head_dim, mask, (batch, seqlen, heads));
         let is_papers = batch * seqlen == TOKENS && heads * head_dim == HIDDEN && is_plain;
-        let key = (5, head_dim, mask);
+        let figure = match dtype {
+            Dtype::E4m3 => 7,
+            Dtype::F16 | Dtype::Bf16 | Dtype::F32 => 5,
+        };
+        let key = (figure, head_dim, mask);
         let panel = PANELS.iter().find(|panel| (panel.figure, panel.head_dim, panel.mask) == key);
         let index = SEQLENS.iter().position(|&of_figure| of_figure == seqlen);
         let (panel, index) = panel.zip(index).filter(|_| is_papers)?;
         let tflops = |name| panel.tflops(name).get(index).copied();
-        Some(Figure5 {
+        Some(Published {
             standard: tflops(STANDARD),
-            flash_attention_2: tflops(FA2)?,
+            flash_attention_2: tflops(FA2),
             triton: tflops(TRITON),
             cudnn: tflops(CUDNN)?,
             flash_attention_3: tflops(FA3)?,
@@ -181,8 +184,8 @@ impl Figure5 {
 
     /// The best TFLOP/s of all implementations but FlashAttention-3.
     pub(crate) fn best_other(&self) -> u32 {
-        let Figure5 { standard, flash_attention_2, triton, cudnn, .. } = *self;
-        [standard.unwrap_or(0), flash_attention_2, triton.unwrap_or(0), cudnn].into_iter().max().unwrap_or(0)
+        let Published { standard, flash_attention_2, triton, cudnn, .. } = *self;
+        [standard, flash_attention_2, triton].into_iter().flatten().fold(cudnn, u32::max)
     }
 }
 
@@ -196,7 +199,6 @@ pub(crate) fn ratios(figure: u32, other: &str) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fa3_types::Dtype;
 
     fn setting(head_dim: usize, mask: Mask, seqlen: usize) -> Setting {
         Setting::plain(Dtype::Bf16, head_dim, mask, (16384 / seqlen, seqlen, 2048 / head_dim))
@@ -204,10 +206,10 @@ mod tests {
 
     #[test]
     fn numbers_stand_where_they_stand_in_the_figure() {
-        let of = |head_dim, mask, seqlen| Figure5::of(&setting(head_dim, mask, seqlen)).unwrap();
-        let first = Figure5 {
+        let of = |head_dim, mask, seqlen| Published::of(&setting(head_dim, mask, seqlen)).unwrap();
+        let first = Published {
             standard: Some(52),
-            flash_attention_2: 282,
+            flash_attention_2: Some(282),
             triton: Some(340),
             cudnn: 335,
             flash_attention_3: 333,
@@ -220,6 +222,11 @@ mod tests {
         assert_eq!((longest.standard, longest.best_other(), longest.flash_attention_3), (None, 539, 616));
         assert_eq!(of(64, Mask::Causal, 2048).best_other(), 342);
         assert_eq!(of(128, Mask::None, 2048).flash_attention_3, 625);
+        let fp8 =
+            |head_dim| Published::of(&Setting { dtype: Dtype::E4m3, ..setting(head_dim, Mask::None, 16384) });
+        let fp8_256 = fp8(256).unwrap();
+        assert_eq!((fp8_256.flash_attention_2, fp8_256.best_other()), (None, 1139));
+        assert_eq!((fp8_256.flash_attention_3, fp8(128)), (1171, None));
     }
 
     /// Statements of the paper beside its figures: up to 740 (756) and close to 1200 TFLOP/s, 1.5 to 2 times
@@ -251,8 +258,8 @@ mod tests {
     #[test]
     fn other_settings_have_none() {
         let papers = setting(128, Mask::Causal, 1024);
-        assert!(Figure5::of(&papers).is_some());
-        assert!(Figure5::of(&Setting { dtype: Dtype::F16, ..papers }).is_some());
+        assert!(Published::of(&papers).is_some());
+        assert!(Published::of(&Setting { dtype: Dtype::F16, ..papers }).is_some());
         let others = [
             Setting { batch: 15, ..papers },
             Setting { heads: 8, heads_kv: 8, ..papers },
@@ -264,6 +271,6 @@ mod tests {
             Setting { head_dim: 32, head_dim_v: 32, heads: 64, heads_kv: 64, ..papers },
             Setting { mask: Mask::Window { left: Some(1), right: Some(0) }, ..papers },
         ];
-        assert!(others.iter().all(|setting| Figure5::of(setting).is_none()));
+        assert!(others.iter().all(|setting| Published::of(setting).is_none()));
     }
 }

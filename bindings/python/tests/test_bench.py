@@ -17,6 +17,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[3] / "bench"))
 
 import activation
 import backward
+import chart
 import decode
 import distributions
 import flex
@@ -24,6 +25,7 @@ import fp8
 import gpt
 import gradients
 import implementations
+import latent
 import masks
 import measure
 import packed
@@ -31,6 +33,7 @@ import ratios
 import settings
 import sparse
 import sustained
+import svg
 import timing
 import train_gpt
 from reference import as_products_read, quantized, quantized_channels, standard
@@ -475,41 +478,83 @@ def test_training_is_judged_by_the_smoothed_losses_of_all_steps(loss, alike, ste
     assert train_gpt.smoothed([4.0, 2.0] + [1.0] * 19)[::20] == [4.0, 1.05]
 
 
+def parts(text, tag):
+    """The elements of a chart with this tag, but for the background and the legend's marks."""
+    root = xml.etree.ElementTree.fromstring(text)
+    found = [x for x in root.iter() if x.tag.endswith(f"}}{tag}")]
+    return [x for x in found if tag != "rect" or len(x) == 1]
+
+
 def test_a_chart_has_the_curves():
-    curves = {name: [5.5, 3.0, math.nan, 2.5] for name in train_gpt.RUNS}
-    root = xml.etree.ElementTree.fromstring(train_gpt.svg(curves))
-    lines = [x.get("points").split() for x in root if x.tag.endswith("polyline")]
-    assert [len(points) for points in lines] == [3, 2] * 3
-    assert {x.text for x in root} >= {"ours", "sdpa", "f32", "step", "loss"}
+    text = train_gpt.chart({name: [5.5, 3.0, math.nan, 2.5] for name in train_gpt.RUNS})
+    assert [len(x.get("points").split()) for x in parts(text, "polyline")] == [3] * 3
+    assert {x.text for x in parts(text, "text")} >= {"ours", "sdpa", "f32", "by step: loss", "1", "3", "4"}
+
+
+def test_bars_stand_on_zero_below_the_legend_and_one_unit_has_one_scale():
+    numbers = {"one": [1, 2.0, None], "two": [4.0, math.inf, 3]}
+    panels = [
+        svg.Panel(name, unit, dict(enumerate("abc")), [svg.Series(name, "#123456", numbers[name])])
+        for name, unit in (("one", "m"), ("two", "m"), ("one", "s"))
+    ]
+    text = svg.bars(panels, 3)
+    bars = [{key: float(x.get(key)) for key in ("y", "height", "width")} for x in parts(text, "rect")]
+    assert len(bars) == 2 + 2 + 2
+    assert {round(bar["y"] + bar["height"]) for bar in bars} == {svg.LEGEND + svg.BARS[1] - svg.BOTTOM}
+    assert min(bar["y"] for bar in bars) > svg.LEGEND + svg.TOP - 1
+    high, low = bars[2]["height"], bars[0]["height"]
+    assert high == pytest.approx(4 * low, abs=0.2) and bars[4]["height"] > 1.5 * low
+    assert "prefers-color-scheme: dark" in text
+    # Each name is once in the legend, as wide as its letters are at most.
+    names = [x for x in parts(text, "text") if x.text in numbers]
+    assert len(names) == 2 and float(names[1].get("x")) - float(names[0].get("x")) >= 3 * svg.CHARACTER + 18
+
+
+TICKS = [(0, 1, 0, 1), (0, 825, 0, 1000), (2.5, 5.5, 2, 6), (0, 0, 0, 0.2)]
+
+
+@pytest.mark.parametrize("least, most, first, last", TICKS)
+def test_ticks_are_round_and_few(least, most, first, last):
+    ticks = svg._ticks(least, most)
+    assert ticks[0] == first and ticks[-1] == pytest.approx(last, abs=1e-9) and 2 <= len(ticks) <= 7
+    assert ticks[0] <= least and ticks[-1] >= most
 
 
 def test_a_chart_has_every_setting_once():
-    pytest.importorskip("matplotlib", reason="skipped: matplotlib is not installed")
-    import chart
-
     cells = list(settings.PAPER)
     ms = {"ours": 1.0, "fa3": 2.0, "fa2": 4.0}
-    panels = chart.panels([{**dataclasses.asdict(cell), "ms": ms} for cell in cells])
-    assert len(panels) == 6
+    measured = [{**dataclasses.asdict(cell), "ms": ms} for cell in cells]
+    rates = chart.rates_of_paper(measured)
+    assert len(rates) == 6
     for cell in cells:
-        panel = panels[cell.causal, cell.head_dim]
-        assert panel["ours"][cell.seqlen] == cell.tflops(1.0) == 2 * panel["fa3"][cell.seqlen]
-        assert "fa2" not in panel and panel["cudnn"] == {}
+        of_names = rates[cell.causal, cell.head_dim]
+        seqlen = chart.size(cell.seqlen)
+        assert of_names["ours"][seqlen] == cell.tflops(1.0) == 2 * of_names["fa3"][seqlen]
+    assert len(parts(chart.chart(measured), "rect")) == 2 * 36
 
 
-def test_a_chart_of_decoding_has_a_line_for_each_batch():
-    pytest.importorskip("matplotlib", reason="skipped: matplotlib is not installed")
-    import chart
-
-    rows, _ = decode.TABLES["speculative"]
+def test_charts_of_decoding_have_a_panel_for_each_batch_and_number_of_heads():
     ms = {"ours": 0.5, "fa3": 1.0, "16 bits": 2.0}
-    measured = [dataclasses.asdict(row) | {"ms": ms} for row in rows]
-    measured += [{"heads": 16, "lengths": (5, 7), "ms": ms}, {"setting": "prefill", "ms": ms}]
-    (lines,) = chart.lines(measured).values()
-    assert lines.keys() == {(name, batch) for name in ("ours", "fa3") for batch in (1, 4, 16, 64)}
-    assert lines["fa3", 4] == dict.fromkeys([1024, 4096, 16384, 65536], 1000.0)
-    _, axes = chart.draw_decoding(measured)
-    assert len(axes[0][0].lines) == 8
+    more = {"table": "speculative", "layout": "64", "head_dim": 128, "e4m3": False, "ms": ms}
+    measured = [dataclasses.asdict(row) | more for row in decode.TABLES["speculative"][0]]
+    prefill = dataclasses.asdict(decode.TABLES["prefill"][0][0]) | more | {"table": "prefill"}
+    text = chart.chart([*measured, measured[0] | {"lengths": (5, 7)}, prefill])
+    assert len(parts(text, "rect")) == 2 * 16
+    titles = [x.text for x in parts(text, "text") if x.text.endswith("TB/s")]
+    assert titles == [f"batch {batch}, 4 new, 64: TB/s" for batch in (1, 4, 16, 64)]
+    measured = [{"heads": heads, "lengths": lengths, "ms": ms} for heads, lengths in latent.DECODING.values()]
+    text = chart.chart([*measured, {"setting": "prefill", "ms": ms}])
+    assert len(parts(text, "rect")) == 2 * (3 + 5)
+    assert {"128 heads: TFLOP/s", "16 heads: TB/s"} <= {x.text for x in parts(text, "text")}
+
+
+def test_figures_have_the_numbers_of_their_tables():
+    docs = pathlib.Path(chart.__file__).parents[1] / "docs"
+    for name, text in chart.figures(docs).items():
+        assert (docs / "figures" / name).read_text() == text, f"{name}: python3 bench/chart.py docs"
+    assert "825 TFLOP/s" in chart.figures(docs)["forward.svg"]
+    with pytest.raises(ValueError, match="no table"):
+        chart.table("| a |", "| b |")
 
 
 def test_cells_of_packed_sequences_are_the_ones_that_options_name(tmp_path, capsys):

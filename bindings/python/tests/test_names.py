@@ -2,10 +2,13 @@
 and setuptools, but no GPU.
 """
 
+import ast
 import importlib.metadata
+import importlib.util
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,53 @@ assert is_flash_attn_3_available()
     path = dict(PYTHONPATH=f"{installed}:{Path(fa3.__file__).parents[1]}")
     done = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def detection(package, file, version):
+    """What another library's own detection finds: the names that its statements about FlashAttention-3 bind.
+
+    The library is read and not imported, since its other modules need a GPU's libraries. `version` has what these
+    statements take from elsewhere in their file.
+    """
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None:
+        pytest.skip(f"skipped: {package} is not installed")
+    source = (Path(spec.submodule_search_locations[0]) / file).read_text()
+    hints = "flash-attn-3", "flash_attn_3", "flashattn_hopper"
+    statements = [x for x in ast.parse(source).body if isinstance(x, (ast.Try, ast.If))]
+    detects = [x for x in statements if any(hint in ast.get_source_segment(source, x) for hint in hints)]
+    assert detects, f"{package} looks for FlashAttention-3 elsewhere than in {file}"
+    names = dict(version, PackageNotFoundError=importlib.metadata.PackageNotFoundError)
+    exec(compile(ast.Module(detects, []), file, "exec"), names)
+    return names
+
+
+def test_transformer_engine_finds_it(installed, monkeypatch):
+    utilities = types.SimpleNamespace(set_flash_attention_3_params=lambda: setattr(utilities, "is_set", True))
+    version = dict(
+        get_pkg_version=importlib.metadata.version,
+        PkgVersion=pytest.importorskip("packaging.version", reason="skipped: packaging is not installed").Version,
+        fa_utils=utilities,
+    )
+    file = "pytorch/attention/dot_product_attention/backends.py"
+    monkeypatch.syspath_prepend(str(installed))
+    names = detection("transformer_engine", file, version)
+    assert utilities.is_set and not utilities.fa3_version.is_prerelease
+    expected = fa3.flash_attn_interface
+    assert names["flash_attn_func_v3"] is expected.flash_attn_func
+    assert names["flash_attn_varlen_func_v3"] is expected.flash_attn_varlen_func
+    assert names["flash_attn_with_kvcache_v3"] is expected.flash_attn_with_kvcache
+    assert names["_flash_attn_fwd_v3"] is expected._flash_attn_forward
+    assert names["_flash_attn_bwd_v3"] is expected._flash_attn_backward
+
+
+def test_megatron_finds_it(installed, monkeypatch):
+    monkeypatch.syspath_prepend(str(installed))
+    names = detection("megatron.core", "transformer/attention.py", {})
+    assert names["HAVE_FA3"]
+    expected = fa3.flash_attn_interface
+    assert names["_flash_attn_forward"] is expected._flash_attn_forward
+    assert names["flash_attn3_with_kvcache"] is expected.flash_attn_with_kvcache

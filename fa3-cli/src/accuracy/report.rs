@@ -122,7 +122,7 @@ impl fmt::Display for Verdict {
 pub(super) fn head(seqlen: usize, head_dim: usize, seeds: usize, gpu: Option<&str>) -> String {
     let note = match gpu {
         _ if seqlen != PAPER_SEQLEN => {
-            &format!("\n(the paper's numbers are for seqlen {PAPER_SEQLEN}: run without --quick to compare)")
+            &format!("\n(the paper's numbers are for seqlen {PAPER_SEQLEN}, without --quick and --seqlen)")
         }
         None => {
             "\n(this takes about 20 minutes of a core, shared out among all of them; --quick takes seconds)"

@@ -18,6 +18,8 @@ pub(crate) enum NotThat {
     Multiple { unit: u32, most: u32 },
     #[error("expected bf16 or f16")]
     Half,
+    #[error("expected bf16, f16 or e4m3")]
+    Measured,
     #[error("expected a number such as 0.125 or 1/8")]
     Factor,
 }

@@ -6,7 +6,7 @@ use std::fmt;
 
 use fa3::cuda::Device;
 use fa3_sched::forward::Loads::{self, Consumers, Producer};
-use fa3_sched::forward::Pipeline::{self, Paired, Serial, TwoStage};
+use fa3_sched::forward::Pipeline::{self, Paired, Serial, ThreeStage, TwoStage};
 use fa3_sched::forward::{CtaTile, Plan, PlanOptions};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::{Dtype, Mask};
@@ -51,6 +51,13 @@ const GROUPS: [Group; 3] = [
             ("no GEMM-softmax pipelining", |plan| two(plan, Serial, true), Some(582), Some(640)),
             ("no ping-pong", |plan| two(plan, TwoStage, false), None, None),
             ("no pipelining and no ping-pong", |plan| two(plan, Serial, false), None, Some(580)),
+            ("3-stage pipelining", |plan| tile_of_two(plan, 112, ThreeStage, false), None, None),
+            (
+                "2-stage pipelining with the tile of 3",
+                |plan| tile_of_two(plan, 112, TwoStage, false),
+                None,
+                None,
+            ),
         ],
     },
     Group {
@@ -77,7 +84,12 @@ fn tile(plan: &Plan, pipeline: Pipeline, loads: Loads, ping_pong: bool) -> PlanO
 
 /// The tile of [`tile`] with two consumer warpgroups, as in the paper, and as many keys as registers have room for.
 fn two(plan: &Plan, pipeline: Pipeline, ping_pong: bool) -> PlanOptions {
-    let (tile_m, tile_n, stages, consumers) = (128, 176, 2, 2);
+    tile_of_two(plan, 176, pipeline, ping_pong)
+}
+
+/// The tile of [`two`] with `tile_n` keys: three stages leave registers for 112.
+fn tile_of_two(plan: &Plan, tile_n: u32, pipeline: Pipeline, ping_pong: bool) -> PlanOptions {
+    let (tile_m, stages, consumers) = (128, 2, 2);
     let tile = CtaTile { tile_m, tile_n, stages, consumers, pipeline, ping_pong, ..plan.tile() };
     PlanOptions::default().tile(tile).clusters(false)
 }

@@ -5,15 +5,15 @@ use fa3_types::Mask;
 use super::report::{Cell, Panel, Report};
 use crate::bars::{self, OURS, Series};
 use crate::draw::DrawError;
-use crate::paper::{CUDNN, FA2, FA3, Figure5, STANDARD, TRITON};
+use crate::paper::{CUDNN, FA2, FA3, Published, STANDARD, TRITON};
 
 /// An implementation of the paper's, and its number.
-type Number = (&'static str, fn(&Figure5) -> Option<u32>);
+type Number = (&'static str, fn(&Published) -> Option<u32>);
 
 /// The paper's series in its order.
 const PAPER: [Number; 5] = [
     (STANDARD, |paper| paper.standard),
-    (FA2, |paper| Some(paper.flash_attention_2)),
+    (FA2, |paper| paper.flash_attention_2),
     (TRITON, |paper| paper.triton),
     (CUDNN, |paper| Some(paper.cudnn)),
     (FA3, |paper| Some(paper.flash_attention_3)),
@@ -41,11 +41,8 @@ fn bars_of(panel: &Panel<'_>) -> bars::Panel {
         let height = |cell: &&Cell| cell.paper.as_ref().and_then(number).map(f64::from);
         Series::of_paper(name, cells.iter().map(height).collect())
     });
-    let ours = Series {
-        name: format!("here, {dtype}"),
-        color: OURS,
-        heights: cells.iter().map(|cell| cell.tflops).collect(),
-    };
+    let heights = cells.iter().map(|cell| cell.tflops).collect();
+    let ours = Series::new(format!("here, {dtype}"), OURS, heights);
     let without = cells.iter().enumerate().filter(|(_, cell)| cell.tflops.is_none());
     bars::Panel {
         caption: format!("Attention forward, {mask}{cap}, head_dim {}", panel.setting.head_dims()),

@@ -2,12 +2,13 @@
 
 use std::fmt;
 
+use fa3_types::Dtype;
 use serde::Serialize;
 
 use crate::args::number::size_label;
 use crate::grid::Setting;
 use crate::measure::{Machine, Outcome, Pace};
-use crate::paper::Figure5;
+use crate::paper::Published;
 use crate::table::Table;
 
 /// A setting and its outcome.
@@ -19,7 +20,7 @@ pub(super) struct Cell {
     pub(super) flops: f64,
     pub(super) outcome: Outcome,
     pub(super) tflops: Option<f64>,
-    pub(super) paper: Option<Figure5>,
+    pub(super) paper: Option<Published>,
 }
 
 /// All cells.
@@ -41,7 +42,7 @@ pub(super) struct Panel<'a> {
 impl Cell {
     pub(super) fn new(setting: Setting, flops: f64, outcome: Outcome) -> Cell {
         let tflops = outcome.tflops(flops);
-        Cell { setting, flops, tflops, outcome, paper: Figure5::of(&setting) }
+        Cell { setting, flops, tflops, outcome, paper: Published::of(&setting) }
     }
 }
 
@@ -77,14 +78,14 @@ impl Report {
             let (head_dims, scores) = (panel.setting.head_dims(), panel.setting.scores());
             row([head_dims, scores, "here".to_owned()], &|cell| cell.outcome.cell(cell.flops));
             if panel.cells.iter().any(|cell| cell.paper.is_some()) {
-                let papers = |number: fn(&Figure5) -> u32| {
+                let papers = |number: fn(&Published) -> u32| {
                     move |cell: &Cell| {
                         cell.paper.as_ref().map_or("-".to_owned(), |paper| number(paper).to_string())
                     }
                 };
                 let names = |what: &str| [String::new(), String::new(), format!("paper: {what}")];
                 row(names("FlashAttention-3"), &papers(|paper| paper.flash_attention_3));
-                row(names("best other"), &papers(Figure5::best_other));
+                row(names("best other"), &papers(Published::best_other));
             }
         }
         Table { rows, left: 3 }
@@ -98,7 +99,8 @@ impl fmt::Display for Report {
         let Some(Cell { setting: Setting { dtype, .. }, .. }) = cells.first() else { return Ok(()) };
         write!(f, "Forward pass, {dtype}, {}; TFLOP/s, {pace}", common_sizes(cells))?;
         if cells.iter().any(|cell| cell.paper.is_some()) {
-            write!(f, "; the paper's numbers are for fp16 on an H100 80GB SXM5")?;
+            let paper = if *dtype == Dtype::E4m3 { "FP8" } else { "fp16" };
+            write!(f, "; the paper's numbers are for {paper} on an H100 80GB SXM5")?;
         }
         writeln!(f, "\n\n{}\n", self.table())?;
         let rows: usize =
@@ -141,7 +143,7 @@ fn common_sizes(cells: &[Cell]) -> String {
 impl Report {
     /// Some of the paper's settings, up to `seqlen`: 600 TFLOP/s each, but for one that is wrong.
     pub(super) fn example(seqlen: usize) -> Report {
-        use fa3_types::{Dtype, Mask};
+        use fa3_types::Mask;
         let settings = [(64, Mask::None), (64, Mask::Causal), (128, Mask::None), (128, Mask::Causal)];
         let lengths = [512, 1024, 2048, 4096, 8192, 16384].into_iter().filter(|&length| length <= seqlen);
         let settings =

@@ -70,10 +70,12 @@ enum Here {
     Mixed,
     /// The main loop has no spills.
     Spills,
-    /// TFLOP/s of all cells of Figure 5.
-    Figure5,
-    /// The most TFLOP/s of Figure 5.
-    Fastest(f64),
+    /// TFLOP/s of all cells of this figure.
+    Figure(u32),
+    /// The most TFLOP/s of this figure.
+    Fastest(u32, f64),
+    /// The most that FP8 is faster than fp16 at head_dim 256.
+    Doubled(f64),
     /// TFLOP/s of this form in a group of the ablation.
     Form(usize, String, f64),
     /// The first form's TFLOP/s divided by the second's, in a group of the ablation.
@@ -173,25 +175,32 @@ impl Here {
                 let spills = report.number("sass", "/spill_bytes")?;
                 Ok((format!("{spills:.0} bytes"), spills == 0.0))
             }
-            Here::Figure5 => {
-                let cells = PANELS.iter().filter(|panel| panel.figure == 5).flat_map(|panel| {
-                    panel
-                        .tflops(FA3)
-                        .iter()
-                        .zip(SEQLENS)
-                        .map(move |(paper, seqlen)| (panel, seqlen, f64::from(*paper)))
+            Here::Figure(figure) => {
+                let cells = cells(*figure).filter_map(|(panel, seqlen)| {
+                    let paper = f64::from(*panel.tflops(FA3).get(seqlen)?);
+                    Some(report.tflops(panel, SEQLENS[seqlen])? >= 0.9 * paper)
                 });
-                let here: Vec<bool> = cells
-                    .filter_map(|(panel, seqlen, paper)| Some(report.tflops(panel, seqlen)? >= 0.9 * paper))
-                    .collect();
-                report.data("figure-5")?;
+                let here: Vec<bool> = cells.collect();
+                report.data(&part_of(*figure))?;
                 let good = here.iter().filter(|good| **good).count();
                 Ok((format!("at least 0.9 of it in {good} of {} cells", here.len()), good == here.len()))
             }
-            Here::Fastest(paper) => {
-                let cells = report.data("figure-5")?.0["cells"].as_array();
+            Here::Fastest(figure, paper) => {
+                let cells = report.data(&part_of(*figure))?.0["cells"].as_array();
                 let all = cells.into_iter().flatten().filter_map(|cell| cell["tflops"].as_f64());
                 speed(all.fold(0.0, f64::max), *paper)
+            }
+            Here::Doubled(paper) => {
+                let (_, _) = (report.data(&part_of(5))?, report.data(&part_of(7))?);
+                let ratios = cells(7).filter_map(|(fp8, seqlen)| {
+                    let is_beside =
+                        |panel: &&paper::Panel| (panel.head_dim, panel.mask) == (fp8.head_dim, fp8.mask);
+                    let fp16 = PANELS.iter().filter(|panel| panel.figure == 5).find(is_beside)?;
+                    let [fp8, fp16] = [fp8, fp16].map(|panel| report.tflops(panel, SEQLENS[seqlen]));
+                    Some(fp8? / fp16?)
+                });
+                let most = ratios.fold(0.0, f64::max);
+                Ok((format!("up to {most:.2}"), within(most, *paper, 0.05)))
             }
             Here::Form(group, name, paper) => speed(report.form(*group, name)?, *paper),
             Here::Gain(group, fast, slow, paper) => {
@@ -220,6 +229,17 @@ impl Here {
     }
 }
 
+/// The part of the report that measures a figure.
+fn part_of(figure: u32) -> String {
+    format!("figure-{figure}")
+}
+
+/// The panels of a figure, each with the index of each sequence length.
+fn cells(figure: u32) -> impl Iterator<Item = (&'static paper::Panel, usize)> {
+    let panels = PANELS.iter().filter(move |panel| panel.figure == figure);
+    panels.flat_map(|panel| (0..SEQLENS.len()).map(move |seqlen| (panel, seqlen)))
+}
+
 /// A speed agrees from 0.9 of the paper's on.
 fn speed(here: f64, paper: f64) -> Found {
     Ok((format!("{here:.0}"), here >= 0.9 * paper))
@@ -230,14 +250,14 @@ fn within(here: f64, paper: f64, part: f64) -> bool {
 }
 
 impl Report {
-    /// TFLOP/s here of a cell of Figure 5, if it was measured.
+    /// TFLOP/s here of a cell of a figure, if it was measured.
     pub(super) fn tflops(&self, panel: &paper::Panel, seqlen: usize) -> Option<f64> {
-        let cells = self.data("figure-5").ok()?.0["cells"].as_array()?;
+        let cells = self.data(&part_of(panel.figure)).ok()?.0["cells"].as_array()?;
         let mask = panel.mask.to_string();
         let is_cell = |cell: &&Value| {
             cell["head_dim"] == panel.head_dim && cell["mask"] == mask.as_str() && cell["seqlen"] == seqlen
         };
-        cells.iter().find(is_cell).and_then(|cell| cell["tflops"].as_f64()).filter(|_| panel.figure == 5)
+        cells.iter().find(is_cell).and_then(|cell| cell["tflops"].as_f64())
     }
 
     /// TFLOP/s of a form in a group of the ablation.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use serde_json::Value;
+
 use super::Report;
 use super::claim::{Judged, Verdict};
 use super::part::{Outcome, Ran};
@@ -59,7 +61,7 @@ const SECTIONS: [Section; 13] = [
     ),
     ("figure-5", "Figure 5: forward pass, fp16", "16k tokens, hidden size 2048.", &["figure-5"]),
     ("figure-6", "Figure 6: backward pass, fp16", "16k tokens, hidden size 2048, without a mask.", &[]),
-    ("figure-7", "Figure 7: forward pass, FP8", "16k tokens, hidden size 2048, head_dim 256.", &[]),
+    ("figure-7", "Figure 7: forward pass, FP8", "16k tokens, hidden size 2048, head_dim 256.", &["figure-7"]),
     (
         "table-2",
         "Table 2: what each technique gains",
@@ -70,10 +72,13 @@ const SECTIONS: [Section; 13] = [
         "table-3",
         "Table 3: errors",
         "RMSE against f64 arithmetic on data with outliers. The paper states no length; 8448 is assumed.",
-        &["table-3"],
+        &TABLE_3,
     ),
     ("talk", "The authors' talk: tiles and decoding", "Schedules of causal tiles on 132 SMs.", &["schedule"]),
 ];
+
+/// The parts with Table 3: at the paper's length, or at 1024 keys with `--quick`, and at other lengths.
+const TABLE_3: [&str; 3] = ["table-3", "table-3-1k", "table-3-4k"];
 
 const STYLE: &str = "\
 :root { color-scheme: light dark; }
@@ -81,10 +86,9 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 1240px; margin: 2em auto
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .25em .6em; border-bottom: 1px solid #8886; }
 td.agrees { color: #00794f; } td.differs { color: #c1440e; font-weight: 600; } td.not { color: #777; }
-figure { margin: 1em 0; overflow-x: auto; } svg { max-width: 100%; height: auto; background: #fff; }
+figure { margin: 1em 0; overflow-x: auto; } svg { max-width: 100%; height: auto; }
 pre, code { font-size: 13px; } pre { overflow-x: auto; }
 @media (prefers-color-scheme: dark) {
-  svg { filter: invert(.9) hue-rotate(180deg); }
   td.agrees { color: #4fd1a1; } td.differs { color: #ff9a6b; } td.not { color: #aaa; }
 }
 ";
@@ -181,7 +185,10 @@ fn charts(report: &Report, id: &str) -> Result<Vec<String>, DrawError> {
         "figure-5" => vec![bars::draw(&panels(report, 5), 2)?],
         "figure-6" => vec![bars::draw(&panels(report, 6), 2)?],
         "figure-7" => vec![bars::draw(&panels(report, 7), 2)?],
-        "table-3" => errors(report).map(|panels| bars::draw(&panels, 2)).transpose()?.into_iter().collect(),
+        "table-3" => {
+            let by_length = errors_by_length(report).map(|panel| bars::draw(&[panel], 1)).transpose()?;
+            picture(report, id).into_iter().chain(by_length).collect()
+        }
         "talk" => picture(report, "schedule"),
         id => picture(report, id),
     })
@@ -203,7 +210,7 @@ fn panels(report: &Report, figure: u32) -> Vec<Panel> {
             Series::of_paper(name, heights.collect())
         });
         let heights = SEQLENS.map(|seqlen| report.tflops(panel, seqlen)).to_vec();
-        let ours = Series { name: "here".to_owned(), color: OURS, heights };
+        let ours = Series::new("here", OURS, heights);
         Panel {
             caption: format!("head_dim {}, mask {}: figure {figure}", panel.head_dim, panel.mask),
             axes: ["sequence length", "TFLOP/s"],
@@ -215,55 +222,28 @@ fn panels(report: &Report, figure: u32) -> Vec<Panel> {
     panels.collect()
 }
 
-/// A panel of Table 3: its elements, what errors are multiplied by, the axis, and the methods with short names.
-type Errors = (&'static str, f64, &'static str, &'static [(&'static str, &'static str)]);
-
-const ERRORS: [Errors; 2] = [
-    (
-        "fp16",
-        1e5,
-        "RMSE / 1e-5",
-        &[("StandardFp16", "standard"), ("Flash2Fp16", "FA-2"), ("Flash3Fp16", "FA-3")],
-    ),
-    (
-        "FP8",
-        1e4,
-        "RMSE / 1e-4",
-        &[
-            ("StandardFp8", "standard"),
-            ("Flash3Fp8", "FA-3"),
-            ("NoBlockQuantization", "one scale"),
-            ("NoIncoherentProcessing", "no Hadamard"),
-            ("TwoLevel", "two levels"),
-            ("VChannels", "V channels"),
-        ],
-    ),
-];
-
-/// Table 3 as bars, if it was measured.
-fn errors(report: &Report) -> Option<Vec<Panel>> {
-    let (data, _) = report.data("table-3").ok()?;
-    let rows = data["table"].as_array()?;
-    let panels = ERRORS.map(|(dtype, unit, axis, methods)| {
-        let height = |key: &str, method: &str| {
-            let row = rows.iter().find(|row| row["method"] == method)?;
-            Some(unit * row[key].as_f64()?)
+/// Errors in FP8 by the number of keys, if they were measured at several.
+fn errors_by_length(report: &Report) -> Option<Panel> {
+    let mut lengths: Vec<&Value> = TABLE_3.iter().filter_map(|id| Some(report.data(id).ok()?.0)).collect();
+    lengths.sort_by_key(|data| data["seqlen"].as_u64());
+    let series = |name: &str, color, method: &str| {
+        let height = |data: &&Value| {
+            let row = data["table"].as_array()?.iter().find(|row| row["method"] == method)?;
+            Some(1e4 * row["median"].as_f64()?)
         };
-        let heights = |key| methods.iter().map(|(method, _)| height(key, method)).collect();
-        let here = format!("here, {} keys", data["seqlen"]);
-        let paper = "the paper, at no stated length".to_owned();
-        Panel {
-            caption: format!("Error of O in {dtype}"),
-            axes: ["", axis],
-            groups: methods.iter().map(|(_, name)| (*name).to_owned()).collect(),
-            series: vec![
-                Series { name: paper, color: PAPER, heights: heights("paper") },
-                Series { name: here, color: OURS, heights: heights("median") },
-            ],
-            missing: Vec::new(),
-        }
-    });
-    Some(panels.into())
+        Series::new(name, color, lengths.iter().map(height).collect())
+    };
+    let panel = Panel {
+        caption: "Error of O in FP8 by the number of keys".to_owned(),
+        axes: ["keys", "RMSE / 1e-4"],
+        groups: lengths.iter().map(|data| data["seqlen"].to_string()).collect(),
+        series: vec![
+            series("standard attention", PAPER, "StandardFp8"),
+            series("FlashAttention-3", OURS, "Flash3Fp8"),
+        ],
+        missing: Vec::new(),
+    };
+    (lengths.len() > 1).then_some(panel)
 }
 
 #[cfg(test)]
@@ -277,7 +257,7 @@ mod tests {
     use crate::reproduce::part::PARTS;
 
     /// A report in which the parts without a GPU are skipped, too, but for one with this data.
-    fn report(id: &str, right: bool, data: serde_json::Value) -> Report {
+    fn report(id: &str, right: bool, data: Value) -> Report {
         let parts = PARTS.iter().map(|part| {
             let (text, svg) =
                 ("a < b".to_owned(), Some("<svg id=\"x\"><g fill=\"url(#x)\"/></svg>".to_owned()));
@@ -341,6 +321,34 @@ mod tests {
         let judged = claim::judge(&low).into_iter().filter(|claim| claim.section == "figure-5");
         let here: Vec<_> = judged.filter_map(|claim| claim.here).collect();
         assert_eq!(here, ["at least 0.9 of it in 0 of 1 cells", "299"]);
+    }
+
+    #[test]
+    fn fp8_is_compared_with_its_own_figure_and_with_fp16() {
+        let at = |tflops| json!({ "cells": [{ "head_dim": 256, "mask": "none", "seqlen": 16384, "tflops": tflops }] });
+        let mut both = report("figure-7", true, at(1190.0));
+        both.parts
+            .extend(report("figure-5", true, at(626.0)).parts.into_iter().filter(|ran| ran.id == "figure-5"));
+        both.parts.retain(|ran| ran.id != "figure-5" || matches!(ran.outcome, Outcome::Done { .. }));
+        let judged = claim::judge(&both).into_iter().filter(|claim| claim.section == "figure-7");
+        let here: Vec<_> = judged.filter_map(|claim| claim.here).collect();
+        assert_eq!(here, ["at least 0.9 of it in 1 of 1 cells", "1190", "up to 1.90", "1190"]);
+        assert_eq!(panels(&both, 7)[0].series.last().unwrap().heights[5], Some(1190.0));
+    }
+
+    /// Errors have a chart by length once there are two lengths.
+    #[test]
+    fn errors_stand_beside_those_of_other_lengths() {
+        let at = |keys: u32| json!({ "seqlen": keys, "table": [{ "method": "Flash3Fp8", "median": f64::from(keys) * 1e-4 }] });
+        let mut by_length = report("table-3", true, at(8448));
+        assert!(errors_by_length(&by_length).is_none());
+        by_length.parts.extend(report("table-3-1k", true, at(1024)).parts.into_iter().rev().take(2));
+        by_length
+            .parts
+            .retain(|ran| !ran.id.starts_with("table-3-") || matches!(ran.outcome, Outcome::Done { .. }));
+        let panel = errors_by_length(&by_length).unwrap();
+        assert_eq!(panel.groups, ["1024", "8448"]);
+        assert_eq!(panel.series[1].heights, [Some(1024.0), Some(8448.0)]);
     }
 
     #[test]

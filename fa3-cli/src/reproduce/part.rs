@@ -23,6 +23,8 @@ pub(super) struct Part {
     seconds: [u32; 2],
     /// Whether the page shows the picture.
     pub(super) shows: bool,
+    /// Whether it runs without `--quick` only.
+    pub(super) is_long: bool,
 }
 
 /// The use that a part makes of a GPU.
@@ -36,7 +38,7 @@ enum Needs {
 }
 
 const fn on_cpu(id: &'static str, words: &'static str, seconds: u32) -> Part {
-    Part { id, words, quick: "", needs: Needs::Cpu, seconds: [seconds; 2], shows: false }
+    Part { id, words, quick: "", needs: Needs::Cpu, seconds: [seconds; 2], shows: false, is_long: false }
 }
 
 const fn shown(part: Part) -> Part {
@@ -44,7 +46,7 @@ const fn shown(part: Part) -> Part {
 }
 
 const fn on_gpu(id: &'static str, words: &'static str, quick: &'static str, seconds: [u32; 2]) -> Part {
-    Part { id, words, quick, needs: Needs::Gpu, seconds, shows: false }
+    Part { id, words, quick, needs: Needs::Gpu, seconds, shows: false, is_long: false }
 }
 
 /// A run in the simulator's model of an H100, of one tile with two consumer warpgroups, as the paper's kernel has.
@@ -63,7 +65,7 @@ macro_rules! modelled {
 }
 
 /// Timelines are short enough that one can tell iterations apart.
-pub(super) const PARTS: [Part; 19] = [
+pub(super) const PARTS: [Part; 22] = [
     shown(modelled!("figure-1", "--seqlen-k 512 --pipeline serial --ping-pong on")),
     shown(modelled!("figure-2", "--seqlen-k 512 --pipeline two-stage --ping-pong off")),
     shown(modelled!("figure-8", "--seqlen-k 448 --pipeline three-stage --ping-pong off")),
@@ -90,16 +92,30 @@ pub(super) const PARTS: [Part; 19] = [
         "--seqlen 1k,4k,16k --rounds 2 --slice-ms 8",
         [25, 120],
     ),
+    on_gpu(
+        "figure-7",
+        "bench --dtype e4m3 --head-dim 256 --json part.json",
+        "--seqlen 1k,4k,16k --rounds 2 --slice-ms 8",
+        [12, 40],
+    ),
     on_gpu("table-2", "bench --ablation --json part.json", "--rounds 2 --slice-ms 8", [12, 30]),
     Part {
         id: "table-3",
-        words: "accuracy --json part.json",
+        words: "accuracy --json part.json --svg part.svg",
         quick: "--quick",
         needs: Needs::Any(25),
         seconds: [8, 1100],
-        shows: false,
+        shows: true,
+        is_long: false,
     },
+    errors_at("table-3-1k", "accuracy --quick --seqlen 1k --json part.json", [8, 6]),
+    errors_at("table-3-4k", "accuracy --quick --seqlen 4k --json part.json", [75, 15]),
 ];
+
+/// Table 3 at another length, which takes these seconds without a GPU and with one.
+const fn errors_at(id: &'static str, words: &'static str, [cpu, gpu]: [u32; 2]) -> Part {
+    Part { id, words, quick: "", needs: Needs::Any(gpu), seconds: [0, cpu], shows: false, is_long: true }
+}
 
 /// A part that ran, or did not.
 #[derive(Debug, Serialize, Deserialize)]
@@ -198,8 +214,8 @@ mod tests {
     #[test]
     fn a_gpu_is_used_where_there_is_one() {
         let part = |id: &str| PARTS.iter().find(|part| part.id == id).unwrap();
-        assert_eq!(part("table-3").command(false, true), "accuracy --json part.json --gpu");
-        assert_eq!(part("table-3").command(true, false), "accuracy --json part.json --quick");
+        assert_eq!(part("table-3").command(false, true), "accuracy --json part.json --svg part.svg --gpu");
+        assert_eq!(part("table-3").command(true, false), "accuracy --json part.json --svg part.svg --quick");
         let why = "no Hopper GPU: no driver".to_owned();
         let skipped = part("figure-5").run(true, Err(&why)).unwrap();
         assert!(matches!(&skipped.outcome, Outcome::Skipped(said) if said == "no Hopper GPU: no driver"));

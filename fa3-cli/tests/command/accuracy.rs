@@ -48,7 +48,8 @@ fn tables_are_printed_and_written() {
     assert!(stdout.contains("open medians lie within"), "the paper's length was not measured: {stdout}");
     // The axes have titles and the numbers of keys. The paper's numbers do not apply.
     let svg = folder.text("a.svg");
-    for (label, count) in [("RMSE", 1), ("1k", 1), ("4k", 1), ("the paper", 0)] {
+    let labels = [("RMSE / 1e-5", 1), ("RMSE / 1e-4", 1), ("here, 1024 keys", 2), ("1k", 1), ("4k", 1)];
+    for (label, count) in labels.into_iter().chain([("the paper, at no stated length", 0)]) {
         assert_eq!(svg.lines().filter(|line| *line == label).count(), count, "{label}");
     }
 }
@@ -81,6 +82,13 @@ fn rows_are_printed_as_they_are_measured() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(row.is_some() && is_running, "{row:?}");
+}
+
+#[test]
+fn lengths_that_are_none_are_refused() {
+    fa3("accuracy --seqlen 0").misused("expected a whole number from 1 to 131072");
+    fa3("accuracy --seqlen 256k").misused("expected a whole number from 1 to 131072");
+    fa3("accuracy --seqlen 1k --input a.safetensors").misused("cannot be used with");
 }
 
 #[test]

@@ -16,6 +16,7 @@ fn without_a_gpu_it_says_so_and_writes_nothing() {
     for command in [
         "bench",
         "bench --device 1",
+        "bench --dtype e4m3 --head-dim 256",
         "bench --ablation --dtype bf16",
         "tune --head-dim 64",
         "accuracy --quick --gpu",
@@ -36,6 +37,7 @@ fn settings_that_are_none_are_refused() {
         ("bench --head-dim 96", no_heads),
         ("tune --head-dim 96", no_heads),
         ("bench --head-dim 4,64 --heads 2", "head_dim 4, mask none, seqlen 512: "),
+        ("bench --ablation --dtype e4m3", "--ablation has forms of bf16 and f16 kernels, not of e4m3"),
         ("bench --json /no/such/folder/a.json", "there is no folder /no/such/folder"),
     ] {
         fa3(command).refused(why);
@@ -45,7 +47,7 @@ fn settings_that_are_none_are_refused() {
         ("--ablation --svg a.svg", "cannot be used with"),
         ("--ablation --causal", "cannot be used with"),
         ("--ablation --softcap 30", "cannot be used with"),
-        ("--dtype e4m3", "'e4m3' for '--dtype <TYPE>': expected bf16 or f16"),
+        ("--dtype f32", "'f32' for '--dtype <TYPE>': expected bf16, f16 or e4m3"),
         ("--rounds 0", "0 is not in 1..=10000"),
         ("--slice-ms -3", "expected milliseconds from 0"),
         ("--device cpu", "expected gpu or the number of one"),

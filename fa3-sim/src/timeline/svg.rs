@@ -1,5 +1,6 @@
 //! A timeline as a picture.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::ops::Range;
 
@@ -25,6 +26,9 @@ const LEVELS: u64 = 8;
 /// Colours of products: one for each pair of factors, then from the start again (after Okabe and Ito).
 pub(super) const PRODUCTS: [&str; 5] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#882255"];
 
+/// The look of products of every other block, so that one can tell iterations apart.
+const ODD: &str = r#" fill-opacity="0.5""#;
+
 /// A cell of a row: columns with the same look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cell {
@@ -38,6 +42,8 @@ struct Drawing<'a> {
     timeline: &'a Timeline,
     /// The products in the order of the source, so that a part of a timeline has the colours of the whole.
     products: Vec<Product>,
+    /// The block of each product by its CTA, warpgroup and start.
+    blocks: HashMap<(u32, u32, u64), usize>,
     /// The other activities.
     activities: Vec<Activity>,
     svg: String,
@@ -64,14 +70,14 @@ pub(super) fn draw(timeline: &Timeline) -> String {
         // Roles of one warpgroup share its products, which are drawn with the role that began them.
         let begins = |span: &Span| matches!(span.activity, Activity::Product(..));
         if track.spans.iter().any(begins) {
-            drawing.row(&products, y, STRIP, false);
+            drawing.row(track.cta, &products, y, STRIP, false);
         }
-        drawing.row(&track.spans, y + STRIP + 1, ROW - STRIP - 1, false);
+        drawing.row(track.cta, &track.spans, y + STRIP + 1, ROW - STRIP - 1, false);
         y += ROW + GAP;
     }
     for track in &timeline.engines {
         drawing.label(y, track.cta, &track.engine.to_string());
-        drawing.row(&track.spans, y, ROW, true);
+        drawing.row(track.cta, &track.spans, y, ROW, true);
         let percent = 100.0 * timeline.utilisation(track.cta, track.engine);
         drawing.text(RIGHT + 8, y + 20, "start", &format!("{percent:.1} %"));
         y += ROW + GAP;
@@ -100,7 +106,7 @@ impl<'a> Drawing<'a> {
         }
         products.sort_by_key(|product| product.line);
         activities.sort_by_key(|activity| activity.legend().0);
-        Drawing { timeline, products, activities, svg: String::new() }
+        Drawing { timeline, products, blocks: blocks(timeline), activities, svg: String::new() }
     }
 
     fn cycles(&self) -> Range<u64> {
@@ -108,7 +114,7 @@ impl<'a> Drawing<'a> {
     }
 
     /// Draws one row of cells. If `measures`, the height of a cell shows how busy it is.
-    fn row(&mut self, spans: &[Span], y: u32, height: u32, measures: bool) {
+    fn row(&mut self, cta: u32, spans: &[Span], y: u32, height: u32, measures: bool) {
         let _ = write!(
             self.svg,
             r##"<rect x="{LEFT}" y="{y}" width="{COLUMNS}" height="{height}" fill="#f6f6f6"/>"##
@@ -118,9 +124,14 @@ impl<'a> Drawing<'a> {
             let busy = (height * level as u32).div_ceil(LEVELS as u32).max(1);
             let high = if measures { busy } else { height };
             let (top, fill) = (y + height - high, self.fill(&span));
-            let _ =
-                write!(self.svg, r#"<rect x="{x}" y="{top}" width="{width}" height="{high}" fill="{fill}">"#);
-            let what = self.timeline.describe(&span);
+            let block = self.blocks.get(&(cta, span.warpgroup, span.start));
+            let shade = if block.is_some_and(|block| block % 2 == 1) { ODD } else { "" };
+            let _ = write!(
+                self.svg,
+                r#"<rect x="{x}" y="{top}" width="{width}" height="{high}" fill="{fill}"{shade}>"#
+            );
+            let of_block = block.map_or(String::new(), |block| format!(", block {block}"));
+            let what = format!("{}{of_block}", self.timeline.describe(&span));
             let title = format!("{what}, {}, cycles {} to {}", span.line, span.start, span.end);
             let _ = write!(self.svg, "<title>{}</title></rect>", escaped(&title));
         }
@@ -166,7 +177,10 @@ impl<'a> Drawing<'a> {
         };
         let of_other = |&activity: &Activity| (activity.legend().1, activity.to_string());
         let products = self.products.iter().enumerate().map(of_product);
-        let entries: Vec<(&str, String)> = products.chain(self.activities.iter().map(of_other)).collect();
+        let odd = self.blocks.values().any(|block| block % 2 == 1);
+        let odd = odd.then(|| ("none", "paler products: blocks 1, 3, 5, ...".to_owned()));
+        let others = self.activities.iter().map(of_other);
+        let entries: Vec<(&str, String)> = products.chain(odd).chain(others).collect();
         let (mut x, mut row) = (LEFT, y);
         for (fill, text) in &entries {
             let width = 30 + 7 * text.chars().count() as u32;
@@ -195,7 +209,8 @@ impl<'a> Drawing<'a> {
         format!(
             r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" aria-labelledby="title about" font-family="system-ui, sans-serif" font-size="12" fill="#222">
 <title id="title">{title}</title>
-<desc id="about">SpanInfo each role of the kernel and each engine of the SM does, over time in cycles of a model.</desc>
+<desc id="about">The work of each role of the kernel and of each engine of the SM, over time in cycles of a model.</desc>
+<style>@media (prefers-color-scheme: dark) {{ svg {{ filter: invert(.9) hue-rotate(180deg); }} }}</style>
 <defs>
 <pattern id="wait" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="5" height="5" fill="#eee"/><path d="M0 0V5" stroke="#bbb" stroke-width="2"/></pattern>
 <pattern id="stall" width="4" height="4" patternUnits="userSpaceOnUse"><rect width="4" height="4" fill="#eee"/><path d="M0 0H4" stroke="#bbb"/></pattern>
@@ -212,6 +227,23 @@ impl<'a> Drawing<'a> {
 /// Name of a product: its factors, or the line that begins it.
 fn name(timeline: &Timeline, span: &Span) -> String {
     timeline.factors(span).map_or_else(|| span.line.to_string(), Factors::to_string)
+}
+
+/// The block of each product, by its CTA, warpgroup and start: how often the warpgroup had come to products of this
+/// name from others.
+fn blocks(timeline: &Timeline) -> HashMap<(u32, u32, u64), usize> {
+    let (mut blocks, mut counts) = (HashMap::new(), HashMap::new());
+    let mut last: HashMap<(u32, u32), String> = HashMap::new();
+    let cores = timeline.engines.iter().filter(|track| track.engine == Engine::TensorCore);
+    for (track, span) in cores.flat_map(|track| track.spans.iter().map(move |span| (track, span))) {
+        let (warpgroup, name) = ((track.cta, span.warpgroup), name(timeline, span));
+        let count = counts.entry((warpgroup, name.clone())).or_insert(0);
+        if last.insert(warpgroup, name.clone()) != Some(name) {
+            *count += 1;
+        }
+        blocks.insert((warpgroup.0, warpgroup.1, span.start), *count - 1);
+    }
+    blocks
 }
 
 /// The column of a cycle.
@@ -273,6 +305,10 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use fa3_ir::WgmmaType;
+
     use super::*;
 
     fn span(activity: Activity, start: u64, end: u64) -> Span {
@@ -298,6 +334,33 @@ mod tests {
         let places: Vec<(u32, u32)> = cells.iter().map(|cell| cell.columns).collect();
         assert_eq!(places, [(0, COLUMNS / 4), (COLUMNS / 2, COLUMNS)]);
         assert!(cells.iter().all(|cell| cell.level == LEVELS));
+    }
+
+    /// Two products in turns: each comes to its next block after the other.
+    #[test]
+    fn blocks_are_counted_by_what_comes_between() {
+        let product = |line, start| {
+            let of = span(Activity::Product(WgmmaType::F16, 128), start, start + 1);
+            Span { line: Line { line, ..of.line }, ..of }
+        };
+        let spans = [(1, 0), (1, 5), (2, 7), (1, 10), (2, 12)].map(|(line, start)| product(line, start));
+        let track = EngineTrack { cta: 0, engine: Engine::TensorCore, spans: spans.to_vec(), busy: 5 };
+        let timeline = Timeline {
+            kernel: "kernel".to_owned(),
+            cycles: 0..13,
+            roles: Vec::new(),
+            engines: vec![track],
+            products: BTreeMap::new(),
+        };
+        let blocks = blocks(&timeline);
+        let of = [0, 5, 7, 10, 12].map(|start| blocks[&(0, 0, start)]);
+        assert_eq!(of, [0, 0, 0, 1, 1]);
+        let svg = draw(&timeline);
+        // Spans of block 0 alone have no paler ones.
+        assert!(svg.contains(ODD) && !draw(&timeline.between(0..9)).contains(ODD));
+        for part in [", block 1, ", "paler products: blocks 1, 3", "prefers-color-scheme: dark"] {
+            assert!(svg.contains(part), "{part} is not in {svg}");
+        }
     }
 
     #[test]
