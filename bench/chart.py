@@ -58,7 +58,7 @@ def of_paper(rates):
 
 
 def rates_of_paper(measured):
-    """What `of_paper` draws, of what bench/peers.py wrote."""
+    """TFLOP/s as `of_paper` draws them, from the results of bench/peers.py."""
     rates = {}
     for entry in measured:
         cell = settings.Cell(entry["head_dim"], entry["seqlen"], entry["causal"])
@@ -115,7 +115,7 @@ def table(page, head):
 
 
 def table_of_paper(page):
-    """What `of_paper` draws, of the table with the columns ours, FA3 and cuDNN."""
+    """TFLOP/s as `of_paper` draws them, from the table with the columns ours, FA3 and cuDNN."""
     rates = {}
     for first, *columns in table(page, "| | ours | FA3 | cuDNN |"):
         head_dim, causal = re.fullmatch(r"d (\d+)(, causal)?", first).groups()
@@ -127,7 +127,7 @@ def table_of_paper(page):
 
 
 def table_of_decoding(page):
-    """What `chart` draws, of the table of speculative decoding."""
+    """Yields results as bench/decode.py writes them, from the table of speculative decoding."""
     rows, _ = decode.TABLES["speculative"]
     shapes = {row.name.removeprefix("MQA 16, "): row for row in rows}
     for name, ours, _, fa3, _ in table(page, "| batch, keys | ours, us |"):
@@ -137,7 +137,7 @@ def table_of_decoding(page):
 
 
 def table_of_latent(page):
-    """What `chart` draws, of the rows of the table of latent attention over pages of 64 rows."""
+    """Yields results as bench/latent.py writes them, from the table of latent attention over pages of 64 rows."""
     for name, ours, _, _, fa3, _ in table(page, "| one new token, 512 + 64 columns |"):
         if name in latent.DECODING:
             heads, lengths = latent.DECODING[name]

@@ -94,7 +94,8 @@ def _bars(panel, left, right, at):
             rest = f'{size} fill="{series.color}"><title>{title}</title></rect>'
             parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" {rest}')
             if width >= NARROWEST:
-                parts.append(_text(x + width / 2, y - 3, f"{number:.{0 if number >= 10 else 2}f}", more=' font-size="10"'))
+                text = f"{number:.{0 if number >= 10 else 2}f}"
+                parts.append(_text(x + width / 2, y - 3, text, more=' font-size="10"'))
     return parts, lambda index: left + (index + 0.5) * slot
 
 

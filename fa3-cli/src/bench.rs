@@ -24,7 +24,7 @@ use report::{Cell, Report};
 pub(crate) const ABOUT: &str = "\
 Measures the forward pass on a Hopper GPU and prints TFLOP/s as the FlashAttention-3 paper counts them: 4 · seqlen² \
 · head_dim · heads · batch, halved under a causal mask. The default settings are from the paper's Figure 5; its \
-numbers (fp16, on an H100 80GB SXM5) are printed where they apply, and those of Figure 7 with --dtype e4m3.
+numbers (fp16, on an H100 80GB SXM5) are printed where they apply, or the numbers of Figure 7 with --dtype e4m3.
 
 Each setting is timed by CUDA events around back-to-back launches, some milliseconds per round, and the median of \
 the rounds is reported. Inputs are from N(0, 1), as in the paper. Every reported result is checked: O and LSE are \
@@ -73,7 +73,7 @@ fn measured(text: &str) -> Result<Dtype, NotThat> {
     half(text).or_else(|_| text.parse().ok().filter(|dtype| *dtype == Dtype::E4m3).ok_or(NotThat::Measured))
 }
 
-/// The ablation's tiles and techniques are those of 16 bits.
+/// A type that the ablation has no forms for: its tiles are of 16 bits.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("--ablation has forms of bf16 and f16 kernels, not of e4m3")]
 struct NoForms;

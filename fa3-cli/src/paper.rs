@@ -18,7 +18,7 @@ pub(crate) const TRITON: &str = "Triton";
 pub(crate) const CUDNN: &str = "cuDNN";
 pub(crate) const FA3: &str = "FlashAttention-3";
 
-/// TFLOP/s of one setting in Figure 5 or 7. Some implementations lack numbers, for example where they ran out of memory.
+/// TFLOP/s of one setting in Figure 5 or 7. Some implementations lack numbers, as where they ran out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Published {
     pub(crate) standard: Option<u32>,

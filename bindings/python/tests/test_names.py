@@ -64,7 +64,7 @@ assert is_flash_attn_3_available()
 
 
 def detection(package, file, version):
-    """What another library's own detection finds: the names that its statements about FlashAttention-3 bind.
+    """Runs another library's own detection. Returns the names that its statements about FlashAttention-3 bind.
 
     The library is read and not imported, since its other modules need a GPU's libraries. `version` has what these
     statements take from elsewhere in their file.

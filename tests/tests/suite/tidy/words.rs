@@ -3,7 +3,7 @@
 use super::{PROSE, files};
 
 /// The number of such words in the repository. It may fall, but not grow.
-const ALONE: usize = 35;
+const ALONE: usize = 34;
 
 /// Phrases that are counted wherever they stand.
 const PHRASES: [&str; 8] =
