@@ -2,13 +2,15 @@
 
 use fa3::Device;
 use fa3_ref::{OutputGradients, oracle};
+use fa3_sched::backward;
 use fa3_sched::forward::PlanOptions;
 use fa3_sim::{Mode, Policy};
 use fa3_tests::bwd::{BwdCase, Form};
 use fa3_tests::fwd::{Launch, Layout, dense, device, judged};
 use fa3_tests::{Case, facade, strategies};
 use fa3_types::{
-    Dtype, Dual, HostReal, KnownProblem, ProblemSpec, ScoreFunction, ScoreTable, ScoreValue, Shape,
+    BackwardSpec, Dtype, Dual, HostReal, KnownProblem, ProblemSpec, ScoreFunction, ScoreTable, ScoreValue,
+    Shape,
 };
 use ndarray::Array3;
 use proptest::prelude::*;
@@ -142,4 +144,15 @@ fn gradients_of_tables_are_differences() {
             );
         }
     }
+}
+
+#[test]
+fn kernels_refuse_gradients_of_tables() {
+    let (shape, function) = (Shape { batch: 1, seqlen: 64, heads: 2, head_dim: 64 }, of_tables(None));
+    let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).score(function.form().clone());
+    let problem = BackwardSpec::contiguous(spec).validate().unwrap();
+    let error = backward::Plan::new(&problem, &device(1)).unwrap_err();
+    let table = function.form().gradients().first().unwrap();
+    assert_eq!(error, backward::PlanError::TableGradient { table });
+    assert!(error.is_cpu_only());
 }
