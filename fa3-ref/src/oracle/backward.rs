@@ -49,8 +49,8 @@ pub struct BackwardSums {
     /// they are only the terms of D.
     ///
     /// A rounding is off by up to u, relative, for the unit roundoff u, and roundings are independent. So u times the
-    /// root of such a sum estimates the total rounding error. In a table's gradient only D is rounded, and all terms of a
-    /// row have the same error.
+    /// root of such a sum estimates the total rounding error. In a table's gradient only D is rounded, and all terms of
+    /// a row have the same error.
     pub squares: Gradients<f64>,
 }
 

@@ -42,7 +42,8 @@ const KNOWN: Known = Known::new(
     ],
 );
 
-/// The gradients of Q, K, V, sinks and tables. All arrays have the problem's shapes: they come from one [`crate::Attention`].
+/// The gradients of Q, K, V, sinks and tables. All arrays have the problem's shapes: they come from one
+/// [`crate::Attention`].
 ///
 /// # Errors
 /// The problem has a feature without gradients.
@@ -124,7 +125,7 @@ struct Call<'a, T> {
 }
 
 impl<T: Scalar> Call<'_, T> {
-    /// Computes the gradients of a group. Returns those of tables, for each head.
+    /// Computes the gradients of a group. Returns the gradients of tables, for each head.
     fn group(&self, group: Group<'_, T>) -> Vec<TableGradients> {
         let Group { index, head_kv, mut dq, dk, dv } = group;
         let problem = self.problem;

@@ -18,8 +18,7 @@ fn alibi() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The gradient of a bias of heads is the sum of dS, and that of a slope the sum of dS times the distance. Here each row
-/// has dS, because dLSE is not 0.
+/// The gradient of a slope is the sum of dS times the distance. Here each row has dS, because dLSE is not 0.
 #[test]
 fn gradients_of_tables() -> Result<(), Box<dyn std::error::Error>> {
     let x = Array4::<f32>::zeros((1, 100, 2, 64));

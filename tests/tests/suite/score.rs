@@ -136,8 +136,8 @@ fn gradients_of_tables_are_differences() {
     for (named, elements) in of_names.into_iter().enumerate() {
         let found = gradients.dtables.iter().find(|x| x.len() == elements).unwrap();
         for (place, &found) in found.iter().enumerate() {
-            let step = 1.0 / 64.0;
-            let difference = (phi((named, place, step)) - phi((named, place, -step))) * 32.0;
+            let step = 1.0 / 1024.0;
+            let difference = (phi((named, place, step)) - phi((named, place, -step))) * 512.0;
             assert!(
                 (found - difference).abs() < 2e-3 * difference.abs().max(1.0),
                 "{named} {place}: {found} {difference}"

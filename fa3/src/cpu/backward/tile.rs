@@ -95,8 +95,8 @@ impl Buffers {
 }
 
 impl Tile {
-    /// Adds the contributions of the tile and `block` to dQ of the tile, to dK and dV of the block, and to the gradients
-    /// of tables.
+    /// Adds the contributions of the tile and `block` to dQ of the tile, to dK and dV of the block, and to the
+    /// gradients of tables.
     pub(super) fn add(
         &self,
         block: &Block,
