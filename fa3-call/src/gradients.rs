@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use fa3_sched::backward::{Plan, PlanOptions};
-use fa3_types::{BackwardProblem, BackwardSpec, Dtype, TensorDesc};
+use fa3_types::{BackwardProblem, BackwardSpec, Dtype, ScoreGradients, TensorDesc};
 
 use crate::attention::{Attention, Numbers, Pass, is_packed};
 use crate::call::Call;
@@ -23,6 +23,8 @@ pub struct Gradients {
     pub outputs: [TensorDesc; 3],
     /// Whether dQ has the same bits in every run.
     pub deterministic: bool,
+    /// The tables of the function of scores whose gradients are outputs.
+    pub score_gradients: ScoreGradients,
 }
 
 impl Gradients {
@@ -32,6 +34,8 @@ impl Gradients {
     /// The errors of [`Attention::spec`].
     pub fn spec(&self) -> Result<BackwardSpec, Error> {
         let mut spec = BackwardSpec::contiguous(self.forward.spec()?);
+        let score = spec.forward.score.take();
+        spec.forward.score = score.map(|form| form.with_gradients(self.score_gradients));
         (spec.dout, [spec.dq, spec.dk, spec.dv]) = (self.dout, self.outputs);
         Ok(spec)
     }
@@ -55,12 +59,14 @@ impl Call for Gradients {
         tensors.check_lse("lse", q.shape, is_packed)?;
         tensors.check_lse("dlse", q.shape, is_packed)?;
         tensors.has_output("dsink", Dtype::F32)?;
+        let score_gradients = tensors.score_gradients(forward.numbers.score.as_ref())?;
         let mut gradient = |name, of| tensors.gradient(name, of, is_packed);
         Ok(Gradients {
             outputs: [gradient("dq", q)?, gradient("dk", k)?, gradient("dv", v)?],
             dout: tensors.like_o("dout", forward.o, is_packed)?,
             forward,
             deterministic: *deterministic,
+            score_gradients,
         })
     }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use fa3_types::{
-    AppendRotary, Dtype, ExtraCache, OpenScore, Partials, Positions, RopeStyle, Rotary, ScoreTable,
-    SequenceBase, Sequences, Shape, TensorDesc,
+    AppendRotary, Dtype, ExtraCache, OpenScore, Partials, Positions, RopeStyle, Rotary, ScoreGradients,
+    ScoreTable, SequenceBase, Sequences, Shape, TensorDesc,
 };
 
 use crate::error::Error;
@@ -216,6 +216,26 @@ impl Tensors<'_> {
             Ok(table.shape().into())
         });
         tables.collect()
+    }
+
+    /// The tables of a function of scores for whose gradients there are outputs. They are counted as
+    /// [`Tensors::score_tables`] counts tables.
+    ///
+    /// # Errors
+    /// An output is invalid.
+    pub(crate) fn score_gradients(&mut self, score: Option<&OpenScore>) -> Result<ScoreGradients, Error> {
+        let order = score.map_or(&[][..], |score| score.tables());
+        let (mut has, mut names) = (Vec::new(), Vec::new());
+        for (&number, name) in order.iter().zip(ScoreTable::OF_GRADIENTS) {
+            let given = ScoreTable::OF_GRADIENTS[usize::from(number)];
+            let address = self.given.output(given, Dtype::F32)?;
+            self.at.extend(address.map(|address| (name, Some(address))));
+            has.push(address.is_some());
+            names.push(given);
+        }
+        // The names in the text's order are known, too; each name's first address counts.
+        self.at.extend(names.into_iter().map(|name| (name, None)));
+        Ok(ScoreGradients::of(has))
     }
 
     /// The number of sequences of a list `cu_seqlens`, if it is given.

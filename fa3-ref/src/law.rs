@@ -34,6 +34,12 @@
 //! 4 · u · √ Σ (exp(sink − LSE) · dO ∘ O)²      over rows and columns
 //! ```
 //!
+//! Gradients of tables have few elements, too, and the same term. All terms of a row have the error of its D:
+//!
+//! ```text
+//! 4 · u · √ Σ (Σ P ∘ ∂f/∂t)² · Σ (dO ∘ O)²      over rows; the sums in it over the keys that read t, and over columns
+//! ```
+//!
 //! Limits: if scores are so large that 16-bit scores lose the softmax (beyond 10³ or so), the baseline is off by as
 //! much as V is large, and the law allows any error of that size. LSE has no baseline: if Q·K cancels from terms beyond
 //! 10³, f32 products alone may exceed its bound.
@@ -87,7 +93,7 @@ pub struct Satisfied {
 /// A result that broke the law.
 #[derive(Clone, Debug, thiserror::Error)]
 pub struct Violation {
-    /// Name of the judged tensor: o, lse, dq, dk, dv or dsink.
+    /// Name of the judged tensor: o, lse, dq, dk, dv, dsink or dtable.
     pub what: &'static str,
     /// The result's errors against the oracle.
     pub norms: ErrorNorms,
@@ -209,6 +215,8 @@ pub struct BackwardLaw {
     bounds: [f64; 3],
     /// The bound of dsink; 0 without sinks.
     sink_bound: f64,
+    /// The bound of each table's gradient.
+    table_bounds: Vec<f64>,
 }
 
 impl BackwardLaw {
@@ -254,7 +262,14 @@ impl BackwardLaw {
             (Some(oracle), Some(baseline), Some(magnitude)) => of_sink(oracle, baseline, magnitude),
             _ => 0.0,
         };
-        BackwardLaw { oracle, bounds, sink_bound }
+        let of_tables = oracle.dtables.iter().zip(&baseline.dtables).zip(&magnitudes.dtables);
+        let of_tables = of_tables.zip(&squares.dtables).map(|(((oracle, baseline), magnitudes), squares)| {
+            let noise = noise(&forward, score_error, largest(magnitudes.iter().copied()))
+                + 4.0 * roundoff * largest(squares.iter().map(|square| square.sqrt()));
+            bound(ArrayView::from(oracle), ArrayView::from(baseline), precision, 0.0, noise)
+        });
+        let table_bounds = of_tables.collect();
+        BackwardLaw { oracle, bounds, sink_bound, table_bounds }
     }
 
     /// The law with its allowed errors multiplied by `factor`. Among thousands of random problems, some have a baseline
@@ -263,6 +278,7 @@ impl BackwardLaw {
     pub fn loosened(mut self, factor: f64) -> BackwardLaw {
         self.bounds = self.bounds.map(|bound| factor * bound);
         self.sink_bound *= factor;
+        self.table_bounds.iter_mut().for_each(|bound| *bound *= factor);
         self
     }
 
@@ -281,7 +297,7 @@ impl BackwardLaw {
         self.sink_bound
     }
 
-    /// Judges dQ, dK and dV, and dsink if the problem has sinks, in this order.
+    /// Judges dQ, dK and dV, dsink if the problem has sinks, and the gradients of tables, in this order.
     ///
     /// # Errors
     /// [`Violation`], boxed because it carries the whole report.
@@ -301,6 +317,13 @@ impl BackwardLaw {
                 satisfied.push(check_array("dsink", x.view(), oracle.view(), self.sink_bound, replay)?);
             }
             (x, _) => panic!("dsink {} given", if x.is_some() { "was" } else { "was not" }),
+        }
+        assert_eq!(x.dtables.len(), self.oracle.dtables.len(), "a table's gradient");
+        for ((x, oracle), &bound) in x.dtables.iter().zip(&self.oracle.dtables).zip(&self.table_bounds) {
+            if !oracle.is_empty() {
+                let (x, oracle) = (ArrayView::from(x), ArrayView::from(oracle));
+                satisfied.push(check_array("dtable", x, oracle, bound, replay)?);
+            }
         }
         Ok(satisfied)
     }

@@ -1,5 +1,7 @@
 //! Results, and their assembly from the heads' results.
 
+use std::ops::AddAssign;
+
 use fa3_types::{KnownProblem, SequenceRows};
 use ndarray::{Array1, Array2, Array3, Array4, Axis, Slice};
 use rayon::prelude::*;
@@ -26,6 +28,9 @@ pub struct Gradients<F> {
     pub dv: Array4<F>,
     /// dsink (heads_q), if the problem has sinks.
     pub dsink: Option<Array1<F>>,
+    /// The gradients of the tables of a function of scores, each in row-major order. A table without gradient has no
+    /// elements here.
+    pub dtables: Vec<Vec<F>>,
 }
 
 impl<F: Copy> Forward<F> {
@@ -51,6 +56,7 @@ pub(crate) struct GroupGradients<F> {
     pub(crate) dq: Vec<Array2<F>>,
     pub(crate) dk: Array2<F>,
     pub(crate) dv: Array2<F>,
+    pub(crate) dtables: Vec<Vec<F>>,
 }
 
 /// Runs `head(sequence, head_q)` for every head of every sequence in parallel and stores the results.
@@ -85,7 +91,7 @@ pub(crate) fn backward_groups<F, const N: usize>(
     group: impl Fn(usize, usize) -> [GroupGradients<F>; N] + Sync,
 ) -> [Gradients<F>; N]
 where
-    F: Copy + Default + Send,
+    F: Copy + Default + Send + AddAssign,
 {
     let heads = problem.heads();
     let results: Vec<[GroupGradients<F>; N]> = (0..problem.batch() * heads.kv())
@@ -94,7 +100,10 @@ where
         .collect();
     let zeros = |dims: [usize; 4]| Array4::from_elem(dims, F::default());
     let [q, k, v] = [problem.q(), problem.k(), problem.v()].map(|tensor| tensor.shape.dims());
-    let mut gradients = dsink.map(|dsink| Gradients { dq: zeros(q), dk: zeros(k), dv: zeros(v), dsink });
+    let mut gradients = dsink.map(|dsink| {
+        let dtables = problem.score_zeros();
+        Gradients { dq: zeros(q), dk: zeros(k), dv: zeros(v), dsink, dtables }
+    });
     for (i, results) in results.into_iter().enumerate() {
         let (index, head_kv) = (i / heads.kv(), i % heads.kv());
         for (gradients, result) in gradients.iter_mut().zip(results) {
@@ -104,9 +113,15 @@ where
             }
             put(&mut gradients.dk, problem.rows_k(), index, head_kv, &result.dk);
             put(&mut gradients.dv, problem.rows_k(), index, head_kv, &result.dv);
+            add_tables(&mut gradients.dtables, &result.dtables);
         }
     }
     gradients
+}
+
+/// Adds gradients of tables to others.
+pub(crate) fn add_tables<F: Copy + AddAssign>(sums: &mut [Vec<F>], tables: &[Vec<F>]) {
+    sums.iter_mut().flatten().zip(tables.iter().flatten()).for_each(|(sum, &x)| *sum += x);
 }
 
 /// Writes `rows` to the rows of head `head` of sequence `index` in `tensor`.

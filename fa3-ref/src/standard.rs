@@ -82,10 +82,12 @@ fn backward_of_heads(
         let mut dq = Vec::new();
         let mut dk = Array2::zeros((problem.rows_k().len(index), problem.head_dim()));
         let mut dv = Array2::zeros((problem.rows_k().len(index), problem.head_dim_v()));
+        let mut dtables = problem.score_zeros();
         for head_q in head_kv * group_size..(head_kv + 1) * group_size {
             let head = inputs.head(index, head_q).to_f32();
             let (dout, dlse) = output.head(problem, index, head_q);
-            let Softmax { p, slope, lse } = Softmax::of_rows(problem, &head, head.q.view(), 0, precision);
+            let Softmax { p, slope, lse, capped } =
+                Softmax::of_rows(problem, &head, head.q.view(), 0, precision);
             // LSE of a row that sees no key depends on nothing, so its gradient does not count.
             let dlse = Zip::from(&dlse)
                 .and(&lse)
@@ -94,14 +96,36 @@ fn backward_of_heads(
             let dp = round(dout.dot(&head.v.t()));
             let o = round(p.dot(&head.v));
             let delta = ((&dout * &o).sum_axis(Axis(1)) - dlse).insert_axis(Axis(1));
-            let ds = round(&p * &(&dp - &delta) * slope * scale);
+            let of_score = &p * &(&dp - &delta);
+            add_of_tables(problem, [index, head_q], &of_score, &capped, &mut dtables);
+            let ds = round(of_score * slope * scale);
             dq.push(round(ds.dot(&head.k)));
             dk += &round(ds.t().dot(&head.q));
             dv += &round(p.t().dot(&dout));
         }
-        [GroupGradients { dq, dk: round(dk), dv: round(dv) }]
+        let dtables = dtables.into_iter().map(|sums| sums.into_iter().map(|sum| sum as f32).collect());
+        [GroupGradients { dq, dk: round(dk), dv: round(dv), dtables: dtables.collect() }]
     });
     Ok(gradients)
+}
+
+/// Adds the terms of one head to the gradients of tables. `of_score` are the gradients of the scores (rows, seqlen_k),
+/// and `capped` are the scores before the function.
+fn add_of_tables(
+    problem: &KnownProblem,
+    [index, head]: [usize; 2],
+    of_score: &Array2<f32>,
+    capped: &Array2<f32>,
+    dtables: &mut [Vec<f64>],
+) {
+    for (row, of_score) in of_score.rows().into_iter().enumerate() {
+        for mut read in problem.score_reads::<f32>([index, head, row]) {
+            for (key, &of_score) in of_score.iter().enumerate().filter(|(_, x)| **x != 0.0) {
+                let (table, place, slope) = read.at(capped[[row, key]], key);
+                dtables[table][place] += f64::from(of_score * slope);
+            }
+        }
+    }
 }
 
 /// The softmax of some rows.
@@ -112,6 +136,8 @@ struct Softmax {
     slope: Array2<f32>,
     /// LSE (rows).
     lse: Array1<f32>,
+    /// The scores before the function of scores (rows, seqlen_k).
+    capped: Array2<f32>,
 }
 
 impl Softmax {
@@ -132,7 +158,7 @@ impl Softmax {
         let scale = problem.softmax_scale().natural() as f32;
         let [sequence, of_head] = head.of;
         let mut p = q.dot(&head.k.t()); // S, unscaled
-        let mut slope = Array2::ones(p.dim());
+        let (mut slope, mut capped) = (Array2::ones(p.dim()), Array2::zeros(p.dim()));
         let mut functions: Vec<_> =
             (0..q.nrows()).map(|i| problem.score_row([sequence, of_head, first + i])).collect();
         for (((i, j), s), slope) in p.indexed_iter_mut().zip(&mut slope) {
@@ -141,6 +167,7 @@ impl Softmax {
                 *s = precision.round(cap.apply(f64::from(*s)) as f32);
                 *slope = cap.derivative(f64::from(*s)) as f32;
             }
+            capped[[i, j]] = *s;
             if let Some(function) = &mut functions[i] {
                 (*s, *slope) = function.with_slope(*s, *slope, j);
                 *s = precision.round(*s);
@@ -161,7 +188,7 @@ impl Softmax {
             row.mapv_inplace(|e| precision.round(e / sum));
             *lse = max + sum.ln();
         }
-        Softmax { p, slope, lse }
+        Softmax { p, slope, lse, capped }
     }
 }
 

@@ -3,6 +3,7 @@
 mod builder;
 mod dual;
 mod error;
+mod gradients;
 mod joint;
 mod kind;
 mod node;
@@ -21,10 +22,11 @@ use std::sync::Arc;
 
 pub use dual::Dual;
 pub use error::ScoreError;
+pub use gradients::ScoreGradients;
 pub use joint::ScoreSlope;
 pub use open::OpenScore;
 pub use real::{HostReal, ScoreIndex, ScoreReal};
-pub use row::ScoreRow;
+pub use row::{ScoreRead, ScoreRow};
 pub use table::ScoreTable;
 pub use tile::{ScoreBlock, ScoreProduct, ScoreRows, ScoreTile};
 pub use value::ScoreInputs;
@@ -78,6 +80,7 @@ pub struct ScoreForm {
     expr: ScoreExpr,
     numbers: Arc<[f32]>,
     extents: Arc<[Arc<[usize]>]>,
+    gradients: ScoreGradients,
 }
 
 impl ScoreForm {
@@ -94,6 +97,17 @@ impl ScoreForm {
     /// The extents of the tables `t0`, `t1` and so on.
     pub fn extents(&self) -> &[Arc<[usize]>] {
         &self.extents
+    }
+
+    /// The tables whose gradients the backward pass computes.
+    pub fn gradients(&self) -> ScoreGradients {
+        self.gradients
+    }
+
+    /// The function, whose backward pass computes the gradients of these tables.
+    #[must_use]
+    pub fn with_gradients(self, gradients: ScoreGradients) -> ScoreForm {
+        ScoreForm { gradients, ..self }
     }
 }
 
@@ -134,7 +148,15 @@ impl ScoreFunction {
 
     /// The function of one row of a query head of a sequence, as [`KnownProblem::score_row`] gives it.
     fn row<R: HostReal>(&self, at: [usize; 3], len: Lengths) -> ScoreRow<'_, R> {
-        ScoreRow::new(self, at, len)
+        ScoreRow::new(self, at, len, None)
+    }
+
+    /// The elements of one row, as [`KnownProblem::score_reads`] gives them.
+    fn reads<R: HostReal>(&self, at: [usize; 3], len: Lengths) -> Vec<ScoreRead<'_, R>> {
+        let gradients = self.form.gradients;
+        let has = |node: &Node| matches!(*node, Node::Read { table, .. } if gradients.has(table.into()));
+        let reads = (0..).zip(self.expr().nodes()).filter(|(_, node)| has(node));
+        reads.map(|(read, _)| ScoreRead::new(self, at, len, read)).collect()
     }
 }
 
@@ -142,6 +164,23 @@ impl KnownProblem {
     /// The function of the scores of one row of a query head of a sequence, if the problem has such a function.
     pub fn score_row<R: HostReal>(&self, at: [usize; 3]) -> Option<ScoreRow<'_, R>> {
         self.score_function().map(|function| function.row(at, self.lengths(at[0])))
+    }
+
+    /// The elements of tables with gradients that the function of scores reads in one row of a query head of a
+    /// sequence.
+    pub fn score_reads<R: HostReal>(&self, at: [usize; 3]) -> Vec<ScoreRead<'_, R>> {
+        self.score_function().map_or_else(Vec::new, |function| function.reads(at, self.lengths(at[0])))
+    }
+
+    /// Zeros for the gradient of each table of the function of scores: no numbers for a table without gradient, and no
+    /// tables if none has a gradient.
+    pub fn score_zeros<F: Clone + Default>(&self) -> Vec<Vec<F>> {
+        let Some(form) = self.score().filter(|form| form.gradients.first().is_some()) else { return vec![] };
+        let elements = form.extents().iter().map(|extents| extents.iter().product());
+        let of_table = |(table, elements): (usize, usize)| {
+            vec![F::default(); if form.gradients.has(table) { elements } else { 0 }]
+        };
+        elements.enumerate().map(of_table).collect()
     }
 }
 

@@ -51,11 +51,15 @@ pub struct Gradients<T> {
     pub dv: Array4<T>,
     /// dsink (heads_q), if the call has sinks.
     pub dsink: Option<Array1<f32>>,
+    /// The gradients of the tables of the function of scores, in the order of
+    /// [`ScoreFunction::tables`](crate::ScoreFunction::tables), each in row-major order. A table without
+    /// [gradient](crate::ScoreTable::with_gradient) has no elements here, and if no table has one, there are no tables.
+    pub dtables: Vec<Vec<f32>>,
 }
 
 impl<T> Gradients<T> {
-    /// dQ, dK and dV of a call without sinks.
+    /// dQ, dK and dV of a call without sinks and tables with gradients.
     pub fn new([dq, dk, dv]: [Array4<T>; 3]) -> Gradients<T> {
-        Gradients { dq, dk, dv, dsink: None }
+        Gradients { dq, dk, dv, dsink: None, dtables: vec![] }
     }
 }

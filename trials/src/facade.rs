@@ -52,7 +52,7 @@ fn check_of<T: Scalar<Output = T>>(case: &Case, device: &Device) -> Result<f64, 
         let of = fa3_ref::OutputGradients { dout: values.dout.view(), dlse };
         let law = BackwardLaw::new(&values.inputs(problem), of, Precision::of_output(T::DTYPE));
         let law = law.map_err(|error| error.to_string())?;
-        let gradients = Gradients { dq, dk, dv, dsink: gradients.dsink };
+        let gradients = Gradients { dq, dk, dv, dsink: gradients.dsink, dtables: gradients.dtables };
         parts.extend(law.check(&gradients, replay).map_err(|violation| violation.to_string())?);
     }
     Ok(parts.iter().map(|part| part.ratio).fold(0.0, f64::max))

@@ -227,6 +227,67 @@ def test_gradients(device, name):
     assert_close(found, torch.autograd.grad(dense(*exact, score_mod), exact, dout.to(F64)), times=3)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_tables(compiled):
+    """Tensors that a function reads may require grad on the CPU: of any shape and type, and with s_aux."""
+    slopes, bias, cap = normal(HEADS, dtype=F32, seed=5), normal(HEADS, KEYS, dtype=torch.bfloat16, seed=6), torch.tensor(2.0)
+    fixed, near = normal(HEADS, dtype=F32, seed=7), normal(5, dtype=F32, seed=8)
+
+    def made(slopes, bias, cap, near):
+        def score_mod(s, b, h, q, k):
+            of_score = cap * torch.tanh((s + slopes[h] * (k - q) * 0.1) / cap)
+            return of_score + bias[h, k] + fixed[h] + near[torch.clamp(q - k, 0, 4)]
+
+        return score_mod
+
+    leaves = [x.requires_grad_() for x in (*tensors("cpu"), slopes, bias, cap, near)]
+    dout = normal(2, HEADS, ROWS, 32, dtype=F32, seed=9)
+
+    def run(q, k, v, *learned):
+        return flex_attention(q, k, v, made(*learned), enable_gqa=True)
+
+    out = (torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run)(*leaves)
+    found = torch.autograd.grad(out, leaves, dout)
+    exact = [x.detach().to(F64).requires_grad_() for x in leaves]
+    expected = torch.autograd.grad(dense(*exact[:3], made(*exact[3:])), exact, dout.to(F64))
+    assert_close(found[:4], expected[:4], times=3)
+    torch.testing.assert_close(found[4].to(F64), expected[4], rtol=2e-2, atol=2e-2)
+    assert_close(found[5:], expected[5:], times=3)
+    assert [x.dtype for x in found] == [x.dtype for x in leaves]
+    # Only the table has a gradient, in packed sequences with sinks.
+    q, k, v = (x.detach().transpose(1, 2)[0] for x in leaves[:3])
+    q, k, v, of_row = q, k[:ROWS], v[:ROWS], ends((30, 40), "cpu")
+    s_aux = normal(HEADS, dtype=F32, seed=3).requires_grad_()
+    alibi = fa3.Score("s + slope[h] * (k - q)", slope=slopes)
+    out = flash_attn_varlen_func(q, k, v, of_row, of_row, 40, 40, causal=True, s_aux=s_aux, score=alibi)
+    of_packed = torch.autograd.grad(out.sum(), [slopes, s_aux])
+    of_dense = 0
+    for rows in (slice(0, 30), slice(30, 70)):
+        x = [x[None, rows] for x in (q, k, v)]
+        out = flash_attn_func(*x, causal=True, s_aux=s_aux, score=alibi)
+        of_dense = of_dense + torch.stack(torch.autograd.grad(out.sum(), [slopes, s_aux]))
+    torch.testing.assert_close(torch.stack(of_packed), of_dense)
+
+
+def test_slopes_of_alibi_are_learned():
+    """A model whose slopes start at 0 finds the slopes of the model that made its data."""
+    q, k, v = tensors("cpu", heads=(HEADS, HEADS), rows=KEYS)
+    alibi = lambda slopes: lambda s, b, h, q, k: torch.where(q >= k, s - slopes[h] * (q - k), -math.inf)
+    target = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    expected = flex_attention(q, k, v, alibi(target))
+    slopes = torch.nn.Parameter(torch.zeros(HEADS))
+    optimizer = torch.optim.Adam([slopes], lr=0.02)
+    losses = []
+    for _ in range(60):
+        loss = (flex_attention(q, k, v, alibi(slopes)) - expected).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 20, losses
+    torch.testing.assert_close(slopes.detach(), target, rtol=0.2, atol=0.03)
+
+
 def test_queries_stand_at_the_last_keys(device):
     """In the functions of this package q counts from the bottom right; in FlexAttention from the top left."""
     q, k, v = tensors(device)
@@ -362,8 +423,9 @@ def test_other_arguments_are_refused():
     raised("score gives k a value, and it has a meaning of its own", lambda: fa3.Score("s + k[h]", k=TABLE))
     many = lambda s, b, h, q, k: sum((s * n for n in range(3, 103)), s)
     raised("the score expression has more than 96 nodes", lambda: flash_attn_func(x, x, x, score=many))
-    gradient = "a tensor that score reads requires grad, and has no gradient"
-    raised(gradient, lambda: flash_attn_func(x, x, x, score=lambda s, b, h, q, k: s + learned[h]), NotImplementedError)
+    of_learned = lambda s, b, h, q, k: s + learned[h]
+    gradient = "a tensor that score reads requires grad, and attention over a cache has no gradients"
+    raised(gradient, lambda: flash_attn_with_kvcache(x, x, x, score=of_learned), NotImplementedError)
     meta = TABLE.to("meta")
     raised("a tensor that score reads is on meta", lambda: flash_attn_func(x, x, x, score=lambda s, b, h, q, k: s + meta[h]))
 

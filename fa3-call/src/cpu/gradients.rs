@@ -3,7 +3,7 @@
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array3, ArrayView3};
 use fa3::{Device, Output, OutputGradients, Scalar};
-use fa3_types::{BackwardProblem, BackwardSpec, Dtype, TensorDesc};
+use fa3_types::{BackwardProblem, BackwardSpec, Dtype, ScoreForm, ScoreTable, TensorDesc};
 
 use super::call::CpuCall;
 use super::inputs::{attention, contiguous, intervals, problem, qkv, score, sink};
@@ -63,7 +63,7 @@ fn backward_of<T: Scalar<Output = T>>(
     // SAFETY: the maker of `memory` guarantees the call's tensors. In a valid problem no two elements of an output
     // overlap.
     #[allow(unsafe_code, reason = "tensors are plain addresses")]
-    let (qkv, sink, intervals, score, dout, o, lse, dlse, gradients, dsink) = unsafe {
+    let (qkv, sink, intervals, score, dout, o, lse, dlse, gradients, dsink, dtables) = unsafe {
         let dlse = memory.has("dlse").then(|| memory.slice::<f32>("dlse", rows)).transpose()?;
         let o = memory.view::<T>("o", forward.o())?;
         let (qkv, dout) = (qkv::<T>(&spec.forward, memory)?, memory.view::<T>("dout", &spec.dout)?);
@@ -76,7 +76,11 @@ fn backward_of<T: Scalar<Output = T>>(
         let heads = forward.heads().q();
         let dsink = forward.has_sink().then(|| memory.slice_mut::<f32>("dsink", heads)).transpose()?;
         let (intervals, score) = (intervals(forward, memory)?, score(forward.score(), memory)?);
-        (qkv, sink(forward, memory)?, intervals, score, dout, o, lse, dlse, gradients, dsink)
+        let extents = forward.score().map_or(&[][..], ScoreForm::extents).iter();
+        let dtables = ScoreTable::OF_GRADIENTS.into_iter().zip(extents).filter(|(name, _)| memory.has(name));
+        let dtables = dtables.map(|(name, extents)| memory.slice_mut::<f32>(name, extents.iter().product()));
+        let dtables = dtables.collect::<Result<Vec<_>, _>>()?;
+        (qkv, sink(forward, memory)?, intervals, score, dout, o, lse, dlse, gradients, dsink, dtables)
     };
     let o = o.as_standard_layout().into_owned();
     let lse = Array3::from_shape_vec(of_lse, lse.to_vec()).expect("one element for each index");
@@ -93,6 +97,9 @@ fn backward_of<T: Scalar<Output = T>>(
     }
     if let Some((to, from)) = dsink.zip(computed.dsink) {
         to.iter_mut().zip(from).for_each(|(to, from)| *to = from);
+    }
+    for (to, from) in dtables.into_iter().zip(computed.dtables.iter().filter(|x| !x.is_empty())) {
+        to.copy_from_slice(from);
     }
     Ok(())
 }

@@ -4,13 +4,15 @@
 //! ∂S_ij = P_ij. D_i is Σ_j P_ij dP_ij = dO_i · O_i, and c' is the slope of the soft cap and the function of
 //! scores. A sink's dP is 0.
 
+use std::collections::HashMap;
+
 use ndarray::{Array1, Array2, Axis, Slice};
 use rayon::prelude::*;
 
 use super::forward;
 use super::{Scores, Slope, add_scaled, dot, row};
-use crate::inputs::{Heads, OutputHeads};
-use crate::output::{GroupGradients, HeadForward, backward_groups};
+use crate::inputs::{Head, Heads, OutputHeads};
+use crate::output::{GroupGradients, HeadForward, add_tables, backward_groups};
 use crate::sink::{Row, sums};
 use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients};
 
@@ -47,7 +49,8 @@ pub struct BackwardSums {
     /// they are only the terms of D.
     ///
     /// A rounding is off by up to u, relative, for the unit roundoff u, and roundings are independent. So u times the
-    /// root of such a sum estimates the total rounding error.
+    /// root of such a sum estimates the total rounding error. In a table's gradient only D is rounded, and all terms of
+    /// a row have the same error.
     pub squares: Gradients<f64>,
 }
 
@@ -93,20 +96,23 @@ fn sum_group<const N: usize>(
     mut heads: impl Iterator<Item = [HeadGradients; N]>,
 ) -> [GroupGradients<f64>; N] {
     let first = heads.next().expect("a group has at least one head");
-    let mut sums = first.map(|HeadGradients { dq, dk, dv }| GroupGradients { dq: vec![dq], dk, dv });
+    let mut sums =
+        first.map(|HeadGradients { dq, dk, dv, dtables }| GroupGradients { dq: vec![dq], dk, dv, dtables });
     for (sum, of_head) in heads.flat_map(|head| head.into_iter().enumerate()) {
         sums[sum].dq.push(of_head.dq);
         sums[sum].dk += &of_head.dk;
         sums[sum].dv += &of_head.dv;
+        add_tables(&mut sums[sum].dtables, &of_head.dtables);
     }
     sums
 }
 
-/// dQ, dK and dV of one query head.
+/// The gradients of one query head.
 struct HeadGradients {
     dq: Array2<f64>,
     dk: Array2<f64>,
     dv: Array2<f64>,
+    dtables: Vec<Vec<f64>>,
 }
 
 struct Gradient<'a> {
@@ -133,10 +139,12 @@ impl Gradient<'_> {
 
     fn values(&self) -> [HeadGradients; 1] {
         let head = &self.scores.head;
-        self.sum([[&head.q, &head.k, &self.dout]], |i, j, slope| {
+        let [values] = self.sum([[&head.q, &head.k, &self.dout]], |i, j, slope| {
             let (p, weight) = self.weights(i, &slope);
             [(p, weight * slope.of_score() * self.difference(i, j))]
-        })
+        });
+        let [dtables, ..] = self.tables(|_, _| 0.0, &[]);
+        [HeadGradients { dtables, ..values }]
     }
 
     /// The values, their magnitudes, and the squares of rounded terms.
@@ -152,17 +160,44 @@ impl Gradient<'_> {
         let [q, k, v, _, dout] = &absolute;
         let [square_q, square_k, .., square_dout] = &squares;
         let of_terms = [[&head.q, &head.k, &self.dout], [q, k, dout], [square_q, square_k, square_dout]];
-        self.sum(of_terms, |i, j, slope| {
+        let magnitude = |i, j| dot(row(dout, i), row(v, j)) + absolute_d[i] + self.dlse[i].abs();
+        let mut dtables = self.tables(magnitude, &square_d).into_iter();
+        let sums = self.sum(of_terms, |i, j, slope| {
             let ((p, weight), difference) = (self.weights(i, &slope), self.difference(i, j));
-            let dp = dot(row(dout, i), row(v, j));
-            let magnitude = dp + absolute_d[i] + self.dlse[i].abs();
+            let magnitude = magnitude(i, j);
             let of_score = weight * slope.of_score();
             [
                 (p, of_score * difference),
                 (p, weight * slope.magnitude() * magnitude),
                 (p * p, of_score * of_score * (difference.powi(2) + square_d[i])),
             ]
-        })
+        });
+        sums.map(|sum| HeadGradients { dtables: dtables.next().unwrap_or_default(), ..sum })
+    }
+
+    /// The gradients of tables, their magnitudes, and the squares of rounded terms, given the magnitude of each dP_ij −
+    /// D_i and the squares of each D_i.
+    fn tables(&self, magnitude: impl Fn(usize, usize) -> f64, square_d: &[f64]) -> [Vec<Vec<f64>>; 3] {
+        let Scores { problem, head: Head { of: [sequence, head], len, .. }, .. } = self.scores;
+        let mut sums = [(); 3].map(|()| problem.score_zeros());
+        for i in 0..len.q {
+            let (mut function, mut of_row) = (self.scores.function::<f64>(i), HashMap::new());
+            for mut read in problem.score_reads::<f64>([sequence, head, i]) {
+                for j in (0..len.k).filter(|&j| self.counts(i, j)) {
+                    let (capped, _) = self.scores.capped(i, j);
+                    let score = function.as_mut().map_or(capped, |function| function.at(capped, j));
+                    let (table, place, slope) = read.at(capped, j);
+                    let weight = (score - self.lse[i]).exp() * slope;
+                    sums[0][table][place] += weight * self.difference(i, j);
+                    sums[1][table][place] += weight.abs() * magnitude(i, j);
+                    *of_row.entry((table, place)).or_insert(0.0) += weight;
+                }
+            }
+            for ((table, place), weight) in of_row {
+                sums[2][table][place] += f64::powi(weight, 2) * square_d.get(i).unwrap_or(&0.0);
+            }
+        }
+        sums
     }
 
     /// dP_ij − D_i + dLSE_i.
@@ -228,7 +263,7 @@ impl Gradient<'_> {
                 let columns = all.ncols() / N;
                 all.slice_axis(Axis(1), Slice::from(index * columns..(index + 1) * columns)).to_owned()
             };
-            HeadGradients { dq: part(&dq), dk: part(&dk), dv: part(&dv) }
+            HeadGradients { dq: part(&dq), dk: part(&dk), dv: part(&dv), dtables: vec![] }
         })
     }
 }

@@ -13,7 +13,7 @@ use crate::sink::{Row, sums};
 use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision};
 
 /// The backward pass for the gradients of O and LSE, given O and LSE of the forward pass. P and dS are rounded to
-/// `precision` as operands of matrix products; the gradients are rounded at the end.
+/// `precision` as operands of matrix products; the gradients are rounded at the end. Gradients of tables stay 0.
 ///
 /// # Errors
 /// [`InputError::Shape`] if dO or `o` does not have O's shape, [`InputError::LseShape`] if dLSE or `lse` does not have
@@ -109,6 +109,7 @@ impl Group<'_> {
             dq: dq.into_iter().map(|dq| finish(dq, scale)).collect(),
             dk: finish(dk, scale),
             dv: finish(dv, 1.0),
+            dtables: vec![],
         }
     }
 

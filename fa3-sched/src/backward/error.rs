@@ -41,6 +41,8 @@ pub enum PlanError {
         "under lists of blocks, {rows} rows and {keys} keys of the given tile must divide the 128 of a listed block"
     )]
     BlocksTile { rows: u32, keys: u32 },
+    #[error("the backward kernels compute no gradients of tables, and the table t{table} has one")]
+    TableGradient { table: usize },
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -57,6 +59,7 @@ impl PlanError {
             | PlanError::Rows(_)
             | PlanError::VarlenRows { .. }
             | PlanError::Unknown(_)
+            | PlanError::TableGradient { .. }
             | PlanError::HeadDim { .. } => true,
             PlanError::Narrow { .. }
             | PlanError::DqTwice

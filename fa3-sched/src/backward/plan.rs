@@ -97,6 +97,9 @@ impl Plan {
             return Err(PlanError::Dtype { dtype, output });
         }
         problem.check_rows().map_err(Box::new)?;
+        if let Some(table) = forward.score().and_then(|form| form.gradients().first()) {
+            return Err(PlanError::TableGradient { table });
+        }
         let (mask, group) = (forward.mask(), forward.heads().group_size() as u32);
         let tile = choose_dkv(forward, options, limits)?;
         check_blocks(forward, tile.tile_m, tile.tile_n)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{ScoreError, ScoreExpr, ScoreForm, ScoreFunction, ScoreTable};
+use super::{ScoreError, ScoreExpr, ScoreForm, ScoreFunction, ScoreGradients, ScoreTable};
 
 /// A function of a score whose tables are given later: an expression and its numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +35,7 @@ impl OpenScore {
             expr: self.expr.clone(),
             numbers: self.numbers.iter().map(|&bits| f32::from_bits(bits)).collect(),
             extents: extents.into(),
+            gradients: ScoreGradients::default(),
         })
     }
 }
@@ -49,7 +50,10 @@ impl ScoreForm {
         &self,
         elements: impl IntoIterator<Item = Arc<[f32]>>,
     ) -> Result<ScoreFunction, ScoreError> {
-        let tables = self.extents.iter().zip(elements).map(|(extents, x)| ScoreTable::new(extents, x));
+        let tables = self.extents.iter().zip(elements).enumerate().map(|(number, (extents, x))| {
+            let table = ScoreTable::new(extents, x)?;
+            Ok(if self.gradients.has(number) { table.with_gradient() } else { table })
+        });
         let tables: Arc<[ScoreTable]> = tables.collect::<Result<_, _>>()?;
         if tables.len() != self.extents.len() {
             let given = tables.iter().map(|table| table.extents().to_vec()).collect();

@@ -9,6 +9,7 @@ use super::ScoreError;
 pub struct ScoreTable {
     pub(super) extents: Arc<[usize]>,
     elements: Arc<[f32]>,
+    has_gradient: bool,
 }
 
 impl ScoreTable {
@@ -27,6 +28,18 @@ impl ScoreTable {
         "score_table7",
     ];
 
+    /// The names of the gradients of these tables.
+    pub const OF_GRADIENTS: [&'static str; 8] = [
+        "score_dtable0",
+        "score_dtable1",
+        "score_dtable2",
+        "score_dtable3",
+        "score_dtable4",
+        "score_dtable5",
+        "score_dtable6",
+        "score_dtable7",
+    ];
+
     /// A table with an element for each combination of indices.
     ///
     /// # Errors
@@ -39,9 +52,20 @@ impl ScoreTable {
             && product == Some(elements.len())
             && (1..=i32::MAX as usize).contains(&elements.len());
         match valid {
-            true => Ok(ScoreTable { extents: extents.into(), elements }),
+            true => Ok(ScoreTable { extents: extents.into(), elements, has_gradient: false }),
             false => Err(ScoreError::TableShape { extents: extents.to_vec(), elements: elements.len() }),
         }
+    }
+
+    /// The table, whose gradient the backward pass computes, too.
+    #[must_use]
+    pub fn with_gradient(self) -> ScoreTable {
+        ScoreTable { has_gradient: true, ..self }
+    }
+
+    /// Whether the backward pass computes the table's gradient.
+    pub fn has_gradient(&self) -> bool {
+        self.has_gradient
     }
 
     /// The number of elements along each axis.
@@ -54,13 +78,17 @@ impl ScoreTable {
         &self.elements
     }
 
-    /// The element at one index for each axis. An index below 0 counts from the end. Beyond the ends, the first or the
-    /// last element counts.
+    /// The element at one index for each axis.
     pub(super) fn element(&self, at: impl Iterator<Item = i32>) -> f32 {
-        let place = self.extents.iter().zip(at).fold(0, |place, (&extent, index)| {
+        self.elements[self.place(at)]
+    }
+
+    /// The place of an element, given one index for each axis. An index below 0 counts from the end. Beyond the ends,
+    /// the first or the last element counts.
+    pub(super) fn place(&self, at: impl Iterator<Item = i32>) -> usize {
+        self.extents.iter().zip(at).fold(0, |place, (&extent, index)| {
             let index = if index < 0 { i64::from(index) + extent as i64 } else { i64::from(index) };
             place * extent + index.clamp(0, extent as i64 - 1) as usize
-        });
-        self.elements[place]
+        })
     }
 }

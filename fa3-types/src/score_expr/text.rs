@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::builder::Builder;
 use super::node::{Id, Leaf, Node};
 use super::op::{IndexOp, Op, Test};
-use super::{OpenScore, ScoreError, ScoreExpr, ScoreFunction, ScoreTable, ScoreValue};
+use super::{OpenScore, ScoreError, ScoreExpr, ScoreFunction, ScoreGradients, ScoreTable, ScoreValue};
 
 /// The largest number of parentheses, operators and functions that lie within one another.
 const MOST_DEPTH: usize = 64;
@@ -64,7 +64,8 @@ impl ScoreFunction {
         let tables: Arc<[_]> =
             open.tables().iter().map(|&table| tables[usize::from(table)].clone()).collect();
         let extents: Vec<_> = tables.iter().map(|table: &ScoreTable| table.extents.clone()).collect();
-        Ok(ScoreFunction { form: open.form(&extents)?, tables })
+        let gradients = ScoreGradients::of(tables.iter().map(ScoreTable::has_gradient));
+        Ok(ScoreFunction { form: open.form(&extents)?.with_gradients(gradients), tables })
     }
 }
 

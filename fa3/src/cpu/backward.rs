@@ -9,6 +9,7 @@ mod sink;
 mod tile;
 
 use std::cmp::Reverse;
+use std::mem::take;
 
 use fa3_types::{Feature, Known, KnownProblem, UnknownFeature};
 use ndarray::{Array4, ArrayView1, ArrayView3, ArrayView4, ArrayViewMut2, ArrayViewMut3, Axis};
@@ -18,6 +19,7 @@ use super::cut::{pieces, sequences};
 use super::rows::{Rows, write};
 use crate::{Gradients, Output, OutputGradients, Scalar};
 use head::{HeadGradients, QueryHead};
+use tile::TableGradients;
 
 /// Number of query rows of a tile.
 const TILE_M: usize = 96;
@@ -40,7 +42,8 @@ const KNOWN: Known = Known::new(
     ],
 );
 
-/// The gradients of Q, K, V and sinks. All arrays have the problem's shapes: they come from one [`crate::Attention`].
+/// The gradients of Q, K, V, sinks and tables. All arrays have the problem's shapes: they come from one
+/// [`crate::Attention`].
 ///
 /// # Errors
 /// The problem has a feature without gradients.
@@ -64,6 +67,7 @@ pub(crate) fn backward<T: Scalar>(
         dlse: of.dlse.as_ref().map(|dlse| dlse.view()),
     };
     gradients.dsink = sink.map(|sink| sink::gradient(&call, sink));
+    gradients.dtables = problem.score_zeros();
     if qkv.iter().any(|x| x.is_empty()) {
         // No row sees a key. An empty tensor may have more sequences or heads than a loop can visit.
         return Ok(gradients);
@@ -71,7 +75,14 @@ pub(crate) fn backward<T: Scalar>(
     let mut groups = groups(problem, &mut gradients);
     // The longest groups come first, so that no long group is left for one thread at the end.
     groups.sort_by_key(|group| Reverse(group.dq.len_of(Axis(0)) * group.dk.len_of(Axis(0))));
-    groups.into_par_iter().with_max_len(1).for_each(|group| call.group(group));
+    // A table's gradient is added in the order of these groups, and of the heads of each.
+    let of_tables: Vec<_> = groups.into_par_iter().with_max_len(1).map(|group| call.group(group)).collect();
+    let mut sums: Vec<Vec<f64>> = problem.score_zeros();
+    for ((table, place), x) in of_tables.into_iter().flatten().flatten() {
+        sums[table][place] += x;
+    }
+    gradients.dtables =
+        sums.into_iter().map(|sums| sums.into_iter().map(|sum| sum as f32).collect()).collect();
     Ok(gradients)
 }
 
@@ -114,8 +125,8 @@ struct Call<'a, T> {
 }
 
 impl<T: Scalar> Call<'_, T> {
-    /// Computes the gradients of a group.
-    fn group(&self, group: Group<'_, T>) {
+    /// Computes the gradients of a group. Returns the gradients of tables, for each head.
+    fn group(&self, group: Group<'_, T>) -> Vec<TableGradients> {
         let Group { index, head_kv, mut dq, dk, dv } = group;
         let problem = self.problem;
         let (batch, first) = problem.rows_k().start(index);
@@ -123,7 +134,7 @@ impl<T: Scalar> Call<'_, T> {
         let [_, k, v] = self.qkv;
         let [k, v] = [k, v].map(|x| Rows::of(x, batch, keys.clone(), head_kv));
         let group_size = problem.heads().group_size();
-        let heads: Vec<HeadGradients> = (head_kv * group_size..(head_kv + 1) * group_size)
+        let mut heads: Vec<HeadGradients> = (head_kv * group_size..(head_kv + 1) * group_size)
             .into_par_iter()
             .map(|head| self.query(index, head).gradients(k, v))
             .collect();
@@ -132,6 +143,7 @@ impl<T: Scalar> Call<'_, T> {
         for (dq, head) in dq.axis_iter_mut(Axis(1)).zip(&heads) {
             put(dq, &head.dq, scale);
         }
+        let of_tables = heads.iter_mut().map(|head| take(&mut head.dtables)).collect();
         let sums = heads.into_iter().reduce(|mut sums, head| {
             sums.dk.iter_mut().zip(head.dk).for_each(|(sum, dk)| *sum += dk);
             sums.dv.iter_mut().zip(head.dv).for_each(|(sum, dv)| *sum += dv);
@@ -141,6 +153,7 @@ impl<T: Scalar> Call<'_, T> {
             put(dk.index_axis_move(Axis(1), 0), &sums.dk, scale);
             put(dv.index_axis_move(Axis(1), 0), &sums.dv, 1.0);
         }
+        of_tables
     }
 
     /// Query head `head` of sequence `index`.

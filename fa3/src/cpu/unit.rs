@@ -61,6 +61,25 @@ impl ScoreUnit<'_> {
         }
     }
 
+    /// The elements of tables with gradients that the row's scores with the keys from `key` on depend on, given the dot
+    /// products: for each such element of the function, the element of each score, and the derivative by it.
+    pub(super) fn reads(
+        self,
+        row: [usize; 3],
+        key: usize,
+        products: &[f32],
+    ) -> Vec<Vec<(usize, usize, f32)>> {
+        let Some((problem, natural)) = self.function else { return vec![] };
+        let reads = problem.score_reads(row).into_iter();
+        reads
+            .map(|mut read| {
+                let mut scores = products.to_vec();
+                self.cap(&mut scores);
+                scores.iter().zip(key..).map(|(score, key)| read.at(score * natural, key)).collect()
+            })
+            .collect()
+    }
+
     /// Whether there is a function of scores.
     pub(super) fn has_function(self) -> bool {
         self.function.is_some()

@@ -1,11 +1,18 @@
 //! Functions of scores: their text, their derivatives, and attention with them.
 
+use fa3::Device;
+use fa3_ref::{OutputGradients, oracle};
+use fa3_sched::backward;
 use fa3_sched::forward::PlanOptions;
 use fa3_sim::{Mode, Policy};
 use fa3_tests::bwd::{BwdCase, Form};
 use fa3_tests::fwd::{Launch, Layout, dense, device, judged};
-use fa3_tests::{Case, strategies};
-use fa3_types::{Dtype, Dual, HostReal, KnownProblem, ProblemSpec, ScoreFunction, ScoreValue, Shape};
+use fa3_tests::{Case, facade, strategies};
+use fa3_types::{
+    BackwardSpec, Dtype, Dual, HostReal, KnownProblem, ProblemSpec, ScoreFunction, ScoreTable, ScoreValue,
+    Shape,
+};
+use ndarray::Array3;
 use proptest::prelude::*;
 
 /// A problem of 5 keys with the function.
@@ -84,4 +91,68 @@ proptest! {
         let backward = trial.simulate(policy, Mode::Exact).and_then(|after| trial.check(&after));
         prop_assert!(backward.is_ok(), "{}", backward.unwrap_err());
     }
+}
+
+/// Tables of each class, inside and outside of a product and of a function of the score, and one that hides keys.
+const OF_TABLES: &str = "if k == 2 then -inf else 2.0 * tanh((s + slope[h] * (k - q) + pair[h, row, k]) * 0.5) \
+                         + far[q - k] * slope[h] + of_key[k] + fixed[h]";
+
+fn of_tables(moved: Option<(usize, usize, f32)>) -> ScoreFunction {
+    let tables =
+        [("slope", &[2][..]), ("pair", &[2, 6, 9]), ("far", &[4]), ("of_key", &[9]), ("fixed", &[2])];
+    let values = tables.into_iter().enumerate().map(|(table, (name, extents))| {
+        let elements: usize = extents.iter().product();
+        let mut x: Vec<f32> = (0..elements).map(|place| ((7 * table + 3 * place) as f32).sin()).collect();
+        if let Some((_, place, step)) = moved.filter(|(of, ..)| *of == table) {
+            x[place] += step;
+        }
+        let x = ScoreTable::new(extents, x).unwrap();
+        (name, ScoreValue::from(if name == "fixed" { x } else { x.with_gradient() }))
+    });
+    ScoreFunction::parse(OF_TABLES, values).unwrap()
+}
+
+/// The oracle's gradients of tables are differences, and the CPU engine's obey the error law.
+#[test]
+fn gradients_of_tables_are_differences() {
+    let shape = Shape { batch: 2, seqlen: 6, heads: 2, head_dim: 8 };
+    let spec = ProblemSpec::dense(Dtype::F32, shape, Shape { seqlen: 9, heads: 1, ..shape }).causal();
+    let problem = spec.known().unwrap().with_score(&of_tables(None));
+    let case = Case::normal("tables", problem, 7);
+    facade::check(&case, &Device::Cpu).unwrap();
+    let (values, problem) = (case.values(), &case.problem);
+    let dlse = Array3::from_shape_fn(problem.lse_shape(), |(b, h, i)| ((7 * b + 5 * h + 3 * i) as f32).sin());
+    let output = OutputGradients { dout: values.dout.view(), dlse: Some(dlse.view()) };
+    let gradients = oracle::backward(&values.inputs(problem), output).unwrap();
+    let tables = of_tables(None).tables().len();
+    assert_eq!(gradients.dtables.iter().filter(|x| !x.is_empty()).count() + 1, tables);
+    let phi = |moved: (usize, usize, f32)| {
+        let problem = problem.clone().with_score(&of_tables(Some(moved)));
+        let forward = oracle::forward(&values.inputs(&problem));
+        (&forward.o * &values.dout.mapv(f64::from)).sum() + (&forward.lse * &dlse.mapv(f64::from)).sum()
+    };
+    // The names' order, and the order of the expression's tables.
+    let of_names = [2, 108, 4, 9];
+    for (named, elements) in of_names.into_iter().enumerate() {
+        let found = gradients.dtables.iter().find(|x| x.len() == elements).unwrap();
+        for (place, &found) in found.iter().enumerate() {
+            let step = 1.0 / 1024.0;
+            let difference = (phi((named, place, step)) - phi((named, place, -step))) * 512.0;
+            assert!(
+                (found - difference).abs() < 2e-3 * difference.abs().max(1.0),
+                "{named} {place}: {found} {difference}"
+            );
+        }
+    }
+}
+
+#[test]
+fn kernels_refuse_gradients_of_tables() {
+    let (shape, function) = (Shape { batch: 1, seqlen: 64, heads: 2, head_dim: 64 }, of_tables(None));
+    let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).score(function.form().clone());
+    let problem = BackwardSpec::contiguous(spec).validate().unwrap();
+    let error = backward::Plan::new(&problem, &device(1)).unwrap_err();
+    let table = function.form().gradients().first().unwrap();
+    assert_eq!(error, backward::PlanError::TableGradient { table });
+    assert!(error.is_cpu_only());
 }

@@ -125,7 +125,8 @@ impl BwdCase {
     fn judge(&self, values: &Values, given: &Given, after: Memory<'_>) -> Result<f64, String> {
         let forward = &self.case.problem;
         let [dq, dk, dv] = ["dq", "dk", "dv"].map(|name| after.tensor(name));
-        let gradients = Gradients { dq, dk, dv, dsink: after.floats("dsink").map(Array1::from) };
+        let gradients =
+            Gradients { dq, dk, dv, dsink: after.floats("dsink").map(Array1::from), dtables: vec![] };
         let output = OutputGradients { dout: values.dout.view(), dlse: Some(given.dlse.view()) };
         let precision = Precision::of_output(forward.dtype());
         let law = BackwardLaw::new(&values.inputs(forward), output, precision);

@@ -66,6 +66,6 @@ fn backward<T: Scalar<Output = T>>(
         let output = attention.forward(&Device::Cpu)?;
         let gradients = attention.backward(&Device::Cpu, &output, dout.view())?;
         let [dq, dk, dv] = [gradients.dq, gradients.dk, gradients.dv].map(|x| x.mapv(T::to_f32));
-        Ok(Gradients { dq, dk, dv, dsink: gradients.dsink })
+        Ok(Gradients { dq, dk, dv, dsink: gradients.dsink, dtables: gradients.dtables })
     })
 }

@@ -31,6 +31,7 @@ impl Engine for Rearranged {
             dq: reversed.rows_q(&result.dq).mapv(|x| x as f32),
             dk: reversed.rows_k(&result.dk).mapv(|x| x as f32),
             dv: reversed.rows_k(&result.dv).mapv(|x| x as f32),
+            dtables: result.dtables.iter().map(|x| x.iter().map(|&x| x as f32).collect()).collect(),
             dsink: result.dsink.map(|dsink| reversed.sink(&dsink).mapv(|x| x as f32)),
         })
     }

@@ -275,7 +275,7 @@ def flash_attn_func(
         intervals,
         arguments.pieces(split_keys),
         arguments.flag("return_max_logits", return_max_logits),
-        *scores.given(score, q),
+        *scores.given(score, q, True),
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     descales: list[Tensor] = []
@@ -291,7 +291,7 @@ def flash_attn_func(
             operator.tell_autograd(out)
         else:
             lse = _traced_into(q, k, v, options, out)
-    elif operator.is_plain(q, k, v, *descales):
+    elif operator.is_plain(q, k, v, *descales) and not operator.needs_grad(*(options.score_tables or ())):
         if operator.needs_grad(q, k, v, *descales):
             out, lse = gradient.ATTENTION.plain(q, k, v, *options)
         else:

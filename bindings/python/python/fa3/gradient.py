@@ -46,8 +46,10 @@ def launch(
     outputs: tuple[Tensor, Tensor, Tensor] | None = None,
     sequences: Sequences | None = None,
     hints: tuple[int | None, int | None] = (None, None),
+    of_tables: Sequence[bool] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Computes dQ, dK and dV, and with sinks their float32 gradient. The tensors are on a GPU (the launch is on torch's
+    """Computes dQ, dK and dV, with sinks their float32 gradient, and the gradients of the tables
+    for which `of_tables` is true. The tensors are on a GPU (the launch is on torch's
     current stream of their device), on the CPU, or fake. dQ, dK and dV are written to `outputs`, if given. Tensors of
     packed `sequences` have no batch dimension. Torch's mode of deterministic algorithms is read now, as torch's own
     operators do.
@@ -69,8 +71,10 @@ def launch(
     window = window_left, window_right, attention_chunk
     values = softmax_scale, *window, softcap, sm_margin, deterministic or asks_for_same_bits(), *hints
     fields, values = operator.with_score(_FIELDS, values, tensors, score, score_tables)
-    operator.run("backward", fields, values, tensors)
-    return (dq, dk, dv) if ds_aux is None else (dq, dk, dv, ds_aux)
+    learned = [(i, x) for i, (x, has) in enumerate(zip(score_tables or (), of_tables or ())) if has]
+    dtables = {f"score_dtable{i}": torch.zeros_like(x) for i, x in learned}
+    operator.run("backward", fields, values, tensors | dtables)
+    return dq, dk, dv, *operator.given(ds_aux), *dtables.values()
 
 
 def by_names(name: str, launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,7 +130,7 @@ class Differentiable:
         self.launch, self._launch_backward = launch, launch_backward
         self._name, self._backward_name, self._options, self._tensors = name, backward_name, options, 3 + lists
         torch.library.register_autograd(f"fa3::{name}", self.gradients, setup_context=self.save, lib=operator.library)
-        for backward in (backward_name, f"{backward_name}_sink"):
+        for backward in (backward_name, f"{backward_name}_sink", f"{backward_name}_tables"):
             torch.library.register_autograd(f"fa3::{backward}", _refuse, lib=operator.library)
 
     @property
@@ -191,7 +195,13 @@ class Differentiable:
         named: dict[str, Any] = dict(intervals=intervals, s_aux=s_aux, score=ctx.score)
         named = {name: x for name, x in named.items() if x is not None}
         named |= dict(score_tables=tables) if tables else {}
+        of_table = self._tensors + self._options._fields.index("score_tables")
+        needed = ctx.needs_input_grad[of_table] if len(ctx.needs_input_grad) > of_table else False
+        learned = [] if isinstance(needed, bool) else list(needed)
         backward = self.backward_operator(s_aux is not None)
+        if any(learned):
+            named["of_tables"] = learned
+            backward = getattr(torch.ops.fa3, f"{self._backward_name}_tables")
         is_plain = operator.is_plain(*given) and not _are_batched(dout, dlse)
         if is_plain and not operator.needs_grad(*given):
             computed = self._launch_backward(*inputs, **named)
@@ -200,6 +210,9 @@ class Differentiable:
         else:
             computed = backward(*inputs, **named)
         gradients[:3] = computed[:3]
+        if any(learned):
+            of_learned = iter(computed[-sum(learned) :])
+            gradients[of_table] = [next(of_learned) if has else None for has in learned]
         if s_aux is not None:
             gradients[self._tensors + self._options._fields.index("s_aux")] = computed[3].to(s_aux.dtype)
         return tuple(gradients)
@@ -307,6 +320,9 @@ def define(name: str, lists: str, launch: Callable[..., Any], launch_into: Calla
     of_sink = "(Tensor dq, Tensor dk, Tensor dv, Tensor ds_aux)"
     of_launch = by_names(f"{name}_sink", launch)
     operator.define(f"{name}_sink", f"{arguments}, Tensor s_aux{more}", of_sink, of_launch)
+    of_launch = by_names(f"{name}_tables", lambda *inputs, **named: list(launch(*inputs, **named)))
+    of_tables = "Tensor? s_aux=None, bool[]? of_tables=None"
+    operator.define(f"{name}_tables", f"{by_default}, {of_tables}", "Tensor[]", of_launch)
 
 
 define("backward", "", launch, launch_into)

@@ -54,12 +54,14 @@ class Score:
 ScoreMod = Score | Callable[[Any, Any, Any, Any, Any], Any]
 
 
-def given(score: ScoreMod | None, q: Any) -> tuple[str | None, list[Tensor] | None]:
-    """A function of scores as operators take it: its text and its tables, float32, contiguous, on the device of q."""
+def given(score: ScoreMod | None, q: Any, has_gradients: bool = False) -> tuple[str | None, list[Tensor] | None]:
+    """A function of scores as operators take it: its text and its tables, float32, contiguous, on the device of q. They
+    may require grad if the operator has gradients.
+    """
     if score is None:
         return None, None
     score = traced(score, q)
-    return score.text, [_table(x, q) for x in score.tables]
+    return score.text, [_table(x, q, has_gradients) for x in score.tables]
 
 
 def traced(score: ScoreMod, q: Any, leaves: str = "s b h q k") -> Score:
@@ -90,10 +92,14 @@ def alibi(slopes: Any, causal: Any, window_size: Any) -> Score | None:
     return Score(f"s + slope[{at}] * {'(k - q)' if is_before else '-abs(k - q)'}", slope=slopes)
 
 
-def _table(x: Tensor, q: Tensor) -> Tensor:
+def _table(x: Tensor, q: Tensor, has_gradients: bool) -> Tensor:
     if x.device != q.device:
         operator.refuse_place("q", q, "a tensor that score reads", x)
     if operator.needs_grad(x):
-        raise NotImplementedError("a tensor that score reads requires grad, and has no gradient: detach it")
+        if operator.is_transformed():
+            raise NotImplementedError("a tensor that score reads requires grad, and torch.func has none: detach it")
+        if not has_gradients or q.is_cuda:
+            why = "kernels have no gradient of it" if has_gradients else "attention over a cache has no gradients"
+            raise NotImplementedError(f"a tensor that score reads requires grad, and {why}: detach it")
     operator.refuse_tangents("a tensor that score reads", x)
     return x.to(torch.float32).contiguous()

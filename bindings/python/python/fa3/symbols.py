@@ -446,7 +446,7 @@ def _constant(value: Any) -> Callable[..., Symbol]:
     return lambda like, *shape, **kwargs: _symbol(value)
 
 
-_REFLECTED = frozenset("radd rsub rmul rtruediv rfloordiv rmod rpow rand ror rxor rlshift rrshift".split())
+_REFLECTED = frozenset("radd rsub rmul rdiv rtruediv rfloordiv rmod rpow rand ror rxor rlshift rrshift".split())
 # Operations by the names of torch's functions, of methods and of Python's operators.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "getitem": _read,

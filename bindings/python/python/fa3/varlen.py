@@ -277,7 +277,7 @@ def flash_attn_varlen_func(
     with_lse = arguments.flag("return_attn_probs", return_attn_probs)
     with_max_logits = arguments.flag("return_max_logits", return_max_logits)
     causal, intervals = arguments.mask_of_data(causal, intervals)
-    of_score = scores.given(score, q)
+    of_score = scores.given(score, q, page_table is None)
     if page_table is not None:
         if cu_seqlens_k is not None:
             raise ValueError("there are page_table and cu_seqlens_k, expected one of them")
@@ -377,7 +377,7 @@ def _attend(
         if operator.is_transformed():
             raise NotImplementedError("out is not supported inside of torch.func's transforms")
         return out, torch.ops.fa3.varlen_forward_out(*tensors, *options, o=out)
-    if not operator.is_plain(*given):
+    if not operator.is_plain(*given) or operator.needs_grad(*(options.score_tables or ())):
         _check_tensors(tensors, *of_options)
         return varlen_operator.ATTENTION.traced(*tensors, *options)
     if operator.needs_grad(*given):

@@ -48,8 +48,9 @@ pub(super) fn judge(
     let [dq, dk, dv] =
         [(buffers::DQ, problem.dq()), (buffers::DK, problem.dk()), (buffers::DV, problem.dv())]
             .map(|(buffer, desc)| after.tensor(buffer, desc.shape).mapv(|x| x as f32));
-    let satisfied =
-        law.expect("dout and dlse have their shapes").check(&Gradients { dq, dk, dv, dsink: None }, "")?;
+    let satisfied = law
+        .expect("dout and dlse have their shapes")
+        .check(&Gradients { dq, dk, dv, dsink: None, dtables: vec![] }, "")?;
     Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use fa3_types::{KnownProblem, Lengths};
 
-use super::tile::{Block, Buffers, Tile};
+use super::tile::{Block, Buffers, TableGradients, Tile};
 use super::{TILE_M, TILE_N};
 use crate::Scalar;
 use crate::cpu::mask::{Keys, keys_of_row, keys_of_rows};
@@ -30,6 +30,7 @@ pub(super) struct HeadGradients {
     pub(super) dk: Vec<f32>,
     /// dV (keys, head_dim_v).
     pub(super) dv: Vec<f32>,
+    pub(super) dtables: TableGradients,
 }
 
 impl<'a> QueryHead<'a> {
@@ -91,6 +92,7 @@ impl<'a> QueryHead<'a> {
         let (head_dim, head_dim_v) = (self.head_dim, self.head_dim_v);
         let mut dq = vec![0.0; self.len.q * head_dim];
         let (mut dk, mut dv) = (vec![0.0; self.len.k * head_dim], vec![0.0; self.len.k * head_dim_v]); // A3:16
+        let mut dtables = TableGradients::new();
         let mut block = Block::new();
         let mut buffers = Buffers::new();
         for start in (0..self.len.k).step_by(TILE_N) {
@@ -99,10 +101,10 @@ impl<'a> QueryHead<'a> {
             let dq = dq.chunks_mut(TILE_M * head_dim);
             for (tile, dq) in self.tiles.iter().zip(dq) {
                 // A3:18, the loop over tiles of query rows.
-                tile.add(&block, self.unit, &mut buffers, [dq, dk, dv]);
+                tile.add(&block, self.unit, &mut buffers, [dq, dk, dv], &mut dtables);
             }
         }
-        HeadGradients { dq, dk, dv }
+        HeadGradients { dq, dk, dv, dtables }
     }
 }
 

@@ -1,5 +1,6 @@
 //! A tile of query rows, and a block of keys.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd};
@@ -64,6 +65,21 @@ impl Block {
     }
 }
 
+/// The gradients of elements of tables, by table and place.
+pub(super) type TableGradients = HashMap<(usize, usize), f64>;
+
+/// Adds a row's gradients of the elements that its scores read, given the gradients of scores.
+fn add_read(ds: &[f32], read: &[(usize, usize, f32)], to: &mut TableGradients) {
+    let same =
+        |a: &(&(usize, usize, f32), &f32), b: &(&(usize, usize, f32), &f32)| (a.0.0, a.0.1) == (b.0.0, b.0.1);
+    let of_scores: Vec<_> = read.iter().zip(ds).filter(|(_, ds)| **ds != 0.0).collect();
+    for of_element in of_scores.chunk_by(same) {
+        let &(table, place, _) = of_element[0].0;
+        let terms = of_element.iter().map(|(read, ds)| f64::from(read.2 * **ds));
+        *to.entry((table, place)).or_insert(0.0) += terms.sum::<f64>();
+    }
+}
+
 /// P, dS and derivatives of scores of a tile and a block.
 pub(super) struct Buffers {
     p: Vec<f32>,
@@ -79,13 +95,15 @@ impl Buffers {
 }
 
 impl Tile {
-    /// Adds the contributions of the tile and `block` to dQ of the tile, and to dK and dV of the block.
+    /// Adds the contributions of the tile and `block` to dQ of the tile, to dK and dV of the block, and to the
+    /// gradients of tables.
     pub(super) fn add(
         &self,
         block: &Block,
         unit: ScoreUnit<'_>,
         buffers: &mut Buffers,
         [dq, dk, dv]: [&mut [f32]; 3],
+        dtables: &mut TableGradients,
     ) {
         let columns = within(&self.keys, &block.keys);
         if columns.is_empty() {
@@ -101,11 +119,16 @@ impl Tile {
         Product { columns: columns.clone(), stride: STRIDE, ..product }.run(); // A3:22-23, dP
         let (key, [sequence, head, first]) = (block.keys.start + columns.start, self.first);
         let scores = p.chunks_exact_mut(STRIDE).zip(slopes.chunks_exact_mut(STRIDE));
+        let mut reads = Vec::with_capacity(rows);
         for (row, (scores, slopes)) in (first..first + rows).zip(scores) {
             let [scores, slopes] = [scores, slopes].map(|x| &mut x[columns.clone()]);
+            reads.push(unit.reads([sequence, head, row], key, scores));
             unit.apply_with_slopes([sequence, head, row], key, scores, slopes);
         }
         Arch::new().dispatch(Slopes { tile: self, block, unit, columns: columns.clone(), p, ds });
+        for (ds, reads) in ds.chunks_exact(STRIDE).zip(&reads) {
+            reads.iter().for_each(|read| add_read(&ds[columns.clone()], read, dtables));
+        }
         if unit.has_function() {
             for (ds, slopes) in ds.chunks_exact_mut(STRIDE).zip(slopes.chunks_exact(STRIDE)).take(rows) {
                 let pairs = ds[columns.clone()].iter_mut().zip(&slopes[columns.clone()]);

@@ -132,6 +132,7 @@ impl Periodic {
             dk: array(dk, keys / rows, &expected.dk)?,
             dv: array(dv, keys / rows, &expected.dv)?,
             dsink: None,
+            dtables: vec![],
         };
         let satisfied = self.law.check(&gradients, REPLAY)?;
         Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
