@@ -41,6 +41,8 @@ pub enum PlanError {
         "under lists of blocks, {rows} rows and {keys} keys of the given tile must divide the 128 of a listed block"
     )]
     BlocksTile { rows: u32, keys: u32 },
+    #[error("no kernel computes gradients under lists of blocks of 64 rows and keys")]
+    BlocksOf64,
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -57,6 +59,7 @@ impl PlanError {
             | PlanError::Rows(_)
             | PlanError::VarlenRows { .. }
             | PlanError::Unknown(_)
+            | PlanError::BlocksOf64
             | PlanError::HeadDim { .. } => true,
             PlanError::Narrow { .. }
             | PlanError::DqTwice
