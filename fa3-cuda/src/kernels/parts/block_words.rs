@@ -58,11 +58,12 @@ impl<'k> BlockWords<'k> {
         at.get().max(first)
     }
 
-    /// Whether the warpgroup's own rows see block `block`, if the tile has several blocks of rows. All lanes of a warp
-    /// must call this. The kernel's blocks are the listed ones.
+    /// Whether the warpgroup's own rows see the block before block `end`, if the tile has several blocks of rows. All
+    /// lanes of a warp must call this. The kernel's blocks are the listed ones.
     #[track_caller]
-    pub(crate) fn is_own(&self, block: U32<'k>) -> Option<V<'k, Pred>> {
-        let word = self.word(self.own?, block).shfl_idx(0);
+    pub(crate) fn is_own(&self, end: U32<'k>) -> Option<V<'k, Pred>> {
+        let (own, block) = (self.own?, end - 1);
+        let word = self.word(own, block).shfl_idx(0);
         Some(((word >> (block & 31)) & 1).ne(0))
     }
 

@@ -197,14 +197,7 @@ impl<'k> KvBlocks<'k> {
                 let following = words.end_below(end - 1, first);
                 next.set(following);
                 let (key, last) = ((end - 1) * self.keys, following.le(first));
-                body(KvBlock {
-                    key,
-                    masked,
-                    last,
-                    own: words.is_own(end - 1),
-                    seen: None,
-                    begins_piece: None,
-                });
+                body(KvBlock { key, masked, last, own: words.is_own(end), seen: None, begins_piece: None });
             });
         }
     }
