@@ -15,9 +15,9 @@ use crate::{Dtype, ProblemError, Shape};
 /// row sees, (batch, seqlen_q, words, 1), words being 2 or more. The new keys of a sequence are its last seqlen_q ones.
 /// Bit i of word w is for new key 32 · w + i. A row sees all older keys, and no key that has no bit.
 ///
-/// Or it says which blocks of keys a block of rows sees, (batch or 1, heads_q or 1, seqlen_q / 128 rounded up, words),
-/// words being odd and 3 or more. Blocks have [`BLOCK_SIDE`] rows and keys. Bit i of word w is for block 32 · w + i of
-/// keys, and blocks without a bit are not seen.
+/// Or it says which blocks of keys a block of rows sees, (batch or 1, heads_q or 1, blocks of rows, words). Blocks have
+/// 128 rows and keys if words is odd and 3 or more, and 64 if it is even and 6 or more ([`BlockSide`]). Bit i of word w
+/// is for block 32 · w + i of keys, and blocks without a bit are not seen.
 ///
 /// Interval masks express documents, prefixes, windows beside the first keys (attention sinks), chunks and padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,11 +53,44 @@ pub enum IntervalsOfRow {
     Blocks {
         /// The number of 32-bit words of a block of rows.
         words: usize,
+        /// The number of rows, and of keys, of a block.
+        side: BlockSide,
     },
 }
 
-/// Number of rows, and of keys, of a block, if bits say which blocks of keys a block of rows sees.
-pub const BLOCK_SIDE: usize = 128;
+/// The number of rows, and of keys, of a block, if bits say which blocks of keys a block of rows sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlockSide {
+    /// 64.
+    Of64 = 64,
+    /// 128.
+    Of128 = 128,
+}
+
+impl BlockSide {
+    /// The sides of blocks with `words` words for each block of rows; `None` if there is no such number of words.
+    pub const fn of_words(words: usize) -> Option<BlockSide> {
+        match words {
+            3.. if words % 2 == 1 => Some(BlockSide::Of128),
+            6.. => Some(BlockSide::Of64),
+            _ => None,
+        }
+    }
+
+    /// The least number of words that says this side, and has bits for `blocks` blocks of keys.
+    pub fn words(self, blocks: usize) -> usize {
+        let enough = blocks.div_ceil(32);
+        match self {
+            BlockSide::Of64 => enough.next_multiple_of(2).max(6),
+            BlockSide::Of128 => (enough | 1).max(3),
+        }
+    }
+
+    /// The number of rows, and of keys.
+    pub const fn rows(self) -> usize {
+        self as usize
+    }
+}
 
 impl IntervalsOfRow {
     /// The number of intervals that kernels know: of a tree's row and under bits of blocks, the one that has all
@@ -78,7 +111,7 @@ impl IntervalsOfRow {
         match self {
             IntervalsOfRow::Causal { .. } => IntervalsOfRow::Causal { sequences: 0 },
             IntervalsOfRow::Tree { .. } => IntervalsOfRow::Tree { words: 0 },
-            IntervalsOfRow::Blocks { .. } => IntervalsOfRow::Blocks { words: 0 },
+            IntervalsOfRow::Blocks { side, .. } => IntervalsOfRow::Blocks { words: 0, side },
             IntervalsOfRow::One | IntervalsOfRow::Two => self,
         }
     }
@@ -103,10 +136,10 @@ impl Intervals {
         let (of_row, rows) = match given[3] {
             2 => (Some(IntervalsOfRow::One), seqlen),
             4 => (Some(IntervalsOfRow::Two), seqlen),
-            words @ 3.. if words % 2 == 1 => {
-                (Some(IntervalsOfRow::Blocks { words }), seqlen.div_ceil(BLOCK_SIDE))
-            }
-            _ => (None, seqlen),
+            words => match BlockSide::of_words(words) {
+                Some(side) => (Some(IntervalsOfRow::Blocks { words, side }), seqlen.div_ceil(side.rows())),
+                None => (None, seqlen),
+            },
         };
         let fits =
             [(given[0], batch), (given[1], heads)].into_iter().all(|(given, all)| [1, all].contains(&given));
@@ -152,7 +185,18 @@ impl Intervals {
 
     /// Whether bits say which blocks of keys a block of rows sees.
     pub const fn are_blocks(self) -> bool {
-        matches!(self.of_row, IntervalsOfRow::Blocks { .. })
+        self.block_side().is_some()
+    }
+
+    /// The number of rows, and of keys, of a block, if bits say which blocks of keys a block of rows sees.
+    pub const fn block_side(self) -> Option<BlockSide> {
+        match self.of_row {
+            IntervalsOfRow::Blocks { side, .. } => Some(side),
+            IntervalsOfRow::One
+            | IntervalsOfRow::Two
+            | IntervalsOfRow::Causal { .. }
+            | IntervalsOfRow::Tree { .. } => None,
+        }
     }
 
     /// The simplest form of the same tensor for Q of this shape: the only entry of a batch shares its intervals.
@@ -170,9 +214,9 @@ impl Intervals {
             IntervalsOfRow::Two => of_bounds(4),
             IntervalsOfRow::Causal { sequences } => [sequences, 1, 1, 1],
             IntervalsOfRow::Tree { words } => [q.batch, q.seqlen, words, 1],
-            IntervalsOfRow::Blocks { words } => {
+            IntervalsOfRow::Blocks { words, side } => {
                 let [batch, heads, _, words] = of_bounds(words);
-                [batch, heads, q.seqlen.div_ceil(BLOCK_SIDE), words]
+                [batch, heads, q.seqlen.div_ceil(side.rows()), words]
             }
         }
     }
@@ -231,12 +275,13 @@ impl IntervalRows {
         (numbers == 1 && words > 1).then(|| &self.bounds[first..first + words])
     }
 
-    /// The words of a row's block at this place of Q (entry of the batch, head, row), if they say which blocks of keys
-    /// it sees.
-    pub(crate) fn block_words(&self, at @ [.., row]: [usize; 3]) -> Option<&[i32]> {
+    /// The words of a row's block at this place of Q (entry of the batch, head, row), and the keys of a block, if they
+    /// say which blocks of keys it sees.
+    pub(crate) fn block_words(&self, at @ [.., row]: [usize; 3]) -> Option<(&[i32], usize)> {
         let [.., words] = self.shape;
-        let first = self.first_number(at, row / BLOCK_SIDE);
-        (words > 1 && words % 2 == 1).then(|| &self.bounds[first..first + words])
+        let side = BlockSide::of_words(words)?.rows();
+        let first = self.first_number(at, row / side);
+        Some((&self.bounds[first..first + words], side))
     }
 
     /// The place of the first number of row `row` of the tensor, for a row at this place of Q.
@@ -275,17 +320,36 @@ mod tests {
 
     #[test]
     fn shapes_say_the_form() {
-        for given in [[1, 1, 3, 2], [2, 1, 3, 4], [1, 4, 3, 4], [2, 4, 3, 2], [2, 1, 1, 3], [1, 4, 1, 5]] {
+        for given in
+            [[1, 1, 3, 2], [2, 1, 3, 4], [1, 4, 3, 4], [2, 4, 3, 2], [2, 1, 1, 3], [1, 4, 1, 5], [1, 1, 1, 6]]
+        {
             let form = Intervals::of_shape(given, Q).unwrap();
             assert_eq!(form.shape(Q), given);
             assert_eq!((form.per_sequence, form.per_head), (given[0] == 2, given[1] == 4));
         }
         for given in
-            [[3, 1, 3, 2], [0, 1, 3, 2], [1, 2, 3, 2], [1, 1, 4, 2], [1, 1, 3, 3], [1, 1, 3, 0], [1, 1, 1, 6]]
+            [[3, 1, 3, 2], [0, 1, 3, 2], [1, 2, 3, 2], [1, 1, 4, 2], [1, 1, 3, 3], [1, 1, 3, 0], [1, 1, 3, 6]]
         {
             let error = Intervals::of_shape(given, Q).unwrap_err();
             assert_eq!(error, ProblemError::IntervalsShape { given, batch: 2, heads: 4, rows: 3 });
         }
+    }
+
+    #[test]
+    fn words_say_the_side_of_blocks() {
+        let q = Shape { seqlen: 129, ..Q };
+        for (shape, side) in [([1, 1, 2, 5], BlockSide::Of128), ([1, 1, 3, 8], BlockSide::Of64)] {
+            let form = Intervals::of_shape(shape, q).unwrap();
+            assert_eq!((form.block_side(), form.shape(q)), (Some(side), shape));
+        }
+        for blocks in 0..400 {
+            for side in [BlockSide::Of64, BlockSide::Of128] {
+                let words = side.words(blocks);
+                assert_eq!(BlockSide::of_words(words), Some(side));
+                assert!(32 * words >= blocks && words <= (blocks.div_ceil(32) + 1).max(6));
+            }
+        }
+        assert!([0, 1, 2, 4].into_iter().all(|words| BlockSide::of_words(words).is_none()));
     }
 
     #[test]

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use crate::mask::keys_of_row;
 use crate::{
-    BLOCK_SIDE, IntervalRows, Lengths, Mask, Problem, ProblemError, ScoreFunction, SequenceRows, Sequences,
-    TensorName,
+    IntervalRows, Lengths, Mask, Problem, ProblemError, ScoreFunction, SequenceRows, Sequences, TensorName,
 };
 
 /// A problem, the rows of its sequences and, under a mask of intervals, the intervals of its rows: all that attention
@@ -163,11 +162,11 @@ impl KnownProblem {
             return Some(iter::once(older).chain(seen.map(|key| key..key + 1)).collect());
         }
         let at = [entry, head, first + row];
-        if let Some(words) = intervals.block_words(at) {
+        if let Some((words, side)) = intervals.block_words(at) {
             let has_bit =
                 |block: &usize| words.get(block / 32).is_some_and(|word| word >> (block % 32) & 1 == 1);
-            let blocks = (0..len.k.div_ceil(BLOCK_SIDE)).filter(has_bit);
-            let keys = |block: usize| block * BLOCK_SIDE..((block + 1) * BLOCK_SIDE).min(len.k);
+            let blocks = (0..len.k.div_ceil(side)).filter(has_bit);
+            let keys = |block: usize| block * side..((block + 1) * side).min(len.k);
             return Some(blocks.map(keys).collect());
         }
         Some(intervals.of_row(at, len.k).into())

@@ -55,7 +55,7 @@ pub use extra_cache::ExtraCache;
 pub use fp8::{Fp8Problem, Fp8ProblemError, Fp8Spec, QkRotary};
 pub use granularity::Granularity;
 pub use heads::{HeadGrouping, Heads};
-pub use intervals::{BLOCK_SIDE, IntervalRows, Intervals, IntervalsOfRow};
+pub use intervals::{BlockSide, IntervalRows, Intervals, IntervalsOfRow};
 pub use known::KnownProblem;
 pub use lse_form::LseForm;
 pub use mask::{Chunk, Lengths, Mask};

@@ -143,7 +143,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         ///
         /// In place of bounds, the array may say which sequences are causal, (sequences, 1, 1, 1): rows of sequences
         /// whose number is 0 see every key, and rows of others the keys up to their own positions. Or which new keys a
-        /// row sees, (batch, seqlen_q, words, 1). Or which blocks of 128 keys a block of 128 rows sees, (batch or 1,
+        /// row sees, (batch, seqlen_q, words, 1). Or which blocks of keys a block of rows sees, (batch or 1,
         /// heads_q or 1, blocks of rows, words): see [`Intervals`].
         ///
         /// Keys are counted from the sequence's first one. Packed sequences have intervals (1, heads_q or 1, total_q, 2

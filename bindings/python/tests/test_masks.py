@@ -303,10 +303,11 @@ def test_a_packed_mask_is_that_of_each_sequence_in_attention(device):
     assert not out[sum(ROWS) :].any()
 
 
+@pytest.mark.parametrize("block_size", [128, 64])
 @pytest.mark.parametrize("causal", [False, True])
-def test_listed_blocks(device, causal):
+def test_listed_blocks(device, causal, block_size):
     """Lists with repeated blocks, with invalid indices, without a block, and with a block of which few keys exist."""
-    rows, keys, heads = 300, 400, 2
+    rows, keys, heads = 300 * block_size // 128, 400 * block_size // 128, 2
     idx = torch.tensor([[3, 0, 3, 9], [1, -1, 2, 0], [7, 7, 7, 7]], dtype=I32, device=device).expand(1, heads, 3, 4)
     cnt = torch.tensor([[3, 2, 0], [1, 4, 4]], dtype=I32, device=device)[None]
     full = (torch.ones_like(cnt), torch.full_like(idx, 2))
@@ -317,9 +318,9 @@ def test_listed_blocks(device, causal):
     dout = torch.randn_like(q)
     inputs = [x.requires_grad_() for x in (q, k, v)]
     for lists, blocks in [((cnt, idx), seen), ((cnt, idx, *full), seen | (torch.arange(4, device=device) == 2))]:
-        words = masks.block_sparse(*lists)
-        assert words.shape == (1, heads, 3, 3) and words.dtype == I32
-        dense = blocks.repeat_interleave(128, 2).repeat_interleave(128, 3)[..., :rows, :keys]
+        words = masks.block_sparse(*lists, block_size=block_size)
+        assert words.shape == (1, heads, 3, 3 if block_size == 128 else 6) and words.dtype == I32
+        dense = blocks.repeat_interleave(block_size, 2).repeat_interleave(block_size, 3)[..., :rows, :keys]
         if causal:
             dense = dense & torch.ones(rows, keys, dtype=torch.bool, device=device).tril(keys - rows)
         options = dict(causal=causal, deterministic=causal, return_attn_probs=True)
@@ -332,11 +333,19 @@ def test_listed_blocks(device, causal):
         of_rows = scores.masked_fill(~dense, -torch.inf).logsumexp(-1)
         torch.testing.assert_close(lse, of_rows, atol=1e-3, rtol=1e-3)
         exact = torch.autograd.grad(expected, inputs, dout.float())
+        if device == "cuda" and block_size == 64:
+            with pytest.raises(ValueError, match="gradients under lists of blocks of 64"):
+                torch.autograd.grad(out, inputs, dout)
+            continue
         for gradient, expected in zip(torch.autograd.grad(out, inputs, dout), exact):
             torch.testing.assert_close(gradient.float(), expected.float(), atol=3e-2, rtol=3e-2)
     # The sign of a word is the last of its 32 bits.
     words = masks.block_sparse(cnt, idx + 30, key_blocks=100)
     assert words.shape[-1] == 5 and words[0, 1, 1].tolist() == [-(2**29), 1, 0, 0, 0]
+    words = masks.block_sparse(cnt, idx + 30, key_blocks=200, block_size=64)
+    assert words.shape[-1] == 8 and words[0, 1, 1].tolist() == [-(2**29), 1, *[0] * 6]
+    with pytest.raises(ValueError, match="^block_size is 32, expected 64 or 128$"):
+        masks.block_sparse(cnt, idx, block_size=32)
 
 
 def test_a_document_in_two_places_is_refused():

@@ -17,7 +17,7 @@ mod wide_cache;
 
 use fa3_ir::{Elem, Kernel};
 use fa3_sched::Scheduler;
-use fa3_types::{IntervalsOfRow, Mask};
+use fa3_types::{BlockSide, IntervalsOfRow, Mask};
 
 use super::bwd::BwdSpec;
 use super::fwd::FwdSpec;
@@ -96,7 +96,8 @@ fn sides_word(mask: Mask) -> String {
         IntervalsOfRow::Two => "two-intervals",
         IntervalsOfRow::Causal { .. } => "causal-sequences",
         IntervalsOfRow::Tree { .. } => "tree",
-        IntervalsOfRow::Blocks { .. } => "blocks",
+        IntervalsOfRow::Blocks { side: BlockSide::Of64, .. } => "blocks-of-64",
+        IntervalsOfRow::Blocks { side: BlockSide::Of128, .. } => "blocks",
     });
     match intervals {
         None => sides.to_owned(),

@@ -43,6 +43,8 @@ pub enum PlanError {
     BlocksTile { rows: u32, keys: u32 },
     #[error("the backward kernels compute no gradients of tables, and the table t{table} has one")]
     TableGradient { table: usize },
+    #[error("no kernel computes gradients under lists of blocks of 64 rows and keys")]
+    BlocksOf64,
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -60,6 +62,7 @@ impl PlanError {
             | PlanError::VarlenRows { .. }
             | PlanError::Unknown(_)
             | PlanError::TableGradient { .. }
+            | PlanError::BlocksOf64
             | PlanError::HeadDim { .. } => true,
             PlanError::Narrow { .. }
             | PlanError::DqTwice

@@ -6,7 +6,7 @@ mod varlen;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{BLOCK_SIDE, BackwardProblem, Dtype, Intervals, Problem};
+use fa3_types::{BackwardProblem, BlockSide, Dtype, Intervals, Problem};
 
 use super::{ADDED_ROWS, AddOrder, DkvTile, DqTile, PlanError, PlanOptions};
 use crate::dense::{dense_lens, lengths_are_data};
@@ -267,11 +267,13 @@ fn lists_blocks(forward: &Problem) -> bool {
 
 /// Checks that a tile and its blocks divide the sides of listed blocks, if there are any.
 fn check_blocks(forward: &Problem, rows: u32, keys: u32) -> Result<(), PlanError> {
-    let divides = |extent: u32| (BLOCK_SIDE as u32).is_multiple_of(extent);
-    if lists_blocks(forward) && !(divides(rows) && divides(keys)) {
-        return Err(PlanError::BlocksTile { rows, keys });
+    match forward.mask().intervals().and_then(Intervals::block_side) {
+        Some(BlockSide::Of64) => Err(PlanError::BlocksOf64),
+        Some(BlockSide::Of128) if !([rows, keys].iter().all(|extent| 128_u32.is_multiple_of(*extent))) => {
+            Err(PlanError::BlocksTile { rows, keys })
+        }
+        Some(BlockSide::Of128) | None => Ok(()),
     }
-    Ok(())
 }
 
 /// The caller's tile if it is large enough; without one, the tile that `choose` returns.

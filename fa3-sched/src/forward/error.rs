@@ -90,7 +90,7 @@ pub enum PlanError {
     )]
     IntervalsHeadDim { head_dim: usize, head_dim_v: usize, most: u32 },
     #[error(
-        "lists of blocks are computed by tiles of 128 keys and up to 128 rows, which there are none of for head_dim \
+        "lists of blocks are computed by tiles whose keys are a listed block's, which there are none of for head_dim \
          {head_dim} and head_dim_v {head_dim_v}"
     )]
     BlocksTile { head_dim: usize, head_dim_v: usize },

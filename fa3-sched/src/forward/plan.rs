@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 
 use fa3_types::{Dtype, Feature, Known, Problem, UnknownFeature};
 
-use super::tile_row::{divides_blocks, listed_blocks};
+use super::tile_row::{block_side, divides_blocks};
 use super::{CtaTile, Pieces, PlanError, PlanOptions, Precision, Registers, RunningO, TileRow};
 use crate::dense::dense_lens;
 use crate::packed::{self, PageLayout};
@@ -291,7 +291,7 @@ fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
 /// Checks that one warpgroup has all columns of O, under a mask of intervals, and that tiles divide listed blocks.
 fn check_intervals(problem: &Problem, tile: CtaTile) -> Result<(), PlanError> {
     let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
-    if listed_blocks(problem) && !divides_blocks(&tile) {
+    if block_side(problem).is_some_and(|side| !divides_blocks(&tile, side)) {
         return Err(PlanError::BlocksTile { head_dim, head_dim_v });
     }
     if problem.mask().intervals().is_none() || tile.column_groups() == 1 {

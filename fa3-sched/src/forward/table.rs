@@ -35,6 +35,10 @@ const BASE: TileRow = TileRow {
 /// Three consumer warpgroups, with full registers.
 const WIDE: CtaTile = CtaTile { tile_m: 192, stages: 3, consumers: 3, ..BASE.tile };
 
+/// Three warpgroups, each with a list of blocks of 64 keys. Stages let them run apart.
+const LISTED_64: CtaTile =
+    CtaTile { tile_n: 64, stages: 5, pipeline: Pipeline::Serial, ping_pong: false, ..WIDE };
+
 /// Blocks that leave registers for O of 256 columns.
 const DEEP: CtaTile = CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 64, ..BASE.tile };
 
@@ -136,6 +140,9 @@ pub(super) const TABLE: &[TileRow] = &[
         "fewer rows and square tiles waste less where sequences are short; without turns -2 to -9 %"),
     FEW,
     DECODE,
+    row(CtaTile { head_dim: 64, head_dim_v: 64, stages: 6, ..LISTED_64 }, &[], 0,
+        "lists of blocks of 64: three warpgroups share most loads of K and V, and each computes its own list (unmeasured)"),
+    row(LISTED_64, &[], 0, "as with 64 columns (unmeasured)"),
     row(CtaTile { head_dim: 192, head_dim_v: 128, ..BASE.tile }, NOT_WINDOW, 0,
         "the widest block that fits shared memory"),
     row(CtaTile { head_dim: 192, head_dim_v: 128, tile_n: 96, ..BASE.tile }, &[Window], 0,

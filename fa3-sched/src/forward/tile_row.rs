@@ -1,9 +1,9 @@
 //! The choice of a problem's tile. `table.rs` has the rows.
 
-use fa3_types::{BLOCK_SIDE, Intervals, Lengths, Mask, Problem};
+use fa3_types::{BlockSide, Intervals, Lengths, Mask, Problem};
 
 use super::table::TABLE;
-use super::{CtaTile, Loads, PlanError, Precision};
+use super::{CtaTile, Loads, Pipeline, PlanError, Precision};
 
 /// Masks that share a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,7 +32,7 @@ impl From<Mask> for MaskClass {
 pub struct TileRow {
     /// The tile.
     pub tile: CtaTile,
-    /// The masks it serves.
+    /// The masks it serves. Lists of blocks are served by any row whose tile [divides](divides_blocks) the blocks.
     pub masks: &'static [MaskClass],
     /// Largest number of query rows of a sequence; `None` is any number.
     pub max_rows: Option<u32>,
@@ -68,7 +68,7 @@ impl TileRow {
     /// The error of a problem whose head dimensions are too large.
     pub(super) fn none(problem: &Problem) -> PlanError {
         let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
-        if listed_blocks(problem) {
+        if block_side(problem).is_some() {
             return PlanError::BlocksTile { head_dim, head_dim_v };
         }
         let precision = Precision::of(problem);
@@ -102,22 +102,26 @@ impl TileRow {
         self.tile.takes(problem)
             && self.max_rows.is_none_or(|most| rows <= most as usize)
             && keys >= self.min_seqlen_k as usize
-            && match listed_blocks(problem) {
-                true => divides_blocks(&self.tile),
-                false => self.masks.contains(&problem.mask().into()),
+            && match block_side(problem) {
+                Some(side) => divides_blocks(&self.tile, side),
+                None => self.masks.contains(&problem.mask().into()),
             }
     }
 }
 
-/// Whether bits say which blocks of keys a block of rows sees.
-pub(super) fn listed_blocks(problem: &Problem) -> bool {
-    problem.mask().intervals().is_some_and(Intervals::are_blocks)
+/// The side of a block, if bits say which blocks of keys a block of rows sees.
+pub(super) fn block_side(problem: &Problem) -> Option<BlockSide> {
+    problem.mask().intervals().and_then(Intervals::block_side)
 }
 
-/// Whether all rows of a tile are in one block of rows, and its blocks of keys are the listed ones.
-pub(super) fn divides_blocks(tile: &CtaTile) -> bool {
-    let side = BLOCK_SIDE as u32;
-    tile.tile_n == side && side.is_multiple_of(tile.tile_m) && tile.loads == Loads::Producer
+/// Whether a tile's blocks of keys are the listed ones, and all rows of the tile are in one block of rows, or each
+/// warpgroup has a block of rows and passes over the blocks of keys that others see. It can where it holds no block
+/// while it waits for the next one.
+pub(super) fn divides_blocks(tile: &CtaTile, side: BlockSide) -> bool {
+    let passes_over = tile.pipeline == Pipeline::Serial && !tile.ping_pong && side == BlockSide::Of64;
+    let rows = side.rows() as u32;
+    let divides = rows.is_multiple_of(tile.tile_m) || passes_over;
+    tile.tile_n == rows && divides && tile.column_groups() == 1 && tile.loads == Loads::Producer
 }
 
 #[cfg(test)]
@@ -139,6 +143,12 @@ mod tests {
 
     fn half(dims: (usize, usize), mask: Mask, rows: (usize, usize)) -> CtaTile {
         find(spec(Dtype::Bf16, dims, mask, rows)).unwrap().tile
+    }
+
+    /// Blocks of keys that this number of words lists for each block of rows.
+    fn listed(words: usize) -> Mask {
+        let of_row = IntervalsOfRow::Blocks { words, side: BlockSide::of_words(words).unwrap() };
+        Mask::of_intervals(Intervals { of_row, per_sequence: false, per_head: false })
     }
 
     const WINDOW: Mask = Mask::Window { left: Some(256), right: Some(0) };
@@ -188,9 +198,10 @@ mod tests {
     #[test]
     fn every_row_is_found() {
         let mut found = HashSet::new();
-        for TileRow { tile, min_seqlen_k, .. } in TileRow::table() {
+        for TileRow { tile, min_seqlen_k, masks, .. } in TileRow::table() {
             let (head_dim, head_dim_v) = (tile.head_dim as usize, tile.head_dim_v as usize);
-            for (mask, rows) in MASKS.into_iter().flat_map(|mask| [64, 128, 4096].map(|rows| (mask, rows))) {
+            let masks = MASKS.into_iter().chain(masks.is_empty().then(|| listed(6)));
+            for (mask, rows) in masks.flat_map(|mask| [64, 128, 4096].map(|rows| (mask, rows))) {
                 // There are more keys than the window, which would otherwise count as causal.
                 let seqlen_k = (*min_seqlen_k).max(512) as usize;
                 let of = |dtype| spec(dtype, (head_dim, head_dim_v), mask, (rows, seqlen_k));
@@ -251,19 +262,25 @@ mod tests {
     }
 
     #[test]
-    fn listed_blocks_have_tiles_of_128_keys() {
-        let form =
-            Intervals { of_row: IntervalsOfRow::Blocks { words: 3 }, per_sequence: false, per_head: false };
-        let of = |dims, rows| find(spec(Dtype::Bf16, dims, Mask::of_intervals(form), (rows, 4096)));
-        for (dims, rows) in
-            [((64, 64), 1), ((64, 64), 4096), ((96, 96), 4096), ((40, 72), 100), ((192, 128), 4096)]
+    fn blocks_of_tiles_are_the_listed_ones() {
+        let find = |words, (dims, rows): ((usize, usize), usize)| {
+            find(spec(Dtype::Bf16, dims, listed(words), (rows, 4096)))
+        };
+        for given in [((64, 64), 1), ((64, 64), 4096), ((96, 96), 4096), ((40, 72), 100), ((192, 128), 4096)]
         {
-            let tile = of(dims, rows).unwrap().tile;
-            assert!(tile.tile_n == 128 && 128 % tile.tile_m == 0, "{dims:?}: {tile}");
+            let tile = find(3, given).unwrap().tile;
+            assert!(tile.tile_n == 128 && 128 % tile.tile_m == 0, "{given:?}: {tile}");
         }
-        for dims in [(192, 192), (256, 256), (64, 256), (512, 512)] {
+        for (dims, head_dim) in [((64, 64), 64), ((40, 64), 64), ((96, 96), 128), ((128, 128), 128)] {
+            let tile = find(6, (dims, 4096)).unwrap().tile;
+            assert_eq!((tile.tile_m, tile.tile_n, tile.head_dim), (192, 64, head_dim));
+            // Each warpgroup passes over the blocks of others.
+            assert!(tile.pipeline == Pipeline::Serial && !tile.ping_pong && tile.stages > 1);
+        }
+        let wide = [(192, 192), (256, 256), (64, 256), (512, 512)];
+        for (words, dims) in wide.map(|dims| (3, dims)).into_iter().chain(wide.map(|dims| (6, dims))) {
             let error = PlanError::BlocksTile { head_dim: dims.0, head_dim_v: dims.1 };
-            assert_eq!(of(dims, 4096), Err(error));
+            assert_eq!(find(words, (dims, 4096)), Err(error));
         }
     }
 

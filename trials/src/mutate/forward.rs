@@ -5,7 +5,7 @@ use fa3_sched::Scheduler::{DynamicPersistent, StaticPersistent};
 use fa3_sched::forward::{CtaTile, Loads, Pipeline, PlanOptions};
 use fa3_sched::{Order, Scheduler};
 use fa3_sim::Rule;
-use fa3_types::{KnownProblem, Mask, ProblemSpec, Shape};
+use fa3_types::{BlockSide, KnownProblem, Mask, ProblemSpec, Shape};
 
 use super::{Equivalent, LAST_TURN, TURNS, Target};
 use crate::fwd::blocks::Listed;
@@ -61,6 +61,29 @@ const ONE_BY_ONE: &[Equivalent] = &[
 const NEXT_QK: &str =
     "before V's stage is loaded again or O is read, the wait for the next block's product retires this one";
 const PV_FENCE: &str = "PV's fence lies between the softmax and the next product that overwrites the scores";
+
+/// Equivalent mutants of Algorithm 1 with two stages of K and V, where each warpgroup has its own list.
+const LISTS_OF_WARPGROUPS: &[Equivalent] = &[
+    (
+        "wgmma.wait_group: after what it protects",
+        1,
+        "before V's stage is loaded again, the producer waits for a stage of K or Q that is given back after the wait",
+    ),
+    ("further product overwrites", 1, "it is a tile's first product, before which O is 0"),
+    (
+        "full wait: deleted",
+        2,
+        "where K is passed over, the wait for V comes next, so that the warpgroup does not pass a stage twice",
+    ),
+    (
+        "empty wait: after the first load",
+        1,
+        "V's stage is given back before K's next one, which was waited for",
+    ),
+];
+
+/// Rules that notice that a warpgroup does not wait for a block that it passes over, which it does not read.
+const PASSED_OVER: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::M3, Rule::M4, Rule::W6])];
 
 /// Equivalent mutants of two consumers that split O's columns, with one stage for parts of K and V.
 const COLUMNS_SHARED: &[Equivalent] = &[
@@ -302,15 +325,32 @@ pub(crate) fn interval_targets() -> Vec<Target> {
         ("fwd 2, trees, packed", packed(Some(Kind::Tree)), 1),
     ];
     let targets = targets.map(|(name, programs, step)| Target::new(name, programs, step, TWO_STAGE));
-    let lists = [((300, 500), Listed::Diagonal), ((129, 500), Listed::All), ((20, 400), Listed::Nothing)];
+    let of_lists = |name, tile: CtaTile, (side, [one, other]): (_, [Listed; 2]), equivalent| {
+        let options = with_tile(tile).order(Order::Linear);
+        let programs =
+            [((300, 440), one), ((129, 500), other), ((20, 400), Listed::Nothing)].map(|(rows, lists)| {
+                program(&lists.of_side(side, spec(&tile, 2, rows), (false, true)), 1, &options)
+            });
+        let target = Target::new(name, programs, 0, equivalent).with("number", BLOCK_WORDS);
+        target.also_equivalent(SAME_WORD)
+    };
     let listed = CtaTile { tile_n: 128, ..TWO };
-    let lists = lists.map(|(rows, lists)| {
-        program(&lists.of(spec(&listed, 2, rows), (false, true)), 1, &with_tile(listed).order(Order::Linear))
-    });
-    let lists = Target::new("fwd 2, listed blocks", lists, 0, TWO_STAGE).with("number", BLOCK_WORDS);
-    let lists = lists.also_equivalent(SAME_WORD);
+    let own = CtaTile { pipeline: Pipeline::Serial, ping_pong: false, tile_n: 64, ..TWO };
+    let lists = of_lists(
+        "fwd 2, listed blocks",
+        listed,
+        (BlockSide::Of128, [Listed::Diagonal, Listed::All]),
+        TWO_STAGE,
+    );
+    let own_lists = of_lists(
+        "fwd 1, a list for each warpgroup",
+        own,
+        (BlockSide::Of64, [Listed::Some, Listed::Last]),
+        LISTS_OF_WARPGROUPS,
+    );
+    let own_lists = own_lists.also_noticed(PASSED_OVER);
     let [one, packed, tree] = targets.map(|target| target.also_noticed(UNASKED).also_equivalent(ASKED));
-    vec![one, packed, tree.with("number", TREE_WORDS).also_equivalent(CLAMPED), lists]
+    vec![one, packed, tree.with("number", TREE_WORDS).also_equivalent(CLAMPED), lists, own_lists]
 }
 
 /// The kernel that transposes V before attention. Some heads have several tiles, of which the last one is partial;

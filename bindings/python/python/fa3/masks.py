@@ -479,18 +479,23 @@ def block_sparse(
     full_block_idx: Tensor | None = None,
     *,
     key_blocks: int | None = None,
+    block_size: int = 128,
 ) -> Tensor:
-    """Makes a mask in which each block of 128 rows sees the listed blocks of 128 keys, which `flash_attn_func` takes as
+    """Makes a mask in which each block of rows sees the listed blocks of keys, which `flash_attn_func` takes as
     intervals. Other blocks take no time. Causal masks, windows and chunks of the same call also hide keys of listed
-    blocks.
+    blocks. Blocks have block_size rows and keys, 128 or 64. GPUs have no gradients under blocks of 64.
 
     Counts are integers (batch or 1, heads or 1, blocks of rows), indices (batch or 1, heads or 1, blocks of rows,
-    blocks of keys): the fields of FlashAttention-4's `BlockSparseTensorsTorch`, or of a `BlockMask`, in this order. The
-    second lists add blocks to the first lists. A block that is listed twice is seen once, and an index beyond the
-    blocks is ignored. key_blocks is the number of blocks of keys, if lists are shorter. The host waits for nothing.
+    blocks of keys): the fields of FlashAttention-4's `BlockSparseTensorsTorch`, or of a `BlockMask`, in this order, or
+    FastVideo's q2k_num and q2k_idx of blocks of 64. The second lists add blocks to the first lists. A block that is
+    listed twice is seen once, and an index beyond the blocks is ignored. key_blocks is the number of blocks of keys, if
+    lists are shorter. The host waits for nothing.
 
-    Returns int32 (batch or 1, heads or 1, blocks of rows, words): bit i of word w is for block 32 w + i.
+    Returns int32 (batch or 1, heads or 1, blocks of rows, words): bit i of word w is for block 32 w + i. The number of
+    words is odd for blocks of 128, and for blocks of 64 even and 6 or more.
     """
+    if block_size not in (64, 128):
+        raise ValueError(f"block_size is {block_size}, expected 64 or 128")
     lists: list[tuple[Any, Any]] = [(mask_block_cnt, mask_block_idx)]
     if full_block_cnt is not None or full_block_idx is not None:
         lists.append((full_block_cnt, full_block_idx))
@@ -503,7 +508,8 @@ def block_sparse(
             expected = "(batch or 1, heads or 1, blocks of rows), and one more axis"
             raise ValueError(f"counts and indices are {found}, expected integers {expected}")
     blocks = lists[0][1].shape[-1] if key_blocks is None else _size("key_blocks", key_blocks)
-    words = max(3, (blocks + 31) // 32 | 1)
+    words = (blocks + 31) // 32
+    words = max(3, words | 1) if block_size == 128 else max(6, words + words % 2)
     index = lists[0][1]
     # Indices that count for nothing set a bit behind all others.
     seen = torch.zeros(*index.shape[:-1], words * 32 + 1, dtype=torch.bool, device=index.device)

@@ -128,9 +128,9 @@ impl<'k> Dq<'k> {
     /// a warp call this, or one thread.
     #[track_caller]
     fn listed(&self, work: &WorkTile<'k>, in_warp: bool) -> (KvRange<U32<'k>>, Option<BlockWords<'k>>) {
-        let rows = self.params.inputs.intervals.and_then(IntervalRows::blocks);
-        let words =
-            rows.and_then(|rows| rows.block_words(self.builder, work, self.spec.tile.tile_n, in_warp));
+        let (rows, tile) = (self.params.inputs.intervals.and_then(IntervalRows::blocks), &self.spec.tile);
+        let words = rows
+            .and_then(|rows| rows.block_words(self.builder, work, [tile.tile_m, tile.tile_n], in_warp, None));
         let KvRange { first, end, .. } = work.kv;
         let end = words.map_or(end, |words| words.last_end(end, first));
         (KvRange { end, ..work.kv }, words)

@@ -47,7 +47,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         let softmax = if attend.first.is_some() { softmax.with_scores_scale() } else { softmax };
         let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd), merged: Merged::new(fwd, &work) };
         let visits = work.kv.first.lt(work.kv.end);
-        let blocks = fwd.blocks_by(&work, true).in_pieces(fwd.params.piece);
+        let blocks = fwd.blocks_by(&work, true, Some(me)).in_pieces(fwd.params.piece);
         b.if_uniform(visits, || {
             if let Some(loads) = &mut loads {
                 loads.begin(&work, &mut attend.k, &mut attend.v);

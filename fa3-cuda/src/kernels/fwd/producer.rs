@@ -145,7 +145,7 @@ fn load_ranges<'k>(fwd: &Fwd<'k>, in_warp: bool) {
             let WorkTile { head, kv_head, row, kv, .. } = work;
             let [of_q, of_k, of_v] = fwd.sequences(&work);
             let visits = kv.first.lt(kv.end);
-            let blocks = fwd.blocks_by(&work, in_warp);
+            let blocks = fwd.blocks_by(&work, in_warp, None);
             let key = b.var("key", blocks.first_key());
             b.if_uniform(visits, || {
                 load(&mut k, kv_head, key.get(), of_k);

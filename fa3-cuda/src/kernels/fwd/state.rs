@@ -213,22 +213,24 @@ impl<'k> Fwd<'k> {
     /// The work tile, with the last block that its rows see as its last one, if bits say which blocks they see.
     #[track_caller]
     pub(super) fn cut(&self, work: WorkTile<'k>, in_warp: bool) -> WorkTile<'k> {
-        let Some(words) = self.block_words(&work, in_warp) else { return work };
+        let Some(words) = self.block_words(&work, in_warp, None) else { return work };
         let end = words.last_end(work.kv.end, work.kv.first);
         WorkTile { kv: KvRange { end, ..work.kv }, ..work }
     }
 
-    /// The words that say which blocks of keys a work tile visits, if any do.
+    /// The words that say which blocks of keys a work tile visits, and which of them warpgroup `me` sees, if any do.
     #[track_caller]
-    fn block_words(&self, work: &WorkTile<'k>, in_warp: bool) -> Option<BlockWords<'k>> {
+    fn block_words(&self, work: &WorkTile<'k>, in_warp: bool, me: Option<U32<'k>>) -> Option<BlockWords<'k>> {
         let rows = self.params.intervals.filter(|_| self.spec.lists_blocks())?;
-        rows.block_words(self.builder, work, self.spec.tile.tile_n, in_warp)
+        let tile = &self.spec.tile;
+        rows.block_words(self.builder, work, [tile.tile_m, tile.tile_n], in_warp, me)
     }
 
-    /// The KV blocks that a work tile visits, as all lanes of a warp know them, or one thread.
+    /// The KV blocks that a work tile visits, as all lanes of a warp know them, or one thread; for consumer warpgroup
+    /// `me`, if it is one.
     #[track_caller]
-    pub(super) fn blocks_by(&self, work: &WorkTile<'k>, in_warp: bool) -> KvBlocks<'k> {
-        self.blocks(work).with_words(self.block_words(work, in_warp))
+    pub(super) fn blocks_by(&self, work: &WorkTile<'k>, in_warp: bool, me: Option<U32<'k>>) -> KvBlocks<'k> {
+        self.blocks(work).with_words(self.block_words(work, in_warp, me))
     }
 
     /// The KV blocks that a work tile visits.

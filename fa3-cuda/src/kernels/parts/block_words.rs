@@ -3,13 +3,20 @@
 
 use fa3_ir::lang::*;
 
-/// The words of a block of rows. Bit i of word w is for block 32 · w + i of keys. Blocks without a bit are not seen.
+/// The most blocks of rows of a tile.
+pub(super) const MOST_ROWS: usize = 3;
+
+/// The words of a tile's blocks of rows. Bit i of word w is for block 32 · w + i of keys. A block is seen if it has a
+/// bit in the words of some block of rows.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockWords<'k> {
     pub(super) builder: &'k Builder,
-    /// The address of the words, and their number.
-    pub(super) address: U64<'k>,
+    /// The addresses of the words of each block of rows, of which there are `rows`, and the number of its words.
+    pub(super) addresses: [U64<'k>; MOST_ROWS],
+    pub(super) rows: usize,
     pub(super) count: U32<'k>,
+    /// The address of the words of a warpgroup's own block of rows, if the tile has several.
+    pub(super) own: Option<U64<'k>>,
     /// Log2 of the number of a kernel's blocks in a listed block.
     pub(super) log2: u32,
     /// Whether all lanes of a warp read them. Otherwise one thread does.
@@ -33,7 +40,9 @@ impl<'k> BlockWords<'k> {
             let end = at.get();
             b.break_if(end.le(first));
             let last = if self.log2 == 0 { end - 1 } else { (end - 1) >> self.log2 };
-            let [word]: [U32<'k>; 1] = b.load_read_only((last >> 5).mad_wide(4, self.address));
+            let [first, others @ ..] = &self.addresses[..self.rows] else { unreachable!("a tile has rows") };
+            let word = self.word(*first, last);
+            let word = others.iter().fold(word, |word, other| word | self.word(*other, last));
             // All lanes have the same word, and the shuffle tells the compiler so.
             let word = if self.in_warp { word.shfl_idx(0) } else { word };
             // The bits of blocks up to the last one, which has the highest bit.
@@ -47,5 +56,21 @@ impl<'k> BlockWords<'k> {
             b.break_if(is_seen);
         });
         at.get().max(first)
+    }
+
+    /// Whether the warpgroup's own rows see the block before block `end`, if the tile has several blocks of rows. All
+    /// lanes of a warp must call this. The kernel's blocks are the listed ones.
+    #[track_caller]
+    pub(crate) fn is_own(&self, end: U32<'k>) -> Option<V<'k, Pred>> {
+        let (own, block) = (self.own?, end - 1);
+        let word = self.word(own, block).shfl_idx(0);
+        Some(((word >> (block & 31)) & 1).ne(0))
+    }
+
+    /// The word at this address and behind it that has the bit of listed block `block`.
+    #[track_caller]
+    fn word(&self, address: U64<'k>, block: U32<'k>) -> U32<'k> {
+        let [word] = self.builder.load_read_only((block >> 5).mad_wide(4, address));
+        word
     }
 }

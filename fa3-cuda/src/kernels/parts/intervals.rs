@@ -5,10 +5,10 @@ use fa3_ir::{BufferId, BufferRole, Program};
 use fa3_sched::{
     BlockRange, BlockRanges, Bounds, FastDiv, Int, KvRange, SeqLens, Tiling, VisibleKeys, keys_of_interval,
 };
-use fa3_types::{BLOCK_SIDE, Intervals, IntervalsOfRow, Shape};
+use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
 use super::block_column::BlockColumn;
-use super::block_words::BlockWords;
+use super::block_words::{BlockWords, MOST_ROWS};
 use super::geometry::{Varlen, WorkTile};
 use super::key_tiles::{KeyTile, KeyTiles};
 use super::lookup::Lookup;
@@ -75,7 +75,7 @@ impl IntervalRows<Host> {
             IntervalsOfRow::One | IntervalsOfRow::Two => (strides(form, heads, rows), None, None),
             IntervalsOfRow::Causal { sequences } => ([1, 0], Some(sequences as u32 - 1), None),
             IntervalsOfRow::Tree { words } => ([of_batch(words), 0], None, Some(words as u32)),
-            IntervalsOfRow::Blocks { words } => {
+            IntervalsOfRow::Blocks { words, side: _ } => {
                 (strides(form, heads, rows * words as u64), None, Some(words as u32))
             }
         };
@@ -159,20 +159,45 @@ impl<'k> IntervalRows<InKernel<'k>> {
         matches!(of_row, IntervalsOfRow::Blocks { .. }).then_some(self)
     }
 
-    /// The words that say which blocks of keys a tile's block of rows sees, if there are words. The kernel has blocks
-    /// of `tile_n` keys. All lanes of a warp read the words `in_warp`; otherwise one thread does.
+    /// The words that say which blocks of keys a tile's blocks of rows see, if there are words. The kernel has tiles of
+    /// `tile_m` rows and blocks of `tile_n` keys. All lanes of a warp read the words `in_warp`; otherwise one thread
+    /// does. If the tile has several blocks of rows, warpgroup `me`, if it is one, has block `me`. Behind the last row,
+    /// the last block counts.
     #[track_caller]
     pub(crate) fn block_words(
         &self,
         builder: &'k Builder,
         work: &WorkTile<'k>,
-        tile_n: u32,
+        [tile_m, tile_n]: [u32; 2],
         in_warp: bool,
+        me: Option<U32<'k>>,
     ) -> Option<BlockWords<'k>> {
-        let count = self.words?;
+        let (count, side) = (self.words?, self.side()?);
         let of_head = self.of_head(work.batch, work.head);
-        let address = self.at_row(work.row >> BLOCK_SIDE.ilog2(), of_head);
-        Some(BlockWords { builder, address, count, log2: (BLOCK_SIDE as u32 / tile_n).ilog2(), in_warp })
+        let first = work.row >> side.ilog2();
+        let address = self.at_row(first, of_head);
+        let (mut addresses, rows) = ([address; MOST_ROWS], tile_m.div_ceil(side) as usize);
+        if rows == 1 {
+            let log2 = (side / tile_n).ilog2();
+            return Some(BlockWords { builder, addresses, rows, count, own: None, log2, in_warp });
+        }
+        let last = (work.lens.q - 1) >> side.ilog2();
+        let at = |block: U32<'k>| self.at_row((first + block).min(last), of_head);
+        for (address, block) in addresses.iter_mut().zip(0..rows).skip(1) {
+            *address = at(builder.value(block as u32));
+        }
+        Some(BlockWords { builder, addresses, rows, count, own: me.map(at), log2: 0, in_warp })
+    }
+
+    /// The number of rows, and of keys, of a listed block, if bits show blocks.
+    fn side(&self) -> Option<u32> {
+        match self.of_row {
+            IntervalsOfRow::Blocks { side, .. } => Some(side.rows() as u32),
+            IntervalsOfRow::One
+            | IntervalsOfRow::Two
+            | IntervalsOfRow::Causal { .. }
+            | IntervalsOfRow::Tree { .. } => None,
+        }
     }
 
     /// The bits that say which blocks of rows of query head `head` see a tile of keys, if there are bits. The kernel
@@ -185,10 +210,10 @@ impl<'k> IntervalRows<InKernel<'k>> {
         head: U32<'k>,
         tile_m: u32,
     ) -> Option<BlockColumn<'k>> {
-        let bytes = self.words? << 2;
-        let block = work.row >> BLOCK_SIDE.ilog2();
+        let (bytes, side) = (self.words? << 2, self.side()?);
+        let block = work.row >> side.ilog2();
         let address = (block >> 5).mad_wide(4, self.of_head(work.batch, head));
-        let log2 = (BLOCK_SIDE as u32 / tile_m).ilog2();
+        let log2 = (side / tile_m).ilog2();
         Some(BlockColumn { builder, address, bytes, bit: block & 31, log2 })
     }
 
@@ -205,7 +230,8 @@ impl<'k> IntervalRows<InKernel<'k>> {
         let KvRange { first, unmasked_first, unmasked_end, end } = work.kv;
         // Keys behind the last word are not seen.
         let words = self.words.unwrap_or(end);
-        let has_bits = (work.row >> (5 + BLOCK_SIDE.ilog2())).lt(words);
+        let side = self.side().expect("bits show blocks");
+        let has_bits = (work.row >> (5 + side.ilog2())).lt(words);
         let least = b.var("first", end);
         b.for_each((0, has_bits.select::<B32>(group, 0)), 1, |number| {
             let head = work.head.mad(group, number);

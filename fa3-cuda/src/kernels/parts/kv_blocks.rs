@@ -40,6 +40,8 @@ pub(crate) struct KvBlock<'k> {
     pub(crate) masked: bool,
     /// Whether the block is the last one that the tile visits.
     pub(crate) last: V<'k, Pred>,
+    /// Whether the warpgroup's rows see the block, if each warpgroup has its own list.
+    pub(crate) own: Option<V<'k, Pred>>,
     /// Which of its keys exist, if keys are listed and this is known already.
     pub(crate) seen: Option<SeenKeys<'k>>,
     /// Whether a tile visits it first of a piece, if blocks are in pieces of a fixed size: the last block of the piece,
@@ -129,7 +131,7 @@ impl<'k> KvBlocks<'k> {
             None => index.eq(first),
             Some(words) => words.end_below(index, first).le(first),
         };
-        KvBlock { key, masked, last, seen: None, begins_piece }
+        KvBlock { key, masked, last, own: None, seen: None, begins_piece }
     }
 
     /// The block of step `step`, in a range whose top is `top`, of a tile that visits `count` blocks.
@@ -139,6 +141,7 @@ impl<'k> KvBlocks<'k> {
             key: (top - step) * self.keys,
             masked,
             last: (step + 1).eq(count),
+            own: None,
             seen: None,
             begins_piece: None,
         }
@@ -194,7 +197,7 @@ impl<'k> KvBlocks<'k> {
                 let following = words.end_below(end - 1, first);
                 next.set(following);
                 let (key, last) = ((end - 1) * self.keys, following.le(first));
-                body(KvBlock { key, masked, last, seen: None, begins_piece: None });
+                body(KvBlock { key, masked, last, own: words.is_own(end), seen: None, begins_piece: None });
             });
         }
     }

@@ -4,7 +4,9 @@
 
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions};
-use fa3_types::{BackwardSpec, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape};
+use fa3_types::{
+    BackwardSpec, BlockSide, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape,
+};
 
 use super::Shipped;
 use super::scored::{ALIBI, CAP, score_form, score_word};
@@ -43,8 +45,9 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let in_chunks = spec((128, 128), (Dtype::Bf16, chunks, None), 400);
     let sequences = Sequences::packed(3);
     let in_chunks = [in_chunks.clone(), in_chunks.seqs_q(sequences).seqs_k(sequences)];
-    let [intervals, blocks] = [IntervalsOfRow::Two, IntervalsOfRow::Blocks { words: 3 }]
-        .map(|of_row| Mask::of_intervals(intervals(of_row)));
+    let [intervals, blocks] =
+        [IntervalsOfRow::Two, IntervalsOfRow::Blocks { words: 3, side: BlockSide::Of128 }]
+            .map(|of_row| Mask::of_intervals(intervals(of_row)));
     let under = move |mask, dims: &[(usize, usize)]| -> Vec<ProblemSpec> {
         dims.iter().map(|&dims| spec(dims, (Dtype::Bf16, mask, None), 400)).collect()
     };

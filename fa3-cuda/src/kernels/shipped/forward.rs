@@ -11,7 +11,7 @@ use fa3_sched::forward::{
 };
 use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{
-    Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
+    BlockSide, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
 };
 
 use super::chunks::chunks;
@@ -192,8 +192,7 @@ fn max_logits() -> impl Iterator<Item = ProblemSpec> {
     [causal(128), causal(128).seqs_q(sequences).seqs_k(sequences), causal(256)].into_iter()
 }
 
-/// Problems under masks of intervals: every head dimension with two intervals, and a few with one interval, with short
-/// sequences, with packed ones of which some are causal, with another mask beside, or with listed blocks.
+/// Problems under masks of intervals, dense and packed, with another mask beside, and under lists of blocks.
 fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let of = |of_row, dtype, keys: usize, dims: (usize, usize)| {
         let mask = Mask::of_intervals(Intervals { of_row, per_sequence: false, per_head: false });
@@ -215,8 +214,10 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let causal = of(IntervalsOfRow::One, Dtype::Bf16, 8192, (128, 128)).causal();
     let chunks = of(IntervalsOfRow::Two, Dtype::Bf16, 8192, (256, 256)).causal();
     let chunks = chunks.mask(Mask::from_chunk(7).expect("it is a size")).seqs_q(sequences).seqs_k(sequences);
-    let blocks = |dim, keys| of(IntervalsOfRow::Blocks { words: 3 }, Dtype::Bf16, keys, (dim, dim));
-    let blocks = [blocks(128, 8192), blocks(64, 8192).causal(), blocks(128, 8192).causal().sink()];
+    let [small, large] = [(6, BlockSide::Of64), (3, BlockSide::Of128)];
+    let of = |dim, (words, side)| of(IntervalsOfRow::Blocks { words, side }, Dtype::Bf16, 8192, (dim, dim));
+    let sinks = of(128, large).causal().sink();
+    let blocks = [sinks, of(128, large), of(64, large).causal(), of(128, small), of(64, small).causal()];
     two.into_iter().chain(one).chain(short).chain(packed).chain([causal, chunks]).chain(blocks)
 }
 

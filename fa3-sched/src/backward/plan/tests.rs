@@ -1,5 +1,6 @@
 use fa3_types::{
-    BackwardSpec, Intervals, IntervalsOfRow, Mask, ProblemSpec, ScoreFunction, Sequences, Shape, Strides,
+    BackwardSpec, BlockSide, Intervals, IntervalsOfRow, Mask, ProblemSpec, ScoreFunction, Sequences, Shape,
+    Strides,
 };
 
 use super::*;
@@ -300,11 +301,15 @@ fn tiles_under_intervals_may_be_split() {
 
 #[test]
 fn tiles_divide_listed_blocks() {
-    let form =
-        Intervals { of_row: IntervalsOfRow::Blocks { words: 3 }, per_sequence: false, per_head: false };
-    let plan = |head_dim, options: PlanOptions| {
+    let q = spec(64).q.shape;
+    let of = |head_dim, words: usize, options: PlanOptions| {
+        let side = BlockSide::of_words(words).unwrap();
+        let form = Intervals::of_shape([1, 1, q.seqlen.div_ceil(side.rows()), words], q).unwrap();
         Plan::with(&backward(spec(head_dim).mask(Mask::of_intervals(form))), &H100, &options)
     };
+    let plan = |head_dim, options| of(head_dim, 3, options);
+    let of_64 = of(64, 6, PlanOptions::default()).unwrap_err();
+    assert!(of_64 == PlanError::BlocksOf64 && of_64.is_cpu_only());
     for head_dim in [64, 96, 128, 192, 256] {
         for options in [PlanOptions::default(), PlanOptions::default().deterministic()] {
             let plan = plan(head_dim, options).unwrap();

@@ -17,7 +17,7 @@ fn dense128() -> CtaTile {
 
 #[test]
 fn every_row_fits() {
-    for TileRow { tile: row, masks, why, .. } in TileRow::table() {
+    for TileRow { tile: row, why, .. } in TileRow::table() {
         row.check(&H100).unwrap_or_else(|error| panic!("{row}: {error}"));
         let Registers { entry, producer, converter, consumer, second } = row.registers();
         let producer = producer.unwrap_or_else(|| panic!("{row} has no producer"));
@@ -29,7 +29,7 @@ fn every_row_fits() {
         assert!(entry * row.threads() <= REGISTER_POOL, "{row}");
         assert!([entry, producer, consumer].iter().all(|n| n % 8 == 0 && (24..=256).contains(n)), "{row}");
         assert!(producer <= entry && entry <= consumer, "{row}");
-        assert!(!why.is_empty() && !masks.is_empty(), "{row}");
+        assert!(!why.is_empty(), "{row}");
     }
     assert_eq!(H100.smem_bytes, 232_448);
 }

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use fa3_types::{Feature, Known, Mask, Problem, ValueLayout};
 
 use super::{Asked, v_tiles};
-use crate::forward::tile_row::listed_blocks;
+use crate::forward::tile_row::block_side;
 use crate::forward::{CtaTile, Loads, PlanError, PlanOptions, Precision};
 use crate::{
     DeviceLimits, KvRange, Makespan, Order, Schedule, Scheduler, SeqLens, TILE_COST, TileCoord, TileCounts,
@@ -204,7 +204,7 @@ fn choose_scheduler(
     options: &PlanOptions,
 ) -> Result<Scheduler, PlanError> {
     let draws = tile.loads == Loads::Producer;
-    if problem.mask().intervals().is_some() && !listed_blocks(problem) {
+    if problem.mask().intervals().is_some() && block_side(problem).is_none() {
         // The producer derives a tile's blocks from the bounds when it fetches the tile, and sends them to the
         // consumers.
         let scheduler = options.scheduler.unwrap_or(Scheduler::DynamicPersistent);
