@@ -324,7 +324,9 @@ mod tests {
         let dlse =
             Array3::from_shape_fn(problem.lse_shape(), |(b, h, i)| ((7 * b + 5 * h + 3 * i) as f32).sin());
         let output = OutputGradients { dout: dout.view(), dlse: Some(dlse.view()) };
-        let Gradients { dq, dk, dv, dsink } = backward(&inputs(&problem, &x, sink.as_ref()), output).unwrap();
+        let Gradients { dq, dk, dv, dsink, dtables } =
+            backward(&inputs(&problem, &x, sink.as_ref()), output).unwrap();
+        assert!(dtables.is_empty());
         let h = 1e-5;
         for (which, gradient) in [dq, dk, dv].into_iter().enumerate() {
             for (at, &g) in gradient.indexed_iter() {
