@@ -135,7 +135,7 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize("options, mask_mod", WINDOWS, ids=str)
+@pytest.mark.parametrize("options, mask_mod", WINDOWS, ids=range(len(WINDOWS)))
 def test_causal_masks_and_windows_have_their_own_kernels(device, options, mask_mod):
     q, k, v = leaves = [x.requires_grad_() for x in tensors(device, rows=KEYS)]
     mask = flex.create_block_mask(mask_mod, None, None, KEYS, KEYS, device=device)
