@@ -32,7 +32,7 @@ impl From<Mask> for MaskClass {
 pub struct TileRow {
     /// The tile.
     pub tile: CtaTile,
-    /// The masks it serves. Lists of blocks are served by any row whose tile [divides](divides_blocks) the blocks.
+    /// The masks it serves. Lists of blocks are served by any row whose tile has their blocks.
     pub masks: &'static [MaskClass],
     /// Largest number of query rows of a sequence; `None` is any number.
     pub max_rows: Option<u32>,
