@@ -330,7 +330,8 @@ impl BackwardLaw {
 }
 
 /// The largest finite absolute value of V.
-fn largest_v<T: Element>(inputs: &Inputs<'_, T>) -> f64 {
+/// The largest finite |V|.
+pub fn largest_v<T: Element>(inputs: &Inputs<'_, T>) -> f64 {
     largest(inputs.v().iter().map(|&v| v.into()))
 }
 

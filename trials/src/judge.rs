@@ -24,7 +24,7 @@
 use std::borrow::Cow;
 
 use fa3_quant::{Accumulation, Fp8Attention, Output, QuantError, StandardFp8, rounded_row_sum_loss};
-use fa3_ref::law::{ForwardLaw, ROUNDOFF_OF_E4M3, Satisfied, Violation};
+use fa3_ref::law::{ForwardLaw, ROUNDOFF_OF_E4M3, Satisfied, Violation, largest_v};
 use fa3_ref::norms::{ErrorNorms, Worst};
 use fa3_ref::{Forward, Precision, oracle};
 use fa3_types::{Dtype, LseForm};
@@ -100,9 +100,7 @@ impl<'a> Judge<'a> {
             let law = law.with_baseline(&inputs, baseline.view(), precision, &squares);
             let moves = largest_moves(&case, &values, tensor_core_loss);
             if moves.iter().any(|&moved| moved > LOST) {
-                let largest =
-                    values.v.iter().filter(|v| v.is_finite()).fold(0.0, |max: f32, v| max.max(v.abs()));
-                let error = 2.0 * f64::from(largest);
+                let error = 2.0 * largest_v(&inputs);
                 return Fp8Law { law: law.allowing(error), rmse: error, squares, moves };
             }
             Fp8Law { law, rmse, squares, moves }

@@ -180,6 +180,9 @@ impl Gradient<'_> {
     fn tables(&self, magnitude: impl Fn(usize, usize) -> f64, square_d: &[f64]) -> [Vec<Vec<f64>>; 3] {
         let Scores { problem, head: Head { of: [sequence, head], len, .. }, .. } = self.scores;
         let mut sums = [(); 3].map(|()| problem.score_zeros());
+        if sums[0].is_empty() {
+            return sums;
+        }
         for i in 0..len.q {
             let (mut function, mut of_row) = (self.scores.function::<f64>(i), HashMap::new());
             for mut read in problem.score_reads::<f64>([sequence, head, i]) {
