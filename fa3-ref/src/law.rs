@@ -44,7 +44,8 @@
 //! much as V is large, and the law allows any error of that size. LSE has no baseline: if Q·K cancels from terms beyond
 //! 10³, f32 products alone may exceed its bound.
 //!
-//! A function of scores is evaluated in f32. Its largest error against f64, times two, is one more relative error of P,
+//! A function of scores is evaluated in f32, by a GPU with approximations of a few ulp. Four times the host's largest
+//! error against f64 stands for a score's error ([`oracle::score_error`]). Twice this is one more relative error of P,
 //! and an absolute error of LSE.
 //!
 //! If the oracle is NaN or infinite, the result must be equal.

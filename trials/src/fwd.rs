@@ -34,7 +34,7 @@ use crate::{Arithmetic, Case, Judge, Scaled, Values, simulate};
 
 pub use crate::memory::{decode, encode, rounded};
 pub use layout::Layout;
-pub use listed::random_packed;
+pub use listed::{random_function, random_packed};
 pub use trials::trial;
 pub(crate) use trials::{small, trials};
 

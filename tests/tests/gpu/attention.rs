@@ -22,7 +22,7 @@ use trial::{Bench, Inputs, Trial};
 /// Largest number of failures that are printed for a group.
 const PRINTED: usize = 10;
 
-pub(crate) const CHECKS: [(&str, Check); 21] = [
+pub(crate) const CHECKS: [(&str, Check); 22] = [
     ("attention::two_head_dims", |device| group(device, &groups::wide())),
     ("attention::softcap", |device| group(device, &groups::capped())),
     ("attention::scales", |device| group(device, &groups::scaled())),
@@ -36,6 +36,7 @@ pub(crate) const CHECKS: [(&str, Check); 21] = [
     ("attention::random_cache_problems", |device| random::problems(device, cache::random)),
     ("attention::random_wide_problems", |device| random::problems(device, cache::random_wide)),
     ("attention::random_listed_blocks", |device| random::problems(device, fwd::blocks::random)),
+    ("attention::random_functions", |device| random::problems(device, fwd::random_function)),
     ("attention::random_sparse", |device| random::problems(device, sparse::random)),
     ("attention::bits_whoever_computes", repeat::schedulers),
     ("attention::bits_of_pieces_alone", random::sequences_alone),

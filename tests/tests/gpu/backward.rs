@@ -21,10 +21,11 @@ pub(crate) const SHORT: [(&str, Check); 2] =
     [("backward::nothing_to_compute", nothing), ("backward::refused_problems", refusals::problems)];
 
 /// The checks that take minutes.
-pub(crate) const CHECKS: [(&str, Check); 6] = [
+pub(crate) const CHECKS: [(&str, Check); 7] = [
     ("backward::random_problems", |device| random::problems(device, BwdCase::random)),
     ("backward::random_packed_problems", |device| random::problems(device, BwdCase::random_packed)),
     ("backward::random_listed_blocks", |device| random::problems(device, bwd::blocks::random)),
+    ("backward::random_functions", |device| random::problems(device, BwdCase::random_function)),
     ("backward::large_rows", large::rows),
     ("backward::large_keys", large::keys),
     ("backward::bits_1000_times", repeated::repetitions),

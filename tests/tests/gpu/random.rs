@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::{Fallible, no_faults};
 
-/// Number of random problems, and of the kernels that they share.
+/// Number of random problems, and of the kernels that they share unless `FA3_KERNELS` says another number.
 const PROBLEMS: u64 = 3000;
 const KERNELS: u64 = 100;
 
@@ -33,10 +33,11 @@ fn seeds() -> Fallible<StepBy<Range<u64>>> {
 /// Runs the problems that `random` builds, each from a seed and the number of kernels.
 pub(crate) fn problems(device: &Device, random: fn(u64, u64) -> Trial) -> Fallible<String> {
     let (kernels, seeds) = (Kernels::new(device), seeds()?.collect::<Vec<_>>());
+    let shared = std::env::var("FA3_KERNELS").map_or(Ok(KERNELS), |said| said.parse())?;
     let faults: Vec<String> = seeds
         .par_iter()
         .filter_map(|&seed| {
-            let trial = random(seed, KERNELS);
+            let trial = random(seed, shared);
             match kernels.run(&trial.program, &trial.before) {
                 Ok(after) => trial.check(&after).err(),
                 Err(error) => Some(format!("{}: {error}", trial.name)),

@@ -2,7 +2,7 @@
 
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::PlanOptions;
-use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows};
+use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, ScoreFunction, SequenceRows};
 
 use super::{BwdCase, Form};
 use crate::Trial;
@@ -11,7 +11,7 @@ use crate::fwd::listed::{GIVEN, LAYOUTS, random_lengths, spec};
 use crate::fwd::{Layout, dense, device};
 use crate::intervals::{Kind, under};
 use crate::values::Rng;
-use crate::{Case, Dist, Poison, chunks};
+use crate::{Case, Dist, Poison, chunks, strategies};
 
 /// Smallest length of Q, K and V, and the number of possible lengths. The error law allows twice the largest error of
 /// standard attention, and with fewer rows that error varies too much by chance.
@@ -31,6 +31,7 @@ struct OfKernels {
     sms: u32,
     /// The kind of intervals, and whether sequences and heads have their own.
     intervals: (Option<Kind>, (bool, bool)),
+    function: Option<ScoreFunction>,
 }
 
 impl OfKernels {
@@ -60,6 +61,7 @@ impl OfKernels {
             options: options([head_dim as u32, head_dim_v as u32], WAYS[way]),
             sms,
             intervals: (kind, OWN[of_kernel.below(3)]),
+            function: None,
         }
     }
 
@@ -68,7 +70,11 @@ impl OfKernels {
         let mut spec = layout.of(spec.head_dim_v(self.dims.1)).mask(self.mask);
         spec.softcap = self.softcap;
         let (kind, own) = self.intervals;
-        under(kind, spec, rows, own)
+        let problem = under(kind, spec, rows, own);
+        match &self.function {
+            None => problem,
+            Some(function) => problem.with_score(function),
+        }
     }
 }
 
@@ -81,7 +87,23 @@ impl BwdCase {
     pub fn random(seed: u64, kernels: u64) -> Trial {
         let (mut of_kernel, mut rng) = (Rng::new(seed % kernels), Rng::new(seed ^ 0xbac << 32));
         let of_kernels = OfKernels::random(&mut of_kernel, &mut rng);
-        let [seqlen_q, seqlen_k] = [0, 0].map(|_| length(&mut rng));
+        BwdCase::random_dense(seed, &mut rng, &of_kernels)
+    }
+
+    /// A random problem with a random function of the scores. `seed` is used as in `random`.
+    ///
+    /// # Panics
+    /// If the planner refuses the problem.
+    pub fn random_function(seed: u64, kernels: u64) -> Trial {
+        let (mut of_kernel, mut rng) = (Rng::new((seed % kernels) ^ 0xf7c), Rng::new(seed ^ 0xf7c << 32));
+        let function = strategies::seeded(strategies::smooth_score_function(), seed % kernels);
+        let of_kernels =
+            OfKernels { function: Some(function), ..OfKernels::random(&mut of_kernel, &mut rng) };
+        BwdCase::random_dense(seed, &mut rng, &of_kernels)
+    }
+
+    fn random_dense(seed: u64, rng: &mut Rng, of_kernels: &OfKernels) -> Trial {
+        let [seqlen_q, seqlen_k] = [0, 0].map(|_| length(rng));
         let (heads_kv, group) = (1 + rng.below(3), 1 + rng.below(3));
         let heads = (heads_kv * group, heads_kv);
         let batch = 1 + rng.below(2);
@@ -89,7 +111,7 @@ impl BwdCase {
         let [layout, of_gradients] = [0, 0].map(|_| Layout::ALL[rng.below(4)]);
         let rows = [seqlen_q, seqlen_k].map(|rows| SequenceRows::dense(batch, rows));
         let problem = of_kernels.of(spec, rows, layout);
-        random_case(seed, &mut rng, problem, of_gradients, Poison::None, &of_kernels)
+        random_case(seed, rng, problem, of_gradients, Poison::None, of_kernels)
     }
 
     /// A random varlen problem: packed sequences, or dense sequences with seqused. `seed` is used as in `random`.

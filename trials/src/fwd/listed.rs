@@ -1,13 +1,14 @@
 //! Problems whose lengths lie in device memory: packed sequences (varlen), and dense sequences with seqused.
 
 use fa3_sched::forward::{CtaTile, Loads, PlanOptions};
-use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape};
+use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, ScoreFunction, SequenceRows, Shape};
 
 use super::intervals::OWN;
 use super::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out, others};
 use super::trials::{MASKS, SINKS, SOFTCAPS, trial};
 use super::{Layout, with_qv, with_tile};
 use crate::intervals::{Kind, under};
+use crate::strategies::{self, score_function};
 use crate::values::Rng;
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
@@ -116,24 +117,41 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
 /// # Panics
 /// If the planner refuses the problem.
 pub fn random_packed(seed: u64, kernels: u64) -> Trial {
+    packed(seed, kernels, |_| None)
+}
+
+/// A random problem with a random function of the scores. `seed` is used as in [`random_packed`].
+///
+/// # Panics
+/// If the planner refuses the problem.
+pub fn random_function(seed: u64, kernels: u64) -> Trial {
+    packed(seed, kernels, |seed| Some(strategies::seeded(score_function(), seed)))
+}
+
+/// A random problem, with the function that `function` makes of the number of its kernels.
+fn packed(seed: u64, kernels: u64, function: fn(u64) -> Option<ScoreFunction>) -> Trial {
+    let function = function(seed % kernels);
     let (mut of_kernel, mut rng) = (Rng::new((seed % kernels) ^ 0xf3d), Rng::new(seed ^ 0xf3d << 32));
     let dims: [(usize, usize); 7] =
         [(64, 64), (128, 128), (256, 256), (192, 128), (96, 96), (40, 72), (128, 64)];
     // These head dimensions are for 16-bit problems only. The last two have `qv`.
     let wide = [(512, 512), (320, 384), (64, 512), (40, 256)];
-    let (dim, dtype) = (of_kernel.below(11), [Dtype::F16, Dtype::Bf16, Dtype::E4m3][of_kernel.below(3)]);
+    let dtypes = [Dtype::F16, Dtype::Bf16, if function.is_none() { Dtype::E4m3 } else { Dtype::Bf16 }];
+    let (dim, dtype) = (of_kernel.below(11), dtypes[of_kernel.below(3)]);
     let (mut head_dim, mut head_dim_v) = dims[dim % 7];
     if dtype == Dtype::E4m3 {
         (head_dim, head_dim_v) = (head_dim.next_multiple_of(16), head_dim_v.next_multiple_of(16));
     } else if dim >= 7 {
         (head_dim, head_dim_v) = wide[dim - 7];
     }
-    let has_qv = dim >= 9 && dtype != Dtype::E4m3;
+    let has_qv = dim >= 9 && dtype != Dtype::E4m3 && function.is_none();
     let block_rows = [None, Some(64), Some(128)][of_kernel.below(3)].filter(|_| dtype == Dtype::E4m3);
     let (mask, given) = (MASKS[of_kernel.below(MASKS.len() as u64)], GIVEN[of_kernel.below(6)]);
     let softcap = SOFTCAPS[of_kernel.below(SOFTCAPS.len() as u64)];
     let has_intervals = of_kernel.below(2) == 0 && dim < 7 && dtype != Dtype::E4m3;
-    let kind = has_intervals.then(|| Kind::ALL[of_kernel.below(Kind::ALL.len() as u64)]);
+    // Neither functions of scores nor gradients support trees.
+    let kinds = if function.is_none() { &Kind::ALL[..] } else { Kind::WITH_GRADIENTS };
+    let kind = has_intervals.then(|| kinds[of_kernel.below(kinds.len() as u64)]);
     let (heads_kv, group) = (1 + rng.below(3), 1 + rng.below(3));
     let any = |rng: &mut Rng| 1 + rng.below(400);
     let lengths = random_lengths(&mut rng, any);
@@ -150,6 +168,10 @@ pub fn random_packed(seed: u64, kernels: u64) -> Trial {
     };
     let (spec, rows) = spec(given, dtype, (heads_kv * group, heads_kv), head_dim, &lengths);
     let problem = under(kind, change(spec), rows, OWN[rng.below(3)]);
+    let problem = match &function {
+        None => problem,
+        Some(function) => problem.with_score(function),
+    };
     // If every block has a new row maximum, one e4m3 problem in 200 exceeds the error law's bound by a tenth.
     let dist = if dtype == Dtype::E4m3 { Dist::Normal } else { DISTS[rng.below(2)] };
     let case =

@@ -53,15 +53,16 @@ impl<'k> Dkv<'k> {
     }
 
     /// The elements of a block that the mask hides. In a kernel that adds to dQ, keys beyond the end are hidden, too:
-    /// dS of such a key is multiplied by a row of zeros of K, so it must be finite.
+    /// dS of such a key is multiplied by a row of zeros of K, so it must be finite. With a function of scores, rows
+    /// beyond the end are hidden for the same reason.
     #[track_caller]
     fn hidden(&self, work: &WorkTile<'k>, head: U32<'k>, key: U32<'k>, block: &KvBlock<'k>) -> Hidden<'k> {
         let (b, inputs, at) = (self.builder, &self.params.inputs, [key, block.key]);
         if let Some(rows) = inputs.intervals.and_then(IntervalRows::bounds) {
             // Q is on the other side of tiles of keys.
             let of_head = rows.of_sequence([work.batch, head], work.varlen.map(|varlen| varlen.k_row));
-            let has_mask = inputs.lookup.tiling().has_mask();
-            let by_mask = has_mask.then(|| visible_by_mask(b, inputs, work, self.spec.mask, at));
+            let is_needed = inputs.lookup.tiling().has_mask() || self.spec.score.is_some();
+            let by_mask = is_needed.then(|| visible_by_mask(b, inputs, work, self.spec.mask, at));
             let columns = IntervalColumns::new(b, rows, of_head, work.lens.transposed(), at);
             return Hidden::Columns(Box::new((columns, by_mask)));
         }

@@ -1,6 +1,7 @@
 //! The state that the roles of the dK/dV kernel share.
 
 use fa3_ir::lang::*;
+use fa3_sched::FastDiv;
 use fa3_sched::backward::DkvTile;
 
 use super::order::InOrder;
@@ -97,6 +98,11 @@ impl<'k> Dkv<'k> {
             let whole = (work.row + tile.tile_n).le(work.lens.q);
             kv.unmasked_first = whole.select(kv.unmasked_first, kv.first);
             kv.unmasked_end = whole.select(kv.unmasked_end, kv.first);
+        }
+        if self.spec.score.is_some() && self.spec.mask.bounds().is_some() {
+            // A block that reaches beyond the last row is masked: the function may overflow in rows beyond it.
+            let whole = FastDiv::new(tile.tile_m).map(|number| b.value(number)).quotient(work.lens.k);
+            kv.unmasked_end = kv.unmasked_end.min(whole).max(kv.unmasked_first);
         }
         let blocks = KvBlocks::of(b, kv, tile.tile_m, self.spec.mask);
         self.for_each_head(work, |head| {
