@@ -1,4 +1,4 @@
-//! `fa3 bench`: the speed of the forward pass on a GPU, next to the paper's Figures 5 and 7 and Table 2.
+//! `fa3 bench`: the speed of attention on a GPU, next to the paper's Figures 5 to 7 and Table 2.
 
 mod ablation;
 mod chart;
@@ -14,7 +14,7 @@ use fa3_types::{Dtype, KnownProblem};
 use crate::args::number::{NotThat, half};
 use crate::console;
 use crate::gpu::GpuArgs;
-use crate::grid::{self, GridArgs, Setting};
+use crate::grid::{self, GridArgs, Pass, Setting};
 use crate::measure::{self, Machine, Pace};
 use crate::progress;
 use crate::threads;
@@ -22,26 +22,29 @@ use crate::write;
 use report::{Cell, Report};
 
 pub(crate) const ABOUT: &str = "\
-Measures the forward pass on a Hopper GPU and prints TFLOP/s as the FlashAttention-3 paper counts them: 4 · seqlen² \
-· head_dim · heads · batch, halved under a causal mask. The default settings are from the paper's Figure 5; its \
-numbers (fp16, on an H100 80GB SXM5) are printed where they apply, or the numbers of Figure 7 with --dtype e4m3.
+Measures attention on a Hopper GPU and prints TFLOP/s as the FlashAttention-3 paper counts them: 4 · seqlen² · \
+head_dim · heads · batch, halved under a causal mask, and 2.5 times as many in the backward pass. The default settings \
+are from the paper's Figure 5; its numbers (fp16, on an H100 80GB SXM5) are printed where they apply, or the numbers \
+of Figure 6 with --backward, or of Figure 7 with --dtype e4m3.
 
 Each setting is timed by CUDA events around back-to-back launches, some milliseconds per round, and the median of \
 the rounds is reported. Inputs are from N(0, 1), as in the paper. Every reported result is checked: O and LSE are \
 computed into buffers filled with NaN, and no NaN may remain; rows of all kinds are checked by the error law against \
-f64 arithmetic; and a launch after the timed ones must give the same bits.
+f64 arithmetic; and a launch after the timed ones must give the same bits. In the backward pass, launches before and \
+after the timed ones have a dO with one row for each head of K and V: all elements of their dQ, dK and dV are checked.
 
 Boards throttle: numbers of different runs are comparable only to within a few percent. With --ablation, all \
 variants of a kernel are measured in turns.
 
 The folder bench of the repository measures everything else, and other libraries: decoding, latent attention, packed \
-sequences, gradients.";
+sequences, deterministic gradients.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   fa3 bench --json bench.json --svg bench.svg
   fa3 bench --head-dim 128 --causal --window 1024,0 --seqlen 8k,64k --tokens 64k --heads 32 --heads-kv 8
+  fa3 bench --backward --head-dim 64,128 --no-mask
   fa3 bench --dtype e4m3 --head-dim 256
   fa3 bench --ablation
 
@@ -51,6 +54,9 @@ pub(crate) struct Options {
     /// the kernel's techniques
     #[arg(long, conflicts_with_all = grid::OPTIONS.split(' '), conflicts_with = "svg")]
     ablation: bool,
+    /// Measures the backward pass
+    #[arg(long, conflicts_with = "ablation")]
+    backward: bool,
     #[command(flatten)]
     grid: GridArgs,
     /// Elements of Q, K and V, bf16, f16 or e4m3; bf16 if absent, f16 with --ablation
@@ -95,7 +101,8 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
         files.extend(json.map(|file| (file, write::json(&report))));
         report.is_whole()
     } else {
-        let report = measure(&device, settings, options.pace);
+        let pass = if options.backward { Pass::Backward } else { Pass::Forward };
+        let report = measure(&device, pass, settings, options.pace);
         console::print(&report);
         files.extend(json.map(|file| (file, write::json(&report))));
         if let Some(file) = svg {
@@ -108,13 +115,18 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
 }
 
 /// Measures each setting with the default plan.
-fn measure(device: &Device, settings: Vec<(Setting, KnownProblem)>, pace: Pace) -> Report {
+fn measure(device: &Device, pass: Pass, settings: Vec<(Setting, KnownProblem)>, pace: Pace) -> Report {
     let progress = progress::bar(settings.len() * measure::steps(1, pace));
     let cells = settings.into_iter().map(|(setting, problem)| {
         progress.set_message(setting.to_string());
-        let outcome = measure::race(device, &problem, &[PlanOptions::default()], pace, &progress);
-        let outcome = outcome.into_iter().next().expect("one way to compute has one outcome");
-        Cell::new(setting, problem.forward_flops(), outcome)
+        let outcome = match pass {
+            Pass::Forward => {
+                let outcome = measure::race(device, &problem, &[PlanOptions::default()], pace, &progress);
+                outcome.into_iter().next().expect("one way to compute has one outcome")
+            }
+            Pass::Backward => measure::backward(device, &problem, pace, &progress),
+        };
+        Cell::new(Setting { pass, ..setting }, pass.flops(&problem), outcome)
     });
     let cells = cells.collect();
     progress.finish_and_clear();

@@ -48,9 +48,18 @@ pub(crate) struct GridArgs {
 pub(crate) const OPTIONS: &str = "head_dim head_dim_v no_mask causal window chunk softcap seqlen seqlen_k batch tokens \
                                   hidden heads heads_kv";
 
+/// A pass of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Pass {
+    Forward,
+    Backward,
+}
+
 /// One attention problem.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Setting {
+    pub(crate) pass: Pass,
     #[serde(serialize_with = "text")]
     pub(crate) dtype: Dtype,
     pub(crate) head_dim: usize,
@@ -126,9 +135,19 @@ impl GridArgs {
     }
 }
 
+impl Pass {
+    /// Floating-point operations as the paper counts them: 2.5 times as many in the backward pass.
+    pub(crate) fn flops(self, problem: &KnownProblem) -> f64 {
+        match self {
+            Pass::Forward => problem.forward_flops(),
+            Pass::Backward => 2.5 * problem.forward_flops(),
+        }
+    }
+}
+
 impl Setting {
-    /// A setting with as many keys as rows, one head dimension, no soft cap, and as many key/value heads as query
-    /// heads.
+    /// A forward setting with as many keys as rows, one head dimension, no soft cap, and as many key/value heads as
+    /// query heads.
     pub(crate) fn plain(
         dtype: Dtype,
         head_dim: usize,
@@ -136,13 +155,25 @@ impl Setting {
         (batch, seqlen, heads): (usize, usize, usize),
     ) -> Setting {
         let (head_dim_v, seqlen_k, heads_kv) = (head_dim, seqlen, heads);
-        Setting { dtype, head_dim, head_dim_v, mask, softcap: None, seqlen, seqlen_k, batch, heads, heads_kv }
+        let (pass, softcap) = (Pass::Forward, None);
+        Setting { pass, dtype, head_dim, head_dim_v, mask, softcap, seqlen, seqlen_k, batch, heads, heads_kv }
     }
 
     /// The problem, with contiguous tensors, checked against the row limits of the kernels.
     pub(crate) fn problem(&self) -> Result<KnownProblem, GridError> {
-        let &Setting { dtype, head_dim, head_dim_v, mask, softcap, seqlen, seqlen_k, batch, heads, heads_kv } =
-            self;
+        let &Setting {
+            pass: _,
+            dtype,
+            head_dim,
+            head_dim_v,
+            mask,
+            softcap,
+            seqlen,
+            seqlen_k,
+            batch,
+            heads,
+            heads_kv,
+        } = self;
         if [batch, seqlen, seqlen_k, heads, head_dim, head_dim_v].contains(&0) {
             return Err(GridError::Empty { setting: Box::new(*self) });
         }

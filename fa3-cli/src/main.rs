@@ -249,9 +249,10 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 47, "commands of documents: another number is no fault, if it is meant");
+        assert_eq!(count, 48, "commands of documents: another number is no fault, if it is meant");
         assert!(
-            check("bench --backward").is_err() && check("plan --seqlen 8 --heads 0 --head-dim 64").is_err()
+            check("bench --backward --ablation").is_err()
+                && check("plan --seqlen 8 --heads 0 --head-dim 64").is_err()
         );
     }
 

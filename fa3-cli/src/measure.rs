@@ -1,5 +1,6 @@
-//! Times of the forward pass on a GPU, whose results were checked.
+//! Times of attention on a GPU, whose results were checked.
 
+mod backward;
 mod oracle;
 mod outcome;
 
@@ -18,6 +19,7 @@ use crate::launches;
 use oracle::{Oracle, UnmeasuredDtype, Wrong};
 use outcome::Timing;
 
+pub(crate) use backward::backward;
 pub(crate) use outcome::{Machine, Outcome, Pace, median};
 
 /// The device memory of a problem, and the reference for its result.

@@ -3,7 +3,7 @@
 use fa3_types::{Dtype, Mask};
 use serde::Serialize;
 
-use crate::grid::Setting;
+use crate::grid::{Pass, Setting};
 
 /// The sequence lengths of the figures.
 pub(crate) const SEQLENS: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16384];
@@ -18,7 +18,7 @@ pub(crate) const TRITON: &str = "Triton";
 pub(crate) const CUDNN: &str = "cuDNN";
 pub(crate) const FA3: &str = "FlashAttention-3";
 
-/// TFLOP/s of one setting in Figure 5 or 7. Some implementations lack numbers, as where they ran out of memory.
+/// TFLOP/s of one setting in Figure 5, 6 or 7. Some implementations lack numbers, as where they ran out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Published {
     pub(crate) standard: Option<u32>,
@@ -159,14 +159,16 @@ impl Panel {
 }
 
 impl Published {
-    /// The numbers of a setting, if Figure 7 has it with e4m3, or Figure 5 with 16 bits of any type.
+    /// The numbers of a setting, if Figure 7 has it with e4m3, or Figure 5 or 6 with 16 bits of any type.
     pub(crate) fn of(setting: &Setting) -> Option<Published> {
-        let Setting { dtype, head_dim, mask, seqlen, batch, heads, .. } = *setting;
-        let is_plain = *setting == Setting::plain(dtype, head_dim, mask, (batch, seqlen, heads));
+        let Setting { pass, dtype, head_dim, mask, seqlen, batch, heads, .. } = *setting;
+        let plain = Setting { pass, ..Setting::plain(dtype, head_dim, mask, (batch, seqlen, heads)) };
+        let is_plain = *setting == plain;
         let is_papers = batch * seqlen == TOKENS && heads * head_dim == HIDDEN && is_plain;
-        let figure = match dtype {
-            Dtype::E4m3 => 7,
-            Dtype::F16 | Dtype::Bf16 | Dtype::F32 => 5,
+        let figure = match (dtype, pass) {
+            (Dtype::E4m3, _) => 7,
+            (Dtype::F16 | Dtype::Bf16 | Dtype::F32, Pass::Forward) => 5,
+            (Dtype::F16 | Dtype::Bf16 | Dtype::F32, Pass::Backward) => 6,
         };
         let key = (figure, head_dim, mask);
         let panel = PANELS.iter().find(|panel| (panel.figure, panel.head_dim, panel.mask) == key);
@@ -227,6 +229,9 @@ mod tests {
         let fp8_256 = fp8(256).unwrap();
         assert_eq!((fp8_256.flash_attention_2, fp8_256.best_other()), (None, 1139));
         assert_eq!((fp8_256.flash_attention_3, fp8(128)), (1171, None));
+        let backward = |mask| Published::of(&Setting { pass: Pass::Backward, ..setting(128, mask, 16384) });
+        assert_eq!(backward(Mask::None).map(|paper| paper.flash_attention_3), Some(561));
+        assert_eq!(backward(Mask::Causal), None);
     }
 
     /// Statements of the paper beside its figures: up to 740 (756) and close to 1200 TFLOP/s, 1.5 to 2 times

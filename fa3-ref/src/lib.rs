@@ -27,6 +27,7 @@ pub mod law;
 pub mod norms;
 pub mod oracle;
 pub mod plain;
+pub mod row_gradients;
 pub mod rows;
 pub mod standard;
 pub mod tiled;

@@ -44,9 +44,9 @@ pub struct SatisfiedRows {
     "{what} at {at:?} is {given:e}, expected {expected:e}, off by {error:.2e} where {bound:.2e} is allowed"
 )]
 pub struct RowViolation {
-    /// Name of the judged tensor: o or lse.
+    /// Name of the judged tensor: o, lse, dq, dk or dv.
     pub what: &'static str,
-    /// The element's index in O or in LSE.
+    /// The element's index in this tensor.
     pub at: Vec<usize>,
     /// The value judged.
     pub given: f64,
@@ -160,7 +160,7 @@ impl RowsLaw {
 }
 
 impl SatisfiedRows {
-    fn judge(
+    pub(crate) fn judge(
         &mut self,
         what: &'static str,
         at: impl Fn() -> Vec<usize>,
@@ -190,24 +190,35 @@ impl Group {
         let problem = inputs.problem();
         let (batch, first) = problem.rows_q().start(sequence);
         let place = |rows: Vec<usize>| rows.into_iter().map(|row| first + row).collect();
-        let sink = inputs.sink().map(|sink| sink.slice_axis_move(Axis(0), (head..head + 1).into()));
         if keys.is_empty() {
-            let lse = sink.map_or(f64::NEG_INFINITY, |sink| sink[0].into());
+            let lse = inputs.sink().map_or(f64::NEG_INFINITY, |sink| sink[head].into());
             let (o, lse) = (Array2::zeros((rows.len(), problem.head_dim_v())), vec![lse; rows.len()]);
             return Group { batch, head, rows: place(rows), o, lse, bound: 0.0, is_empty: true };
         }
-        let alone = problem.of_rows(rows.len(), keys.len()).known().expect("a dense problem has its lengths");
-        let head_kv = problem.heads().kv_head(head);
-        let (q, k, v) = (inputs.q(), inputs.k(), inputs.v());
-        let q = inputs::rows(&q, problem.rows_q(), sequence, head).select(Axis(0), &rows);
-        let [k, v] =
-            [&k, &v].map(|x| inputs::rows(x, problem.rows_k(), sequence, head_kv).select(Axis(0), &keys));
-        let inputs = Inputs::with_sink(&alone, [&q, &k, &v].map(|x| whole(x.view())), sink);
-        let law = law(&inputs.expect("a part of a problem has the part's shapes"));
+        let law = alone(inputs, (sequence, head), &rows, &keys, law);
         let o = law.oracle().o.index_axis(Axis(0), 0).index_axis_move(Axis(1), 0).to_owned();
         let lse = law.oracle().lse.iter().copied().collect();
         Group { batch, head, rows: place(rows), o, lse, bound: law.bound(), is_empty: false }
     }
+}
+
+/// The result of `law` for the problem without a mask of some rows of a head, and of the keys that they see.
+pub(crate) fn alone<T: Element, L>(
+    inputs: &Inputs<'_, T>,
+    (sequence, head): (usize, usize),
+    rows: &[usize],
+    keys: &[usize],
+    law: impl FnOnce(&Inputs<'_, T>) -> L,
+) -> L {
+    let problem = inputs.problem();
+    let alone = problem.of_rows(rows.len(), keys.len()).known().expect("a dense problem has its lengths");
+    let head_kv = problem.heads().kv_head(head);
+    let (q, k, v) = (inputs.q(), inputs.k(), inputs.v());
+    let q = inputs::rows(&q, problem.rows_q(), sequence, head).select(Axis(0), rows);
+    let [k, v] = [&k, &v].map(|x| inputs::rows(x, problem.rows_k(), sequence, head_kv).select(Axis(0), keys));
+    let sink = inputs.sink().map(|sink| sink.slice_axis_move(Axis(0), (head..head + 1).into()));
+    let inputs = Inputs::with_sink(&alone, [&q, &k, &v].map(|x| whole(x.view())), sink);
+    law(&inputs.expect("a part of a problem has the part's shapes"))
 }
 
 /// A matrix as a tensor of one sequence with one head.
@@ -216,7 +227,7 @@ fn whole<T>(matrix: ArrayView2<'_, T>) -> ArrayView4<'_, T> {
 }
 
 /// The keys that a row sees.
-fn visible(problem: &KnownProblem, at @ [sequence, _, row]: [usize; 3]) -> Vec<Range<usize>> {
+pub(crate) fn visible(problem: &KnownProblem, at @ [sequence, _, row]: [usize; 3]) -> Vec<Range<usize>> {
     let len = problem.lengths(sequence);
     assert!(row < len.q, "row {row} of a sequence of {} rows", len.q);
     if let Some(ranges) = problem.intervals_of_row(at) {

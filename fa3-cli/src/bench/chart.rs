@@ -5,6 +5,7 @@ use fa3_types::Mask;
 use super::report::{Cell, Panel, Report};
 use crate::bars::{self, OURS, Series};
 use crate::draw::DrawError;
+use crate::grid::Pass;
 use crate::paper::{CUDNN, FA2, FA3, Published, STANDARD, TRITON};
 
 /// An implementation of the paper's, and its number.
@@ -36,6 +37,10 @@ fn bars_of(panel: &Panel<'_>) -> bars::Panel {
         Mask::Causal => "with causal mask".to_owned(),
         mask @ (Mask::Window { .. } | Mask::Chunk { .. } | Mask::Intervals { .. }) => mask.to_string(),
     };
+    let pass = match panel.setting.pass {
+        Pass::Forward => "forward",
+        Pass::Backward => "backward",
+    };
     let cap = panel.setting.softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
     let paper = PAPER.iter().map(|(name, number)| {
         let height = |cell: &&Cell| cell.paper.as_ref().and_then(number).map(f64::from);
@@ -45,7 +50,7 @@ fn bars_of(panel: &Panel<'_>) -> bars::Panel {
     let ours = Series::new(format!("here, {dtype}"), OURS, heights);
     let without = cells.iter().enumerate().filter(|(_, cell)| cell.tflops.is_none());
     bars::Panel {
-        caption: format!("Attention forward, {mask}{cap}, head_dim {}", panel.setting.head_dims()),
+        caption: format!("Attention {pass}, {mask}{cap}, head_dim {}", panel.setting.head_dims()),
         axes: ["sequence length", "TFLOP/s"],
         groups: cells.iter().map(|cell| cell.setting.lengths()).collect(),
         series: paper.filter(Series::has_bars).chain([ours]).collect(),

@@ -6,7 +6,7 @@ use fa3_types::Dtype;
 use serde::Serialize;
 
 use crate::args::number::size_label;
-use crate::grid::Setting;
+use crate::grid::{Pass, Setting};
 use crate::measure::{Machine, Outcome, Pace};
 use crate::paper::Published;
 use crate::table::Table;
@@ -96,8 +96,12 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { machine, pace, cells } = self;
         writeln!(f, "{machine}")?;
-        let Some(Cell { setting: Setting { dtype, .. }, .. }) = cells.first() else { return Ok(()) };
-        write!(f, "Forward pass, {dtype}, {}; TFLOP/s, {pace}", common_sizes(cells))?;
+        let Some(Cell { setting: Setting { pass, dtype, .. }, .. }) = cells.first() else { return Ok(()) };
+        let (pass, judged) = match pass {
+            Pass::Forward => ("Forward", "rows of O and LSE"),
+            Pass::Backward => ("Backward", "gradients of rows of O"),
+        };
+        write!(f, "{pass} pass, {dtype}, {}; TFLOP/s, {pace}", common_sizes(cells))?;
         if cells.iter().any(|cell| cell.paper.is_some()) {
             let paper = if *dtype == Dtype::E4m3 { "FP8" } else { "fp16" };
             write!(f, "; the paper's numbers are for {paper} on an H100 80GB SXM5")?;
@@ -109,7 +113,7 @@ impl fmt::Display for Report {
         let right = cells.iter().filter(|cell| cell.tflops.is_some()).count();
         write!(
             f,
-            "{right} of {} results are right: {rows} rows of O and LSE judged, error / bound up to {:.2}",
+            "{right} of {} results are right: {rows} {judged} judged, error / bound up to {:.2}",
             cells.len(),
             errors.fold(0.0, f64::max)
         )?;
@@ -223,7 +227,7 @@ head_dim 128, mask causal, seqlen 512: WRONG: o is off";
         // 4 · seqlen² · head_dim · batch · heads = 4 · 512² · 64 · 32 · 32.
         let flops = 68_719_476_736.0;
         let expected = json!({
-            "dtype": "bf16", "head_dim": 64, "head_dim_v": 64, "mask": "none", "softcap": null,
+            "pass": "forward", "dtype": "bf16", "head_dim": 64, "head_dim_v": 64, "mask": "none", "softcap": null,
             "seqlen": 512, "seqlen_k": 512, "batch": 32, "heads": 32, "heads_kv": 32,
             "flops": flops,
             "outcome": { "checked": {

@@ -14,8 +14,8 @@ use rayon::prelude::*;
 
 use crate::fp8;
 
-/// Numbers of rows of the forward kernels' tiles.
-const TILE_ROWS: [usize; 3] = [64, 128, 192];
+/// Numbers of rows of the kernels' tiles.
+pub(super) const TILE_ROWS: [usize; 3] = [64, 128, 192];
 /// How many random numbers a thread draws at a time.
 const CHUNK: usize = 1 << 16;
 
@@ -95,7 +95,7 @@ impl Oracle {
 }
 
 /// Numbers from N(0, 1), encoded. The same seed gives the same numbers on every machine.
-fn normal<T: Element>(count: usize, seed: u64, encode: fn(f32) -> T) -> Vec<T> {
+pub(super) fn normal<T: Element>(count: usize, seed: u64, encode: impl Fn(f32) -> T + Sync) -> Vec<T> {
     let mut numbers = vec![encode(0.0); count];
     numbers.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, numbers)| {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ ((chunk as u64) << 32));
@@ -105,7 +105,7 @@ fn normal<T: Element>(count: usize, seed: u64, encode: fn(f32) -> T) -> Vec<T> {
 }
 
 /// A view of a contiguous tensor.
-fn view<'a, T>(x: &TensorDesc, numbers: &'a [T]) -> ArrayView4<'a, T> {
+pub(super) fn view<'a, T>(x: &TensorDesc, numbers: &'a [T]) -> ArrayView4<'a, T> {
     ArrayView4::from_shape(x.shape.dims(), numbers).expect("contiguous tensors have their elements")
 }
 

@@ -60,7 +60,12 @@ const SECTIONS: [Section; 13] = [
         &["sass", "sass-three-stage"],
     ),
     ("figure-5", "Figure 5: forward pass, fp16", "16k tokens, hidden size 2048.", &["figure-5"]),
-    ("figure-6", "Figure 6: backward pass, fp16", "16k tokens, hidden size 2048, without a mask.", &[]),
+    (
+        "figure-6",
+        "Figure 6: backward pass, fp16",
+        "16k tokens, hidden size 2048, without a mask.",
+        &["figure-6"],
+    ),
     ("figure-7", "Figure 7: forward pass, FP8", "16k tokens, hidden size 2048, head_dim 256.", &["figure-7"]),
     (
         "table-2",

@@ -65,7 +65,7 @@ macro_rules! modelled {
 }
 
 /// Timelines are short enough that one can tell iterations apart.
-pub(super) const PARTS: [Part; 22] = [
+pub(super) const PARTS: [Part; 23] = [
     shown(modelled!("figure-1", "--seqlen-k 512 --pipeline serial --ping-pong on")),
     shown(modelled!("figure-2", "--seqlen-k 512 --pipeline two-stage --ping-pong off")),
     shown(modelled!("figure-8", "--seqlen-k 448 --pipeline three-stage --ping-pong off")),
@@ -93,10 +93,16 @@ pub(super) const PARTS: [Part; 22] = [
         [25, 120],
     ),
     on_gpu(
+        "figure-6",
+        "bench --backward --dtype f16 --head-dim 64,128 --no-mask --json part.json",
+        "--seqlen 1k,4k,16k --rounds 2 --slice-ms 8",
+        [8, 30],
+    ),
+    on_gpu(
         "figure-7",
         "bench --dtype e4m3 --head-dim 256 --json part.json",
         "--seqlen 1k,4k,16k --rounds 2 --slice-ms 8",
-        [12, 40],
+        [8, 25],
     ),
     on_gpu("table-2", "bench --ablation --json part.json", "--rounds 2 --slice-ms 8", [12, 30]),
     Part {
