@@ -89,7 +89,7 @@ struct Additions<'a, 'k> {
     dq_part: DqPart<'a, 'k>,
     /// Whether this consumer computes dQ of the previous block.
     is_mine: Var<'k, Pred>,
-    /// The consumers whose keys the previous block sees, as bits, if each has its own list.
+    /// A bit for each consumer whose list has the previous block, if each has its own list.
     seen: Option<Var<'k, B32>>,
 }
 
@@ -116,7 +116,7 @@ impl<'a, 'k> Additions<'a, 'k> {
         self.dq_part.ds_in.acquire().commit_unfenced();
     }
 
-    /// Moves to the next block, after a block that sees the keys of these consumers.
+    /// Moves to the next block. `columns` says which consumers' lists have this block, if each has its own list.
     #[track_caller]
     fn go_on(&mut self, columns: Option<U32<'k>>) {
         if let Some((seen, columns)) = self.seen.zip(columns) {
@@ -138,7 +138,7 @@ impl<'a, 'k> Additions<'a, 'k> {
         });
     }
 
-    /// dQ of the previous block: of all keys, or of those that the block sees.
+    /// Computes dQ of the previous block from all keys, or from the keys of those lists that have the block.
     #[track_caller]
     fn dq(&self, ds: Tile<'_, 'k>, k: Tile<'_, 'k>) -> Frag<'k> {
         let Some(seen) = self.seen else { return gemm(ds.t(), k, Fresh).wait() };
