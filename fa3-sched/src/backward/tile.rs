@@ -394,6 +394,9 @@ mod tests {
         assert_eq!(shape(dq(64)), (128, 128, 2, 2));
         assert_eq!(shape(dq(128)), (128, 112, 2, 2));
         assert_eq!(shape(dq(256)), (128, 64, 2, 1));
+        let own_lists = |dim| DqTile::choose_own_lists(dim, dim, &H100).unwrap();
+        assert_eq!(shape(own_lists(128)), (128, 64, 5, 5));
+        assert_eq!(shape(own_lists(256)), (128, 64, 2, 1));
     }
 
     #[test]
