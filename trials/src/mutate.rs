@@ -26,7 +26,7 @@ use anatomy::Anatomy;
 use edit::{Edit, edited};
 
 pub use choice::{Chosen, all, covering};
-pub(crate) use forward::{QK_FENCE, UNASKED, forward_targets, interval_targets, wide_targets};
+pub(crate) use forward::{ASKED, QK_FENCE, UNASKED, forward_targets, interval_targets, wide_targets};
 pub use operators::operators;
 pub use score::Score;
 pub(crate) use target::{Equivalent, LAST_TURN, TURNS};

@@ -17,6 +17,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[3] / "bench"))
 
 import activation
 import backward
+import blocks
 import chart
 import decode
 import distributions
@@ -817,3 +818,17 @@ def test_lists_are_judged_beside_float64(row_bytes, monkeypatch):
         ours, rows = bind(inputs, None)["ours"]
         o = ours(0)
         assert inputs.error(o, rows) < decode.WRONG < inputs.error(o.flip(-1), rows)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_lists_of_blocks_are_judged_beside_float64(size, monkeypatch):
+    monkeypatch.setattr(timing, "in_turns", lambda functions, *_: dict.fromkeys(functions, 1.0))
+    words = ["--block-size", str(size), "--heads", "2", "--part", "0.25", "--deterministic", "0"]
+    for kind in blocks.KINDS:
+        _, backward = blocks.measure(kind, 500, 64, blocks.parse(words), "cpu")
+        assert set(backward["errors"]) == {f"{name} of 0.25" for name in ("O", "dQ", "dK", "dV")}
+        assert all(error < blocks.WRONG for error in backward["errors"].values())
+    q, k, v, dout = torch.randn(4, 1, 500, 2, 64)
+    sees = torch.ones(-(-500 // size), -(-500 // size), dtype=torch.bool)
+    errors = blocks.errors(sees, size, dout, [q, k, v], [q, q, k, v])
+    assert all(error > blocks.WRONG for error in errors.values())

@@ -38,13 +38,11 @@ pub enum PlanError {
     #[error("under a mask of intervals dQ is not added up in order, as the given tile adds it")]
     IntervalsInOrder,
     #[error(
-        "under lists of blocks, {rows} rows and {keys} keys of the given tile must divide the 128 of a listed block"
+        "under lists of blocks of {side} rows and keys, the given tile's blocks of {given} must divide them"
     )]
-    BlocksTile { rows: u32, keys: u32 },
+    BlocksTile { given: u32, side: usize },
     #[error("the backward kernels compute no gradients of tables, and the table t{table} has one")]
     TableGradient { table: usize },
-    #[error("no kernel computes gradients under lists of blocks of 64 rows and keys")]
-    BlocksOf64,
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -62,7 +60,6 @@ impl PlanError {
             | PlanError::VarlenRows { .. }
             | PlanError::Unknown(_)
             | PlanError::TableGradient { .. }
-            | PlanError::BlocksOf64
             | PlanError::HeadDim { .. } => true,
             PlanError::Narrow { .. }
             | PlanError::DqTwice

@@ -102,7 +102,7 @@ impl Plan {
         }
         let (mask, group) = (forward.mask(), forward.heads().group_size() as u32);
         let tile = choose_dkv(forward, options, limits)?;
-        check_blocks(forward, tile.tile_m, tile.tile_n)?;
+        check_blocks(forward, tile.tile_m)?;
         if mask.intervals().is_some() && tile.adds_in_order() {
             return Err(PlanError::IntervalsInOrder);
         }
@@ -113,7 +113,7 @@ impl Plan {
             Some(AddOrder::Any) => DqBy::Additions,
             None => {
                 let tile = choose_dq(forward, options, limits)?;
-                check_blocks(forward, tile.tile_m, tile.tile_n)?;
+                check_blocks(forward, tile.tile_n)?;
                 DqBy::Kernel(Part { tile, tiling: Tiling::new(tile.tile_m, tile.tile_n, group, mask) })
             }
         };
@@ -228,10 +228,11 @@ fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> O
 fn choose_dkv(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> Result<DkvTile, PlanError> {
     // A function that takes registers would spill them in the larger blocks.
     let takes_registers = forward.score().is_some_and(|form| form.expr().takes_registers());
-    let rows = if takes_registers { &[ADDED_ROWS][..] } else { &[2 * ADDED_ROWS, ADDED_ROWS] };
+    let small = takes_registers || block_side(forward) == Some(BlockSide::Of64);
+    let rows = if small { &[ADDED_ROWS][..] } else { &[2 * ADDED_ROWS, ADDED_ROWS] };
     let choose = |head_dim, head_dim_v, limits: &DeviceLimits| match adds_dq(forward, options, limits) {
         Some(order) => DkvTile::choose_adding_among([head_dim, head_dim_v], rows, order, limits),
-        None if lengths_are_data(forward) || lists_blocks(forward) => {
+        None if lengths_are_data(forward) || block_side(forward).is_some() => {
             DkvTile::choose_even(head_dim, head_dim_v, limits)
         }
         None => DkvTile::choose(head_dim, head_dim_v, limits),
@@ -254,25 +255,27 @@ fn choose_dkv(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -
 /// The tile of the dQ kernel.
 fn choose_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> Result<DqTile, PlanError> {
     let dims = [forward.head_dim(), forward.head_dim_v()];
-    let choose = if lists_blocks(forward) { DqTile::choose_even } else { DqTile::choose };
+    let choose = match block_side(forward) {
+        None => DqTile::choose,
+        Some(BlockSide::Of128) => DqTile::choose_even,
+        Some(BlockSide::Of64) => DqTile::choose_own_lists,
+    };
     let tile = given(options.dq, choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
     tile.check(limits)?;
     Ok(tile)
 }
 
-/// Whether bits say which blocks of keys a block of rows sees.
-fn lists_blocks(forward: &Problem) -> bool {
-    forward.mask().intervals().is_some_and(Intervals::are_blocks)
+/// The side of a block, if bits say which blocks of keys a block of rows sees.
+fn block_side(forward: &Problem) -> Option<BlockSide> {
+    forward.mask().intervals().and_then(Intervals::block_side)
 }
 
-/// Checks that a tile and its blocks divide the sides of listed blocks, if there are any.
-fn check_blocks(forward: &Problem, rows: u32, keys: u32) -> Result<(), PlanError> {
-    match forward.mask().intervals().and_then(Intervals::block_side) {
-        Some(BlockSide::Of64) => Err(PlanError::BlocksOf64),
-        Some(BlockSide::Of128) if !([rows, keys].iter().all(|extent| 128_u32.is_multiple_of(*extent))) => {
-            Err(PlanError::BlocksTile { rows, keys })
-        }
-        Some(BlockSide::Of128) | None => Ok(()),
+/// Checks that a tile's blocks, of `given` rows or keys, divide the listed ones, if there are any. The tile itself has
+/// 64 keys or rows for each warpgroup, which are in one listed block.
+fn check_blocks(forward: &Problem, given: u32) -> Result<(), PlanError> {
+    match block_side(forward).map(BlockSide::rows) {
+        Some(side) if !side.is_multiple_of(given as usize) => Err(PlanError::BlocksTile { given, side }),
+        Some(_) | None => Ok(()),
     }
 }
 

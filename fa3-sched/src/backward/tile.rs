@@ -1,6 +1,7 @@
 //! The tiles of the backward kernels, and the registers and shared memory that they take of an SM.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use super::TileError;
 use crate::DeviceLimits;
@@ -233,18 +234,29 @@ impl DqTile {
     /// Chooses the tile for these head dimensions on this device: the largest block of keys that fits, with as many
     /// stages as fit. `None` if nothing fits.
     pub fn choose(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DqTile> {
-        DqTile::choose_among([head_dim, head_dim_v], &[128, 112, 96, 80, 64], limits)
+        DqTile::choose_among([head_dim, head_dim_v], &[128, 112, 96, 80, 64], 2..=2, limits)
     }
 
-    /// Chooses the tile for listed blocks, which its blocks of keys divide.
+    /// Chooses the tile for listed blocks of 128, which its blocks of keys divide.
     pub fn choose_even(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DqTile> {
-        DqTile::choose_among([head_dim, head_dim_v], &[128, 64], limits)
+        DqTile::choose_among([head_dim, head_dim_v], &[128, 64], 2..=2, limits)
     }
 
-    fn choose_among(dims: [u32; 2], keys: &[u32], limits: &DeviceLimits) -> Option<DqTile> {
+    /// Chooses the tile for listed blocks of 64: each warpgroup has its own list, and stages let them run apart.
+    pub fn choose_own_lists(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DqTile> {
+        DqTile::choose_among([head_dim, head_dim_v], &[64], 2..=5, limits)
+    }
+
+    fn choose_among(
+        dims: [u32; 2],
+        keys: &[u32],
+        stages: RangeInclusive<u32>,
+        limits: &DeviceLimits,
+    ) -> Option<DqTile> {
         let [head_dim, head_dim_v] = dims.map(|dim| dim.next_multiple_of(HEAD_DIM_STEP));
+        let stages = stages.rev().map(|stages| [stages; 2]).chain([[2, 1]]);
         let mut tiles = keys.iter().flat_map(|&tile_n| {
-            [[2, 2], [2, 1]].map(move |[k_stages, v_stages]| DqTile {
+            stages.clone().map(move |[k_stages, v_stages]| DqTile {
                 head_dim,
                 head_dim_v,
                 tile_m: 128,
@@ -382,6 +394,9 @@ mod tests {
         assert_eq!(shape(dq(64)), (128, 128, 2, 2));
         assert_eq!(shape(dq(128)), (128, 112, 2, 2));
         assert_eq!(shape(dq(256)), (128, 64, 2, 1));
+        let own_lists = |dim| DqTile::choose_own_lists(dim, dim, &H100).unwrap();
+        assert_eq!(shape(own_lists(128)), (128, 64, 5, 5));
+        assert_eq!(shape(own_lists(256)), (128, 64, 2, 1));
     }
 
     #[test]

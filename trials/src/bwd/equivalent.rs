@@ -166,6 +166,6 @@ const DV_WITH_DQ: &str = "products of dV that are in no group of their own are i
                           before anything relies on dV";
 const LAST_DS: &str = "no warp waits for the stage of the last dS";
 const DS_OF_THE_FIRST: &str = "the first product reads dS of the first consumer, which is a turn ahead";
-const NEXT_NUMBER: &str = "the next tile's number is stored after waits for stages that the warps gave back behind later \
+pub(super) const NEXT_NUMBER: &str = "the next tile's number is stored after waits for stages that the warps gave back behind later \
                            barriers";
 const V_AFTER_K: &str = "V has been read when K's stage, which was waited for before, is given back";

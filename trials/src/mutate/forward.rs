@@ -37,7 +37,7 @@ pub(crate) const UNASKED: &[(&str, &[Rule])] =
     &[("full wait: deleted", &[Rule::Deadlock, Rule::M3, Rule::M4])];
 
 /// Equivalent mutants of the warp that fetches work tiles.
-const ASKED: &[Equivalent] = &[(
+pub(crate) const ASKED: &[Equivalent] = &[(
     "bar.warp.sync: after the arrival",
     1,
     "the producer's stage of works is filled again when it has asked for another one, behind the barrier",

@@ -199,7 +199,7 @@ def flash_attn_func(
             or attention_chunk, a query sees the keys that both show. It goes neither with float8_e4m3fn nor with qv;
             head dimensions are at most 256. On a GPU the kernels read it, and the host does not. See `fa3.masks`. Words
             of listed blocks, from `fa3.masks.block_sparse`, are taken in its place, on a GPU with head dimensions up to
-            128, and without gradients if blocks have 64 keys.
+            128.
         split_keys: None, "fixed", or a number of keys, a multiple of 128. The keys of a sequence are then cut into
             pieces of a fixed size, counted from its first key, and the results of the pieces are merged in order. A
             row's O and LSE have the same bits in any call that sees the same keys with the same split_keys: this one,

@@ -483,7 +483,7 @@ def block_sparse(
 ) -> Tensor:
     """Makes a mask in which each block of rows sees the listed blocks of keys, which `flash_attn_func` takes as
     intervals. Other blocks take no time. Causal masks, windows and chunks of the same call also hide keys of listed
-    blocks. Blocks have block_size rows and keys, 128 or 64. GPUs have no gradients under blocks of 64.
+    blocks. Blocks have block_size rows and keys, 128 or 64.
 
     Counts are integers (batch or 1, heads or 1, blocks of rows), indices (batch or 1, heads or 1, blocks of rows,
     blocks of keys): the fields of FlashAttention-4's `BlockSparseTensorsTorch`, or of a `BlockMask`, in this order, or

@@ -110,7 +110,7 @@ impl<'k> Dq<'k> {
             let WorkTile { head, kv_head, row, .. } = work;
             let [of_q, of_dout] = self.params.inputs.rows(&work, TilesOf::Rows);
             let [of_k, of_v] = self.params.inputs.keys(&work, TilesOf::Rows);
-            let (kv, words) = self.listed(&work, in_warp);
+            let (kv, words) = self.listed(&work, in_warp, None);
             let blocks = self.blocks(&work, kv, words);
             self.builder.if_uniform(kv.first.lt(kv.end), || {
                 load(&mut q, head, row, of_q);
@@ -124,13 +124,18 @@ impl<'k> Dq<'k> {
         });
     }
 
-    /// The range of KV blocks that a work tile visits, and the words that show which of them, if words do. All lanes of
-    /// a warp call this, or one thread.
+    /// The range of KV blocks that a work tile visits, and the words that show which of them, if words do, and which of
+    /// them consumer `me` sees. All lanes of a warp call this, or one thread.
     #[track_caller]
-    fn listed(&self, work: &WorkTile<'k>, in_warp: bool) -> (KvRange<U32<'k>>, Option<BlockWords<'k>>) {
+    fn listed(
+        &self,
+        work: &WorkTile<'k>,
+        in_warp: bool,
+        me: Option<U32<'k>>,
+    ) -> (KvRange<U32<'k>>, Option<BlockWords<'k>>) {
         let (rows, tile) = (self.params.inputs.intervals.and_then(IntervalRows::blocks), &self.spec.tile);
         let words = rows
-            .and_then(|rows| rows.block_words(self.builder, work, [tile.tile_m, tile.tile_n], in_warp, None));
+            .and_then(|rows| rows.block_words(self.builder, work, [tile.tile_m, tile.tile_n], in_warp, me));
         let KvRange { first, end, .. } = work.kv;
         let end = words.map_or(end, |words| words.last_end(end, first));
         (KvRange { end, ..work.kv }, words)
@@ -158,8 +163,8 @@ impl<'k> Dq<'k> {
             let row = work.row + me.mad(64, b.frag_row());
             let (shift, minus_delta) = self.stats(&work, row);
             let mut dq = Chain::onto(Frag::zeros(b, spec.tile.head_dim));
-            let (kv, words) = self.listed(&work, true);
-            let visits = kv.first.lt(kv.end);
+            let (kv, words) = self.listed(&work, true, Some(me));
+            let (visits, lists_are_own) = (kv.first.lt(kv.end), words.is_some_and(BlockWords::are_own));
             let blocks = self.blocks(&work, kv, words);
             b.if_uniform(visits, || {
                 let (q_stage, dout_stage) = (q.wait(), dout.wait());
@@ -169,26 +174,40 @@ impl<'k> Dq<'k> {
                 blocks.for_each(0, |block| {
                     // The scores are issued while dQ of the previous block is in flight.
                     let k = k.wait();
-                    let s = gemm(q, k.tile().t(), Fresh);
-                    let v = v.wait();
-                    let dp = gemm(dout, v.tile().t(), Fresh);
-                    let mut s = s.wait();
-                    read.release();
-                    let visible = || visible(b, inputs, &work, spec.mask, [row, block.key]);
-                    let function = function.as_ref().map(|function| function.block(block.key));
-                    let hidden = block.masked.then(|| Hidden::Rows(visible()));
-                    let elements = Elements::new(inputs, function, hidden);
-                    s.map_in_place(|product, at| elements.of(product, shift[at], at).weight());
-                    let dp = dp.wait();
-                    v.release();
-                    let weights = registers(&s);
-                    let ty = spec.product_type();
-                    let ds = dp.map_to_a(ty, |dp, at| ds(dp + minus_delta[at], weights[at.index()]));
-                    dq.gemm(&ds, k.tile());
-                    read.hold(k);
+                    let mut multiply = || {
+                        let s = gemm(q, k.tile().t(), Fresh);
+                        let v = v.wait();
+                        let dp = gemm(dout, v.tile().t(), Fresh);
+                        let mut s = s.wait();
+                        if !lists_are_own {
+                            read.release();
+                        }
+                        let visible = || visible(b, inputs, &work, spec.mask, [row, block.key]);
+                        let function = function.as_ref().map(|function| function.block(block.key));
+                        let hidden = block.masked.then(|| Hidden::Rows(visible()));
+                        let elements = Elements::new(inputs, function, hidden);
+                        s.map_in_place(|product, at| elements.of(product, shift[at], at).weight());
+                        let dp = dp.wait();
+                        v.release();
+                        let weights = registers(&s);
+                        let ty = spec.product_type();
+                        let ds = dp.map_to_a(ty, |dp, at| ds(dp + minus_delta[at], weights[at.index()]));
+                        dq.gemm(&ds, k.tile());
+                    };
+                    let Some(own) = block.own else {
+                        multiply();
+                        return read.hold(k);
+                    };
+                    // A consumer holds no stage while it passes over blocks that another one sees.
+                    b.if_uniform(own, multiply);
+                    b.if_uniform(!own, || v.wait().release());
+                    dq.wait_all();
+                    k.release();
                 });
                 dq.wait_all();
-                read.release();
+                if !lists_are_own {
+                    read.release();
+                }
                 q_stage.release();
                 dout_stage.release();
             });

@@ -39,7 +39,7 @@ impl<'k> BlockWords<'k> {
         b.repeat(|| {
             let end = at.get();
             b.break_if(end.le(first));
-            let last = if self.log2 == 0 { end - 1 } else { (end - 1) >> self.log2 };
+            let last = self.listed_before(end);
             let [first, others @ ..] = &self.addresses[..self.rows] else { unreachable!("a tile has rows") };
             let word = self.word(*first, last);
             let word = others.iter().fold(word, |word, other| word | self.word(*other, last));
@@ -58,13 +58,24 @@ impl<'k> BlockWords<'k> {
         at.get().max(first)
     }
 
+    /// Whether a warpgroup has its own block of rows, because the tile has several.
+    pub(crate) fn are_own(self) -> bool {
+        self.own.is_some()
+    }
+
     /// Whether the warpgroup's own rows see the block before block `end`, if the tile has several blocks of rows. All
-    /// lanes of a warp must call this. The kernel's blocks are the listed ones.
+    /// lanes of a warp must call this.
     #[track_caller]
     pub(crate) fn is_own(&self, end: U32<'k>) -> Option<V<'k, Pred>> {
-        let (own, block) = (self.own?, end - 1);
+        let (own, block) = (self.own?, self.listed_before(end));
         let word = self.word(own, block).shfl_idx(0);
         Some(((word >> (block & 31)) & 1).ne(0))
+    }
+
+    /// The listed block that has the block before block `end`.
+    #[track_caller]
+    fn listed_before(&self, end: U32<'k>) -> U32<'k> {
+        if self.log2 == 0 { end - 1 } else { (end - 1) >> self.log2 }
     }
 
     /// The word at this address and behind it that has the bit of listed block `block`.

@@ -177,8 +177,8 @@ impl<'k> IntervalRows<InKernel<'k>> {
         let first = work.row >> side.ilog2();
         let address = self.at_row(first, of_head);
         let (mut addresses, rows) = ([address; MOST_ROWS], tile_m.div_ceil(side) as usize);
+        let log2 = (side / tile_n).ilog2();
         if rows == 1 {
-            let log2 = (side / tile_n).ilog2();
             return Some(BlockWords { builder, addresses, rows, count, own: None, log2, in_warp });
         }
         let last = (work.lens.q - 1) >> side.ilog2();
@@ -186,7 +186,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
         for (address, block) in addresses.iter_mut().zip(0..rows).skip(1) {
             *address = at(builder.value(block as u32));
         }
-        Some(BlockWords { builder, addresses, rows, count, own: me.map(at), log2: 0, in_warp })
+        Some(BlockWords { builder, addresses, rows, count, own: me.map(at), log2, in_warp })
     }
 
     /// The number of rows, and of keys, of a listed block, if bits show blocks.
@@ -201,31 +201,32 @@ impl<'k> IntervalRows<InKernel<'k>> {
     }
 
     /// The bits that say which blocks of rows of query head `head` see a tile of keys, if there are bits. The kernel
-    /// has blocks of `tile_m` rows.
+    /// has tiles of `tile_n` keys and blocks of `tile_m` rows.
     #[track_caller]
     pub(crate) fn block_column(
         &self,
         builder: &'k Builder,
         work: &WorkTile<'k>,
         head: U32<'k>,
-        tile_m: u32,
+        [tile_n, tile_m]: [u32; 2],
     ) -> Option<BlockColumn<'k>> {
         let (bytes, side) = (self.words? << 2, self.side()?);
         let block = work.row >> side.ilog2();
         let address = (block >> 5).mad_wide(4, self.of_head(work.batch, head));
-        let log2 = (side / tile_m).ilog2();
-        Some(BlockColumn { builder, address, bytes, bit: block & 31, log2 })
+        let (bits, log2) = (tile_n.div_ceil(side), (side / tile_m).ilog2());
+        // A tile has several blocks only if their number divides 32, so that a word has all of its bits.
+        Some(BlockColumn { builder, address, bytes, bit: block & 31, bits, log2 })
     }
 
-    /// The blocks of `tile_m` rows that may see a tile of keys, from the first block that bits of some of `group` query
-    /// heads show. So there is a block if and only if some head visits one. All lanes of a warp must call this.
+    /// The blocks of rows that may see a tile of keys, from the first block that bits of some of `group` query heads
+    /// show. So there is a block if and only if some head visits one. All lanes of a warp must call this.
     #[track_caller]
     fn blocks_of_rows(
         &self,
         b: &'k Builder,
         work: &WorkTile<'k>,
         group: U32<'k>,
-        tile_m: u32,
+        tile: [u32; 2],
     ) -> KvRange<U32<'k>> {
         let KvRange { first, unmasked_first, unmasked_end, end } = work.kv;
         // Keys behind the last word are not seen.
@@ -235,7 +236,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
         let least = b.var("first", end);
         b.for_each((0, has_bits.select::<B32>(group, 0)), 1, |number| {
             let head = work.head.mad(group, number);
-            if let Some(column) = self.block_column(b, work, head, tile_m) {
+            if let Some(column) = self.block_column(b, work, head, tile) {
                 least.set(column.first_from(first, least.get()).min(least.get()));
             }
         });
@@ -416,7 +417,7 @@ impl<'k> IntervalTiles<'k> {
                 words.push(words_of(summaries.q_blocks(b, group, &work, tiling, self.tile, 1)));
             }
             TilesUnderIntervals::KeysOfBlocks(rows, group) => {
-                words.push(words_of(rows.blocks_of_rows(b, &work, group, self.tile[1])));
+                words.push(words_of(rows.blocks_of_rows(b, &work, group, self.tile)));
             }
         }
         words

@@ -42,6 +42,8 @@ pub(crate) struct KvBlock<'k> {
     pub(crate) last: V<'k, Pred>,
     /// Whether the warpgroup's rows see the block, if each warpgroup has its own list.
     pub(crate) own: Option<V<'k, Pred>>,
+    /// Which of a tile's blocks of keys see the block, if it is a block of rows and each warpgroup has its own list.
+    pub(crate) columns: Option<U32<'k>>,
     /// Which of its keys exist, if keys are listed and this is known already.
     pub(crate) seen: Option<SeenKeys<'k>>,
     /// Whether a tile visits it first of a piece, if blocks are in pieces of a fixed size: the last block of the piece,
@@ -131,7 +133,7 @@ impl<'k> KvBlocks<'k> {
             None => index.eq(first),
             Some(words) => words.end_below(index, first).le(first),
         };
-        KvBlock { key, masked, last, own: None, seen: None, begins_piece }
+        KvBlock { key, masked, last, own: None, columns: None, seen: None, begins_piece }
     }
 
     /// The block of step `step`, in a range whose top is `top`, of a tile that visits `count` blocks.
@@ -142,6 +144,7 @@ impl<'k> KvBlocks<'k> {
             masked,
             last: (step + 1).eq(count),
             own: None,
+            columns: None,
             seen: None,
             begins_piece: None,
         }
@@ -197,7 +200,15 @@ impl<'k> KvBlocks<'k> {
                 let following = words.end_below(end - 1, first);
                 next.set(following);
                 let (key, last) = ((end - 1) * self.keys, following.le(first));
-                body(KvBlock { key, masked, last, own: words.is_own(end), seen: None, begins_piece: None });
+                body(KvBlock {
+                    key,
+                    masked,
+                    last,
+                    own: words.is_own(end),
+                    columns: None,
+                    seen: None,
+                    begins_piece: None,
+                });
             });
         }
     }
@@ -230,7 +241,10 @@ impl<'k> KvBlocks<'k> {
     ) {
         let KvRange { first, unmasked_first, unmasked_end, end } = self.kv;
         let mut phase = |blocks: (U32<'k>, U32<'k>), masked: bool| {
-            let body = |index| body(self.block(index, masked));
+            let body = |index| {
+                let columns = column.and_then(|column| column.each(index));
+                body(KvBlock { columns, ..self.block(index, masked) });
+            };
             match column {
                 None => self.builder.for_each(blocks, 1, body),
                 Some(column) => column.for_each(blocks, body),

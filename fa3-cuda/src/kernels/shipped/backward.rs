@@ -45,15 +45,18 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let in_chunks = spec((128, 128), (Dtype::Bf16, chunks, None), 400);
     let sequences = Sequences::packed(3);
     let in_chunks = [in_chunks.clone(), in_chunks.seqs_q(sequences).seqs_k(sequences)];
-    let [intervals, blocks] =
-        [IntervalsOfRow::Two, IntervalsOfRow::Blocks { words: 3, side: BlockSide::Of128 }]
-            .map(|of_row| Mask::of_intervals(intervals(of_row)));
+    let of_rows = [
+        IntervalsOfRow::Two,
+        IntervalsOfRow::Blocks { words: 3, side: BlockSide::Of128 },
+        IntervalsOfRow::Blocks { words: 6, side: BlockSide::Of64 },
+    ];
+    let [intervals, blocks, small] = of_rows.map(|of_row| Mask::of_intervals(intervals(of_row)));
     let under = move |mask, dims: &[(usize, usize)]| -> Vec<ProblemSpec> {
         dims.iter().map(|&dims| spec(dims, (Dtype::Bf16, mask, None), 400)).collect()
     };
     let under_intervals = under(intervals, &[dims[0], dims[1], dims[3]]);
     let blocks = under(blocks, &dims[..2]);
-    let blocks = [blocks[1].clone().causal()].into_iter().chain(blocks);
+    let blocks = [blocks[1].clone().causal()].into_iter().chain(blocks).chain(under(small, &dims[..2]));
     let packed = [under_intervals[1].clone(), under_intervals[2].clone()];
     let packed = packed.map(|spec| spec.seqs_q(sequences).seqs_k(sequences));
     let beside = [under_intervals[1].clone().causal(), packed[0].clone().mask(chunks)];
@@ -93,17 +96,18 @@ fn kernels(forward: ProblemSpec) -> Vec<BwdSpec> {
     let dims = [problem.forward().head_dim(), problem.forward().head_dim_v()].map(|dim| dim as u32);
     let limits = DeviceLimits::h100_sxm();
     let plan = |options| Plan::with(&problem, &limits, &options).expect("the head dimensions have tiles");
-    let orders = match problem.forward().mask().intervals() {
-        None => vec![AddOrder::Any, AddOrder::LastKeysFirst],
-        Some(_) => vec![AddOrder::Any],
+    let adding = match problem.forward().mask().intervals() {
+        None => vec![AddOrder::Any, AddOrder::LastKeysFirst]
+            .into_iter()
+            .filter_map(|order| DkvTile::choose_adding(dims, order, &limits))
+            .map(|tile| PlanOptions::default().dkv(tile))
+            .collect(),
+        Some(_) => vec![PlanOptions::default()],
     };
-    let adding = orders
-        .into_iter()
-        .filter_map(|order| DkvTile::choose_adding(dims, order, &limits))
-        .map(|tile| PlanOptions::default().dkv(tile));
-    let choose = match problem.forward().mask().intervals() {
-        Some(form) if form.are_blocks() => DqTile::choose_even,
-        _ => DqTile::choose,
+    let choose = match problem.forward().mask().intervals().and_then(Intervals::block_side) {
+        None => DqTile::choose,
+        Some(BlockSide::Of128) => DqTile::choose_even,
+        Some(BlockSide::Of64) => DqTile::choose_own_lists,
     };
     let apart = choose(dims[0], dims[1], &limits).map(|tile| PlanOptions::default().dq(tile));
     let ways = apart.into_iter().chain(adding);

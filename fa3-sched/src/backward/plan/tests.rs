@@ -307,31 +307,25 @@ fn tiles_divide_listed_blocks() {
         let form = Intervals::of_shape([1, 1, q.seqlen.div_ceil(side.rows()), words], q).unwrap();
         Plan::with(&backward(spec(head_dim).mask(Mask::of_intervals(form))), &H100, &options)
     };
-    let plan = |head_dim, options| of(head_dim, 3, options);
-    let of_64 = of(64, 6, PlanOptions::default()).unwrap_err();
-    assert!(of_64 == PlanError::BlocksOf64 && of_64.is_cpu_only());
-    for head_dim in [64, 96, 128, 192, 256] {
+    for (head_dim, (words, side)) in
+        [64, 96, 128, 192, 256].into_iter().flat_map(|dim| [(3, 128_u32), (6, 64)].map(|lists| (dim, lists)))
+    {
         for options in [PlanOptions::default(), PlanOptions::default().deterministic()] {
-            let plan = plan(head_dim, options).unwrap();
+            let plan = of(head_dim, words, options).unwrap();
             let tile = plan.dkv().tile;
-            let of_dq = if tile.adds_dq.is_some() {
-                [128; 2]
-            } else {
-                [dq(&plan).tile.tile_m, dq(&plan).tile.tile_n]
-            };
-            let sides = [[tile.tile_m, tile.tile_n], of_dq].concat();
-            assert!(sides.iter().all(|side| 128_u32.is_multiple_of(*side)), "{plan}");
+            let of_dq = if tile.adds_dq.is_some() { 64 } else { dq(&plan).tile.tile_n };
+            assert!([tile.tile_m, of_dq].iter().all(|block| side.is_multiple_of(*block)), "{plan}");
             // No kernel counts the blocks that see a tile before tiles are computed.
             assert!(dense_plan(&plan).splits().is_none());
         }
     }
-    let (dkv, of_dq) = (DkvTile::choose(64, 64, &H100).unwrap(), DqTile::choose_even(64, 64, &H100).unwrap());
-    let refused = plan(64, PlanOptions::default().dkv(dkv).dq(of_dq)).unwrap_err();
-    assert_eq!(refused, PlanError::BlocksTile { rows: 96, keys: 128 });
+    let (dkv, even) = (DkvTile::choose(64, 64, &H100).unwrap(), DqTile::choose_even(64, 64, &H100).unwrap());
+    let refused = of(64, 3, PlanOptions::default().dkv(dkv).dq(even)).unwrap_err();
+    assert_eq!(refused, PlanError::BlocksTile { given: 96, side: 128 });
     assert!(!refused.is_cpu_only());
-    let of_dq = DqTile { tile_n: 112, ..of_dq };
-    assert_eq!(
-        plan(64, PlanOptions::default().dq(of_dq)).unwrap_err(),
-        PlanError::BlocksTile { rows: 128, keys: 112 }
-    );
+    let odd = DqTile { tile_n: 112, ..even };
+    for (words, of_dq, side) in [(3, odd, 128), (6, even, 64)] {
+        let refused = of(64, words, PlanOptions::default().dq(of_dq)).unwrap_err();
+        assert_eq!(refused, PlanError::BlocksTile { given: of_dq.tile_n, side });
+    }
 }

@@ -7,16 +7,20 @@ use fa3_tests::bwd::BwdCase;
 use fa3_tests::fwd::blocks::Listed;
 use fa3_tests::fwd::{Layout, dense, device};
 use fa3_tests::{Case, Trial};
-use fa3_types::{Dtype, KnownProblem, Mask};
+use fa3_types::{BlockSide, Dtype, KnownProblem, Mask};
 
 use super::simulate;
 
+/// A problem with a dQ kernel.
 fn trial(problem: KnownProblem) -> Trial {
     let dkv = DkvTile::choose_even(64, 64, &device(2)).expect("64 columns have a tile");
-    let dq = DqTile::choose_even(64, 64, &device(2)).expect("64 columns have a tile");
-    let options = PlanOptions::default().dkv(dkv).dq(dq);
+    let dq = DqTile::choose_own_lists(64, 64, &device(2)).expect("64 columns have a tile");
+    trial_with(problem, &PlanOptions::default().dkv(dkv).dq(dq))
+}
+
+fn trial_with(problem: KnownProblem, options: &PlanOptions) -> Trial {
     let case = Case::normal("blocks", problem, 3);
-    BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(2), &options)
+    BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(2), options)
 }
 
 fn gradients(trial: &Trial, before: &[Vec<u8>]) -> [Vec<u8>; 3] {
@@ -27,17 +31,26 @@ fn gradients(trial: &Trial, before: &[Vec<u8>]) -> [Vec<u8>; 3] {
 #[test]
 fn lists_of_all_blocks_have_the_bits_of_none() {
     let spec = dense(Dtype::Bf16, 1, (140, 150), (1, 1), 64);
+    let sides = [BlockSide::Of128, BlockSide::Of64];
     for mask in [Mask::None, Mask::Window { left: Some(130), right: Some(3) }] {
         let spec = spec.clone().mask(mask);
         let plain = trial(spec.clone().known().expect("it is valid"));
-        let listed = trial(Listed::All.of(spec, (false, false)));
-        assert_eq!(gradients(&listed, &listed.before), gradients(&plain, &plain.before), "{mask}");
+        let plain = gradients(&plain, &plain.before);
+        for side in sides {
+            let listed = trial(Listed::All.of_side(side, spec.clone(), (false, false)));
+            assert_eq!(gradients(&listed, &listed.before), plain, "{mask}");
+        }
     }
-    let first = trial(Listed::First.of(spec, (false, false)));
-    let mut with_nan = first.before.clone();
-    let row_bytes = 2 * 64;
-    for input in [buffers::K, buffers::V] {
-        with_nan[input.0][128 * row_bytes..130 * row_bytes].fill(0xff);
+    for side in sides {
+        let first = Listed::First.of_side(side, spec.clone(), (false, false));
+        // One tile adds to dQ.
+        for first in [trial(first.clone()), trial_with(first, &PlanOptions::default())] {
+            let mut with_nan = first.before.clone();
+            let row_bytes = 2 * 64;
+            for input in [buffers::K, buffers::V] {
+                with_nan[input.0][side.rows() * row_bytes..130 * row_bytes].fill(0xff);
+            }
+            assert_eq!(gradients(&first, &with_nan), gradients(&first, &first.before));
+        }
     }
-    assert_eq!(gradients(&first, &with_nan), gradients(&first, &first.before));
 }

@@ -3,6 +3,7 @@
 use fa3_ir::lang::*;
 use fa3_sched::FastDiv;
 use fa3_sched::backward::DkvTile;
+use fa3_types::Intervals;
 
 use super::order::InOrder;
 use crate::kernels::bwd::gradients::registers_tile;
@@ -116,7 +117,8 @@ impl<'k> Dkv<'k> {
     #[track_caller]
     fn column(&self, work: &WorkTile<'k>, head: U32<'k>) -> Option<BlockColumn<'k>> {
         let rows = self.params.inputs.intervals.and_then(IntervalRows::blocks)?;
-        rows.block_column(self.builder, work, head, self.spec.tile.tile_m)
+        let tile = &self.spec.tile;
+        rows.block_column(self.builder, work, head, [tile.tile_n, tile.tile_m])
     }
 
     /// Runs `body` for the heads and blocks of `for_each_block`, with each block's first row instead of the block.
@@ -135,6 +137,12 @@ impl<'k> Dkv<'k> {
     pub(super) fn for_each_head(&self, work: &WorkTile<'k>, body: impl FnOnce(U32<'k>)) {
         let head = work.head * self.params.group;
         self.builder.for_each((head, head + self.params.group), 1, body);
+    }
+
+    /// Whether each consumer has its own list of blocks of rows, because a tile has several listed blocks of keys.
+    pub(super) fn lists_are_own(&self) -> bool {
+        let side = self.spec.mask.intervals().and_then(Intervals::block_side);
+        side.is_some_and(|side| side.rows() < self.spec.tile.tile_n as usize)
     }
 
     /// Whether an idle tile, which no row sees, may come after other tiles: a tile of keys before all keys that
