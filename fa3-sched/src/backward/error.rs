@@ -1,6 +1,6 @@
 //! Why a problem has no plan.
 
-use fa3_types::{Dtype, ProblemError, TensorName, UnknownFeature};
+use fa3_types::{Dtype, ProblemError, ReadBy, TensorName, UnknownFeature};
 
 use crate::packed::NotInRows;
 use crate::{TooManyTiles, packed};
@@ -41,8 +41,13 @@ pub enum PlanError {
         "under lists of blocks, {rows} rows and {keys} keys of the given tile must divide the 128 of a listed block"
     )]
     BlocksTile { rows: u32, keys: u32 },
-    #[error("the backward kernels compute no gradients of tables, and the table t{table} has one")]
-    TableGradient { table: usize },
+    #[error(
+        "the backward kernels compute gradients of tables that are read by head or by query, and t{table}, which has a \
+         gradient, is read {by}"
+    )]
+    TableGradient { table: usize, by: ReadBy },
+    #[error("gradients of tables need a dQ kernel, and the given dK/dV tile adds to dQ")]
+    TablesWhereAdded,
     #[error("no kernel computes gradients under lists of blocks of 64 rows and keys")]
     BlocksOf64,
     #[error(transparent)]
@@ -67,6 +72,7 @@ impl PlanError {
             PlanError::Narrow { .. }
             | PlanError::DqTwice
             | PlanError::IntervalsInOrder
+            | PlanError::TablesWhereAdded
             | PlanError::BlocksTile { .. }
             | PlanError::VarlenTiles { .. }
             | PlanError::Table(_)

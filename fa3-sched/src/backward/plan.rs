@@ -6,7 +6,7 @@ mod varlen;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{BackwardProblem, BlockSide, Dtype, Intervals, Problem};
+use fa3_types::{BackwardProblem, BlockSide, Dtype, Intervals, Problem, ReadBy};
 
 use super::{ADDED_ROWS, AddOrder, DkvTile, DqTile, PlanError, PlanOptions};
 use crate::dense::{dense_lens, lengths_are_data};
@@ -97,12 +97,13 @@ impl Plan {
             return Err(PlanError::Dtype { dtype, output });
         }
         problem.check_rows().map_err(Box::new)?;
-        if let Some(table) = forward.score().and_then(|form| form.gradients().first()) {
-            return Err(PlanError::TableGradient { table });
-        }
+        check_tables(forward)?;
         let (mask, group) = (forward.mask(), forward.heads().group_size() as u32);
         let tile = choose_dkv(forward, options, limits)?;
         check_blocks(forward, tile.tile_m, tile.tile_n)?;
+        if tile.adds_dq.is_some() && wants_tables(forward) {
+            return Err(PlanError::TablesWhereAdded);
+        }
         if mask.intervals().is_some() && tile.adds_in_order() {
             return Err(PlanError::IntervalsInOrder);
         }
@@ -218,6 +219,10 @@ fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> O
     }
     let in_order = forward.mask().intervals().is_none() && (options.deterministic || seen <= most);
     let order = if in_order { AddOrder::LastKeysFirst } else { AddOrder::Any };
+    if wants_tables(forward) {
+        // The dQ kernel has whole rows, so that sums over rows have one order.
+        return None;
+    }
     let dims =
         [forward.head_dim(), forward.head_dim_v()].map(|dim| u32::try_from(dim).unwrap_or(u32::MAX / 2));
     DkvTile::choose_adding(dims, order, limits)?;
@@ -249,6 +254,19 @@ fn choose_dkv(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -
         return Err(PlanError::DqTwice);
     }
     Ok(tile)
+}
+
+/// Whether tables of the function of scores have gradients.
+fn wants_tables(forward: &Problem) -> bool {
+    forward.score().is_some_and(|form| form.gradients().first().is_some())
+}
+
+/// Checks that tables with gradients are read by head or by query.
+fn check_tables(forward: &Problem) -> Result<(), PlanError> {
+    let Some(form) = forward.score() else { return Ok(()) };
+    let reads = form.expr().table_reads(form.gradients());
+    let other = reads.into_iter().find(|read| !matches!(read.by, ReadBy::Head | ReadBy::Row));
+    other.map_or(Ok(()), |read| Err(PlanError::TableGradient { table: read.table, by: read.by }))
 }
 
 /// The tile of the dQ kernel.

@@ -7,7 +7,7 @@ use fa3_sched::{Longest, Order};
 use super::spec::{Cleared, PartSpec, RoundSpec, StatsSpec};
 
 use crate::kernels::packed::TilesOf;
-use crate::kernels::params::{Form, InKernel, Pass, RowDims, Side, TensorForm, param, params};
+use crate::kernels::params::{Form, InKernel, Pass, RowDims, Side, TensorForm, copies, param, params};
 use crate::kernels::parts::geometry::{Geometry, WorkTile};
 use crate::kernels::parts::intervals::IntervalRows;
 use crate::kernels::parts::key_tiles::KeyTiles;
@@ -111,6 +111,15 @@ params! {
         /// Number of query heads.
         heads: u32,
         dq: named Strided,
+        /// The sums of gradients of the elements of tables that rows read, if these are asked for.
+        sums: maybe all ReadSumsParams,
+    }
+
+    /// Sums of groups of rows.
+    struct ReadSumsParams {
+        address: pointer = "read_sums",
+        /// Number of groups of a head.
+        groups: u32 = "row_groups",
     }
 
     /// The parameters of the kernel of row statistics.
@@ -284,8 +293,15 @@ impl DqParams<Form> {
             pairs: (),
             heads: (),
             dq: Strided::form(spec.elem),
+            sums: spec.gradients.first().map(|_| ReadSumsParams::FORM),
         }
     }
+}
+
+copies!(ReadSumsParams);
+
+impl ReadSumsParams<Form> {
+    pub(super) const FORM: ReadSumsParams<Form> = ReadSumsParams { address: Elem::F32, groups: () };
 }
 
 impl StatsParams<Form> {

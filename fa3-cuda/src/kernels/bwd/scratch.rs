@@ -1,9 +1,10 @@
 //! The buffers through which kernels of a backward program pass data.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
-use fa3_sched::backward::{ADDED_ROWS, DkvTile, Plan, PlanKind, STATS_ROWS};
+use fa3_sched::backward::{ADDED_ROWS, DkvTile, DqBy, Plan, PlanKind, STATS_ROWS};
 use fa3_types::Intervals;
 
+use super::read_sums::{GROUP, GroupSums};
 use crate::kernels::parts::intervals::interval_rows;
 use crate::kernels::parts::key_tiles::KeyTiles;
 use crate::kernels::parts::summaries::Summaries;
@@ -16,6 +17,8 @@ pub(super) struct Scratch {
     pub(super) stats: BufferId,
     /// The dQ accumulators, if tiles add to dQ.
     pub(super) dq_accum: Option<BufferId>,
+    /// Sums of gradients of the elements of tables that rows read, if these are asked for.
+    pub(super) read_sums: Option<BufferId>,
     /// Semaphores, if tiles add in order. They say which tile has added last to each block of accumulators.
     pub(super) last_added: Option<BufferId>,
     /// The tables of sequences (varlen).
@@ -80,6 +83,17 @@ pub(super) fn padded_blocks(plan: &Plan) -> Option<u32> {
     }
 }
 
+/// Number of groups of [`GROUP`] rows of a head that have sums. They cover all tiles of the dQ kernel, whose last tile
+/// may reach beyond the last row.
+pub(super) fn groups(plan: &Plan) -> u32 {
+    let rows = match (plan.kind(), plan.dq()) {
+        (PlanKind::Dense(tiles), DqBy::Kernel(part)) => tiles.lens().q.next_multiple_of(part.tile.tile_m),
+        (PlanKind::Dense(tiles), DqBy::Additions | DqBy::AdditionsInOrder) => tiles.lens().q,
+        (PlanKind::Varlen(tiles), _) => tiles.places(),
+    };
+    rows.div_ceil(GROUP)
+}
+
 /// Adds the arrays of lengths for varlen sequences, and then the buffers through which kernels pass data.
 pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     let [batch, heads, _] = plan.problem().forward().lse_shape().map(|extent| extent as u32);
@@ -102,6 +116,11 @@ pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     });
     let last_added =
         tile.adds_in_order().then(|| program.buffer("last_added", Elem::U32, &blocks, BufferRole::Scratch));
+    let of_group = plan.problem().forward().score().filter(|form| form.gradients().first().is_some());
+    let of_group = of_group.map(|form| GroupSums::of(form.expr(), form.gradients()).count);
+    let read_sums = of_group.map(|count| {
+        program.buffer("read_sums", Elem::F32, &[batch, heads, groups(plan), count], BufferRole::Scratch)
+    });
     let tables = match plan.kind() {
         PlanKind::Dense(_) => None,
         PlanKind::Varlen(tiles) => {
@@ -116,7 +135,7 @@ pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     };
     let forward = plan.problem().forward();
     let intervals = forward.mask().intervals().map(|form| interval_buffers(program, plan, form));
-    Scratch { stats, dq_accum, last_added, tables, intervals }
+    Scratch { stats, dq_accum, read_sums, last_added, tables, intervals }
 }
 
 /// Adds the buffers under a mask of intervals.

@@ -5,7 +5,8 @@
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions};
 use fa3_types::{
-    BackwardSpec, BlockSide, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape,
+    BackwardSpec, BlockSide, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, ScoreGradients, Sequences,
+    Shape,
 };
 
 use super::Shipped;
@@ -61,12 +62,15 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let scored = [(dims[0], ALIBI), (dims[0], CAP), (dims[1], CAP), (dims[3], ALIBI)];
     let scored =
         scored.map(|(dims, text)| spec(dims, (Dtype::Bf16, Mask::Causal, None), 400).score(score_form(text)));
+    let slopes = score_form(ALIBI).with_gradients(ScoreGradients::of([true]));
+    let learned = spec(dims[1], (Dtype::Bf16, Mask::Causal, None), 400).score(slopes);
     let specs = equal
         .chain(listed)
         .chain(in_chunks)
         .chain(under_intervals)
         .chain(blocks)
         .chain(scored)
+        .chain([learned])
         .flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
     specs
@@ -93,7 +97,9 @@ fn kernels(forward: ProblemSpec) -> Vec<BwdSpec> {
     let dims = [problem.forward().head_dim(), problem.forward().head_dim_v()].map(|dim| dim as u32);
     let limits = DeviceLimits::h100_sxm();
     let plan = |options| Plan::with(&problem, &limits, &options).expect("the head dimensions have tiles");
+    let learns = problem.forward().score().is_some_and(|form| form.gradients().first().is_some());
     let orders = match problem.forward().mask().intervals() {
+        _ if learns => vec![],
         None => vec![AddOrder::Any, AddOrder::LastKeysFirst],
         Some(_) => vec![AddOrder::Any],
     };
@@ -142,6 +148,10 @@ fn name(spec: &BwdSpec) -> String {
         BwdSpec::Round(spec) => {
             format!("bwd/round/{}/d{}{}", spec.elem, spec.head_dim, rows_word(spec.rows))
         }
+        BwdSpec::Table(spec) => {
+            let listed = if spec.sequences == SequenceForm::Varlen { "/listed" } else { "" };
+            format!("bwd/dtable/t{}/{}{listed}", spec.table, score_word(&spec.score))
+        }
         BwdSpec::Sink(SequenceForm::Dense) => "bwd/sink".to_owned(),
         BwdSpec::Sink(SequenceForm::Varlen) => "bwd/sink/listed".to_owned(),
         BwdSpec::Dkv(spec) => {
@@ -177,10 +187,22 @@ fn rows_word(rows: RowsForm) -> String {
 }
 
 fn named<T>(kernel: &str, spec: &PartSpec<T>, tile: &str) -> String {
-    let PartSpec { elem, head_dim, head_dim_v, mask, softcap, ref score, scheduler, sequences, .. } = *spec;
+    let PartSpec {
+        elem,
+        head_dim,
+        head_dim_v,
+        mask,
+        softcap,
+        ref score,
+        gradients,
+        scheduler,
+        sequences,
+        ..
+    } = *spec;
     let listed = if sequences == SequenceForm::Varlen { "/listed" } else { "" };
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
-    let of_scores = [softcap.then(|| "cap".to_owned()), score.as_ref().map(score_word)];
+    let learned = gradients.first().map(|_| "dtables".to_owned());
+    let of_scores = [softcap.then(|| "cap".to_owned()), score.as_ref().map(score_word), learned];
     let of_scores: String = of_scores.into_iter().flatten().map(|word| format!("/{word}")).collect();
     format!(
         "bwd/{kernel}/{elem}/d{dims}/{tile}/{}{of_scores}/{}{listed}",
