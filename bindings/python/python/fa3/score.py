@@ -1,6 +1,5 @@
 """Functions of scores: their texts, and the tables that they read."""
 
-import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _fa3, arguments, operator, symbols
+from . import arguments, operator, symbols
 
 # The words of the language, which are no names of values.
 _WORDS = frozenset("s b h row q k if then else inf int abs min max exp2 log2 sqrt tanh floor".split())
@@ -65,30 +64,13 @@ def given(score: ScoreMod | None, q: Any, has_gradients: bool = False) -> tuple[
     tables = [_table(x, q, has_gradients) for x in score.tables]
     learned = tuple(i for i, x in enumerate(score.tables) if operator.needs_grad(x))
     if learned and q.is_cuda:
+        # The import of torch's compiler takes a second.
+        from .learned import refused_gradient
+
         refusal = refused_gradient(score.text, tuple(x.dim() for x in score.tables), learned)
         if refusal:
             raise NotImplementedError(f"a tensor that score reads requires grad, and {refusal}: detach it")
     return score.text, tables
-
-
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
-@functools.cache
-def refused_gradient(text: str, axes: tuple[int, ...], learned: tuple[int, ...]) -> str | None:
-    """The reason for which kernels compute no gradients of the tables `learned` of a text, if there is one. Each table
-    has a number of axes.
-    """
-    of_rows = torch.bfloat16, 0, (1, 8, 1, 64), (512, 64, 64, 1)
-    tensors: dict[str, Any] = dict.fromkeys(("q", "k", "v", "o", "dout", "dq", "dk", "dv"), of_rows)
-    tensors["lse"] = torch.float32, 0, (1, 1, 8), (8, 8, 1)
-    table = [(torch.float32, 0, (1,) * n, (1,) * n) for n in axes]
-    tensors |= {f"score_table{i}": x for i, x in enumerate(table)}
-    tensors |= {f"score_dtable{i}": table[i] for i in learned}
-    names = f"{operator.SCORES} deterministic score"
-    try:
-        _fa3.run(operator.made("backward", names, None, -1, -1, 0, 0.0, 0, False, text), 0, None, tensors, None)
-    except ValueError as refusal:
-        return str(refusal)
-    return None
 
 
 def traced(score: ScoreMod, q: Any, leaves: str = "s b h q k") -> Score:
