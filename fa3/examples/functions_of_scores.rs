@@ -187,7 +187,12 @@ fn calls(device: &Device, shape: Shape) -> Result<Vec<Call>, Box<dyn Error>> {
     ] {
         calls.push(Call::new(device, text, spec.clone(), Some(&function(text, shape.heads, false)?))?);
     }
-    for text in ["s + slope[h] * (k - q)", "s + slope[h] * tanh(s)", "s + by_query[h, q]"] {
+    for text in [
+        "s + slope[h] * (k - q)",
+        "s + slope[h] * tanh(s)",
+        "s + by_query[h, q]",
+        "s + near[min(q - k, 127)]",
+    ] {
         let (name, function) = (format!("{text}, learned"), function(text, shape.heads, true)?);
         calls.push(Call::new(device, &name, spec.clone(), Some(&function))?);
     }

@@ -296,7 +296,7 @@ pub fn score_function() -> impl Strategy<Value = ScoreFunction> {
     })
 }
 
-/// The function, of which every table that is read by head or by query has a gradient.
+/// The function, of which every table that is not read by query and key has a gradient.
 ///
 /// # Panics
 /// Never.
@@ -307,7 +307,7 @@ pub fn learned(function: &ScoreFunction) -> ScoreFunction {
     let numbers = numbers.map(|(number, &x)| (format!("x{number}"), ScoreValue::from(x)));
     let tables = function.tables().iter().enumerate().map(|(table, x)| {
         let mut reads = reads.iter().filter(|read| read.table == table);
-        let learns = reads.all(|read| matches!(read.by, ReadBy::Head | ReadBy::Row));
+        let learns = reads.all(|read| read.by != ReadBy::Score);
         (format!("t{table}"), ScoreValue::from(if learns { x.clone().with_gradient() } else { x.clone() }))
     });
     let values: Vec<_> = numbers.chain(tables).collect();

@@ -270,18 +270,20 @@ def test_gradients_of_tables(compiled):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_gradients_of_tables_by_head_and_by_query(device, compiled):
+def test_gradients_of_tables_on_a_device(device, compiled):
     """These have kernels."""
-    slopes, gains = (normal(*shape, dtype=F32, seed=5, device=device) for shape in ((HEADS,), (HEADS, ROWS)))
+    shapes = (HEADS,), (HEADS, ROWS), (9,), (HEADS, KEYS)
+    tables = [normal(*shape, dtype=F32, seed=5, device=device) for shape in shapes]
     cap = torch.tensor(2.0, device=device)
 
-    def made(slopes, gains, cap):
+    def made(slopes, gains, near, of_key, cap):
         def score_mod(s, b, h, q, k):
-            return cap * torch.tanh((s * gains[h, q] + slopes[h] * (k - q) * 0.1) / cap) * gains[0, q // 3]
+            of_score = cap * torch.tanh((s * gains[h, q] + slopes[h] * (k - q) * 0.1) / cap) * gains[0, q // 3]
+            return of_score + near[torch.clamp(q - k, -3, 5) + 3] + of_key[h, k]
 
         return score_mod
 
-    leaves = [x.requires_grad_() for x in (*tensors(device), slopes, gains, cap)]
+    leaves = [x.requires_grad_() for x in (*tensors(device), *tables, cap)]
 
     def run(q, k, v, *learned):
         return flex_attention(q, k, v, made(*learned), enable_gqa=True)
@@ -300,8 +302,8 @@ def test_tables_whose_gradients_kernels_do_not_compute():
 
     assert refused_gradient("s + t0[h] * (k - q) + t1[h, q] + t2[h, q, k]", (1, 2, 3), (0, 1)) is None
     sentence = (
-        "the backward kernels compute gradients of tables that are read by head or by query, and t2, which has a "
-        "gradient, is read by query and key"
+        "the backward kernels compute gradients of tables that are read by head, by query, by key or by distance, and "
+        "t2, which has a gradient, is read by query and key"
     )
     assert refused_gradient("s + t0[h] * (k - q) + t1[h, q] + t2[h, q, k]", (1, 2, 3), (0, 1, 2)) == sentence
 

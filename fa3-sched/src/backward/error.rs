@@ -1,6 +1,6 @@
 //! Why a problem has no plan.
 
-use fa3_types::{Dtype, ProblemError, ReadBy, TensorName, UnknownFeature};
+use fa3_types::{Dtype, ProblemError, TensorName, UnknownFeature};
 
 use crate::packed::NotInRows;
 use crate::{TooManyTiles, packed};
@@ -42,10 +42,14 @@ pub enum PlanError {
     )]
     BlocksTile { rows: u32, keys: u32 },
     #[error(
-        "the backward kernels compute gradients of tables that are read by head or by query, and t{table}, which has a \
-         gradient, is read {by}"
+        "the backward kernels compute gradients of tables that are read by head, by query, by key or by distance, and \
+         t{table}, which has a gradient, is read by query and key"
     )]
-    TableGradient { table: usize, by: ReadBy },
+    TableGradient { table: usize },
+    #[error(
+        "gradients of tables that are read by key or by distance need {bytes} bytes of workspace, more than {most}"
+    )]
+    LineSums { bytes: u64, most: u64 },
     #[error("gradients of tables need a dQ kernel, and the given dK/dV tile adds to dQ")]
     TablesWhereAdded,
     #[error("no kernel computes gradients under lists of blocks of 64 rows and keys")]
@@ -67,6 +71,7 @@ impl PlanError {
             | PlanError::VarlenRows { .. }
             | PlanError::Unknown(_)
             | PlanError::TableGradient { .. }
+            | PlanError::LineSums { .. }
             | PlanError::BlocksOf64
             | PlanError::HeadDim { .. } => true,
             PlanError::Narrow { .. }

@@ -1,9 +1,8 @@
 //! The elements of tables with gradients that an expression reads.
 
 use std::collections::HashMap;
-use std::fmt;
 
-use super::kind::Kind;
+use super::kind::{Kind, Step};
 use super::node::{Id, Leaf, Node};
 use super::tile::ScoreRows;
 use super::value::{ScoreInputs, Value};
@@ -24,18 +23,6 @@ pub enum ReadBy {
     Score,
 }
 
-impl fmt::Display for ReadBy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ReadBy::Head => "by head",
-            ReadBy::Row => "by query",
-            ReadBy::Key => "by key",
-            ReadBy::Distance => "by distance",
-            ReadBy::Score => "by query and key",
-        })
-    }
-}
-
 /// An element of a table with a gradient that an expression reads for each score.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TableRead {
@@ -43,8 +30,9 @@ pub struct TableRead {
     pub table: usize,
     /// The places on which it depends which element it is.
     pub by: ReadBy,
-    /// For each axis, the difference of its indices in neighbouring rows, if all differences are equal.
-    pub row_steps: Vec<Option<i32>>,
+    /// For each axis, the difference of its indices in neighbouring rows, if all differences are equal; in neighbouring
+    /// keys, if the table is read by key.
+    pub steps: Vec<Option<i32>>,
     indices: Vec<Id>,
 }
 
@@ -71,23 +59,34 @@ impl ScoreExpr {
                 }
                 _ => ReadBy::Score,
             };
-            let row_steps = kinds().map(|kind| if kind.of_row { kind.row_step } else { Some(0) }).collect();
-            TableRead { table: table.into(), by, row_steps, indices }
+            let steps = kinds().map(|kind| match (kind.of_row, kind.of_column, kind.step) {
+                (false, false, _) => Some(0),
+                (false, true, Some(Step::Constant(step))) => Some(step),
+                (true, ..) => kind.row_step,
+                (false, true, _) => None,
+            });
+            TableRead { table: table.into(), by, steps: steps.collect(), indices }
         };
         self.reads(gradients).map(of_read).collect()
     }
 
-    /// The indices of an element that is read by head or by query, in the row `inputs.row(0)`.
-    pub fn indices<R: ScoreReal>(&self, read: &TableRead, inputs: &impl ScoreInputs<R>) -> Vec<R::Index> {
+    /// The indices of an element, which do not depend on the score, in the row `inputs.row(0)`, at `key`.
+    pub fn indices<R: ScoreReal>(
+        &self,
+        read: &TableRead,
+        inputs: &impl ScoreInputs<R>,
+        key: R::Index,
+    ) -> Vec<R::Index> {
         let mut values = HashMap::new();
-        read.indices.iter().map(|&id| self.of_row(id, inputs, &mut values).index()).collect()
+        read.indices.iter().map(|&id| self.without_score(id, inputs, key, &mut values).index()).collect()
     }
 
-    /// The value of a node that depends on neither score nor key.
-    fn of_row<R: ScoreReal>(
+    /// The value of a node that does not depend on the score.
+    fn without_score<R: ScoreReal>(
         &self,
         id: Id,
         inputs: &impl ScoreInputs<R>,
+        key: R::Index,
         values: &mut HashMap<Id, Value<R>>,
     ) -> Value<R> {
         if let Some(&value) = values.get(&id) {
@@ -95,10 +94,10 @@ impl ScoreExpr {
         }
         let node = self.nodes()[usize::from(id)];
         for operand in node.operands() {
-            self.of_row(operand, inputs, values);
+            self.without_score(operand, inputs, key, values);
         }
-        let (score, key) = (|| unreachable!("no score decides"), || unreachable!("no key decides"));
-        let leaf = |leaf: Leaf| leaf.value(inputs, 0, score, || inputs.row(0), key);
+        let score = || unreachable!("no score decides");
+        let leaf = |leaf: Leaf| leaf.value(inputs, 0, score, || inputs.row(0), || key);
         let value = node.value(inputs, leaf, |id| values[&id]);
         values.insert(id, value);
         value

@@ -145,8 +145,8 @@ impl<R: ScoreReal, I: ScoreInputs<R>> ScoreBlock<'_, R, I> {
         Some(self.value(self.tile.joint.slope?, Place { score, row, column }).real())
     }
 
-    /// The derivatives by the elements of [`ScoreExpr::table_reads`] in a row and in a column, `None` for 1, and whether
-    /// they are finite as [`ScoreSlope::Finite`](super::ScoreSlope::Finite) says.
+    /// The derivatives by the elements of [`ScoreExpr::table_reads`] in a row and in a column, `None` for 1, each with
+    /// whether it is finite, as [`ScoreSlope::Finite`](super::ScoreSlope::Finite) says.
     pub fn slopes_by_reads(
         &mut self,
         score: ScoreProduct<R>,

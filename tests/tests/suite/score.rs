@@ -158,7 +158,22 @@ fn kernels_refuse_gradients_of_tables() {
     let problem = BackwardSpec::contiguous(spec).validate().unwrap();
     let error = backward::Plan::new(&problem, &device(1)).unwrap_err();
     let reads = function.expr().table_reads(function.form().gradients());
-    let refused = reads.into_iter().find(|read| !matches!(read.by, ReadBy::Head | ReadBy::Row)).unwrap();
-    assert_eq!(error, backward::PlanError::TableGradient { table: refused.table, by: refused.by });
+    let refused = reads.into_iter().find(|read| read.by == ReadBy::Score).unwrap();
+    assert_eq!(error, backward::PlanError::TableGradient { table: refused.table });
     assert!(error.is_cpu_only());
+    let of_key = ScoreTable::new(&[9], [0.0; 9]).unwrap().with_gradient();
+    let of_key = ScoreFunction::parse("s + of_key[k]", [("of_key", of_key.into())]).unwrap();
+    let plan = |seqlen, options: backward::PlanOptions| {
+        let shape = Shape { batch: 64, seqlen, heads: 16, head_dim: 64 };
+        let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).score(of_key.form().clone());
+        let problem = BackwardSpec::contiguous(spec).validate().unwrap();
+        backward::Plan::with(&problem, &device(1), &options).map(|_| ())
+    };
+    let adding = Form::AnyOrder.options([64; 2], &device(1)).unwrap();
+    assert_eq!(plan(64, adding).unwrap_err(), backward::PlanError::TablesWhereAdded);
+    assert_eq!(plan(4096, backward::PlanOptions::default()), Ok(()));
+    let error = plan(1 << 15, backward::PlanOptions::default()).unwrap_err();
+    // A block has 128 keys, a tile 128 rows, and each sequence may have one tile more than its rows fill.
+    let bytes = 4 * (16 * (64 * ((1 << 15) + 128)) / 16) * (1 << 15);
+    assert_eq!(error, backward::PlanError::LineSums { bytes, most: 8 << 30 });
 }

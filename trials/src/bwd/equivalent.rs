@@ -23,6 +23,9 @@ const ONE_SECTION: &str = "heads are in one section: there is none before the la
 /// Equivalent mutants of the dsink kernel.
 pub(super) const SINK: &[Equivalent] = &[];
 
+/// Equivalent mutants of the kernel that adds up sums of keys or of diagonals.
+pub(super) const LINES: &[Equivalent] = &[];
+
 /// Equivalent mutants of the kernel of the gradient of a table that is read by head.
 pub(super) const TABLE_BY_HEAD: &[Equivalent] =
     &[("bound: one more", 1, FEW_GROUPS), ("bound: one less", 1, FEW_GROUPS)];

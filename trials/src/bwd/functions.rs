@@ -4,7 +4,7 @@ use fa3_sched::backward::PlanOptions;
 use fa3_types::{KnownProblem, Mask, ProblemSpec};
 
 use super::BwdCase;
-use super::equivalent::{DQ, KEYS, TABLE_BY_HEAD, TABLE_BY_QUERY};
+use super::equivalent::{DQ, KEYS, LINES, TABLE_BY_HEAD, TABLE_BY_QUERY};
 use super::trials::{DIVISIONS, DTYPES, HEADS, MASKS, SINKS, SOFTCAPS, tiles, tiny};
 use crate::fwd::functions::{FUNCTIONS, function};
 use crate::fwd::listed::{self, GIVEN, LAYOUTS, LENGTHS, few_of_many};
@@ -16,14 +16,13 @@ use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 /// A function whose derivative is NaN where it hides keys.
 const OF_NAN: &str = "if k > q then -inf else s * sqrt(q - k)";
 
-/// Functions of which every table that is read by head or by query has a gradient. Indices lead beyond tables, two reads
+/// Functions of which every table that is not read by query and key has a gradient. Indices lead beyond tables, reads
 /// share a table, and some derivatives are not finite.
-const LEARNED: [&str; 5] = [
-    FUNCTIONS[0],
+const LEARNED: [&str; 4] = [
     "slope[0] * tanh(s / slope[0]) + column[h, q] * near[b - k]",
     "if q - k > 40 && k != 3 then -inf else s * near[row // 3] + sqrt(abs(slope[b + 1])) - near[h]",
-    FUNCTIONS[5],
-    FUNCTIONS[6],
+    "slope[b] * (2 * k - q * 3 + 1) / 64 + s * near[max(min(q - k, 20), -5)] - column[h, k - 7] * near[abs(k - row)]",
+    "if q - k > 40 then -inf else s + near[q - k] + near[k] + slope[h] * (k - q)",
 ];
 
 /// The functions of forward kernels, and one more.
@@ -44,7 +43,7 @@ fn of_tables(levels: &mut Levels, seed: u64) -> Trial {
     let (text, given) = (levels.pick(&LEARNED), levels.pick(&[None, Some(GIVEN[0]), Some(GIVEN[1])]));
     let (dq, mask) = (levels.pick(&[(64, 48), (128, 16)]), levels.pick(&MASKS[..3]));
     let (heads, softcap) = (levels.pick(&[(2, 1), (3, 3)]), levels.pick(&SOFTCAPS));
-    let lengths = levels.pick(&[(137, 100), (90, 137)]);
+    let lengths = levels.pick(&[(90, 70), (40, 137)]);
     let options = tiles(DIVISIONS[0], (2, [2, 1]), dq, 16, [64, 64]);
     let change = |spec: ProblemSpec| {
         let mut spec = spec.mask(mask);
@@ -110,7 +109,7 @@ pub(super) fn small() -> Vec<Trial> {
         trial(text, (tiny, options), 2)
     };
     let divisions = [1, 2, 4, 6].map(|index| DIVISIONS[index]);
-    let learning = LEARNED[1..3].iter().map(|text| learning(text, (90, 120)));
+    let learning = LEARNED.iter().step_by(2).map(|text| learning(text, (90, 120)));
     let texts = [FUNCTIONS[1], FUNCTIONS[2], FUNCTIONS[0], FUNCTIONS[4]];
     divisions.into_iter().zip(texts).map(of).chain(learning).collect()
 }
@@ -137,11 +136,14 @@ pub(super) fn targets() -> Vec<Target> {
     };
     let keys = trials((FUNCTIONS[1], DIVISIONS[1], Mask::None, (1, 1)), &[(44, 300), (10, 520)]);
     let dq = trials((FUNCTIONS[0], DIVISIONS[0], Mask::Causal, (2, 1)), &[(90, 60), (70, 110), (20, 10)]);
-    let of_tables = [(128, 60), (81, 110)].map(|lengths| learning(LEARNED[1], lengths));
+    let [of_tables, of_diagonals] =
+        [0, 2].map(|text| [(128, 60), (81, 110)].map(|x| learning(LEARNED[text], x)));
     vec![
         Target::of_step("bwd dkv, function", &keys, 1, KEYS),
         Target::of_step("bwd dq, function", &dq, 2, DQ),
-        Target::of_step("bwd dtable by head", &of_tables, 3, TABLE_BY_HEAD).with_bounds(),
-        Target::of_step("bwd dtable by query", &of_tables, 4, TABLE_BY_QUERY).with_bounds(),
+        Target::of_step("bwd lines, keys", &of_tables, 3, LINES),
+        Target::of_step("bwd lines, diagonals", &of_diagonals, 3, LINES),
+        Target::of_step("bwd dtable by head", &of_tables, 4, TABLE_BY_HEAD).with_bounds(),
+        Target::of_step("bwd dtable by query", &of_tables, 5, TABLE_BY_QUERY).with_bounds(),
     ]
 }

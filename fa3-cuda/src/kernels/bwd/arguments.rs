@@ -293,6 +293,7 @@ impl DqParams<Host> {
             heads: problem.forward().heads().q() as u32,
             dq: strided(plan, buffers::DQ, problem.dq()),
             sums: scratch.read_sums.map(|address| ReadSumsParams { address, groups: groups(plan) }),
+            line_sums: scratch.lines.map(|lines| lines.params(plan)),
         })
     }
 }

@@ -162,8 +162,7 @@ impl<'k> Dq<'k> {
             let (kv, words) = self.listed(&work, true);
             let visits = kv.first.lt(kv.end);
             let blocks = self.blocks(&work, kv, words);
-            let sums = spec.score.as_ref().filter(|_| params.sums.is_some());
-            let sums = sums.map(|expr| RowSums::new(b, expr, spec.gradients));
+            let sums = RowSums::new(b, spec, params, &work, row);
             b.if_uniform(visits, || {
                 let (q_stage, dout_stage) = (q.wait(), dout.wait());
                 let [q, dout] = [&q_stage, &dout_stage].map(|stage| stage.tile().row_block(me, 64));
@@ -181,7 +180,7 @@ impl<'k> Dq<'k> {
                     let function = function.as_ref().map(|function| function.block(block.key));
                     let hidden = block.masked.then(|| Hidden::Rows(visible()));
                     let elements = Elements::new(inputs, function, hidden);
-                    // Beside sums of reads, both P and the weight are needed, which would take registers until dP comes.
+                    // Sums of reads need both P and the weight, which would take registers until dP comes.
                     if sums.is_none() {
                         s.map_in_place(|product, at| elements.of(product, shift[at], at).weight());
                     }
@@ -197,7 +196,7 @@ impl<'k> Dq<'k> {
                         ds(difference, element.weight())
                     });
                     if let Some(sums) = &sums {
-                        sums.end_block();
+                        sums.end_block(block.key);
                     }
                     dq.gemm(&ds, k.tile());
                     read.hold(k);
@@ -209,7 +208,7 @@ impl<'k> Dq<'k> {
             });
             let (work, scale) = (again(), Some(inputs.softmax_scale));
             if let Some((sums, to)) = sums.zip(params.sums) {
-                sums.store(b, &to, params.heads, &work, row);
+                sums.store(b, (&to, params.heads), &work, row);
             }
             let format = (spec.elem, spec.head_dim);
             write_tile(dq.wait(), scale, &params.dq, &work, (row, spec.tile.tile_m), format);

@@ -1,15 +1,17 @@
-//! The gradient of a table that is read by head or by query: the sum over all rows that read an element.
+//! The gradient of a table: the sum over all lines of scores (rows, keys or diagonals) that read an element.
 //!
-//! The dQ kernel has written sums of its groups of rows. Each element has a CTA. The CTA's warps take pairs of a sequence
-//! and a head in turn, evaluate the indices of each read there, and add the sums of the rows that read the element. The
-//! order of additions is fixed.
+//! Kernels before have written the sums of lines, or of groups of rows of which each reads the same element. Each
+//! element has a CTA. The CTA's warps take pairs of a sequence and a head in turn, evaluate the indices of each read
+//! there, and add the sums of the lines that read the element. The order of additions is fixed.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Program};
-use fa3_sched::backward::{Plan, PlanKind};
-use fa3_sched::{FastDiv, Order, SeqLens, Tiling};
-use fa3_types::{Mask, ReadBy, ScoreExpr, ScoreGradients, ScoreTable, TableRead};
+use fa3_sched::FastDiv;
+use fa3_sched::backward::Plan;
+use fa3_types::{ReadBy, ScoreExpr, ScoreGradients, ScoreTable, TableRead};
 
+use super::lines::{self, LinesParams};
+use super::pairs::{Pair, Pairs};
 use super::params::ReadSumsParams;
 use super::read_sums::{GROUP, GroupSums};
 use super::scratch::{Scratch, groups};
@@ -18,8 +20,7 @@ use crate::kernels::Spec;
 use crate::kernels::params::{Declare, Fill, Form, Host, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::lookup::SequenceForm;
 use crate::kernels::parts::over_warp::over_warp;
-use crate::kernels::parts::score::{ReadRows, ScoreParams};
-use crate::kernels::parts::table::{PaddedRows, Table};
+use crate::kernels::parts::score::{ReadLines, ScoreParams};
 
 /// The spec of the kernel that computes the gradient of a table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -35,12 +36,21 @@ pub struct TableSpec {
 }
 
 impl TableSpec {
-    /// Number of warps. Many sums belong to an element that is read by head, and there are many elements that are read
-    /// by query.
+    /// The reads of the table, each with the number of its array of lines.
+    fn reads(&self) -> impl Iterator<Item = (TableRead, Option<u32>)> {
+        let (mut arrays, table) = (0.., self.table);
+        let reads = self.score.table_reads(self.gradients).into_iter();
+        let reads = reads.map(move |read| match read.by {
+            ReadBy::Head | ReadBy::Row | ReadBy::Score => (read, None),
+            ReadBy::Key | ReadBy::Distance => (read, arrays.next()),
+        });
+        reads.filter(move |(read, _)| read.table == table)
+    }
+
+    /// Number of warps: few if there are many elements, of which each has few sums, as if indices change in steps.
     fn warps(&self) -> u32 {
-        let reads = self.score.table_reads(self.gradients);
-        let by_row = |read: &TableRead| read.table == self.table && read.by != ReadBy::Head;
-        if reads.iter().any(by_row) { 8 } else { 32 }
+        let is_found = |read: &TableRead| read.by != ReadBy::Head && read.steps.iter().all(Option::is_some);
+        if self.reads().any(|(read, _)| is_found(&read)) { 8 } else { 32 }
     }
 }
 
@@ -48,22 +58,13 @@ params! {
     struct TableGradientParams {
         score: all ScoreParams,
         sums: all ReadSumsParams,
+        lines: maybe all LinesParams,
         dtable: pointer,
         /// The extents of the axes after the first one.
         extent1: maybe div,
         extent2: maybe div,
         extent3: maybe div,
-        /// Number of query heads.
-        heads: div,
-        equal: maybe all EqualSequences,
-        listed: maybe all Table,
-    }
-
-    /// Sequences of one length.
-    struct EqualSequences {
-        sequences: u32,
-        seqlen_q: u32,
-        seqlen_k: u32,
+        pairs: all Pairs,
     }
 }
 
@@ -71,64 +72,20 @@ impl TableGradientParams<Form> {
     fn form(spec: &TableSpec) -> TableGradientParams<Form> {
         let axes = spec.score.axes()[spec.table];
         let extent = |axis| (axis < axes).then(Form::div);
-        let (equal, listed) = match spec.sequences {
-            SequenceForm::Dense => (Some(EqualSequences { sequences: (), seqlen_q: (), seqlen_k: () }), None),
-            SequenceForm::Varlen => {
-                (None, Some(Table::form(Order::Linear, Mask::None, Some(PaddedRows::OfBlocks))))
-            }
-        };
         TableGradientParams {
             score: ScoreParams::form(&spec.score),
             sums: ReadSumsParams::FORM,
+            lines: spec.reads().any(|(_, array)| array.is_some()).then_some(LinesParams::FORM),
             dtable: Elem::F32,
             extent1: extent(1),
             extent2: extent(2),
             extent3: extent(3),
-            heads: Form::div(),
-            equal,
-            listed,
+            pairs: Pairs::form(spec.sequences),
         }
     }
-}
-
-/// A sequence and a head.
-struct Pair<'k> {
-    sequence: U32<'k>,
-    head: U32<'k>,
-    lens: SeqLens<U32<'k>>,
-    /// Number of rows that have sums.
-    rows: U32<'k>,
-    /// The index of the sequence and the head in the array of sums, and their first group there.
-    of_head: U32<'k>,
-    first_group: U32<'k>,
 }
 
 impl<'k> TableGradientParams<InKernel<'k>> {
-    #[track_caller]
-    fn sequences(&self, b: &'k Builder) -> U32<'k> {
-        match (&self.equal, &self.listed) {
-            (Some(equal), _) => equal.sequences,
-            (None, Some(table)) => table.sequences,
-            (None, None) => b.value(0),
-        }
-    }
-
-    /// The pair with this number. Without a table, pairs are numbered as in the array of sums.
-    #[track_caller]
-    fn pair(&self, b: &'k Builder, number: U32<'k>) -> Pair<'k> {
-        let ((sequence, head), zero) = (self.heads.div_rem(number), b.value(0));
-        if let Some(EqualSequences { seqlen_q: q, seqlen_k: k, .. }) = self.equal {
-            let lens = SeqLens { q, k };
-            return Pair { sequence, head, lens, rows: q, of_head: number, first_group: zero };
-        }
-        let table = self.listed.expect("sequences are equal or listed");
-        let (record, first_row) = table.record_at(b, sequence);
-        let lens = SeqLens { q: record.q_len, k: record.k_len };
-        let rows = record.q_len.min(record.blocks * table.tiling.tile_m());
-        let first_group = first_row.expect("the table has padded rows") >> GROUP.ilog2();
-        Pair { sequence: record.sequence, head, lens, rows, of_head: head, first_group }
-    }
-
     /// The places of the CTA's element along the axes.
     #[track_caller]
     fn element(&self, b: &'k Builder) -> Vec<U32<'k>> {
@@ -155,32 +112,45 @@ pub(super) fn kernel(spec: &TableSpec) -> Kernel {
         let (warp, lane) = ((b.tid() >> 5).shfl_idx(0), b.lane_id());
         let (element, of_group) = (params.element(b), GroupSums::of(&spec.score, spec.gradients));
         let sum = b.var("sum", 0.0);
-        let pairs = params.sequences(b) * params.heads.divisor();
+        let pairs = params.pairs.count(b);
         b.for_each((warp, pairs), warps, |number| {
-            let Pair { sequence, head, lens, rows, of_head, first_group } = params.pair(b, number);
-            for (read, first) in of_group.reads.iter().filter(|(read, _)| read.table == spec.table) {
+            let Pair { sequence, head, lens, rows, of_head, first_group } = params.pairs.pair(b, number);
+            for (read, array) in spec.reads() {
                 let function = (&spec.score, &params.score);
-                let of_rows = ReadRows { builder: b, function, read, sequence, head, lens };
-                let [begin, end] = of_rows.range(&element, rows);
-                let sums = |group| of_group.address(&params.sums, of_head, first_group + group);
-                let first = 4 * *first as i32;
+                let of_lines = ReadLines { builder: b, function, read: &read, sequence, head, lens };
+                let count = match read.by {
+                    ReadBy::Key => lens.k,
+                    ReadBy::Distance => lens.q + lens.k,
+                    ReadBy::Head | ReadBy::Row | ReadBy::Score => rows,
+                };
+                let [begin, end] = of_lines.range(&element, count);
+                let mut in_groups = of_group.reads.iter();
+                let first =
+                    in_groups.find(|(other, _)| *other == read).map_or(0, |(_, first)| 4 * *first as i32);
+                let sums = |group| of_group.address(&params.sums, of_head, first_group + group).at(first);
                 if read.by == ReadBy::Head {
                     // All rows read the element, or none does.
                     let groups = (end + (GROUP - 1)) >> GROUP.ilog2();
                     b.for_each((0, groups), 32, |group| {
                         let group = group + lane;
-                        b.if_lanes(group.lt(groups), || {
-                            sum.update(|sum| sum + b.load::<F32>(sums(group).at(first)))
-                        });
+                        b.if_lanes(group.lt(groups), || sum.update(|sum| sum + b.load::<F32>(sums(group))));
                     });
                     continue;
                 }
-                b.for_each((begin, end), 32, |row| {
-                    let row = row + lane;
-                    b.if_lanes(row.lt(end), || {
-                        let at = (row & (GROUP - 1)).mad_wide(4, sums(row >> GROUP.ilog2()));
-                        let of_row = of_rows.is_read(row, &element).select(b.load::<F32>(at.at(first)), 0.0);
-                        sum.update(|sum| sum + of_row);
+                b.for_each((begin, end), 32, |line| {
+                    let line = line + lane;
+                    b.if_lanes(line.lt(end), || {
+                        let (at, first) = match array.zip(params.lines) {
+                            Some((array, lines)) => (lines.address(array, number, line), 0),
+                            None => {
+                                let group = first_group + (line >> GROUP.ilog2());
+                                let of_group = of_group.address(&params.sums, of_head, group);
+                                ((line & (GROUP - 1)).mad_wide(4, of_group), first)
+                            }
+                        };
+                        let of_line =
+                            of_lines.is_read(line, &element).select(b.load::<F32>(at.at(first)), 0.0);
+                        sum.update(|sum| sum + of_line);
                     });
                 });
             }
@@ -204,37 +174,25 @@ pub(super) fn kernel(spec: &TableSpec) -> Kernel {
 pub(super) fn steps(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
     let forward = plan.problem().forward();
     let (Some(form), Some(address)) = (forward.score(), scratch.read_sums) else { return };
-    let heads = FastDiv::new(forward.heads().q() as u32);
+    lines::steps(program, plan, scratch);
     let tables = ScoreTable::OF_GRADIENTS.into_iter().zip(form.extents()).enumerate();
     for (table, (name, extents)) in tables.filter(|(table, _)| form.gradients().has(*table)) {
         let dims: Vec<u32> = extents.iter().map(|&extent| extent as u32).collect();
         let dtable = program.buffer(name, Elem::F32, &dims, BufferRole::Output);
         program.align(dtable, 4);
-        let (equal, listed) = match plan.kind() {
-            PlanKind::Dense(tiles) => {
-                let (sequences, SeqLens { q, k }) = (forward.batch() as u32, tiles.lens());
-                (Some(EqualSequences { sequences, seqlen_q: q, seqlen_k: k }), None)
-            }
-            PlanKind::Varlen(tiles) => {
-                let address = scratch.tables.expect("sequences are listed").rows;
-                let tiling = Tiling::new(tiles.block_rows(), 1, 1, Mask::None);
-                (None, Some(Table::of(tiles.stats(), address, tiling, Some(PaddedRows::OfBlocks))))
-            }
-        };
+        let spec = BwdSpec::of_table(plan, form, table);
         let extent = |axis: usize| dims.get(axis).map(|&extent| FastDiv::new(extent));
         let params = TableGradientParams::<Host> {
             score: ScoreParams::of(forward, program).expect("the problem has a function of scores"),
             sums: ReadSumsParams { address, groups: groups(plan) },
+            lines: LinesParams::of(plan, scratch).filter(|_| spec.reads().any(|(_, array)| array.is_some())),
             dtable,
             extent1: extent(1),
             extent2: extent(2),
             extent3: extent(3),
-            heads,
-            equal,
-            listed,
+            pairs: Pairs::of(plan, scratch),
         };
         let ctas = dims.iter().product();
-        let spec = BwdSpec::table(plan, form, table);
-        program.step(spec.into(), [ctas, 1, 1], Fill::args(|by| _ = params.pass(by)));
+        program.step(BwdSpec::Table(spec).into(), [ctas, 1, 1], Fill::args(|by| _ = params.pass(by)));
     }
 }

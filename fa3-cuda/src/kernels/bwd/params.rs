@@ -4,6 +4,7 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::{AddOrder, DkvTile, DqTile};
 use fa3_sched::{Longest, Order};
 
+use super::line_sums::BlockSums;
 use super::spec::{Cleared, PartSpec, RoundSpec, StatsSpec};
 
 use crate::kernels::packed::TilesOf;
@@ -113,6 +114,17 @@ params! {
         dq: named Strided,
         /// The sums of gradients of the elements of tables that rows read, if these are asked for.
         sums: maybe all ReadSumsParams,
+        /// The sums of keys and of diagonals, if these are asked for.
+        line_sums: maybe all LineSumsParams,
+    }
+
+    /// Sums of groups of rows and blocks of keys.
+    struct LineSumsParams {
+        address: pointer = "line_sums",
+        /// Number of groups of a head.
+        groups: u32 = "line_groups",
+        /// Number of blocks of a group.
+        blocks: u32 = "line_blocks",
     }
 
     /// Sums of groups of rows.
@@ -294,14 +306,24 @@ impl DqParams<Form> {
             heads: (),
             dq: Strided::form(spec.elem),
             sums: spec.gradients.first().map(|_| ReadSumsParams::FORM),
+            line_sums: spec
+                .score
+                .as_ref()
+                .filter(|expr| !BlockSums::of(expr, spec.gradients, tile_n).reads.is_empty())
+                .map(|_| LineSumsParams::FORM),
         }
     }
 }
 
-copies!(ReadSumsParams);
+copies!(ReadSumsParams, LineSumsParams);
 
 impl ReadSumsParams<Form> {
     pub(super) const FORM: ReadSumsParams<Form> = ReadSumsParams { address: Elem::F32, groups: () };
+}
+
+impl LineSumsParams<Form> {
+    pub(super) const FORM: LineSumsParams<Form> =
+        LineSumsParams { address: Elem::F32, groups: (), blocks: () };
 }
 
 impl StatsParams<Form> {

@@ -7,6 +7,7 @@ use fa3_sched::{Order, Schedule, Scheduler};
 use fa3_types::{IntervalsOfRow, Mask, ScoreExpr, ScoreForm, ScoreGradients};
 
 use super::dtable::TableSpec;
+use super::lines::{self, LinesSpec};
 use crate::kernels::parts::geometry::{form, sides};
 use crate::kernels::parts::lookup::SequenceForm;
 use crate::kernels::parts::row_blocks::RowsForm;
@@ -29,6 +30,8 @@ pub enum BwdSpec {
     Dq(PartSpec<DqTile>),
     /// Rounds dQ from its accumulators.
     Round(RoundSpec),
+    /// Adds up the sums of keys or of diagonals.
+    Lines(LinesSpec),
     /// Computes the gradient of a table.
     Table(TableSpec),
     /// Computes the gradient of sinks; the field says where lengths of sequences are known.
@@ -146,7 +149,8 @@ impl BwdSpec {
         let score = plan.problem().forward().score();
         let tables = score.into_iter().flat_map(|form| {
             let tables = (0..form.extents().len()).filter(|&table| form.gradients().has(table));
-            tables.map(|table| BwdSpec::table(plan, form, table))
+            let tables = tables.map(|table| BwdSpec::Table(BwdSpec::of_table(plan, form, table)));
+            lines::specs(plan, form).into_iter().map(BwdSpec::Lines).chain(tables)
         });
         let first = [BwdSpec::stats(plan)].into_iter();
         first.chain(of_keys).chain(BwdSpec::dq(plan)).chain(tables).chain(sink).collect()
@@ -160,7 +164,11 @@ impl BwdSpec {
             BwdSpec::Dq(spec) => Some(spec.elem),
             BwdSpec::Round(spec) => Some(spec.elem),
             BwdSpec::Reduce(spec) => Some(spec.elem),
-            BwdSpec::QBlocks(_) | BwdSpec::SplitTiles | BwdSpec::Table(_) | BwdSpec::Sink(_) => None,
+            BwdSpec::QBlocks(_)
+            | BwdSpec::SplitTiles
+            | BwdSpec::Lines(_)
+            | BwdSpec::Table(_)
+            | BwdSpec::Sink(_) => None,
         }
     }
 
@@ -180,9 +188,9 @@ impl BwdSpec {
     }
 
     /// The spec of the kernel that computes the gradient of a table.
-    pub(super) fn table(plan: &Plan, form: &ScoreForm, table: usize) -> BwdSpec {
+    pub(super) fn of_table(plan: &Plan, form: &ScoreForm, table: usize) -> TableSpec {
         let (score, gradients) = (form.expr().clone(), form.gradients());
-        BwdSpec::Table(TableSpec { score, gradients, table, sequences: sequences(plan) })
+        TableSpec { score, gradients, table, sequences: sequences(plan) }
     }
 
     /// The spec of the kernel of row statistics.
@@ -259,7 +267,7 @@ impl BwdSpec {
 }
 
 /// The place where a plan's kernels know the lengths of sequences.
-fn sequences(plan: &Plan) -> SequenceForm {
+pub(super) fn sequences(plan: &Plan) -> SequenceForm {
     match plan.kind() {
         PlanKind::Dense(_) => SequenceForm::Dense,
         PlanKind::Varlen(_) => SequenceForm::Varlen,

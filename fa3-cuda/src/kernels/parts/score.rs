@@ -6,7 +6,7 @@ use fa3_ir::lang::*;
 use fa3_ir::{BufferId, BufferRole, Program};
 use fa3_sched::SeqLens;
 use fa3_types::{
-    Problem, ScoreBlock, ScoreExpr, ScoreForm, ScoreGradients, ScoreInputs, ScoreProduct, ScoreReal,
+    Problem, ReadBy, ScoreBlock, ScoreExpr, ScoreForm, ScoreGradients, ScoreInputs, ScoreProduct, ScoreReal,
     ScoreRows, ScoreSlope, ScoreTable, ScoreTile, TableRead,
 };
 
@@ -323,8 +323,8 @@ fn within<'k>(index: U32<'k>, extent: U32<'k>) -> U32<'k> {
     from_start.max_s32(0).min_s32(extent - 1)
 }
 
-/// A read by head or by query in the rows of a sequence and a head.
-pub(crate) struct ReadRows<'t, 'k> {
+/// The lines of a sequence's and a head's scores that read one element each: rows, keys, or diagonals.
+pub(crate) struct ReadLines<'t, 'k> {
     pub(crate) builder: &'k Builder,
     pub(crate) function: (&'t ScoreExpr, &'t ScoreParams<InKernel<'k>>),
     pub(crate) read: &'t TableRead,
@@ -333,41 +333,48 @@ pub(crate) struct ReadRows<'t, 'k> {
     pub(crate) lens: SeqLens<U32<'k>>,
 }
 
-impl<'k> ReadRows<'_, 'k> {
-    /// The indices in a row, each with the extent of its axis.
+impl<'k> ReadLines<'_, 'k> {
+    /// The indices in a line, each with the extent of its axis.
     #[track_caller]
-    fn indices(&self, row: U32<'k>) -> Vec<(U32<'k>, U32<'k>)> {
-        let &ReadRows { builder, function: (expr, params), read, sequence, head, lens } = self;
+    fn indices(&self, line: U32<'k>) -> Vec<(U32<'k>, U32<'k>)> {
+        let &ReadLines { builder, function: (expr, params), read, sequence, head, lens } = self;
+        let zero = builder.value(0);
+        let (row, key) = match read.by {
+            ReadBy::Head | ReadBy::Row | ReadBy::Score => (line, zero),
+            ReadBy::Key => (zero, line),
+            // Diagonals are counted from the last key of the first row.
+            ReadBy::Distance => ((line - lens.k).max_s32(0), (lens.k - line).max_s32(0)),
+        };
         let (head, position) = (Box::new(move |_| head), Box::new(move |_| Position(row)));
         let rows = ThreadRows { sequence, lens, head, position };
-        let indices = expr.indices(read, &Inputs { builder, params: params.clone(), rows });
+        let indices = expr.indices(read, &Inputs { builder, params: params.clone(), rows }, key);
         indices.into_iter().zip(params.tables[read.table].extents.iter().copied()).collect()
     }
 
-    /// Whether a row of the range reads `element`, which has a place along each axis.
+    /// Whether a line of the range reads `element`, which has a place along each axis.
     #[track_caller]
-    pub(crate) fn is_read(&self, row: U32<'k>, element: &[U32<'k>]) -> V<'k, Pred> {
-        let axes = self.indices(row).into_iter().zip(element).zip(&self.read.row_steps);
+    pub(crate) fn is_read(&self, line: U32<'k>, element: &[U32<'k>]) -> V<'k, Pred> {
+        let axes = self.indices(line).into_iter().zip(element).zip(&self.read.steps);
         let axes = axes.filter(|(_, step)| **step != Some(0));
         let is_read = axes.map(|(((index, extent), &at), _)| within(index, extent).eq(at));
-        is_read.reduce(|all, axis| all & axis).expect("an index depends on the row")
+        is_read.reduce(|all, axis| all & axis).expect("an index depends on the line")
     }
 
-    /// The first and the end of a range of rows, of the first `rows` rows, outside of which no row reads `element`.
+    /// The first and the end of a range of lines, of the first `lines` lines, outside of which no line reads `element`.
     #[track_caller]
-    pub(crate) fn range(&self, element: &[U32<'k>], rows: U32<'k>) -> [U32<'k>; 2] {
+    pub(crate) fn range(&self, element: &[U32<'k>], lines: U32<'k>) -> [U32<'k>; 2] {
         let zero = self.builder.value(0);
-        let (mut first, mut end) = (zero, rows);
-        let axes = self.indices(zero).into_iter().zip(element).zip(&self.read.row_steps);
+        let (mut first, mut end) = (zero, lines);
+        let axes = self.indices(zero).into_iter().zip(element).zip(&self.read.steps);
         for (((index, extent), &at), step) in axes {
             match step {
                 Some(0) => end = within(index, extent).eq(at).select(end, 0),
                 Some(1) => {
-                    // Neither do indices count from the end, nor do they wrap. The last element has all rows from one.
+                    // Neither do indices count from the end, nor do they wrap. The last element has all lines from one.
                     let counts = index.lt(1 << 30);
-                    let row = at - index;
-                    let behind = at.eq(extent - 1).select(end, end.min((row + 1).max_s32(0)));
-                    first = counts.select(first.max(row.max_s32(0)), first);
+                    let line = at - index;
+                    let behind = at.eq(extent - 1).select(end, end.min((line + 1).max_s32(0)));
+                    first = counts.select(first.max(line.max_s32(0)), first);
                     end = counts.select(behind, end);
                 }
                 _ => {}

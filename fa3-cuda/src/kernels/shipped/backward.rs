@@ -62,15 +62,17 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let scored = [(dims[0], ALIBI), (dims[0], CAP), (dims[1], CAP), (dims[3], ALIBI)];
     let scored =
         scored.map(|(dims, text)| spec(dims, (Dtype::Bf16, Mask::Causal, None), 400).score(score_form(text)));
-    let slopes = score_form(ALIBI).with_gradients(ScoreGradients::of([true]));
-    let learned = spec(dims[1], (Dtype::Bf16, Mask::Causal, None), 400).score(slopes);
+    let learned = [(dims[1], ALIBI), (dims[0], "s + slope[q - k]")].map(|(dims, text)| {
+        let form = score_form(text).with_gradients(ScoreGradients::of([true]));
+        spec(dims, (Dtype::Bf16, Mask::Causal, None), 400).score(form)
+    });
     let specs = equal
         .chain(listed)
         .chain(in_chunks)
         .chain(under_intervals)
         .chain(blocks)
         .chain(scored)
-        .chain([learned])
+        .chain(learned)
         .flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
     specs
@@ -147,6 +149,11 @@ fn name(spec: &BwdSpec) -> String {
         }
         BwdSpec::Round(spec) => {
             format!("bwd/round/{}/d{}{}", spec.elem, spec.head_dim, rows_word(spec.rows))
+        }
+        BwdSpec::Lines(spec) => {
+            let listed = if spec.sequences == SequenceForm::Varlen { "/listed" } else { "" };
+            let lines = if spec.are_diagonals { "diagonals" } else { "keys" };
+            format!("bwd/lines/{lines}/{}x{}/{}{listed}", spec.keys, spec.count, spec.first)
         }
         BwdSpec::Table(spec) => {
             let listed = if spec.sequences == SequenceForm::Varlen { "/listed" } else { "" };
