@@ -26,7 +26,7 @@ pub use error::{PlanError, TileError};
 pub use options::PlanOptions;
 pub use plan::{
     DensePlan, DqBy, MOST_KEYS_IN_ORDER, MOST_KEYS_IN_ORDER_GROUPED, MOST_KEYS_IN_ORDER_MASKED, Part, Plan,
-    PlanKind, STATS_ROWS, VarlenPlan,
+    PlanKind, STATS_ROWS, SUMMED_ROWS, VarlenPlan, lines_of_block,
 };
 pub use tile::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile};
 pub use tile_split::{TileSplit, is_split, part};

@@ -68,9 +68,9 @@ pub use rotary::{Positions, RopeStyle, Rotary, rotate};
 pub use scale_blocks::{ScaleBlocks, first_block};
 pub use score::{SoftCap, SoftmaxScale, softcap};
 pub use score_expr::{
-    Dual, HostReal, OpenScore, ScoreBlock, ScoreError, ScoreExpr, ScoreForm, ScoreFunction, ScoreGradients,
-    ScoreIndex, ScoreInputs, ScoreProduct, ScoreRead, ScoreReal, ScoreRow, ScoreRows, ScoreSlope, ScoreTable,
-    ScoreTile, ScoreValue,
+    Dual, HostReal, OpenScore, ReadBy, ScoreBlock, ScoreError, ScoreExpr, ScoreForm, ScoreFunction,
+    ScoreGradients, ScoreIndex, ScoreInputs, ScoreProduct, ScoreRead, ScoreReal, ScoreRow, ScoreRows,
+    ScoreSlope, ScoreTable, ScoreTile, ScoreValue, TableRead,
 };
 pub use sequence_rows::SequenceRows;
 pub use sequences::Sequences;

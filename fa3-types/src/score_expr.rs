@@ -10,6 +10,7 @@ mod node;
 mod op;
 mod open;
 mod parts;
+mod reads;
 mod real;
 mod row;
 mod symbol;
@@ -25,6 +26,7 @@ pub use error::ScoreError;
 pub use gradients::ScoreGradients;
 pub use joint::ScoreSlope;
 pub use open::OpenScore;
+pub use reads::{ReadBy, TableRead};
 pub use real::{HostReal, ScoreIndex, ScoreReal};
 pub use row::{ScoreRead, ScoreRow};
 pub use table::ScoreTable;
@@ -153,10 +155,7 @@ impl ScoreFunction {
 
     /// The elements of one row, as [`KnownProblem::score_reads`] gives them.
     fn reads<R: HostReal>(&self, at: [usize; 3], len: Lengths) -> Vec<ScoreRead<'_, R>> {
-        let gradients = self.form.gradients;
-        let has = |node: &Node| matches!(*node, Node::Read { table, .. } if gradients.has(table.into()));
-        let reads = (0..).zip(self.expr().nodes()).filter(|(_, node)| has(node));
-        reads.map(|(read, _)| ScoreRead::new(self, at, len, read)).collect()
+        self.expr().reads(self.form.gradients).map(|read| ScoreRead::new(self, at, len, read)).collect()
     }
 }
 

@@ -88,6 +88,8 @@ struct Call {
     backward: Backward,
     workspaces: [Workspace; 2],
     tables: Vec<(&'static str, DeviceBuffer)>,
+    /// Gradients of tables.
+    dtables: Vec<(&'static str, DeviceBuffer)>,
     millis: [Vec<f64>; 2],
 }
 
@@ -107,21 +109,24 @@ impl Call {
         let backward = Backward::new(device, &BackwardSpec::contiguous(spec).validate()?)?;
         let sizes = [forward.workspace_bytes(), backward.workspace_bytes()];
         let [first, second] = sizes.map(|bytes| Workspace::new(device, &stream, bytes));
-        let mut tables = vec![];
-        for (name, table) in
-            ScoreTable::NAMES.into_iter().zip(function.map_or(&[][..], ScoreFunction::tables))
-        {
+        let (mut tables, mut dtables) = (vec![], vec![]);
+        let names = ScoreTable::NAMES.into_iter().zip(ScoreTable::OF_GRADIENTS);
+        for ((name, of_gradient), table) in names.zip(function.map_or(&[][..], ScoreFunction::tables)) {
             tables.push((name, device.upload(&stream, table.elements())?));
+            if table.has_gradient() {
+                dtables.push((of_gradient, device.alloc(size_of_val(table.elements()))?));
+            }
         }
         stream.synchronize()?;
         let workspaces = [first?, second?];
-        Ok(Call { name: name.to_owned(), forward, backward, workspaces, tables, millis: [vec![], vec![]] })
+        let (name, millis) = (name.to_owned(), [vec![], vec![]]);
+        Ok(Call { name, forward, backward, workspaces, tables, dtables, millis })
     }
 
     /// Times both passes, each after a launch that is not timed.
     fn time(&mut self, arrays: &mut Arrays) -> Result<(), OperationError> {
         let Arrays { stream, q, k, v, dout, o, lse, gradients: [dq, dk, dv] } = arrays;
-        let Call { forward, backward, workspaces: [first, second], tables, millis, .. } = self;
+        let Call { forward, backward, workspaces: [first, second], tables, dtables, millis, .. } = self;
         let of_forward = timed(stream, || {
             let tensors =
                 Tensors::new([("q", &*q), ("k", &*k), ("v", &*v)], [("o", &mut *o), ("lse", &mut *lse)]);
@@ -130,7 +135,9 @@ impl Call {
         let of_backward = timed(stream, || {
             let inputs = [("q", &*q), ("k", &*k), ("v", &*v), ("o", &*o), ("lse", &*lse), ("dout", &*dout)];
             let outputs = [("dq", &mut *dq), ("dk", &mut *dk), ("dv", &mut *dv)];
-            backward.run(stream, beside(Tensors::new(inputs, outputs), tables), second)
+            let tensors = beside(Tensors::new(inputs, outputs), tables);
+            let tensors = dtables.iter_mut().fold(tensors, |tensors, (name, x)| tensors.output(name, x));
+            backward.run(stream, tensors, second)
         })?;
         millis[0].push(of_forward);
         millis[1].push(of_backward);
@@ -178,19 +185,34 @@ fn calls(device: &Device, shape: Shape) -> Result<Vec<Call>, Box<dyn Error>> {
         "if q - k < 4096 then s else -inf",
         "s / (1 + abs(s))",
     ] {
-        calls.push(Call::new(device, text, spec.clone(), Some(&function(text, shape.heads)?))?);
+        calls.push(Call::new(device, text, spec.clone(), Some(&function(text, shape.heads, false)?))?);
+    }
+    for text in [
+        "s + slope[h] * (k - q)",
+        "s + slope[h] * tanh(s)",
+        "s + by_query[h, q]",
+        "s + near[min(q - k, 127)]",
+    ] {
+        let (name, function) = (format!("{text}, learned"), function(text, shape.heads, true)?);
+        calls.push(Call::new(device, &name, spec.clone(), Some(&function))?);
     }
     Ok(calls)
 }
 
-fn function(text: &str, heads: usize) -> Result<ScoreFunction, ScoreError> {
-    let table = |count: usize| ScoreTable::new(&[count], vec![0.01; count]);
-    let [slope, by_head] = [table(heads)?, table(heads)?];
+/// A function, whose tables have gradients if they are `learned`.
+fn function(text: &str, heads: usize, learned: bool) -> Result<ScoreFunction, ScoreError> {
+    let of = |extents: &[usize]| {
+        let table = ScoreTable::new(extents, vec![0.01; extents.iter().product()])?;
+        Ok::<_, ScoreError>(if learned { table.with_gradient() } else { table })
+    };
+    let table = |count: usize| of(&[count]);
+    let [slope, by_head, by_query] = [table(heads)?, table(heads)?, of(&[heads, SEQLEN])?];
     ScoreFunction::parse(
         text,
         [
             ("slope", slope.into()),
             ("by_head", by_head.into()),
+            ("by_query", by_query.into()),
             ("near", table(128)?.into()),
             ("far", table(SEQLEN)?.into()),
             ("cap", 30.0.into()),

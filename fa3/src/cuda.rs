@@ -113,7 +113,9 @@ mod rows;
 pub(crate) mod sparse;
 
 use fa3_quant::RopeTable;
-use fa3_types::{BackwardProblem, CombineProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem};
+use fa3_types::{
+    BackwardProblem, CombineProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem, ScoreTable,
+};
 use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4, Axis};
 
 use crate::cpu::queries::Queries;
@@ -323,7 +325,16 @@ pub(crate) fn backward<T: Scalar>(
     let mut dsink = sink.map(|sink| device.alloc(size_of::<f32>() * sink.len())).transpose()?;
     let outputs = ["dq", "dk", "dv"].into_iter().zip(&mut buffers);
     let tensors = outputs.fold(inputs.tensors(), |tensors, (name, buffer)| tensors.output(name, buffer));
+    let mut dtables = known.score_zeros::<f32>();
+    let of_tables = |dtable: &Vec<f32>| device.alloc(size_of::<f32>() * dtable.len());
+    let mut of_tables = dtables.iter().map(of_tables).collect::<Result<Vec<_>, _>>()?;
+    let learned = ScoreTable::OF_GRADIENTS.into_iter().zip(&mut of_tables).zip(&dtables);
+    let learned = learned.filter(|(_, dtable)| !dtable.is_empty()).map(|(output, _)| output);
+    let tensors = learned.fold(tensors, |tensors, (name, buffer)| tensors.output(name, buffer));
     inputs.run(&backward, tensors.output("dsink", dsink.as_mut()))?;
+    for (dtable, buffer) in dtables.iter_mut().zip(&of_tables).filter(|(dtable, _)| !dtable.is_empty()) {
+        *dtable = buffer.download(&inputs.stream)?;
+    }
     let forward = problem.forward();
     let head_dims = [forward.head_dim(), forward.head_dim(), forward.head_dim_v()];
     let [dq, dk, dv] = std::array::from_fn(|at| {
@@ -331,7 +342,7 @@ pub(crate) fn backward<T: Scalar>(
         Ok::<_, HostError>(unpad(gradient, head_dims[at]))
     });
     let dsink = dsink.map(|dsink| dsink.download(&inputs.stream)).transpose()?.map(Array1::from_vec);
-    Ok(Gradients { dsink, ..Gradients::new([dq?, dk?, dv?]) })
+    Ok(Gradients { dsink, dtables, ..Gradients::new([dq?, dk?, dv?]) })
 }
 
 /// Copies a contiguous tensor to the device, quantizes it, and copies back. The view has the problem's shape, and

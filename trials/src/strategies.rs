@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 
 use fa3_sched::forward::Fp8Inputs;
 use fa3_types::{
-    Chunk, Dtype, Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec, ScoreError, ScoreFunction,
-    ScoreTable, ScoreValue, SequenceRows, Shape, TensorDesc,
+    Chunk, Dtype, Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec, ReadBy, ScoreError,
+    ScoreFunction, ScoreGradients, ScoreTable, ScoreValue, SequenceRows, Shape, TensorDesc,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -257,7 +257,7 @@ const OPERANDS: [&str; 14] = [
     "bias[h, row, k]",
     "column[b, k]",
     "max(q - k, 3) / (1 + row)",
-    "floor(x * k)",
+    "floor(x + k / 4)",
     "near[(q - k) // 3 & 7 | 1]",
     "bias[h, int(8 * near[k]) % 3, (row ^ k) >> 1]",
     "sqrt(k)",
@@ -325,6 +325,25 @@ fn function_of(operations: &[&'static str]) -> impl Strategy<Value = ScoreFuncti
             function => Some(function.expect("the strategy makes valid texts")),
         }
     })
+}
+
+/// The function, of which every table that is not read by query and key has a gradient.
+///
+/// # Panics
+/// Never.
+pub fn learned(function: &ScoreFunction) -> ScoreFunction {
+    let expr = function.expr();
+    let reads = expr.table_reads(ScoreGradients::of([true; 8]));
+    let numbers = function.numbers().iter().enumerate();
+    let numbers = numbers.map(|(number, &x)| (format!("x{number}"), ScoreValue::from(x)));
+    let tables = function.tables().iter().enumerate().map(|(table, x)| {
+        let mut reads = reads.iter().filter(|read| read.table == table);
+        let learns = reads.all(|read| read.by != ReadBy::Score);
+        (format!("t{table}"), ScoreValue::from(if learns { x.clone().with_gradient() } else { x.clone() }))
+    });
+    let values: Vec<_> = numbers.chain(tables).collect();
+    let values = values.iter().map(|(name, value)| (name.as_str(), value.clone()));
+    ScoreFunction::parse(&expr.to_string(), values).expect("it is the text of the expression")
 }
 
 /// Adds sinks to the problem.

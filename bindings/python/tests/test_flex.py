@@ -269,6 +269,45 @@ def test_gradients_of_tables(compiled):
     torch.testing.assert_close(torch.stack(of_packed), of_dense)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_tables_on_a_device(device, compiled):
+    """These have kernels."""
+    shapes = (HEADS,), (HEADS, ROWS), (9,), (HEADS, KEYS)
+    tables = [normal(*shape, dtype=F32, seed=5, device=device) for shape in shapes]
+    cap = torch.tensor(2.0, device=device)
+
+    def made(slopes, gains, near, of_key, cap):
+        def score_mod(s, b, h, q, k):
+            of_score = cap * torch.tanh((s * gains[h, q] + slopes[h] * (k - q) * 0.1) / cap) * gains[0, q // 3]
+            return of_score + near[torch.clamp(q - k, -3, 5) + 3] + of_key[h, k]
+
+        return score_mod
+
+    leaves = [x.requires_grad_() for x in (*tensors(device), *tables, cap)]
+
+    def run(q, k, v, *learned):
+        return flex_attention(q, k, v, made(*learned), enable_gqa=True)
+
+    out = (torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run)(*leaves)
+    dout = normal(2, HEADS, ROWS, 32, dtype=out.dtype, seed=9, device=device)
+    found = torch.autograd.grad(out, leaves, dout)
+    exact = [x.detach().to(F64).requires_grad_() for x in leaves]
+    expected = torch.autograd.grad(dense(*exact[:3], made(*exact[3:])), exact, dout.to(F64))
+    for x, y in zip(found, expected, strict=True):
+        assert (x - y).norm() < (1e-3 if device == "cpu" else 3e-2) * y.norm()
+
+
+def test_tables_whose_gradients_kernels_do_not_compute():
+    from fa3.learned import refused_gradient
+
+    assert refused_gradient("s + t0[h] * (k - q) + t1[h, q] + t2[h, q, k]", (1, 2, 3), (0, 1)) is None
+    sentence = (
+        "the backward kernels compute gradients of tables that are read by head, by query, by key or by distance, and "
+        "t2, which has a gradient, is read by query and key"
+    )
+    assert refused_gradient("s + t0[h] * (k - q) + t1[h, q] + t2[h, q, k]", (1, 2, 3), (0, 1, 2)) == sentence
+
+
 def test_slopes_of_alibi_are_learned():
     """A model whose slopes start at 0 finds the slopes of the model that made its data."""
     q, k, v = tensors("cpu", heads=(HEADS, HEADS), rows=KEYS)

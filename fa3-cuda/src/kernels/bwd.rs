@@ -17,6 +17,9 @@
 //! A sink is one more column of P, whose gradient is dsink = Σ exp(sink - LSE) · (0 - D) over the rows. The last kernel
 //! computes it from the statistics of rows. LSE includes the sink, so the other kernels need not know it.
 //!
+//! Where tables of a function of scores have gradients, the dq kernel also writes sums over the 16 rows of each warp,
+//! and sums of keys and diagonals, which another kernel adds up. One more kernel for each table computes its gradient.
+//!
 //! Under a mask of intervals, which blocks of rows see a tile of keys is data. Two kernels before dkv find these
 //! blocks, and split tiles that many blocks see. A kernel after dkv adds up the gradients of the parts of each split
 //! tile. Over packed sequences, dkv finds the blocks itself, and no tile is split.
@@ -36,6 +39,9 @@ mod spec;
 mod dkv;
 mod dq;
 mod dq_accum;
+mod dtable;
+mod lines;
+mod pairs;
 mod q_blocks;
 mod reduce;
 mod sink;
@@ -47,9 +53,13 @@ mod elements;
 mod gradients;
 mod hidden;
 mod interval_columns;
+mod line_sums;
+mod read_sums;
 
 pub use super::parts::lookup::SequenceForm;
 pub use super::parts::row_blocks::RowsForm;
+pub use dtable::TableSpec;
+pub use lines::LinesSpec;
 pub use program::program;
 pub use spec::{BwdSpec, Cleared, PartSpec, QBlocksSpec, ReduceSpec, RoundSpec, StatsSpec};
 
@@ -68,6 +78,8 @@ impl KernelSpec for BwdSpec {
             BwdSpec::Reduce(spec) => reduce::kernel(spec),
             BwdSpec::Dq(spec) => dq::kernel(spec),
             BwdSpec::Round(spec) => dq_accum::kernel(spec),
+            BwdSpec::Lines(spec) => lines::kernel(spec),
+            BwdSpec::Table(spec) => dtable::kernel(spec),
             BwdSpec::Sink(sequences) => sink::kernel(*sequences),
         }
     }

@@ -41,8 +41,17 @@ pub enum PlanError {
         "under lists of blocks of {side} rows and keys, the given tile's blocks of {given} must divide them"
     )]
     BlocksTile { given: u32, side: usize },
-    #[error("the backward kernels compute no gradients of tables, and the table t{table} has one")]
+    #[error(
+        "the backward kernels compute gradients of tables that are read by head, by query, by key or by distance, and \
+         t{table}, which has a gradient, is read by query and key"
+    )]
     TableGradient { table: usize },
+    #[error(
+        "gradients of tables that are read by key or by distance need {bytes} bytes of workspace, more than {most}"
+    )]
+    LineSums { bytes: u64, most: u64 },
+    #[error("gradients of tables need a dQ kernel, and the given dK/dV tile adds to dQ")]
+    TablesWhereAdded,
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -60,10 +69,12 @@ impl PlanError {
             | PlanError::VarlenRows { .. }
             | PlanError::Unknown(_)
             | PlanError::TableGradient { .. }
+            | PlanError::LineSums { .. }
             | PlanError::HeadDim { .. } => true,
             PlanError::Narrow { .. }
             | PlanError::DqTwice
             | PlanError::IntervalsInOrder
+            | PlanError::TablesWhereAdded
             | PlanError::BlocksTile { .. }
             | PlanError::VarlenTiles { .. }
             | PlanError::Table(_)

@@ -6,7 +6,7 @@ mod varlen;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{BackwardProblem, BlockSide, Dtype, Intervals, Problem};
+use fa3_types::{BackwardProblem, BlockSide, Dtype, Intervals, Problem, ReadBy};
 
 use super::{ADDED_ROWS, AddOrder, DkvTile, DqTile, PlanError, PlanOptions};
 use crate::dense::{dense_lens, lengths_are_data};
@@ -97,12 +97,13 @@ impl Plan {
             return Err(PlanError::Dtype { dtype, output });
         }
         problem.check_rows().map_err(Box::new)?;
-        if let Some(table) = forward.score().and_then(|form| form.gradients().first()) {
-            return Err(PlanError::TableGradient { table });
-        }
+        check_tables(forward)?;
         let (mask, group) = (forward.mask(), forward.heads().group_size() as u32);
         let tile = choose_dkv(forward, options, limits)?;
         check_blocks(forward, tile.tile_m)?;
+        if tile.adds_dq.is_some() && wants_tables(forward) {
+            return Err(PlanError::TablesWhereAdded);
+        }
         if mask.intervals().is_some() && tile.adds_in_order() {
             return Err(PlanError::IntervalsInOrder);
         }
@@ -114,6 +115,7 @@ impl Plan {
             None => {
                 let tile = choose_dq(forward, options, limits)?;
                 check_blocks(forward, tile.tile_n)?;
+                check_lines(forward, &tile)?;
                 DqBy::Kernel(Part { tile, tiling: Tiling::new(tile.tile_m, tile.tile_n, group, mask) })
             }
         };
@@ -218,6 +220,10 @@ fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> O
     }
     let in_order = forward.mask().intervals().is_none() && (options.deterministic || seen <= most);
     let order = if in_order { AddOrder::LastKeysFirst } else { AddOrder::Any };
+    if wants_tables(forward) {
+        // The dQ kernel has whole rows, so that sums over rows have one order.
+        return None;
+    }
     let dims =
         [forward.head_dim(), forward.head_dim_v()].map(|dim| u32::try_from(dim).unwrap_or(u32::MAX / 2));
     DkvTile::choose_adding(dims, order, limits)?;
@@ -250,6 +256,49 @@ fn choose_dkv(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -
         return Err(PlanError::DqTwice);
     }
     Ok(tile)
+}
+
+/// Whether tables of the function of scores have gradients.
+fn wants_tables(forward: &Problem) -> bool {
+    forward.score().is_some_and(|form| form.gradients().first().is_some())
+}
+
+/// Checks that no table with a gradient is read by query and key.
+fn check_tables(forward: &Problem) -> Result<(), PlanError> {
+    let Some(form) = forward.score() else { return Ok(()) };
+    let reads = form.expr().table_reads(form.gradients());
+    let other = reads.into_iter().find(|read| read.by == ReadBy::Score);
+    other.map_or(Ok(()), |read| Err(PlanError::TableGradient { table: read.table }))
+}
+
+/// Number of rows over which a warp of the dQ kernel sums gradients of elements of tables.
+pub const SUMMED_ROWS: u32 = 16;
+
+/// The largest number of bytes of sums of keys and diagonals.
+const MOST_LINE_SUMS: u64 = 8 << 30;
+
+/// Number of sums of [`SUMMED_ROWS`] rows and `keys` keys, of keys or of diagonals, for a read of a table.
+pub fn lines_of_block(by: ReadBy, keys: u32) -> u32 {
+    match by {
+        ReadBy::Head | ReadBy::Row | ReadBy::Score => 0,
+        ReadBy::Key => keys,
+        ReadBy::Distance => keys + SUMMED_ROWS,
+    }
+}
+
+/// Checks that sums of keys and of diagonals have room.
+fn check_lines(forward: &Problem, tile: &DqTile) -> Result<(), PlanError> {
+    let Some(form) = forward.score() else { return Ok(()) };
+    let reads = form.expr().table_reads(form.gradients());
+    let sums: u32 = reads.iter().map(|read| lines_of_block(read.by, tile.tile_n)).sum();
+    let rows = forward.q().shape.batch * forward.q().shape.seqlen + forward.batch() * tile.tile_m as usize;
+    let groups = forward.heads().q() as u64 * rows as u64 / u64::from(SUMMED_ROWS);
+    let blocks = forward.longest().k.div_ceil(tile.tile_n as usize) as u64;
+    let bytes = (4 * u64::from(sums)).saturating_mul(groups).saturating_mul(blocks);
+    if bytes > MOST_LINE_SUMS {
+        return Err(PlanError::LineSums { bytes, most: MOST_LINE_SUMS });
+    }
+    Ok(())
 }
 
 /// The tile of the dQ kernel.

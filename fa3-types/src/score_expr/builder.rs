@@ -231,9 +231,9 @@ impl Builder {
     }
 
     /// The nodes that several roots use, and the places of the roots among them.
-    pub(super) fn joint<const N: usize>(&self, roots: [Id; N]) -> (Arc<[Node]>, [Id; N]) {
-        let Canonical { nodes, ids, .. } = self.canonical(&roots);
-        (nodes.into(), roots.map(|root| ids[&root]))
+    pub(super) fn joint(&self, roots: &[Id]) -> (Arc<[Node]>, impl Fn(Id) -> Id) {
+        let Canonical { nodes, ids, .. } = self.canonical(roots);
+        (nodes.into(), move |root| ids[&root])
     }
 
     fn canonical(&self, roots: &[Id]) -> Canonical<'_> {

@@ -17,7 +17,7 @@ pub(super) struct Kind {
     /// equal.
     pub(super) step: Option<Step>,
     /// The difference of an integer's values in neighbouring rows, if all differences are equal.
-    row_step: Option<i32>,
+    pub(super) row_step: Option<i32>,
     /// Whether the value depends on row and column, and only on their difference.
     pub(super) of_diagonal: bool,
     /// Whether one operation uses the node, and once, and the node is no result.

@@ -52,12 +52,9 @@ impl<'b> Symbol<'b> {
 pub(super) struct Symbols<'b>(pub(super) &'b RefCell<Builder>);
 
 impl<'b> Symbols<'b> {
-    /// A leaf, whose derivative is 1 if it is the score.
+    /// A leaf, as a constant.
     pub(super) fn leaf(&self, leaf: Leaf) -> Value<Dual<Symbol<'b>>> {
-        let score = || {
-            let value = self.of_leaf(Leaf::Score);
-            Dual { value, slope: Real::lit(value, 1.0) }
-        };
+        let score = || Dual::constant(self.of_leaf(Leaf::Score));
         leaf.value(self, 0, score, || self.row(0), || self.of_leaf(Leaf::Key))
     }
 

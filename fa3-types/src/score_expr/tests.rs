@@ -183,7 +183,7 @@ fn a_tile_has_the_values_of_its_rows() {
             let at = [4, 1, row];
             let inputs = row::RowInputs::new(&function, at, LEN);
             let rows = if row == 1 { ScoreRows::OfHeads } else { ScoreRows::OfHead };
-            let tile = ScoreTile::with_slope(function.expr(), inputs, rows);
+            let tile = ScoreTile::with_slopes(function.expr(), ScoreGradients::default(), inputs, rows);
             for (first, count) in [(0, 5), (2, 3)] {
                 let mut block = tile.block(Wrapping(first));
                 (0..count).for_each(|column| {
@@ -194,7 +194,8 @@ fn a_tile_has_the_values_of_its_rows() {
         // The tile's only row is the key.
         for key in 0..5 {
             let inputs = row::RowInputs::new(&function, [4, 1, key], LEN);
-            let tile = ScoreTile::with_slope(function.expr(), inputs, ScoreRows::Keys);
+            let tile =
+                ScoreTile::with_slopes(function.expr(), ScoreGradients::default(), inputs, ScoreRows::Keys);
             for (first, count) in [(0, 3), (1, 2)] {
                 let mut block = tile.block(Wrapping(first));
                 (0..count).for_each(|column| {

@@ -8,7 +8,7 @@ use super::node::{Id, Leaf, Node};
 use super::op::Op;
 use super::parts::Parts;
 use super::value::{ScoreInputs, Value};
-use super::{ScoreExpr, ScoreIndex, ScoreReal};
+use super::{ScoreExpr, ScoreGradients, ScoreIndex, ScoreReal};
 
 /// The rows of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,13 +53,20 @@ impl<R: ScoreReal, I: ScoreInputs<R>> ScoreTile<R, I> {
         ScoreTile { shares_diagonals: true, ..ScoreTile::of(Joint::of_value(expr), inputs, rows) }
     }
 
-    /// The expression and its derivative in a tile.
-    pub fn with_slope(expr: &ScoreExpr, inputs: I, rows: ScoreRows) -> ScoreTile<R, I> {
-        ScoreTile::of(Joint::new(expr).0, inputs, rows)
+    /// The expression and its derivative in a tile, and its derivatives by elements of tables with gradients.
+    pub fn with_slopes(
+        expr: &ScoreExpr,
+        gradients: ScoreGradients,
+        inputs: I,
+        rows: ScoreRows,
+    ) -> ScoreTile<R, I> {
+        ScoreTile::of(Joint::new(expr, gradients).0, inputs, rows)
     }
 
     fn of(joint: Joint, inputs: I, rows: ScoreRows) -> ScoreTile<R, I> {
-        let kinds = Kind::of_nodes(&joint.nodes, [joint.value].into_iter().chain(joint.slope), rows);
+        let slopes = joint.of_reads.iter().filter_map(|read| read.slope);
+        let results = [joint.value].into_iter().chain(joint.slope).chain(slopes);
+        let kinds = Kind::of_nodes(&joint.nodes, results, rows);
         let mut values: HashMap<Id, Value<R>> = HashMap::new();
         for ((id, node), kind) in (0..).zip(joint.nodes.iter()).zip(&kinds) {
             if !kind.of_row && !kind.of_column {
@@ -136,6 +143,21 @@ impl<R: ScoreReal, I: ScoreInputs<R>> ScoreBlock<'_, R, I> {
     /// The derivative by the score in a row and in a column. `None` if it is 1, or if the tile has no derivative.
     pub fn slope_at(&mut self, score: ScoreProduct<R>, row: usize, column: u32) -> Option<R> {
         Some(self.value(self.tile.joint.slope?, Place { score, row, column }).real())
+    }
+
+    /// The derivatives by the elements of [`ScoreExpr::table_reads`] in a row and in a column, `None` for 1, each with
+    /// whether it is finite, as [`ScoreSlope::Finite`](super::ScoreSlope::Finite) says.
+    pub fn slopes_by_reads(
+        &mut self,
+        score: ScoreProduct<R>,
+        row: usize,
+        column: u32,
+    ) -> Vec<(Option<R>, bool)> {
+        let of_reads = self.tile.joint.of_reads.iter();
+        let place = Place { score, row, column };
+        of_reads
+            .map(|read| (read.slope.map(|slope| self.value(slope, place).real()), read.is_finite))
+            .collect()
     }
 
     pub(super) fn value(&mut self, id: Id, at: Place<R>) -> Value<R> {

@@ -53,13 +53,15 @@ fn calls() -> Fallible<String> {
         Case::normal("intervals", Kind::SinkAndWindow.of(spec, false, false), 1)
     });
     let slopes = ScoreTable::new(&[4], [0.5, 0.25, 0.125, 0.0625])?;
-    let alibi = ScoreFunction::parse(
-        "c * tanh(s / c) + slope[h] * (k - q)",
-        [("slope", slopes.into()), ("c", 5.0.into())],
-    )?;
-    let scored = [64, 128, 256].map(|head_dim| {
+    let text = "c * tanh(s / c) + slope[h] * (k - q)";
+    let alibi =
+        |slopes: ScoreTable| ScoreFunction::parse(text, [("slope", slopes.into()), ("c", 5.0.into())]);
+    let [fixed, learned] = [alibi(slopes.clone())?, alibi(slopes.with_gradient())?];
+    let functions =
+        [(64, &fixed), (128, &fixed), (256, &fixed), (64, &learned), (128, &learned), (256, &learned)];
+    let scored = functions.map(|(head_dim, function)| {
         let spec = dense(Dtype::Bf16, 2, (300, 300), (4, 2), head_dim).causal();
-        Case::normal("a function of scores", spec.known().expect("it is valid").with_score(&alibi), 1)
+        Case::normal("a function of scores", spec.known().expect("it is valid").with_score(function), 1)
     });
     let chosen = testdata::chosen("facade.toml").into_iter();
     let mut cases: Vec<Case> = chosen.chain(intervals).chain(scored).collect();

@@ -9,8 +9,8 @@ use fa3_tests::bwd::{BwdCase, Form};
 use fa3_tests::fwd::{Launch, Layout, dense, device, judged};
 use fa3_tests::{Case, facade, strategies};
 use fa3_types::{
-    BackwardSpec, Dtype, Dual, HostReal, KnownProblem, ProblemSpec, ScoreFunction, ScoreTable, ScoreValue,
-    Shape,
+    BackwardSpec, Dtype, Dual, HostReal, KnownProblem, ProblemSpec, ReadBy, ScoreFunction, ScoreTable,
+    ScoreValue, Shape,
 };
 use ndarray::Array3;
 use proptest::prelude::*;
@@ -71,7 +71,7 @@ proptest! {
 proptest! {
     #![proptest_config(strategies::config(40))]
 
-    /// Forward kernels, and backward kernels of each form.
+    /// Forward kernels, and backward kernels of each form. The one with a dQ kernel has gradients of tables.
     #[test]
     fn kernels_compute_random_functions(
         function in strategies::score_function(),
@@ -86,6 +86,11 @@ proptest! {
         let forward = answer.and_then(|answer| judged(&case, &values, &answer).map_err(|fault| fault.to_string()));
         prop_assert!(forward.is_ok(), "{}: {}", case.name, forward.unwrap_err());
         let options = form.options([64; 2], &device(2)).expect("64 columns have each form");
+        let problem = match form {
+            Form::DqKernel => case.problem.clone().with_score(&strategies::learned(&function)),
+            Form::AnyOrder | Form::OrderOfKeys => case.problem.clone(),
+        };
+        let case = Case { problem, ..case };
         let gradients = BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.125 };
         let trial = gradients.trial(&device(2), &options);
         let backward = trial.simulate(policy, Mode::Exact).and_then(|after| trial.check(&after));
@@ -152,7 +157,23 @@ fn kernels_refuse_gradients_of_tables() {
     let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).score(function.form().clone());
     let problem = BackwardSpec::contiguous(spec).validate().unwrap();
     let error = backward::Plan::new(&problem, &device(1)).unwrap_err();
-    let table = function.form().gradients().first().unwrap();
-    assert_eq!(error, backward::PlanError::TableGradient { table });
+    let reads = function.expr().table_reads(function.form().gradients());
+    let refused = reads.into_iter().find(|read| read.by == ReadBy::Score).unwrap();
+    assert_eq!(error, backward::PlanError::TableGradient { table: refused.table });
     assert!(error.is_cpu_only());
+    let of_key = ScoreTable::new(&[9], [0.0; 9]).unwrap().with_gradient();
+    let of_key = ScoreFunction::parse("s + of_key[k]", [("of_key", of_key.into())]).unwrap();
+    let plan = |seqlen, options: backward::PlanOptions| {
+        let shape = Shape { batch: 64, seqlen, heads: 16, head_dim: 64 };
+        let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).score(of_key.form().clone());
+        let problem = BackwardSpec::contiguous(spec).validate().unwrap();
+        backward::Plan::with(&problem, &device(1), &options).map(|_| ())
+    };
+    let adding = Form::AnyOrder.options([64; 2], &device(1)).unwrap();
+    assert_eq!(plan(64, adding).unwrap_err(), backward::PlanError::TablesWhereAdded);
+    assert_eq!(plan(4096, backward::PlanOptions::default()), Ok(()));
+    let error = plan(1 << 15, backward::PlanOptions::default()).unwrap_err();
+    // A block has 128 keys, a tile 128 rows, and each sequence may have one tile more than its rows fill.
+    let bytes = 4 * (16 * (64 * ((1 << 15) + 128)) / 16) * (1 << 15);
+    assert_eq!(error, backward::PlanError::LineSums { bytes, most: 8 << 30 });
 }

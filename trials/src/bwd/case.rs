@@ -6,7 +6,7 @@ use fa3_ref::law::BackwardLaw;
 use fa3_ref::{Forward, Gradients, OutputGradients, Precision, oracle};
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, Plan, PlanOptions};
-use fa3_types::{BackwardProblem, BackwardSpec, KnownProblem, SequenceRows, Shape};
+use fa3_types::{BackwardProblem, BackwardSpec, KnownProblem, ScoreTable, SequenceRows, Shape};
 use ndarray::{Array1, Array2, Array3, Axis};
 
 use crate::fwd::{self, Layout};
@@ -125,8 +125,12 @@ impl BwdCase {
     fn judge(&self, values: &Values, given: &Given, after: Memory<'_>) -> Result<f64, String> {
         let forward = &self.case.problem;
         let [dq, dk, dv] = ["dq", "dk", "dv"].map(|name| after.tensor(name));
-        let gradients =
-            Gradients { dq, dk, dv, dsink: after.floats("dsink").map(Array1::from), dtables: vec![] };
+        let mut dtables = forward.score_zeros();
+        for (dtable, name) in dtables.iter_mut().zip(ScoreTable::OF_GRADIENTS) {
+            *dtable = after.floats(name).unwrap_or_default();
+        }
+        let dsink = after.floats("dsink").map(Array1::from);
+        let gradients = Gradients { dq, dk, dv, dsink, dtables };
         let output = OutputGradients { dout: values.dout.view(), dlse: Some(given.dlse.view()) };
         let precision = Precision::of_output(forward.dtype());
         let law = BackwardLaw::new(&values.inputs(forward), output, precision);

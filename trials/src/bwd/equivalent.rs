@@ -23,6 +23,25 @@ const ONE_SECTION: &str = "heads are in one section: there is none before the la
 /// Equivalent mutants of the dsink kernel.
 pub(super) const SINK: &[Equivalent] = &[];
 
+/// Equivalent mutants of the kernel that adds up sums of keys or of diagonals.
+pub(super) const LINES: &[Equivalent] = &[];
+
+/// Equivalent mutants of the kernel of the gradient of a table that is read by head.
+pub(super) const TABLE_BY_HEAD: &[Equivalent] =
+    &[("bound: one more", 1, FEW_GROUPS), ("bound: one less", 1, FEW_GROUPS)];
+
+const FEW_GROUPS: &str = "a warp takes 32 groups of rows in a turn, of which the last are not there";
+
+/// Equivalent mutants of the kernel of the gradient of a table that is read by query.
+pub(super) const TABLE_BY_QUERY: &[Equivalent] = &[
+    (
+        "bound: one more",
+        2,
+        "rows behind the range read other elements, and rows behind the sequence have sums of 0",
+    ),
+    ("bound: one less", 1, "a range may begin with rows that do not read the element"),
+];
+
 /// Equivalent mutants of the dQ kernel.
 pub(super) const DQ: &[Equivalent] = &[
     ("wgmma.fence", 3, DQ_FENCES),

@@ -4,16 +4,26 @@ use fa3_sched::backward::PlanOptions;
 use fa3_types::{KnownProblem, Mask, ProblemSpec};
 
 use super::BwdCase;
-use super::equivalent::{DQ, KEYS};
+use super::equivalent::{DQ, KEYS, LINES, TABLE_BY_HEAD, TABLE_BY_QUERY};
 use super::trials::{DIVISIONS, DTYPES, HEADS, MASKS, SINKS, SOFTCAPS, tiles, tiny};
 use crate::fwd::functions::{FUNCTIONS, function};
 use crate::fwd::listed::{self, GIVEN, LAYOUTS, LENGTHS, few_of_many};
 use crate::fwd::{Layout, dense, device};
 use crate::mutate::Target;
+use crate::strategies::learned;
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
 /// A function whose derivative is NaN where it hides keys.
 const OF_NAN: &str = "if k > q then -inf else s * sqrt(q - k)";
+
+/// Functions of which every table that is not read by query and key has a gradient. Indices lead beyond tables, reads
+/// share a table, and some derivatives are not finite.
+const LEARNED: [&str; 4] = [
+    "slope[0] * tanh(s / slope[0]) + column[h, q] * near[b - k]",
+    "if q - k > 40 && k != 3 then -inf else s * near[row // 3] + sqrt(abs(slope[b + 1])) - near[h]",
+    "slope[b] * (2 * k - q * 3 + 1) / 64 + s * near[max(min(q - k, 20), -5)] - column[h, k - 7] * near[abs(k - row)]",
+    "if q - k > 40 then -inf else s + near[q - k] + near[k] + slope[h] * (k - q)",
+];
 
 /// The functions of forward kernels, and one more.
 fn texts() -> Vec<&'static str> {
@@ -24,7 +34,35 @@ fn texts() -> Vec<&'static str> {
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let texts = texts();
     let dense = covering_cases(0, |levels| of_features(&texts, levels, seed)).into_iter();
+    let dense = dense.chain(covering_cases(0, |levels| of_tables(levels, seed)));
     dense.chain(covering_cases(0, |levels| of_sequences(levels, seed))).collect()
+}
+
+/// Gradients of tables.
+fn of_tables(levels: &mut Levels, seed: u64) -> Trial {
+    let (text, given) = (levels.pick(&LEARNED), levels.pick(&[None, Some(GIVEN[0]), Some(GIVEN[1])]));
+    let (dq, mask) = (levels.pick(&[(64, 48), (128, 16)]), levels.pick(&MASKS[..3]));
+    let (heads, softcap) = (levels.pick(&[(2, 1), (3, 3)]), levels.pick(&SOFTCAPS));
+    let lengths = levels.pick(&[(90, 70), (40, 137)]);
+    let options = tiles(DIVISIONS[0], (2, [2, 1]), dq, 16, [64, 64]);
+    let change = |spec: ProblemSpec| {
+        let mut spec = spec.mask(mask);
+        spec.softcap = softcap;
+        spec
+    };
+    let (problem, layout) = match given {
+        None => (
+            change(dense(DTYPES[1], 2, lengths, heads, 64)).known().expect("it is valid"),
+            Layout::Contiguous,
+        ),
+        Some(given) => {
+            let lengths = [lengths, (0, 9), (30, 17)];
+            (listed::problem(given, DTYPES[1], heads, 64, &lengths, change), given.layout(Layout::Contiguous))
+        }
+    };
+    let case = case(text, problem, seed);
+    let problem = case.problem.clone().with_score(&learned(&function(text)));
+    BwdCase { case: Case { problem, ..case }, layout, dlse: true, slack: 1.0 }.trial(&device(3), &options)
 }
 
 fn of_features(texts: &[&str], levels: &mut Levels, seed: u64) -> Trial {
@@ -71,7 +109,17 @@ pub(super) fn small() -> Vec<Trial> {
         trial(text, (tiny, options), 2)
     };
     let divisions = [1, 2, 4, 6].map(|index| DIVISIONS[index]);
-    divisions.into_iter().zip([FUNCTIONS[1], FUNCTIONS[2], FUNCTIONS[0], FUNCTIONS[4]]).map(of).collect()
+    let learning = LEARNED.iter().step_by(2).map(|text| learning(text, (90, 120)));
+    let texts = [FUNCTIONS[1], FUNCTIONS[2], FUNCTIONS[0], FUNCTIONS[4]];
+    divisions.into_iter().zip(texts).map(of).chain(learning).collect()
+}
+
+/// A trial of a small case with gradients of tables.
+fn learning(text: &str, lengths: (usize, usize)) -> Trial {
+    let (tiny, options) = tiny(DIVISIONS[0], [2, 2, 1], Mask::Causal, lengths, (2, 1));
+    let problem = tiny.case.problem.clone().with_score(&learned(&function(text)));
+    let case = Case { problem, ..case(text, tiny.case.problem.clone(), 4) };
+    BwdCase { case, ..tiny }.trial(&device(2), &options)
 }
 
 /// A trial of a small case with a function.
@@ -88,8 +136,14 @@ pub(super) fn targets() -> Vec<Target> {
     };
     let keys = trials((FUNCTIONS[1], DIVISIONS[1], Mask::None, (1, 1)), &[(44, 300), (10, 520)]);
     let dq = trials((FUNCTIONS[0], DIVISIONS[0], Mask::Causal, (2, 1)), &[(90, 60), (70, 110), (20, 10)]);
+    let [of_tables, of_diagonals] =
+        [0, 2].map(|text| [(128, 60), (81, 110)].map(|x| learning(LEARNED[text], x)));
     vec![
         Target::of_step("bwd dkv, function", &keys, 1, KEYS),
         Target::of_step("bwd dq, function", &dq, 2, DQ),
+        Target::of_step("bwd lines, keys", &of_tables, 3, LINES),
+        Target::of_step("bwd lines, diagonals", &of_diagonals, 3, LINES),
+        Target::of_step("bwd dtable by head", &of_tables, 4, TABLE_BY_HEAD).with_bounds(),
+        Target::of_step("bwd dtable by query", &of_tables, 5, TABLE_BY_QUERY).with_bounds(),
     ]
 }

@@ -69,9 +69,9 @@ def activate(*, flex: bool = False) -> Activation:
     has the same effect as on `flash_attn_func`.
 
     With flex=True `torch.nn.attention.flex_attention.flex_attention` runs on them as well, however it is held: imported
-    before, or compiled. Calls go on to torch's own function where this package's `flex_attention` refuses them, where
-    captured tensors require grad, with max_scores or a BACKEND; and in `torch.compile` with a block mask that was not
-    made by torch's `create_block_mask` while this is active, outside of compiled code. docs/torch.md has the details.
+    before, or compiled. Calls go on to torch's own function where this package's `flex_attention` refuses them, with
+    max_scores or a BACKEND; and in `torch.compile` with a block mask that was not made by torch's `create_block_mask`
+    while this is active, outside of compiled code. docs/torch.md has the details.
 
     Calls with masks or dropout, and with other dtypes, head dimensions, strides or devices, go to torch's own kernels.
     Where there is a GPU, torch initializes CUDA here: call this after a fork.

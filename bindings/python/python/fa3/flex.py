@@ -88,7 +88,7 @@ def flex_attention(
 
     Raises:
         NotImplementedError: score_mod has an operation that kernels cannot compute, and the message names its line; or
-            a tensor that it reads requires grad and is on a GPU.
+            a tensor that it reads by query and key requires grad, and is on a GPU.
         TypeError, ValueError: an argument is invalid, or no kernel supports it.
     """
     for name, x in (("query", query), ("key", key), ("value", value)):

@@ -61,7 +61,16 @@ def given(score: ScoreMod | None, q: Any, has_gradients: bool = False) -> tuple[
     if score is None:
         return None, None
     score = traced(score, q)
-    return score.text, [_table(x, q, has_gradients) for x in score.tables]
+    tables = [_table(x, q, has_gradients) for x in score.tables]
+    learned = tuple(i for i, x in enumerate(score.tables) if operator.needs_grad(x))
+    if learned and q.is_cuda:
+        # The import of torch's compiler takes a second.
+        from .learned import refused_gradient
+
+        refusal = refused_gradient(score.text, tuple(x.dim() for x in score.tables), learned)
+        if refusal:
+            raise NotImplementedError(f"a tensor that score reads requires grad, and {refusal}: detach it")
+    return score.text, tables
 
 
 def traced(score: ScoreMod, q: Any, leaves: str = "s b h q k") -> Score:
@@ -98,8 +107,8 @@ def _table(x: Tensor, q: Tensor, has_gradients: bool) -> Tensor:
     if operator.needs_grad(x):
         if operator.is_transformed():
             raise NotImplementedError("a tensor that score reads requires grad, and torch.func has none: detach it")
-        if not has_gradients or q.is_cuda:
-            why = "kernels have no gradient of it" if has_gradients else "attention over a cache has no gradients"
-            raise NotImplementedError(f"a tensor that score reads requires grad, and {why}: detach it")
+        if not has_gradients:
+            sentence = "a tensor that score reads requires grad, and attention over a cache has no gradients: detach it"
+            raise NotImplementedError(sentence)
     operator.refuse_tangents("a tensor that score reads", x)
     return x.to(torch.float32).contiguous()

@@ -10,12 +10,12 @@ use fa3_types::{Mask, TensorDesc};
 
 use super::buffers;
 use super::params::{
-    BatchStrides, DkvParams, DqAccumParams, DqParams, InOrderParams, Inputs, LseStrides, Parts, RoundParams,
-    StatsParams, SummaryParams,
+    BatchStrides, DkvParams, DqAccumParams, DqParams, InOrderParams, Inputs, LseStrides, Parts,
+    ReadSumsParams, RoundParams, StatsParams, SummaryParams,
 };
 use super::q_blocks::{self, QBlocksParams};
 use super::reduce::{self, ReduceParams};
-use super::scratch::{Scratch, SplitBuffers, accum_blocks, padded_blocks, pairs};
+use super::scratch::{Scratch, SplitBuffers, accum_blocks, groups, padded_blocks, pairs};
 use super::spec::cleared_mask;
 use super::split_tiles::SplitTilesParams;
 use crate::kernels::Spec;
@@ -292,6 +292,8 @@ impl DqParams<Host> {
             pairs: pairs(plan),
             heads: problem.forward().heads().q() as u32,
             dq: strided(plan, buffers::DQ, problem.dq()),
+            sums: scratch.read_sums.map(|address| ReadSumsParams { address, groups: groups(plan) }),
+            line_sums: scratch.lines.map(|lines| lines.params(plan)),
         })
     }
 }

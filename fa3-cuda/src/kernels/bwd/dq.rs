@@ -9,6 +9,7 @@ use super::elements::{Elements, ds};
 use super::gradients::{registers, write_tile};
 use super::hidden::{Hidden, visible};
 use super::params::{DqParams, Inputs};
+use super::read_sums::RowSums;
 use super::spec::PartSpec;
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
@@ -166,6 +167,7 @@ impl<'k> Dq<'k> {
             let (kv, words) = self.listed(&work, true, Some(me));
             let (visits, lists_are_own) = (kv.first.lt(kv.end), words.is_some_and(BlockWords::are_own));
             let blocks = self.blocks(&work, kv, words);
+            let sums = RowSums::new(b, spec, params, &work, row);
             b.if_uniform(visits, || {
                 let (q_stage, dout_stage) = (q.wait(), dout.wait());
                 let [q, dout] = [&q_stage, &dout_stage].map(|stage| stage.tile().row_block(me, 64));
@@ -186,12 +188,24 @@ impl<'k> Dq<'k> {
                         let function = function.as_ref().map(|function| function.block(block.key));
                         let hidden = block.masked.then(|| Hidden::Rows(visible()));
                         let elements = Elements::new(inputs, function, hidden);
-                        s.map_in_place(|product, at| elements.of(product, shift[at], at).weight());
+                        // Sums of reads need both P and the weight, which would take registers until dP comes.
+                        if sums.is_none() {
+                            s.map_in_place(|product, at| elements.of(product, shift[at], at).weight());
+                        }
                         let dp = dp.wait();
                         v.release();
-                        let weights = registers(&s);
+                        let kept = registers(&s);
                         let ty = spec.product_type();
-                        let ds = dp.map_to_a(ty, |dp, at| ds(dp + minus_delta[at], weights[at.index()]));
+                        let ds = dp.map_to_a(ty, |dp, at| {
+                            let (kept, difference) = (kept[at.index()], dp + minus_delta[at]);
+                            let Some(sums) = &sums else { return ds(difference, kept) };
+                            let element = elements.of(kept, shift[at], at);
+                            sums.add(ds(difference, element.p), elements.slopes_by_reads(element, at), at);
+                            ds(difference, element.weight())
+                        });
+                        if let Some(sums) = &sums {
+                            sums.end_block(block.key);
+                        }
                         dq.gemm(&ds, k.tile());
                     };
                     let Some(own) = block.own else {
@@ -212,6 +226,9 @@ impl<'k> Dq<'k> {
                 dout_stage.release();
             });
             let (work, scale) = (again(), Some(inputs.softmax_scale));
+            if let Some((sums, to)) = sums.zip(params.sums) {
+                sums.store(b, (&to, params.heads), &work, row);
+            }
             let format = (spec.elem, spec.head_dim);
             write_tile(dq.wait(), scale, &params.dq, &work, (row, spec.tile.tile_m), format);
         });
@@ -224,7 +241,8 @@ impl<'k> Dq<'k> {
         let (sequence, lens, of_tile) = (work.batch, work.lens, work.head);
         let (head, position) = (move |_| of_tile, move |half: Half| Position(row + half.rows()));
         let rows = ThreadRows { sequence, lens, head: Box::new(head), position: Box::new(position) };
-        Some(TileFunction::with_slope(self.builder, of, rows, ScoreRows::OfHead))
+        let gradients = self.spec.gradients;
+        Some(TileFunction::with_slopes(self.builder, of, gradients, rows, ScoreRows::OfHead))
     }
 
     /// Loads -LSE (base 2) and -D of the thread's rows. Row indices are clamped to the last valid row.

@@ -30,6 +30,8 @@ pub(super) struct Elements<'t, 'k> {
 pub(super) struct Element<'k> {
     /// P: 0 where the mask hides the element.
     pub(super) p: V<'k, F32>,
+    /// The product of Q and K, or the capped score in units of the cap.
+    capped: V<'k, F32>,
     /// The slope of the soft cap and of the function of scores, if it is not 1.
     slope: Option<Slope<'k>>,
 }
@@ -63,7 +65,14 @@ impl<'t, 'k> Elements<'t, 'k> {
             (Some(factor), None) => Some(Slope { factor, is_finite: true }),
             (None, slope) => slope,
         };
-        Element { p: self.hidden.as_ref().map_or(p, |hidden| hidden.hide(p, at)), slope }
+        Element { p: self.hidden.as_ref().map_or(p, |hidden| hidden.hide(p, at)), capped, slope }
+    }
+
+    /// The derivatives of the function of scores by the elements of tables that it reads for an element, `None` for 1.
+    #[track_caller]
+    pub(super) fn slopes_by_reads(&self, element: Element<'k>, at: At) -> Vec<Option<Slope<'k>>> {
+        let function = self.function.as_ref();
+        function.map_or_else(Vec::new, |function| function.slopes_by_reads(element.capped, at))
     }
 }
 

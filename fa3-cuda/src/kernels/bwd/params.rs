@@ -4,10 +4,11 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::{AddOrder, DkvTile, DqTile};
 use fa3_sched::{Longest, Order};
 
+use super::line_sums::BlockSums;
 use super::spec::{Cleared, PartSpec, RoundSpec, StatsSpec};
 
 use crate::kernels::packed::TilesOf;
-use crate::kernels::params::{Form, InKernel, Pass, RowDims, Side, TensorForm, param, params};
+use crate::kernels::params::{Form, InKernel, Pass, RowDims, Side, TensorForm, copies, param, params};
 use crate::kernels::parts::geometry::{Geometry, WorkTile};
 use crate::kernels::parts::intervals::IntervalRows;
 use crate::kernels::parts::key_tiles::KeyTiles;
@@ -111,6 +112,26 @@ params! {
         /// Number of query heads.
         heads: u32,
         dq: named Strided,
+        /// The sums of gradients of the elements of tables that rows read, if these are asked for.
+        sums: maybe all ReadSumsParams,
+        /// The sums of keys and of diagonals, if these are asked for.
+        line_sums: maybe all LineSumsParams,
+    }
+
+    /// Sums of groups of rows and blocks of keys.
+    struct LineSumsParams {
+        address: pointer = "line_sums",
+        /// Number of groups of a head.
+        groups: u32 = "line_groups",
+        /// Number of blocks of a group.
+        blocks: u32 = "line_blocks",
+    }
+
+    /// Sums of groups of rows.
+    struct ReadSumsParams {
+        address: pointer = "read_sums",
+        /// Number of groups of a head.
+        groups: u32 = "row_groups",
     }
 
     /// The parameters of the kernel of row statistics.
@@ -284,8 +305,25 @@ impl DqParams<Form> {
             pairs: (),
             heads: (),
             dq: Strided::form(spec.elem),
+            sums: spec.gradients.first().map(|_| ReadSumsParams::FORM),
+            line_sums: spec
+                .score
+                .as_ref()
+                .filter(|expr| !BlockSums::of(expr, spec.gradients, tile_n).reads.is_empty())
+                .map(|_| LineSumsParams::FORM),
         }
     }
+}
+
+copies!(ReadSumsParams, LineSumsParams);
+
+impl ReadSumsParams<Form> {
+    pub(super) const FORM: ReadSumsParams<Form> = ReadSumsParams { address: Elem::F32, groups: () };
+}
+
+impl LineSumsParams<Form> {
+    pub(super) const FORM: LineSumsParams<Form> =
+        LineSumsParams { address: Elem::F32, groups: (), blocks: () };
 }
 
 impl StatsParams<Form> {

@@ -7,6 +7,7 @@ use fa3_sched::packed::Tiles;
 use fa3_types::BackwardProblem;
 
 use super::arguments::SplitArguments;
+use super::dtable;
 use super::params::{DkvParams, DqParams, RoundParams, StatsParams};
 use super::scratch::{self, Scratch, Tables};
 use super::sink;
@@ -17,11 +18,12 @@ use crate::kernels::parts::score::score_tables;
 use crate::kernels::{Spec, tensors};
 
 /// Lowers a plan to its program, without steps that have nothing to compute. In problems with sinks, the buffers of
-/// `sink` and `dsink`, of shape (heads), come behind all other buffers.
+/// `sink` and `dsink`, of shape (heads), come behind all other buffers, and the gradients of tables before them.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let mut program = of_caller(plan.problem());
     let scratch = scratch::declare(&mut program, plan);
     gradients(&mut program, plan, &scratch);
+    dtable::steps(&mut program, plan, &scratch);
     sink::step(&mut program, plan, &scratch);
     program
 }

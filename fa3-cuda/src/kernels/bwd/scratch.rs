@@ -1,9 +1,13 @@
 //! The buffers through which kernels of a backward program pass data.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
-use fa3_sched::backward::{ADDED_ROWS, DkvTile, Plan, PlanKind, STATS_ROWS};
+use fa3_sched::backward::{ADDED_ROWS, DkvTile, DqBy, Plan, PlanKind, STATS_ROWS};
 use fa3_types::Intervals;
 
+use super::line_sums::BlockSums;
+use super::params::LineSumsParams;
+use super::read_sums::{GROUP, GroupSums};
+use crate::kernels::params::Host;
 use crate::kernels::parts::intervals::interval_rows;
 use crate::kernels::parts::key_tiles::KeyTiles;
 use crate::kernels::parts::summaries::Summaries;
@@ -16,12 +20,49 @@ pub(super) struct Scratch {
     pub(super) stats: BufferId,
     /// The dQ accumulators, if tiles add to dQ.
     pub(super) dq_accum: Option<BufferId>,
+    /// Sums of gradients of the elements of tables that rows read, if these are asked for.
+    pub(super) read_sums: Option<BufferId>,
+    /// Sums of keys and of diagonals, if these are asked for.
+    pub(super) lines: Option<LineBuffers>,
     /// Semaphores, if tiles add in order. They say which tile has added last to each block of accumulators.
     pub(super) last_added: Option<BufferId>,
     /// The tables of sequences (varlen).
     pub(super) tables: Option<Tables>,
     /// The buffers under a mask of intervals.
     pub(super) intervals: Option<IntervalBuffers>,
+}
+
+/// The sums of keys and of diagonals: of the groups of rows, and of heads.
+#[derive(Clone, Copy)]
+pub(super) struct LineBuffers {
+    pub(super) of_groups: BufferId,
+    pub(super) of_heads: BufferId,
+}
+
+impl LineBuffers {
+    /// The arguments for sums of groups.
+    pub(super) fn params(&self, plan: &Plan) -> LineSumsParams<Host> {
+        LineSumsParams { address: self.of_groups, groups: groups(plan), blocks: line_blocks(plan) }
+    }
+}
+
+/// Number of blocks of keys of the dQ kernel in the longest sequence.
+fn line_blocks(plan: &Plan) -> u32 {
+    (plan.problem().forward().longest().k as u32).div_ceil(dq_keys(plan))
+}
+
+/// Keys of a block of the dQ kernel, if there is one.
+pub(super) fn dq_keys(plan: &Plan) -> u32 {
+    match plan.dq() {
+        DqBy::Kernel(part) => part.tile.tile_n,
+        DqBy::Additions | DqBy::AdditionsInOrder => ADDED_ROWS,
+    }
+}
+
+/// The largest number of lines of a sequence: of keys, or of diagonals.
+pub(super) fn most_lines(plan: &Plan) -> u32 {
+    let longest = plan.problem().forward().longest();
+    (longest.q + longest.k) as u32
 }
 
 /// The buffers under a mask of intervals.
@@ -80,6 +121,17 @@ pub(super) fn padded_blocks(plan: &Plan) -> Option<u32> {
     }
 }
 
+/// Number of groups of [`GROUP`] rows of a head that have sums. They cover all tiles of the dQ kernel, whose last tile
+/// may reach beyond the last row.
+pub(super) fn groups(plan: &Plan) -> u32 {
+    let rows = match (plan.kind(), plan.dq()) {
+        (PlanKind::Dense(tiles), DqBy::Kernel(part)) => tiles.lens().q.next_multiple_of(part.tile.tile_m),
+        (PlanKind::Dense(tiles), DqBy::Additions | DqBy::AdditionsInOrder) => tiles.lens().q,
+        (PlanKind::Varlen(tiles), _) => tiles.places(),
+    };
+    rows.div_ceil(GROUP)
+}
+
 /// Adds the arrays of lengths for varlen sequences, and then the buffers through which kernels pass data.
 pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     let [batch, heads, _] = plan.problem().forward().lse_shape().map(|extent| extent as u32);
@@ -102,6 +154,21 @@ pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     });
     let last_added =
         tile.adds_in_order().then(|| program.buffer("last_added", Elem::U32, &blocks, BufferRole::Scratch));
+    let of_group = plan.problem().forward().score().filter(|form| form.gradients().first().is_some());
+    let of_group = of_group.map(|form| GroupSums::of(form.expr(), form.gradients()).count);
+    let read_sums = of_group.map(|count| {
+        program.buffer("read_sums", Elem::F32, &[batch, heads, groups(plan), count], BufferRole::Scratch)
+    });
+    let learned = plan.problem().forward().score().filter(|form| form.gradients().first().is_some());
+    let of_block = learned.map(|form| BlockSums::of(form.expr(), form.gradients(), dq_keys(plan)));
+    let lines = of_block.filter(|sums| !sums.reads.is_empty()).map(|sums| {
+        let mut scratch = |name, dims: &[u32]| program.buffer(name, Elem::F32, dims, BufferRole::Scratch);
+        let pairs = plan.problem().forward().batch() as u32 * heads;
+        LineBuffers {
+            of_groups: scratch("line_sums", &[batch * heads, groups(plan), line_blocks(plan), sums.count]),
+            of_heads: scratch("lines", &[sums.reads.len() as u32, pairs, most_lines(plan)]),
+        }
+    });
     let tables = match plan.kind() {
         PlanKind::Dense(_) => None,
         PlanKind::Varlen(tiles) => {
@@ -116,7 +183,7 @@ pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     };
     let forward = plan.problem().forward();
     let intervals = forward.mask().intervals().map(|form| interval_buffers(program, plan, form));
-    Scratch { stats, dq_accum, last_added, tables, intervals }
+    Scratch { stats, dq_accum, read_sums, lines, last_added, tables, intervals }
 }
 
 /// Adds the buffers under a mask of intervals.

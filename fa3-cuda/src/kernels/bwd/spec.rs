@@ -4,8 +4,10 @@ use fa3_ir::{Elem, WgmmaType};
 use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan, PlanKind, STATS_ROWS};
 use fa3_sched::packed::Tiles;
 use fa3_sched::{Order, Schedule, Scheduler};
-use fa3_types::{IntervalsOfRow, Mask, ScoreExpr, ScoreForm};
+use fa3_types::{IntervalsOfRow, Mask, ScoreExpr, ScoreForm, ScoreGradients};
 
+use super::dtable::TableSpec;
+use super::lines::{self, LinesSpec};
 use crate::kernels::parts::geometry::{form, sides};
 use crate::kernels::parts::lookup::SequenceForm;
 use crate::kernels::parts::row_blocks::RowsForm;
@@ -28,6 +30,10 @@ pub enum BwdSpec {
     Dq(PartSpec<DqTile>),
     /// Rounds dQ from its accumulators.
     Round(RoundSpec),
+    /// Adds up the sums of keys or of diagonals.
+    Lines(LinesSpec),
+    /// Computes the gradient of a table.
+    Table(TableSpec),
     /// Computes the gradient of sinks; the field says where lengths of sequences are known.
     Sink(SequenceForm),
 }
@@ -118,6 +124,8 @@ pub struct PartSpec<T> {
     pub softcap: bool,
     /// The function of scores, if there is one.
     pub score: Option<ScoreExpr>,
+    /// The tables of the function for whose gradients the dQ kernel writes sums.
+    pub gradients: ScoreGradients,
     /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
     /// The tile scheduler.
@@ -138,7 +146,14 @@ impl BwdSpec {
             BwdSpec::reduce(plan),
         ];
         let of_keys = of_keys.into_iter().flatten();
-        [BwdSpec::stats(plan)].into_iter().chain(of_keys).chain(BwdSpec::dq(plan)).chain(sink).collect()
+        let score = plan.problem().forward().score();
+        let tables = score.into_iter().flat_map(|form| {
+            let tables = (0..form.extents().len()).filter(|&table| form.gradients().has(table));
+            let tables = tables.map(|table| BwdSpec::Table(BwdSpec::of_table(plan, form, table)));
+            lines::specs(plan, form).into_iter().map(BwdSpec::Lines).chain(tables)
+        });
+        let first = [BwdSpec::stats(plan)].into_iter();
+        first.chain(of_keys).chain(BwdSpec::dq(plan)).chain(tables).chain(sink).collect()
     }
 
     /// The elements of Q, K and V: f16 or bf16. `None` for a kernel that reads only f32 and integers.
@@ -149,7 +164,11 @@ impl BwdSpec {
             BwdSpec::Dq(spec) => Some(spec.elem),
             BwdSpec::Round(spec) => Some(spec.elem),
             BwdSpec::Reduce(spec) => Some(spec.elem),
-            BwdSpec::QBlocks(_) | BwdSpec::SplitTiles | BwdSpec::Sink(_) => None,
+            BwdSpec::QBlocks(_)
+            | BwdSpec::SplitTiles
+            | BwdSpec::Lines(_)
+            | BwdSpec::Table(_)
+            | BwdSpec::Sink(_) => None,
         }
     }
 
@@ -165,10 +184,13 @@ impl BwdSpec {
 
     /// The spec of the kernel that computes the gradient of sinks.
     pub(super) fn sink(plan: &Plan) -> BwdSpec {
-        BwdSpec::Sink(match plan.kind() {
-            PlanKind::Dense(_) => SequenceForm::Dense,
-            PlanKind::Varlen(_) => SequenceForm::Varlen,
-        })
+        BwdSpec::Sink(sequences(plan))
+    }
+
+    /// The spec of the kernel that computes the gradient of a table.
+    pub(super) fn of_table(plan: &Plan, form: &ScoreForm, table: usize) -> TableSpec {
+        let (score, gradients) = (form.expr().clone(), form.gradients());
+        TableSpec { score, gradients, table, sequences: sequences(plan) }
     }
 
     /// The spec of the kernel of row statistics.
@@ -232,7 +254,8 @@ impl BwdSpec {
                     PlanKind::Dense(tiles) => tiles.dq().map(TileOrder::numbered),
                     PlanKind::Varlen(tiles) => tiles.dq().map(TileOrder::listed),
                 };
-                Some(BwdSpec::Dq(PartSpec::of(plan, part, forward.mask(), order?)))
+                let gradients = forward.score().map(ScoreForm::gradients).unwrap_or_default();
+                Some(BwdSpec::Dq(PartSpec { gradients, ..PartSpec::of(plan, part, forward.mask(), order?) }))
             }
             DqBy::Additions => {
                 let (cols, rows) = (plan.dkv().tile.head_dim, rows_form(plan, Mask::None));
@@ -240,6 +263,14 @@ impl BwdSpec {
             }
             DqBy::AdditionsInOrder => None,
         }
+    }
+}
+
+/// The place where a plan's kernels know the lengths of sequences.
+pub(super) fn sequences(plan: &Plan) -> SequenceForm {
+    match plan.kind() {
+        PlanKind::Dense(_) => SequenceForm::Dense,
+        PlanKind::Varlen(_) => SequenceForm::Varlen,
     }
 }
 
@@ -281,6 +312,7 @@ impl<T: Copy> PartSpec<T> {
             mask: sides(mask),
             softcap: forward.softcap().is_some(),
             score: forward.score().map(ScoreForm::expr).cloned(),
+            gradients: ScoreGradients::default(),
             order,
             scheduler,
             sequences,

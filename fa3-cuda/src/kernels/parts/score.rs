@@ -6,8 +6,8 @@ use fa3_ir::lang::*;
 use fa3_ir::{BufferId, BufferRole, Program};
 use fa3_sched::SeqLens;
 use fa3_types::{
-    Problem, ScoreBlock, ScoreExpr, ScoreForm, ScoreInputs, ScoreProduct, ScoreReal, ScoreRows, ScoreSlope,
-    ScoreTable, ScoreTile,
+    Problem, ReadBy, ScoreBlock, ScoreExpr, ScoreForm, ScoreGradients, ScoreInputs, ScoreProduct, ScoreReal,
+    ScoreRows, ScoreSlope, ScoreTable, ScoreTile, TableRead,
 };
 
 use super::kv_blocks::KvBlock;
@@ -118,16 +118,18 @@ impl<'k> TileFunction<'k> {
         TileFunction { builder, unit: params.unit, slope: ScoreSlope::One, tile }
     }
 
-    /// Like [`TileFunction::new`], of a function with its derivative.
+    /// Like [`TileFunction::new`], of a function with its derivatives by the score and by elements of tables with
+    /// gradients.
     #[track_caller]
-    pub(crate) fn with_slope(
+    pub(crate) fn with_slopes(
         builder: &'k Builder,
         (expr, params): (&ScoreExpr, &ScoreParams<InKernel<'k>>),
+        gradients: ScoreGradients,
         rows: ThreadRows<'k>,
         are: ScoreRows,
     ) -> TileFunction<'k> {
         let inputs = Inputs { builder, params: params.clone(), rows };
-        let tile = ScoreTile::with_slope(expr, inputs, are);
+        let tile = ScoreTile::with_slopes(expr, gradients, inputs, are);
         TileFunction { builder, unit: params.unit, slope: expr.slope(), tile }
     }
 
@@ -261,6 +263,14 @@ impl<'k> BlockFunction<'_, 'k> {
         Some(Slope { factor, is_finite: self.tile.slope == ScoreSlope::Finite })
     }
 
+    /// The derivatives at `at` by the elements of [`ScoreExpr::table_reads`], `None` for 1.
+    #[track_caller]
+    pub(crate) fn slopes_by_reads(&self, product: V<'k, F32>, at: At) -> Vec<Option<Slope<'k>>> {
+        let product = ScoreProduct { product, unit: self.tile.unit };
+        let slopes = self.block.borrow_mut().slopes_by_reads(product, at.half as usize, at.col).into_iter();
+        slopes.map(|(factor, is_finite)| factor.map(|factor| Slope { factor, is_finite })).collect()
+    }
+
     /// Whether the derivative is not 1 everywhere.
     pub(crate) fn has_slope(&self) -> bool {
         self.tile.slope != ScoreSlope::One
@@ -282,11 +292,7 @@ impl<'k> ScoreInputs<V<'k, F32>> for Inputs<'k> {
 
     fn element(&self, table: usize, at: &[U32<'k>]) -> V<'k, F32> {
         let TableParams { address, extents } = &self.params.tables[table];
-        let within = at.iter().zip(extents).map(|(&index, &extent)| {
-            let index = index.in_register();
-            let from_start = index.lt_s32(0).select(index + extent, index);
-            (from_start.max_s32(0).min_s32(extent - 1), extent)
-        });
+        let within = at.iter().zip(extents).map(|(&index, &extent)| (within(index, extent), extent));
         let place = within.reduce(|(place, _), (index, extent)| (place.mad(extent, index), extent));
         let (place, _) = place.expect("tables have axes");
         self.builder.load(place.mad_wide(4, *address))
@@ -306,5 +312,74 @@ impl<'k> ScoreInputs<V<'k, F32>> for Inputs<'k> {
 
     fn position(&self, query: U32<'k>) -> U32<'k> {
         query + self.rows.lens.k - self.rows.lens.q
+    }
+}
+
+/// The place along an axis of `extent` elements to which an index leads.
+#[track_caller]
+fn within<'k>(index: U32<'k>, extent: U32<'k>) -> U32<'k> {
+    let index = index.in_register();
+    let from_start = index.lt_s32(0).select(index + extent, index);
+    from_start.max_s32(0).min_s32(extent - 1)
+}
+
+/// The lines of a sequence's and a head's scores that read one element each: rows, keys, or diagonals.
+pub(crate) struct ReadLines<'t, 'k> {
+    pub(crate) builder: &'k Builder,
+    pub(crate) function: (&'t ScoreExpr, &'t ScoreParams<InKernel<'k>>),
+    pub(crate) read: &'t TableRead,
+    pub(crate) sequence: U32<'k>,
+    pub(crate) head: U32<'k>,
+    pub(crate) lens: SeqLens<U32<'k>>,
+}
+
+impl<'k> ReadLines<'_, 'k> {
+    /// The indices in a line, each with the extent of its axis.
+    #[track_caller]
+    fn indices(&self, line: U32<'k>) -> Vec<(U32<'k>, U32<'k>)> {
+        let &ReadLines { builder, function: (expr, params), read, sequence, head, lens } = self;
+        let zero = builder.value(0);
+        let (row, key) = match read.by {
+            ReadBy::Head | ReadBy::Row | ReadBy::Score => (line, zero),
+            ReadBy::Key => (zero, line),
+            // Diagonals are counted from the last key of the first row.
+            ReadBy::Distance => ((line - lens.k).max_s32(0), (lens.k - line).max_s32(0)),
+        };
+        let (head, position) = (Box::new(move |_| head), Box::new(move |_| Position(row)));
+        let rows = ThreadRows { sequence, lens, head, position };
+        let indices = expr.indices(read, &Inputs { builder, params: params.clone(), rows }, key);
+        indices.into_iter().zip(params.tables[read.table].extents.iter().copied()).collect()
+    }
+
+    /// Whether a line of the range reads `element`, which has a place along each axis.
+    #[track_caller]
+    pub(crate) fn is_read(&self, line: U32<'k>, element: &[U32<'k>]) -> V<'k, Pred> {
+        let axes = self.indices(line).into_iter().zip(element).zip(&self.read.steps);
+        let axes = axes.filter(|(_, step)| **step != Some(0));
+        let is_read = axes.map(|(((index, extent), &at), _)| within(index, extent).eq(at));
+        is_read.reduce(|all, axis| all & axis).expect("an index depends on the line")
+    }
+
+    /// The first and the end of a range of lines, of the first `lines` lines, outside of which no line reads `element`.
+    #[track_caller]
+    pub(crate) fn range(&self, element: &[U32<'k>], lines: U32<'k>) -> [U32<'k>; 2] {
+        let zero = self.builder.value(0);
+        let (mut first, mut end) = (zero, lines);
+        let axes = self.indices(zero).into_iter().zip(element).zip(&self.read.steps);
+        for (((index, extent), &at), step) in axes {
+            match step {
+                Some(0) => end = within(index, extent).eq(at).select(end, 0),
+                Some(1) => {
+                    // Neither do indices count from the end, nor do they wrap. The last element has all lines from one.
+                    let counts = index.lt(1 << 30);
+                    let line = at - index;
+                    let behind = at.eq(extent - 1).select(end, end.min((line + 1).max_s32(0)));
+                    first = counts.select(first.max(line.max_s32(0)), first);
+                    end = counts.select(behind, end);
+                }
+                _ => {}
+            }
+        }
+        [first, end]
     }
 }

@@ -13,6 +13,12 @@ use crate::kernels::params::{Form, Host, InKernel, Pass, Side, copies, param, pa
 /// Bytes of a word.
 const WORD: u32 = 4;
 
+/// Bytes of a record.
+const RECORD: u32 = SequenceRecord::<u32>::WORDS * WORD;
+
+/// The offset of the first record.
+const RECORDS: i32 = (HEADER * WORD) as i32;
+
 params! {
     /// A table in memory, and the numbers of a launch that turn its records into work tiles.
     struct Table {
@@ -130,14 +136,22 @@ impl<'k> Table<InKernel<'k>> {
         b: &'k Builder,
         number: U32<'k>,
     ) -> (SequenceRecord<U32<'k>>, Option<U32<'k>>) {
-        let (records, bytes) = ((HEADER * WORD) as i32, SequenceRecord::<u32>::WORDS * WORD);
         // An array behind all records has the index of the record of each row block.
-        let numbers = (self.sequences + 1).mad_wide(bytes, self.address);
-        let at: U32<'k> = b.load(self.sections.block(number).mad_wide(WORD, numbers).at(records));
-        let at = self.within.map_or(at, |_| at.min(self.sequences));
-        let at = at.mad_wide(bytes, self.address);
+        let numbers = (self.sequences + 1).mad_wide(RECORD, self.address);
+        let at: U32<'k> = b.load(self.sections.block(number).mad_wide(WORD, numbers).at(RECORDS));
+        self.record_at(b, self.within.map_or(at, |_| at.min(self.sequences)))
+    }
+
+    /// Loads the record `at`, and the padded position of its first row.
+    #[track_caller]
+    pub(crate) fn record_at(
+        &self,
+        b: &'k Builder,
+        at: U32<'k>,
+    ) -> (SequenceRecord<U32<'k>>, Option<U32<'k>>) {
+        let at = at.mad_wide(RECORD, self.address);
         let [[q_row, q_rows, q_len, k_row], [k_len, first_block, blocks, sequence]] =
-            [0, 16].map(|half| b.load_vector(at.at(records + half)));
+            [0, 16].map(|half| b.load_vector(at.at(RECORDS + half)));
         let record = SequenceRecord { q_row, q_rows, q_len, k_row, k_len, first_block, blocks, sequence };
         let record = self.within.map_or(record, |within| within.cut(record, self.sequences));
         match self.padded {

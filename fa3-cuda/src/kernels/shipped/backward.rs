@@ -5,7 +5,8 @@
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions};
 use fa3_types::{
-    BackwardSpec, BlockSide, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape,
+    BackwardSpec, BlockSide, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, ScoreGradients, Sequences,
+    Shape,
 };
 
 use super::Shipped;
@@ -64,12 +65,17 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let scored = [(dims[0], ALIBI), (dims[0], CAP), (dims[1], CAP), (dims[3], ALIBI)];
     let scored =
         scored.map(|(dims, text)| spec(dims, (Dtype::Bf16, Mask::Causal, None), 400).score(score_form(text)));
+    let learned = [(dims[1], ALIBI), (dims[0], "s + slope[q - k]")].map(|(dims, text)| {
+        let form = score_form(text).with_gradients(ScoreGradients::of([true]));
+        spec(dims, (Dtype::Bf16, Mask::Causal, None), 400).score(form)
+    });
     let specs = equal
         .chain(listed)
         .chain(in_chunks)
         .chain(under_intervals)
         .chain(blocks)
         .chain(scored)
+        .chain(learned)
         .flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
     specs
@@ -96,8 +102,10 @@ fn kernels(forward: ProblemSpec) -> Vec<BwdSpec> {
     let dims = [problem.forward().head_dim(), problem.forward().head_dim_v()].map(|dim| dim as u32);
     let limits = DeviceLimits::h100_sxm();
     let plan = |options| Plan::with(&problem, &limits, &options).expect("the head dimensions have tiles");
+    let learns = problem.forward().score().is_some_and(|form| form.gradients().first().is_some());
     let adding = match problem.forward().mask().intervals() {
-        None => vec![AddOrder::Any, AddOrder::LastKeysFirst]
+        _ if learns => vec![],
+        None => [AddOrder::Any, AddOrder::LastKeysFirst]
             .into_iter()
             .filter_map(|order| DkvTile::choose_adding(dims, order, &limits))
             .map(|tile| PlanOptions::default().dkv(tile))
@@ -146,6 +154,15 @@ fn name(spec: &BwdSpec) -> String {
         BwdSpec::Round(spec) => {
             format!("bwd/round/{}/d{}{}", spec.elem, spec.head_dim, rows_word(spec.rows))
         }
+        BwdSpec::Lines(spec) => {
+            let listed = if spec.sequences == SequenceForm::Varlen { "/listed" } else { "" };
+            let lines = if spec.are_diagonals { "diagonals" } else { "keys" };
+            format!("bwd/lines/{lines}/{}x{}/{}{listed}", spec.keys, spec.count, spec.first)
+        }
+        BwdSpec::Table(spec) => {
+            let listed = if spec.sequences == SequenceForm::Varlen { "/listed" } else { "" };
+            format!("bwd/dtable/t{}/{}{listed}", spec.table, score_word(&spec.score))
+        }
         BwdSpec::Sink(SequenceForm::Dense) => "bwd/sink".to_owned(),
         BwdSpec::Sink(SequenceForm::Varlen) => "bwd/sink/listed".to_owned(),
         BwdSpec::Dkv(spec) => {
@@ -181,10 +198,22 @@ fn rows_word(rows: RowsForm) -> String {
 }
 
 fn named<T>(kernel: &str, spec: &PartSpec<T>, tile: &str) -> String {
-    let PartSpec { elem, head_dim, head_dim_v, mask, softcap, ref score, scheduler, sequences, .. } = *spec;
+    let PartSpec {
+        elem,
+        head_dim,
+        head_dim_v,
+        mask,
+        softcap,
+        ref score,
+        gradients,
+        scheduler,
+        sequences,
+        ..
+    } = *spec;
     let listed = if sequences == SequenceForm::Varlen { "/listed" } else { "" };
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
-    let of_scores = [softcap.then(|| "cap".to_owned()), score.as_ref().map(score_word)];
+    let learned = gradients.first().map(|_| "dtables".to_owned());
+    let of_scores = [softcap.then(|| "cap".to_owned()), score.as_ref().map(score_word), learned];
     let of_scores: String = of_scores.into_iter().flatten().map(|word| format!("/{word}")).collect();
     format!(
         "bwd/{kernel}/{elem}/d{dims}/{tile}/{}{of_scores}/{}{listed}",

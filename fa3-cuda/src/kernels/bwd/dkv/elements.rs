@@ -34,7 +34,7 @@ impl<'k> Dkv<'k> {
                 head: Box::new(move |_| head),
                 position: Box::new(move |half| Position(key + half.rows())),
             };
-            TileFunction::with_slope(self.builder, of, rows, ScoreRows::Keys)
+            TileFunction::with_slopes(self.builder, of, self.spec.gradients, rows, ScoreRows::Keys)
         });
         TileHead { head, key, function }
     }

@@ -1,0 +1,28 @@
+"""Tensors that a function of scores reads, and that require grad: whether kernels compute their gradients."""
+
+import functools
+from typing import Any
+
+import torch
+
+from . import _fa3, operator
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+@functools.cache
+def refused_gradient(text: str, axes: tuple[int, ...], learned: tuple[int, ...]) -> str | None:
+    """The reason for which kernels compute no gradients of the tables `learned` of a text, if there is one. Each table
+    has a number of axes.
+    """
+    of_rows = torch.bfloat16, 0, (1, 8, 1, 64), (512, 64, 64, 1)
+    tensors: dict[str, Any] = dict.fromkeys(("q", "k", "v", "o", "dout", "dq", "dk", "dv"), of_rows)
+    tensors["lse"] = torch.float32, 0, (1, 1, 8), (8, 8, 1)
+    table = [(torch.float32, 0, (1,) * n, (1,) * n) for n in axes]
+    tensors |= {f"score_table{i}": x for i, x in enumerate(table)}
+    tensors |= {f"score_dtable{i}": table[i] for i in learned}
+    names = f"{operator.SCORES} deterministic score"
+    try:
+        _fa3.run(operator.made("backward", names, None, -1, -1, 0, 0.0, 0, False, text), 0, None, tensors, None)
+    except ValueError as refusal:
+        return str(refusal)
+    return None
