@@ -307,6 +307,11 @@ def test_tables_whose_gradients_kernels_do_not_compute():
     )
     assert refused_gradient("s + t0[h] * (k - q) + t1[h, q] + t2[h, q, k]", (1, 2, 3), (0, 1, 2)) == sentence
 
+    def in_a_trace(x):
+        return x + (refused_gradient("s + t0[h]", (1,), (0,)) is None)
+
+    assert torch.compile(in_a_trace, backend="eager", fullgraph=True)(torch.zeros(1)) == 1
+
 
 def test_slopes_of_alibi_are_learned():
     """A model whose slopes start at 0 finds the slopes of the model that made its data."""

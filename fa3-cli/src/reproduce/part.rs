@@ -96,7 +96,7 @@ pub(super) const PARTS: [Part; 23] = [
         "figure-6",
         "bench --backward --dtype f16 --head-dim 64,128 --no-mask --json part.json",
         "--seqlen 1k,4k,16k --rounds 2 --slice-ms 8",
-        [8, 30],
+        [22, 45],
     ),
     on_gpu(
         "figure-7",

@@ -96,9 +96,16 @@ impl BwdCase {
     /// If the planner refuses the problem.
     pub fn random_function(seed: u64, kernels: u64) -> Trial {
         let (mut of_kernel, mut rng) = (Rng::new((seed % kernels) ^ 0xf7c), Rng::new(seed ^ 0xf7c << 32));
-        let function = strategies::seeded(strategies::smooth_score_function(), seed % kernels);
-        let of_kernels =
-            OfKernels { function: Some(function), ..OfKernels::random(&mut of_kernel, &mut rng) };
+        let of_function = seed % kernels;
+        let function = strategies::seeded(strategies::smooth_score_function(), of_function);
+        let mut of_kernels = OfKernels::random(&mut of_kernel, &mut rng);
+        // Every second function has gradients of its tables, for which a dQ kernel is needed.
+        if of_function.is_multiple_of(2) {
+            of_kernels.function = Some(strategies::learned(&function));
+            of_kernels.options = PlanOptions::default();
+        } else {
+            of_kernels.function = Some(function);
+        }
         BwdCase::random_dense(seed, &mut rng, &of_kernels)
     }
 
