@@ -293,8 +293,12 @@ fn check_lines(forward: &Problem, tile: &DqTile) -> Result<(), PlanError> {
     let sums: u32 = reads.iter().map(|read| lines_of_block(read.by, tile.tile_n)).sum();
     let rows = forward.q().shape.batch * forward.q().shape.seqlen + forward.batch() * tile.tile_m as usize;
     let groups = forward.heads().q() as u64 * rows as u64 / u64::from(SUMMED_ROWS);
-    let blocks = forward.longest().k.div_ceil(tile.tile_n as usize) as u64;
-    let bytes = (4 * u64::from(sums)).saturating_mul(groups).saturating_mul(blocks);
+    // A packed sequence may have all rows: a hint about the longest one may be wrong.
+    let [rows, keys] = [forward.q(), forward.k()].map(|x| x.shape.seqlen as u64);
+    let of_groups = groups.saturating_mul(keys.div_ceil(tile.tile_n.into())).saturating_mul(sums.into());
+    let lines = reads.iter().filter(|read| lines_of_block(read.by, tile.tile_n) > 0).count();
+    let of_heads = (lines * forward.batch() * forward.heads().q()) as u64 * (rows + keys);
+    let bytes = of_groups.saturating_add(of_heads).saturating_mul(4);
     if bytes > MOST_LINE_SUMS {
         return Err(PlanError::LineSums { bytes, most: MOST_LINE_SUMS });
     }

@@ -174,6 +174,8 @@ fn kernels_refuse_gradients_of_tables() {
     assert_eq!(plan(4096, backward::PlanOptions::default()), Ok(()));
     let error = plan(1 << 15, backward::PlanOptions::default()).unwrap_err();
     // A block has 128 keys, a tile 128 rows, and each sequence may have one tile more than its rows fill.
-    let bytes = 4 * (16 * (64 * ((1 << 15) + 128)) / 16) * (1 << 15);
+    let of_groups = (16 * (64 * ((1 << 15) + 128)) / 16) * (1 << 15);
+    // And each head of a sequence has a sum for each row and key.
+    let bytes = 4 * (of_groups + 64 * 16 * (2 << 15));
     assert_eq!(error, backward::PlanError::LineSums { bytes, most: 8 << 30 });
 }

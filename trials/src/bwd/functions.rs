@@ -1,7 +1,7 @@
 //! Gradients through functions of scores: a covering array of functions and kernel features.
 
 use fa3_sched::backward::PlanOptions;
-use fa3_types::{KnownProblem, Mask, ProblemSpec};
+use fa3_types::{KnownProblem, Mask, ProblemSpec, Sequences};
 
 use super::BwdCase;
 use super::equivalent::{DQ, KEYS, LINES, TABLE_BY_HEAD, TABLE_BY_QUERY};
@@ -57,7 +57,12 @@ fn of_tables(levels: &mut Levels, seed: u64) -> Trial {
         ),
         Some(given) => {
             let lengths = [lengths, (0, 9), (30, 17)];
-            (listed::problem(given, DTYPES[1], heads, 64, &lengths, change), given.layout(Layout::Contiguous))
+            // A wrong hint about the longest sequence changes no result.
+            let hint = Sequences::packed(lengths.len()).longest(20);
+            let (spec, [rows_q, rows_k]) = listed::spec(given, DTYPES[1], heads, 64, &lengths);
+            let problem = change(spec).seqs_q(hint).seqs_k(hint).validate();
+            let problem = problem.and_then(|problem| KnownProblem::new(problem, rows_q, rows_k));
+            (problem.expect("it is valid"), given.layout(Layout::Contiguous))
         }
     };
     let case = case(text, problem, seed);

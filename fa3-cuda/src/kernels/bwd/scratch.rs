@@ -46,9 +46,9 @@ impl LineBuffers {
     }
 }
 
-/// Number of blocks of keys of the dQ kernel in the longest sequence.
+/// Number of blocks of keys of the dQ kernel in a sequence that has all rows of K, as a packed one may.
 fn line_blocks(plan: &Plan) -> u32 {
-    (plan.problem().forward().longest().k as u32).div_ceil(dq_keys(plan))
+    (plan.problem().forward().k().shape.seqlen as u32).div_ceil(dq_keys(plan))
 }
 
 /// Keys of a block of the dQ kernel, if there is one.
@@ -59,10 +59,10 @@ pub(super) fn dq_keys(plan: &Plan) -> u32 {
     }
 }
 
-/// The largest number of lines of a sequence: of keys, or of diagonals.
+/// The largest number of lines of a sequence: of keys, or of diagonals. A packed sequence may have all rows.
 pub(super) fn most_lines(plan: &Plan) -> u32 {
-    let longest = plan.problem().forward().longest();
-    (longest.q + longest.k) as u32
+    let forward = plan.problem().forward();
+    (forward.q().shape.seqlen + forward.k().shape.seqlen) as u32
 }
 
 /// The buffers under a mask of intervals.
