@@ -13,7 +13,7 @@ fn a_page_is_made_and_drawn_again() {
     }
     let folder = Folder::new();
     let stdout = folder.fa3("reproduce --quick -o report/ --json a.json").succeeded();
-    assert_eq!(stdout.matches("skipped: no Hopper GPU, no nvidia driver").count(), 3, "{stdout}");
+    assert_eq!(stdout.matches("skipped: no Hopper GPU, no nvidia driver").count(), 4, "{stdout}");
     let page = folder.text("report/index.html");
     let said = |verdict: &str| page.matches(&format!("<td class=\"{verdict}\">")).count();
     // Claims stand in the table of all, and in their sections. What needs ptxas may be missing.
