@@ -1,11 +1,13 @@
 """Tensors that a function of scores reads, and that require grad: whether kernels compute their gradients."""
 
-import functools
 from typing import Any
 
 import torch
 
 from . import _fa3, operator
+
+# A trace would ignore functools.cache around the function below, and go on into it.
+_REFUSALS: dict[tuple[str, tuple[int, ...], tuple[int, ...]], str | None] = {}
 
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
@@ -13,11 +15,12 @@ def refused_gradient(text: str, axes: tuple[int, ...], learned: tuple[int, ...])
     """The reason for which kernels compute no gradients of the tables `learned` of a text, if there is one. Each table
     has a number of axes.
     """
-    return _refused(text, axes, learned)
+    of = text, axes, learned
+    if of not in _REFUSALS:
+        _REFUSALS[of] = _refused(*of)
+    return _REFUSALS[of]
 
 
-# A trace would ignore a cache of the function above, and go on into it.
-@functools.cache
 def _refused(text: str, axes: tuple[int, ...], learned: tuple[int, ...]) -> str | None:
     of_rows = torch.bfloat16, 0, (1, 8, 1, 64), (512, 64, 64, 1)
     tensors: dict[str, Any] = dict.fromkeys(("q", "k", "v", "o", "dout", "dq", "dk", "dv"), of_rows)
