@@ -49,7 +49,7 @@ impl RowGradients {
     }
 
     /// Judges dQ (batch, seqlen_q, heads_q, head_dim), dK and dV (batch, seqlen_k, heads_kv, ...): all elements of the
-    /// row's sequence and its head of K and V. Returns the largest quotient of an error and its allowed error.
+    /// row's sequence and its head of K and V.
     ///
     /// # Errors
     /// The first element past its bound.

@@ -154,12 +154,11 @@ pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     });
     let last_added =
         tile.adds_in_order().then(|| program.buffer("last_added", Elem::U32, &blocks, BufferRole::Scratch));
-    let of_group = plan.problem().forward().score().filter(|form| form.gradients().first().is_some());
-    let of_group = of_group.map(|form| GroupSums::of(form.expr(), form.gradients()).count);
-    let read_sums = of_group.map(|count| {
+    let learned = plan.problem().forward().score().filter(|form| form.gradients().first().is_some());
+    let read_sums = learned.map(|form| {
+        let count = GroupSums::of(form.expr(), form.gradients()).count;
         program.buffer("read_sums", Elem::F32, &[batch, heads, groups(plan), count], BufferRole::Scratch)
     });
-    let learned = plan.problem().forward().score().filter(|form| form.gradients().first().is_some());
     let of_block = learned.map(|form| BlockSums::of(form.expr(), form.gradients(), dq_keys(plan)));
     let lines = of_block.filter(|sums| !sums.reads.is_empty()).map(|sums| {
         let mut scratch = |name, dims: &[u32]| program.buffer(name, Elem::F32, dims, BufferRole::Scratch);
