@@ -132,7 +132,8 @@ def leaves_of(given):
     return {name: given[name].detach().requires_grad_() for name in ("q", "k", "v", "s_aux") if name in given}
 
 
-WITHOUT_SCHEMA = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
+EAGER = "test_schema", "test_autograd_registration", "test_faketensor"
+COMPILED = (*EAGER, "test_aot_dispatch_dynamic")
 
 
 class Seen(TorchDispatchMode):
@@ -148,10 +149,24 @@ class Seen(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
+def unlike(calls):
+    """One of the calls for each function and each form of its arguments: shapes, strides, types and numbers."""
+
+    def form(x):
+        return (x.shape, x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x
+
+    seen = {}
+    for function, arguments, options in calls:
+        arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+        forms = *map(form, arguments), *options, *map(form, options.values())
+        seen.setdefault(str((function, forms)), (function, arguments, options))
+    return seen.values()
+
+
 @pytest.mark.parametrize("operation", (OPERATIONS | EDGES).values(), ids=OPERATIONS | EDGES)
 def test_operators_are_what_they_say(device, operation):
     """Runs torch's own checks of each operator that the calls reach: its schema, its registration with autograd, and
-    its fake results compared with real ones, also under torch.compile.
+    its fake results compared with real ones. The first call of each operator is also checked under torch.compile.
     """
     given = operation.make(device)
     name, x = next((name, x) for name, x in given.items() if name not in operation.writes)
@@ -166,19 +181,24 @@ def test_operators_are_what_they_say(device, operation):
                 results = operation.call(**(given | leaves))[used]
                 torch.autograd.grad(results, list(leaves.values()), [torch.ones_like(x) for x in results])
     assert seen.calls
-    for function, arguments, options in seen.calls:
-        arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+    compiled = set()
+
+    def check(function, arguments, options):
         has_codes = any(isinstance(x, torch.Tensor) and x.dtype == torch.float8_e4m3fn for x in arguments)
+        checks = EAGER if function in compiled else COMPILED
+        compiled.add(function)
         # Torch's check of a schema compares tensors, and torch cannot compare float8.
-        checks = dict(test_utils=WITHOUT_SCHEMA) if has_codes else {}
-        torch.library.opcheck(function, arguments, options, **checks)
+        torch.library.opcheck(function, arguments, options, test_utils=checks[1:] if has_codes else checks)
+
+    for function, arguments, options in unlike(seen.calls):
         name = function._schema.name.removeprefix("fa3::")
+        if name.endswith("forward") and operation.no_gradient is None:
+            leaves = [x.clone().requires_grad_() for x in arguments[:3]]
+            check(function, (*leaves, *arguments[3:]), options)
+        check(function, arguments, options)
         if name in ("backward", "varlen_backward"):
             into = dict(zip(("dq", "dk", "dv"), map(torch.empty_like, arguments[1:4]), strict=True))
-            torch.library.opcheck(getattr(torch.ops.fa3, f"{name}_out").default, arguments, options | into)
-        elif name.endswith("forward") and operation.no_gradient is None:
-            leaves = [x.requires_grad_() for x in arguments[:3]]
-            torch.library.opcheck(function, (*leaves, *arguments[3:]), options)
+            check(getattr(torch.ops.fa3, f"{name}_out").default, arguments, options | into)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -315,7 +335,9 @@ WITH_CHANNELS = OPERATIONS | {"codes by channels": EDGES["codes by channels"]}
 @pytest.mark.parametrize("operation", WITH_CHANNELS.values(), ids=WITH_CHANNELS)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_what_has_no_gradients_says_so(device, operation, compiled):
-    """The forward pass runs, also with fake tensors, and gives the same results. All gradients are refused."""
+    """The forward pass runs, also with fake tensors, and gives the same results. All gradients are refused: of a compiled
+    call, of its first tensor.
+    """
     if operation.no_gradient is None or operation.writes:
         pytest.skip("skipped: there are gradients, or nothing may require grad")
     given = operation.make(device)
@@ -336,6 +358,8 @@ def test_what_has_no_gradients_says_so(device, operation, compiled):
                 result.float().sum().backward(retain_graph=True)
         with torch.no_grad():
             assert not any(x.requires_grad for x in call(**(given | leaf)))
+        if compiled:
+            break
 
 
 def test_transforms_are_refused(operation):
