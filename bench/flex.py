@@ -35,11 +35,12 @@ DEVICE = "cuda"
 
 
 class Case(NamedTuple):
-    """A function of scores, a mask, and our own arguments for the mask, if any."""
+    """A function of scores, a mask, our own arguments for the mask, if any, and the function's tables with gradients."""
 
     score_mod: object
     mask_mod: object
     flag: dict | None = None
+    learned: tuple = ()
 
 
 class Cell(NamedTuple):
@@ -53,7 +54,7 @@ class Cell(NamedTuple):
     def heads(self):
         """Heads of Q, and of K and V."""
         heads = 2048 // self.head_dim
-        if self.case == "bias":
+        if self.case.endswith("bias"):
             heads = max(1, min(heads, 2**31 // self.seqlen**2))
         return heads, max(1, heads // 4)
 
@@ -75,6 +76,12 @@ def alibi(heads, device):
     """ALiBi, with the slopes of its paper."""
     slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=device) / heads)
     return lambda s, b, h, q, k: s - slopes[h] * (q - k).abs()
+
+
+def learned_alibi(heads, seqlen, device):
+    """ALiBi under a causal mask, whose slopes have gradients."""
+    slopes = (2.0 ** (-8.0 * torch.arange(1, heads + 1, device=device) / heads)).requires_grad_()
+    return Case(lambda s, b, h, q, k: s - slopes[h] * (q - k), causal, {"causal": True}, (slopes,))
 
 
 def documents(seqlen, device):
@@ -100,6 +107,12 @@ def relative(heads, seqlen, device):
     return Case(lambda s, b, h, q, k: s + table[h, (q - k).abs()], causal, {"causal": True})
 
 
+def learned_relative(heads, seqlen, device):
+    """A table by head and by distance, the last of which stands for all larger ones, with gradients."""
+    table = torch.randn(heads, 128, device=device, requires_grad=True)
+    return Case(lambda s, b, h, q, k: s + table[h, (q - k).clamp(0, 127)], causal, {"causal": True}, (table,))
+
+
 def document_alibi(heads, seqlen, device):
     """ALiBi in documents, each with a causal mask."""
     ids = documents(seqlen, device)
@@ -116,6 +129,12 @@ def bias(heads, seqlen, device):
     """A bias by head, query and key."""
     table = torch.randn(heads, seqlen, seqlen, device=device)
     return Case(lambda s, b, h, q, k: s + table[h, q, k], causal, {"causal": True})
+
+
+def learned_bias(heads, seqlen, device):
+    """A bias by head, query and key, with gradients."""
+    table = torch.randn(heads, seqlen, seqlen, device=device, requires_grad=True)
+    return Case(lambda s, b, h, q, k: s + table[h, q, k], causal, {"causal": True}, (table,))
 
 
 def images(heads, seqlen, device):
@@ -142,6 +161,9 @@ CASES = {
     "document alibi": document_alibi,
     "window alibi": window_alibi,
     "bias": bias,
+    "learned alibi": learned_alibi,
+    "learned relative": learned_relative,
+    "learned bias": learned_bias,
     "images": images,
     "prefix": prefix,
 }
@@ -224,7 +246,8 @@ def tried(functions):
 
 def gradients(outputs, dout, tensors):
     """Backward passes by name. The graphs of their forward passes are kept."""
-    return {by: lambda o=o: torch.autograd.grad(o, tensors, dout, retain_graph=True) for by, o in outputs.items()}
+    options = dict(retain_graph=True, allow_unused=True)
+    return {by: lambda o=o: torch.autograd.grad(o, tensors, dout, **options) for by, o in outputs.items()}
 
 
 def measure(cell, options):
@@ -233,8 +256,8 @@ def measure(cell, options):
     heads, heads_kv = cell.heads
     shapes = [(cell.batch, cell.seqlen, of, cell.head_dim) for of in (heads, heads_kv, heads_kv, heads)]
     q, k, v, dout = (torch.randn(*shape, dtype=torch.bfloat16, device=DEVICE) for shape in shapes)
-    tensors = [x.requires_grad_() for x in (q, k, v)]
     case, dout = CASES[cell.case](heads, cell.seqlen, q.device), dout.transpose(1, 2)
+    tensors = [*(x.requires_grad_() for x in (q, k, v)), *case.learned]
     functions, visible = passes(case, cell, q, k, v)
     flops = cell.head_dim * heads * cell.batch * visible
     with torch.no_grad():

@@ -179,9 +179,10 @@ def test_a_summary_is_of_the_cells_that_an_implementation_takes(capsys):
 
 def test_cells_of_flex():
     cells = flex.chosen(flex.parse([]))
-    assert len(cells) == 6 * 9 + 2 * 6 and str(cells[0]) == "soft cap d128 8k"
+    assert len(cells) == 9 * 9 + 2 * 6 and str(cells[0]) == "soft cap d128 8k"
     assert [str(cell) for cell in flex.chosen(flex.parse(["--quick", "--cells", "bias", "images d128"]))] == [
         "bias d128 8k",
+        "learned bias d128 8k",
         "images d128 8k",
     ]
     # The table of a bias has 8 GiB at most.
