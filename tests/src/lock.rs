@@ -16,7 +16,7 @@ use fa3_ir::Ptx;
 use crate::canonical::{canonical, fnv1a};
 
 pub use diff::Diff;
-pub use tools::{Assembled, NoTool, Nvdisasm, Ptxas};
+pub use tools::{Module, NoTool, Nvdisasm, Ptxas};
 
 /// Header: the tool that wrote the lock, and the command that writes it.
 const HEAD: &str = "\

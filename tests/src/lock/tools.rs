@@ -28,13 +28,13 @@ pub struct Nvdisasm {
 #[error("no {0}")]
 pub struct NoTool(&'static str);
 
-/// Output of ptxas for a kernel.
+/// Kernels that ptxas assembled as one module.
 #[derive(Clone, Debug)]
-pub struct Assembled {
-    /// The report of ptxas on the kernel.
-    pub report: JitReport,
+pub struct Module {
+    /// The report of ptxas on each kernel, in the order in which they were given.
+    pub reports: Vec<JitReport>,
     /// The machine code.
-    pub cubin: Vec<u8>,
+    cubin: Vec<u8>,
 }
 
 impl Ptxas {
@@ -47,22 +47,50 @@ impl Ptxas {
         Ok(Ptxas { path, version })
     }
 
-    /// Assembles a kernel.
+    /// Assembles kernels as one module: nvdisasm takes several times as long to start as to read a kernel.
     ///
     /// # Panics
-    /// If ptxas rejects the kernel.
-    pub fn assemble(&self, name: &str, ptx: &str) -> Assembled {
+    /// If ptxas rejects a kernel.
+    pub fn assemble(&self, name: &str, kernels: &[&str]) -> Module {
         let [source, object] = ["ptx", "cubin"].map(|extension| temporary(name, extension));
-        fs::write(&source, ptx).expect("a temporary file can be written");
+        let (heads, kernels): (Vec<String>, Vec<String>) = kernels.iter().enumerate().map(numbered).unzip();
+        // The heads differ in the version of PTX that a kernel needs, if at all.
+        let head = heads.into_iter().max().unwrap_or_default();
+        fs::write(&source, head + &kernels.concat()).expect("a temporary file can be written");
         let args: [&OsStr; 5] =
             ["-arch=sm_90a".as_ref(), "-v".as_ref(), "-o".as_ref(), object.as_ref(), source.as_ref()];
         let output = run(&self.path, &args);
         let log = String::from_utf8_lossy(&succeeded(name, output).stderr).into_owned();
         let cubin = fs::read(&object).expect("ptxas writes it");
         remove(&[&source, &object]);
-        let report = JitReport::parse(&log).unwrap_or_else(|| panic!("{name}: {log}"));
-        Assembled { report, cubin }
+        let logs =
+            parts(&log, kernels.len(), |line| line.split_once("entry function 'k")?.1.split('\'').next());
+        let report = |log: &String| JitReport::parse(log).unwrap_or_else(|| panic!("{name}: {log}"));
+        Module { reports: logs.iter().map(report).collect(), cubin }
     }
+}
+
+/// The head of a kernel's text, with the version of PTX and the target, and its text in a module of several kernels: its
+/// entry is `k` and its index, and its shared memory has a name of its own.
+fn numbered((index, ptx): (usize, &&str)) -> (String, String) {
+    let (head, entry) = ptx.split_once(".visible .entry ").expect("a kernel has an entry");
+    let (_, body) = entry.split_once('(').expect("an entry has parameters");
+    let (memory, head): (Vec<&str>, Vec<&str>) = head.lines().partition(|line| line.starts_with(".extern"));
+    let kernel = format!("{}\n.visible .entry k{index}({body}\n", memory.concat());
+    (head.join("\n"), kernel.replace("smem", &format!("smem{index}")))
+}
+
+/// The lines of each kernel in a text about all kernels of a module. `start` finds the index in the line with which a
+/// kernel begins. Lines before the first kernel are the first one's.
+fn parts(text: &str, kernels: usize, start: impl Fn(&str) -> Option<&str>) -> Vec<String> {
+    let (mut parts, mut index) = (vec![String::new(); kernels], None);
+    for line in text.lines() {
+        index = start(line).map(|index| index.parse::<usize>().expect("kernels are numbered")).or(index);
+        let part = &mut parts[index.unwrap_or(0)];
+        part.push_str(line);
+        part.push('\n');
+    }
+    parts
 }
 
 impl Nvdisasm {
@@ -75,17 +103,21 @@ impl Nvdisasm {
         Ok(Nvdisasm { path })
     }
 
-    /// Disassembles a kernel.
+    /// Disassembles the kernels of a module.
     ///
     /// # Panics
     /// If nvdisasm cannot read the machine code.
-    pub fn disassemble(&self, name: &str, cubin: &[u8]) -> Listing {
+    pub fn disassemble(&self, name: &str, module: &Module) -> Vec<Listing> {
         let path = temporary(name, "sass");
-        fs::write(&path, cubin).expect("a temporary file can be written");
+        fs::write(&path, &module.cubin).expect("a temporary file can be written");
         let output = run(&self.path, &["-c".as_ref(), "-ndf".as_ref(), path.as_ref()]);
         remove(&[&path]);
         let text = String::from_utf8_lossy(&succeeded(name, output).stdout).into_owned();
-        Listing::parse(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
+        let texts = parts(&text, module.reports.len(), |line| {
+            line.split_once(".section\t.text.k")?.1.split(',').next()
+        });
+        let listing = |text: &String| Listing::parse(text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        texts.iter().map(listing).collect()
     }
 }
 

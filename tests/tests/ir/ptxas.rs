@@ -19,7 +19,7 @@ pub(crate) fn assemble(kernel: &Kernel) -> Option<JitReport> {
     let ptx = emitted(kernel);
     let ptxas = PTXAS.as_ref().map_err(|none| println!("skipped: {none}")).ok()?;
     let name = format!("{}-{}", kernel.name, SERIAL.fetch_add(1, Ordering::Relaxed));
-    let report = ptxas.assemble(&name, &ptx.text).report;
+    let report = ptxas.assemble(&name, &[&ptx.text]).reports.remove(0);
     let serializes = |code| (7500..7600).contains(&code);
     assert!(!report.warnings.iter().filter_map(|warning| warning.code).any(serializes), "{name}: {report}");
     Some(report)

@@ -12,20 +12,24 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::{env, fs};
 
+use fa3_cuda::JitReport;
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::kernels::shipped::{Shipped, shipped};
 use fa3_ir::ptx;
 use fa3_sched::Scheduler;
 use fa3_sched::forward::{Loads, Pipeline, Precision};
-use fa3_tests::lock::{Assembled, Code, Diff, Lock, NoTool, Nvdisasm, Ptxas, Usage};
+use fa3_tests::lock::{Code, Diff, Lock, Module, NoTool, Nvdisasm, Ptxas, Usage};
 use loops::Fault;
 use rayon::prelude::*;
 
 static PTXAS: LazyLock<Result<Ptxas, NoTool>> = LazyLock::new(Ptxas::find);
-static ALL: LazyLock<Vec<Built>> = LazyLock::new(|| {
+static ALL: LazyLock<Vec<Batch>> = LazyLock::new(|| {
     let all: Vec<Shipped> = shipped().collect();
-    all.into_par_iter().map(Built::of).collect()
+    all.par_chunks(BATCH).map(Batch::of).collect()
 });
+
+/// Kernels that are assembled as one module.
+const BATCH: usize = 8;
 
 /// A shipped kernel, built.
 struct Built {
@@ -33,21 +37,43 @@ struct Built {
     code: Code,
     entry_registers: u32,
     /// `None` without ptxas, or if another kernel stands for this one.
-    assembled: Option<Assembled>,
+    report: Option<JitReport>,
 }
 
-impl Built {
-    fn of(shipped: Shipped) -> Built {
-        let kernel = shipped.kernel();
-        let ptx = ptx::emit(&kernel).unwrap_or_else(|errors| panic!("{}: {errors:?}", shipped.name));
-        let ptxas = PTXAS.as_ref().ok().filter(|_| shipped.stands_for_others());
-        let assembled = ptxas.map(|ptxas| ptxas.assemble(&shipped.name, &ptx.text));
-        let usage = assembled.as_ref().map(|Assembled { report, .. }| Usage {
-            registers: report.registers,
-            spills: report.spill_store_bytes + report.spill_load_bytes,
+/// Shipped kernels, built, and the module of those that are assembled.
+struct Batch {
+    kernels: Vec<Built>,
+    module: Option<Module>,
+}
+
+impl Batch {
+    fn of(shipped: &[Shipped]) -> Batch {
+        let built = shipped.iter().map(|shipped| {
+            let kernel = shipped.kernel();
+            let ptx = ptx::emit(&kernel).unwrap_or_else(|errors| panic!("{}: {errors:?}", shipped.name));
+            (shipped, ptx, kernel.launch.entry_registers())
         });
-        let code = Code { assembled: usage, ..Code::of(&ptx) };
-        Built { shipped, code, entry_registers: kernel.launch.entry_registers(), assembled }
+        let built: Vec<_> = built.collect();
+        let assembled = built.iter().filter(|(shipped, ..)| shipped.stands_for_others());
+        let texts: Vec<&str> = assembled.map(|(_, ptx, _)| ptx.text.as_str()).collect();
+        let ptxas = PTXAS.as_ref().ok().filter(|_| !texts.is_empty());
+        let module = ptxas.map(|ptxas| ptxas.assemble(&shipped[0].name, &texts));
+        let mut reports = module.iter().flat_map(|module| &module.reports);
+        let kernels = built.iter().map(|(shipped, ptx, entry_registers)| {
+            let report = reports.by_ref().take(shipped.stands_for_others().into()).next().cloned();
+            let usage = |report: &JitReport| Usage {
+                registers: report.registers,
+                spills: report.spill_store_bytes + report.spill_load_bytes,
+            };
+            let code = Code { assembled: report.as_ref().map(usage), ..Code::of(ptx) };
+            Built { shipped: (*shipped).clone(), code, entry_registers: *entry_registers, report }
+        });
+        Batch { kernels: kernels.collect(), module }
+    }
+
+    /// The kernels of the module, in its order.
+    fn assembled(&self) -> impl Iterator<Item = (&Built, &JitReport)> {
+        self.kernels.iter().filter_map(|built| Some((built, built.report.as_ref()?)))
     }
 }
 
@@ -62,7 +88,11 @@ fn read() -> Lock {
 
 #[test]
 fn kernels_are_as_the_lock_says() {
-    let kernels = ALL.iter().map(|built| (built.shipped.name.clone(), built.code)).collect();
+    let kernels = ALL
+        .iter()
+        .flat_map(|batch| &batch.kernels)
+        .map(|built| (built.shipped.name.clone(), built.code))
+        .collect();
     let now = Lock { ptxas: PTXAS.as_ref().ok().map(|ptxas| ptxas.version.clone()), kernels };
     let lock = read();
     let more = lock.more_spills(&now);
@@ -112,8 +142,7 @@ fn documents_count_the_spills() {
 /// ptxas reports neither serialization nor warnings.
 #[test]
 fn ptxas_has_nothing_to_say() {
-    for Built { shipped, assembled, entry_registers, .. } in ALL.iter() {
-        let Some(Assembled { report, .. }) = assembled else { continue };
+    for (Built { shipped, entry_registers, .. }, report) in ALL.iter().flat_map(Batch::assembled) {
         // The reported number excludes registers that setmaxnreg gives to roles, and includes registers at entry.
         let is_clean = report.warnings.is_empty() && report.registers <= *entry_registers;
         assert!(is_clean, "{}: {report}", shipped.name);
@@ -140,14 +169,18 @@ fn loops_overlap() {
         println!("skipped: no nvdisasm");
         return;
     };
-    let wrong = ALL.par_iter().flat_map_iter(|Built { shipped, assembled, .. }| {
-        let name = &shipped.name;
-        let spec = shipped.forward().filter(|spec| overlaps(spec));
-        let faults = spec.zip(assembled.as_ref()).map(|(spec, Assembled { cubin, .. })| {
-            loops::faults(spec, &nvdisasm.disassemble(name, cubin)).into_iter()
-        });
-        let faults = faults.into_iter().flatten();
-        faults.map(move |(address, fault)| format!("{name}: loop at {address:#06x}: {fault}"))
+    let wrong = ALL.par_iter().flat_map_iter(|batch| {
+        let specs = batch.assembled().map(|(built, _)| built.shipped.forward().filter(|spec| overlaps(spec)));
+        let specs: Vec<_> = specs.collect();
+        let module = batch.module.as_ref().filter(|_| specs.iter().any(Option::is_some));
+        let listings = module.map(|module| nvdisasm.disassemble(&batch.kernels[0].shipped.name, module));
+        let listings = listings.into_iter().flatten();
+        batch.assembled().zip(specs).zip(listings).flat_map(|(((built, _), spec), listing)| {
+            let faults = spec.map(|spec| loops::faults(spec, &listing));
+            let name = &built.shipped.name;
+            let faults = faults.into_iter().flatten();
+            faults.map(move |(address, fault)| format!("{name}: loop at {address:#06x}: {fault}"))
+        })
     });
     let wrong: Vec<String> = wrong.collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -180,8 +213,8 @@ fn serialised_loops_are_found() {
     for (index, (from, to, expected)) in edits.into_iter().enumerate() {
         let (broken, name) = (sound.replace(from, to), format!("serial-{index}"));
         assert_ne!(broken, sound, "no {from}");
-        let listing = nvdisasm.disassemble(&name, &ptxas.assemble(&name, &broken).cubin);
-        let faults = loops::faults(spec, &listing);
+        let listings = nvdisasm.disassemble(&name, &ptxas.assemble(&name, &[&broken]));
+        let faults = loops::faults(spec, &listings[0]);
         assert!(faults.iter().any(|(_, fault)| expected(fault)), "without {from}: {faults:?}");
     }
 }
