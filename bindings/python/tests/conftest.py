@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# Two devices of JAX, so that a program runs on both. JAX reads it when it is first used.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+
 try:
     import torch
 except ModuleNotFoundError:
