@@ -79,10 +79,10 @@ unsafe fn handled(frame: &Frame, place: impl FnOnce(&Xla<'_>) -> Result<Place, E
     {
         return ptr::with_exposed_provenance_mut(*address);
     }
-    // SAFETY: the function copies the message.
-    unsafe {
-        (*frame.api).new_error.map_or(ptr::null_mut(), |new| new(&mut NewError::new(message.as_ptr(), code)))
-    }
+    // SAFETY: as above, and the function copies the message.
+    let new = unsafe { frame.api.as_ref() }.and_then(|api| api.new_error);
+    // SAFETY: as above.
+    new.map_or(ptr::null_mut(), |new| unsafe { new(&mut NewError::new(message.as_ptr(), code)) })
 }
 
 /// Answers XLA's question for the handler's metadata, or computes a call.
@@ -91,10 +91,9 @@ unsafe fn handled(frame: &Frame, place: impl FnOnce(&Xla<'_>) -> Result<Place, E
 /// The conditions of [`on_cpu`].
 unsafe fn handle(frame: &Frame, place: impl FnOnce(&Xla<'_>) -> Result<Place, Error>) -> Result<(), Error> {
     abi::check("CallFrame", frame.size, size_of::<Frame>())?;
-    // SAFETY: a frame has XLA's functions.
-    let xla = unsafe { Xla { api: &*frame.api, context: frame.context } };
-    abi::check("Api", xla.api.size, offset_of!(Api, device))?;
-    let (major, minor) = (xla.api.version.major, xla.api.version.minor);
+    // SAFETY: XLA's functions live as long as the process.
+    let api = unsafe { frame.api.as_ref() };
+    let (major, minor) = api.map_or(abi::FIRST, |api| (api.version.major, api.version.minor));
     if major != abi::MAJOR {
         let known = abi::MAJOR;
         return Err(refused(format!("XLA's FFI has version {major}.{minor}, expected {known}")));
@@ -110,6 +109,9 @@ unsafe fn handle(frame: &Frame, place: impl FnOnce(&Xla<'_>) -> Result<Place, Er
         metadata.version.size = size_of::<abi::Version>();
         return Ok(());
     }
+    let api = api.ok_or_else(|| refused("a call has no functions of XLA's FFI"))?;
+    abi::check("Api", api.size, offset_of!(Api, unused_3))?;
+    let xla = Xla { api, context: frame.context };
     if frame.stage != abi::EXECUTE {
         return Err(refused(format!("there is nothing to do in stage {} of XLA's FFI", frame.stage)));
     }

@@ -142,16 +142,16 @@ def call(batch, rows, pass_="forward", stage=3, short=0, **of_api):
 
 
 def metadata(minor):
-    """The version that the handler states to XLA of this version."""
+    """The version that the handler states to XLA of this version; None if XLA does not tell it."""
     asked = Metadata(size=36, traits=9)
     extension = Extension(32, 1, None, address(asked))
-    frame = sized(Frame, api=api(minor=minor), extension=address(extension), stage=9)
+    frame = sized(Frame, api=minor and api(minor=minor), extension=address(extension), stage=9)
     assert handler(byref(frame)) is None
     return asked.version.major, asked.version.minor, asked.traits, asked.version.size
 
 
 found = {
-    "metadata": [metadata(1), metadata(9)],
+    "metadata": [metadata(None), metadata(3), metadata(9)],
     "small": call(1, 64),
     "small allocated": list(allocated),
     "large": call(8, 4096, "backward"),

@@ -15,6 +15,8 @@ use super::refused;
 pub(super) const MAJOR: i32 = 0;
 /// The last minor version that is known.
 pub(super) const MINOR: i32 = 4;
+/// The version whose question for metadata comes without functions.
+pub(super) const FIRST: (i32, i32) = (0, 1);
 
 /// The kind of an extension that asks for a handler's metadata.
 pub(super) const METADATA: i32 = 1;
@@ -135,7 +137,7 @@ pub(super) struct Api {
     pub(super) version: Version,
     internal: *const c_void,
     pub(super) new_error: Function<NewError>,
-    unused_3: [*const c_void; 3],
+    pub(super) unused_3: [*const c_void; 3],
     pub(super) stream: Function<StreamOf>,
     unused_4: [*const c_void; 4],
     pub(super) allocate: Function<Allocation>,
