@@ -154,9 +154,9 @@ impl<C: CpuCall> Planned<C> {
         let result = caught(|| match place {
             Place::Stream { device, stream } => self.launch((device, call), stream, at, bytes, caller),
             // SAFETY: the Python sources take the addresses from tensors of the call's shapes, strides and dtypes,
-            // which they hold until the call is over, and XLA does so with its buffers. Outputs are new tensors, or tensors that the caller passed as
-            // outputs. As with torch's own operators, the caller must not use the outputs or write to the inputs
-            // meanwhile.
+            // which they hold until the call is over, and so does XLA. Outputs are new tensors, or tensors that the
+            // caller passed as outputs. As with torch's own operators, the caller must not use the outputs or write to
+            // the inputs meanwhile.
             #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
             Place::Cpu => caller.compute(Box::new(|| call.compute(&unsafe { Memory::new(at, bytes) }))),
             Place::CheckedForGpu => call.check_for_gpu(),

@@ -117,10 +117,10 @@ mod _fa3 {
 
     /// xla_handlers()
     ///
-    /// The addresses of the handlers of XLA's foreign function interface, by the names of XLA's platforms. The attribute
-    /// `operation` of a call names an operation, `tensors` the arguments and then the results, with a blank between two.
-    /// All other attributes are the operation's options: bools, 64-bit numbers, texts, and lists of three 64-bit
-    /// integers. Every operation can be called but append, and forward_table without a table.
+    /// The addresses of the handlers of XLA's foreign function interface, by the names of XLA's platforms. The
+    /// attribute `operation` of a call names an operation, `tensors` the arguments and then the results, with a blank
+    /// between two. All other attributes are the operation's options: bools, 64-bit numbers, texts, and lists of three
+    /// 64-bit integers. Every operation can be called but append, and forward_table without a table.
     #[pyfunction]
     fn xla_handlers(py: Python<'_>) -> [(&'static str, usize); 2] {
         kernels::find_archive(py);

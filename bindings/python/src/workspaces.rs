@@ -1,5 +1,5 @@
-//! Workspaces: cached for the next launch of the same stream, or allocated by the caller for one launch. The counters of
-//! a large workspace are always cached, so that they need not be zeroed again.
+//! Workspaces: cached for the next launch of the same stream, or allocated by the caller for one launch. The counters
+//! of a large workspace are always cached, so that they need not be zeroed again.
 
 use std::any::Any;
 use std::sync::LazyLock;
@@ -35,7 +35,7 @@ pub(crate) const ALIGNMENT: usize = 256;
 /// A computation on the CPU.
 pub(crate) type Work<'a> = Box<dyn FnOnce() -> Result<(), Error> + Send + 'a>;
 
-/// Whoever makes a call: gives its memory and its threads.
+/// The program that makes a call, Python or XLA. It gives memory and threads.
 pub(crate) trait Caller {
     /// Allocates `bytes` bytes at a multiple of [`ALIGNMENT`], and zeroes the first `zeros` bytes at the current point
     /// of the stream. They may be used until the owner is dropped.

@@ -154,7 +154,7 @@ impl Xla<'_> {
     /// Its error, or that there is no such function.
     fn call<A>(function: Function<A>, name: &str, arguments: &mut A) -> Result<(), Error> {
         let function = function.ok_or_else(|| refused(format!("XLA's FFI has no {name}")))?;
-        // SAFETY: the arguments are those of the function, and have this call's context.
+        // SAFETY: the function takes these arguments, which have this call's context.
         let failure = unsafe { function(arguments) };
         if failure.is_null() {
             return Ok(());

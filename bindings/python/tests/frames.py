@@ -1,6 +1,6 @@
 """Calls of XLA's handler for GPUs, over a driver that computes nothing (`stand_in_driver.c`). The frames are made here,
-as XLA makes them (`xla/ffi/api/c_api.h`), so that it takes neither JAX nor a GPU. Prints what the handler answered. Runs
-in a process of its own, which loads that driver.
+as XLA makes them (`xla/ffi/api/c_api.h`), so that it takes neither JAX nor a GPU. Prints what the handler answered.
+Runs in a process of its own, which loads that driver.
 """
 
 import ctypes
@@ -130,7 +130,7 @@ refuses = False
 
 
 def call(batch, rows, pass_="forward", stage=3, short=0, **of_api):
-    """What the handler answers: the error's number, and the error."""
+    """The handler's answer: None, or the error's number, and the error."""
     q, k, lse = (16, (batch, rows, 4, 64)), (16, (batch, rows, 2, 64)), (11, (batch, 4, rows))
     given, results = ([q, k, k], [q, lse]) if pass_ == "forward" else ([q, k, k, q, lse, q], [q, k, k])
     names = "q k v o lse" if pass_ == "forward" else "q k v o lse dout dq dk dv"

@@ -62,8 +62,8 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
     o, lse = fa3.distributed.attention_varlen(x, x, x, x, return_attn_probs=True)
 """
 
-# Names that stubtest skips. The first modules cannot be imported without vLLM and JAX. The other names have no stubs, or are
-# cached functions, whose arguments mypy does not know.
+# Names that stubtest skips. The first modules cannot be imported without vLLM and JAX. The other names have no stubs,
+# or are cached functions, whose arguments mypy does not know.
 WITHOUT = """
 fa3\\.vllm\\.(backend|mla|mla_sparse)
 fa3\\.jax
