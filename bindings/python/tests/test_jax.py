@@ -229,6 +229,22 @@ def test_devices_compute_their_parts():
         np.testing.assert_allclose(found, one, atol=1e-7)
 
 
+@pytest.mark.parametrize("heads_kv, spec, gathers", [(2, ("x",), 0), (2, (None, None, "x"), 0), (1, (None, None, "x"), 1)])
+def test_xla_distributes_sequences_and_heads(heads_kv, spec, gathers):
+    """A program whose arrays are distributed over devices gathers none of them, if each device can compute its part."""
+    if len(jax.devices("cpu")) < 2:
+        pytest.skip("skipped: one device, since XLA_FLAGS was set")
+    mesh = Mesh(jax.devices("cpu")[:2], "x")
+    q, k, v = qkv(heads_kv=heads_kv)
+    lengths = dict(key_value_seq_lengths=np.array([40, 17], np.int32))
+    function = jax.jit(lambda *x: jax.vjp(lambda *x: attention(*x, causal=True, return_lse=True, **lengths), *x)[1]((x[0][..., :24], x[0][..., 0].swapaxes(1, 2))))
+    of_k = PartitionSpec(*spec) if heads_kv > 1 else PartitionSpec()
+    placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in ((q, PartitionSpec(*spec)), (k, of_k), (v, of_k))]
+    assert ("all-gather" in function.lower(*placed).compile().as_text()) == gathers
+    for found, expected in zip(function(*placed), function(q, k, v)):
+        np.testing.assert_array_equal(found, expected)
+
+
 Q, K, V = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((2, 16, 4, 64), (2, 16, 2, 64), (2, 16, 2, 64)))
 
 

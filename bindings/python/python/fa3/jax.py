@@ -4,6 +4,7 @@ XLA calls the extension module's handler, on the CPU or on a GPU's stream. Nothi
 """
 
 import functools
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, overload
@@ -12,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from . import _fa3
@@ -22,6 +25,9 @@ __all__ = ["attention"]
 
 # The extension module's names of dtypes.
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32"}
+# The dimensions of arrays: sequences, queries i and keys j, heads of q and groups of heads g, columns d and e.
+_DIMS = {"q": "b i h d", "k": "b j g d", "v": "b j g e", "o": "b i h e", "lse": "b h i", "seqused_q": "b", "seqused_k": "b"}
+_DIMS |= {f"d{name}": _DIMS[name] for name in ("q", "k", "v", "lse")} | {"dout": _DIMS["o"]}
 _LENGTHS = {"query_seq_lengths": "seqused_q", "key_value_seq_lengths": "seqused_k"}
 
 for _platform, _address in _fa3.xla_handlers():
@@ -96,7 +102,8 @@ def attention(
     """Attention of float16 and bfloat16 arrays on a Hopper GPU, and of these and float32 on the CPU.
 
     O and LSE are differentiable in q, k and v, once and in reverse mode. `jax.jit`, `jax.vmap`, `jax.checkpoint` and
-    `jax.shard_map` take the function. `jax.vmap` computes all entries in one call, as one batch.
+    `jax.shard_map` take the function. `jax.vmap` computes all entries in one call, as one batch. If q is distributed
+    over devices by its sequences or heads, so is the call, where each device has as many of them.
 
     Arguments:
         q: (batch, seqlen_q, heads_q, head_dim).
@@ -137,7 +144,7 @@ def attention(
     q, k, v = (_floats(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     given = dict(query_seq_lengths=query_seq_lengths, key_value_seq_lengths=key_value_seq_lengths)
     lengths = {_LENGTHS[name]: _integers(name, x, q.shape[0]) for name, x in given.items() if x is not None}
-    return _attend(call, q, k, v, lengths)
+    return _compiled(call, q, k, v, lengths)
 
 
 class _Call(NamedTuple):
@@ -173,7 +180,6 @@ def _integers(name: str, x: ArrayLike, count: int) -> Array:
     return x
 
 
-@functools.partial(jax.jit, static_argnums=0)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(call: _Call, q: Array, k: Array, v: Array, lengths: dict[str, Array]) -> Any:
     results = _forward(call, q, k, v, lengths, call.with_lse)
@@ -202,7 +208,8 @@ def _attend_backward(call: _Call, kept: Any, gradients: Any) -> Any:
     return *_run("backward", given, results, call.options(deterministic=call.deterministic)), None
 
 
-_attend.__wrapped__.defvjp(_attend_forward, _attend_backward)
+_attend.defvjp(_attend_forward, _attend_backward)
+_compiled = jax.jit(_attend, static_argnums=0)
 
 
 def _run(
@@ -223,19 +230,13 @@ def _run(
     called.check(-1)
 
     @jax.custom_batching.custom_vmap
-    def run(*given: Array) -> list[Array]:
-        q, *others = given
-        # Results vary over the axes of a mesh as q does, inside `jax.shard_map`.
-        like_q = lambda q: [jnp.broadcast_to(q.sum().astype(dtype), shape) for shape, dtype in results.values()]
-        outputs = jax.eval_shape(like_q, q)
-        attributes = {name: _attribute(value) for name, value in options.items()}
-        names = " ".join(name for name, *_ in called.tensors)
-        call = jax.ffi.ffi_call("fa3", outputs)
-        return call(_checked.bind(q, called=called), *others, operation=operation, tensors=names, **attributes)
+    def run(*arrays: Array) -> list[Array]:
+        q, *others = arrays
+        return _partitioned(called, len(arrays))(_checked.bind(q, called=called), *others)
 
     @run.def_vmap
     def run_as_one_batch(size: int, are_batched: Sequence[bool], *arrays: Array) -> Any:
-        entries = [x if is_batched else jnp.broadcast_to(x, (size, *x.shape)) for x, is_batched in zip(arrays, are_batched)]
+        entries = [x if has else jnp.broadcast_to(x, (size, *x.shape)) for x, has in zip(arrays, are_batched)]
         as_one = {name: x.reshape(size * x.shape[1], *x.shape[2:]) for name, x in zip(given, entries)}
         shapes = {name: ((size * shape[0], *shape[1:]), dtype) for name, (shape, dtype) in results.items()}
         outputs = _run(operation, as_one, shapes, options)
@@ -244,12 +245,65 @@ def _run(
     return run(*given.values())
 
 
+def _partitioned(called: "_Called", count: int) -> Any:
+    """A call as a function of its `count` arguments. Where XLA distributes a program over devices by itself, each device
+    computes a part of the sequences, of the heads of k and v, or of both.
+    """
+    (_, _, (sequences, _, heads_q, _)), (_, _, (_, _, heads_kv, _)), *_ = called.tensors
+    # q's heads are those of k, each with a group of r.
+    of_q = "g" if heads_q == heads_kv else "r" if heads_kv == 1 else "(g r)"
+    sizes = dict(r=heads_q // heads_kv) if of_q == "(g r)" else {}
+    dims = [_DIMS[name].replace("h", of_q) for name, *_ in called.tensors]
+
+    @custom_partitioning
+    def run(*arrays: Array) -> list[Array]:
+        return called.run(arrays)
+
+    def shardings(mesh: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
+        """The shardings of arguments and results, which follow from that of q."""
+        batch, _, heads, *_ = (*arrays[0].sharding.spec, None, None, None)
+        axes = {"b": _dividing(mesh, batch, sequences), "g": _dividing(mesh, heads, heads_kv)}
+        axes["h"] = axes["g"]
+        of = [PartitionSpec(*(axes.get(dim) for dim in _DIMS[name].split())) for name, *_ in called.tensors]
+        placed = [NamedSharding(mesh, spec) for spec in of]
+        return placed[: len(arrays)], placed[len(arrays) :]
+
+    def partition(mesh: Any, arrays: Any, results: Any) -> Any:
+        of_arrays, of_results = shardings(mesh, arrays)
+        part = called.part([*of_arrays, *of_results])
+        return mesh, lambda *parts: part.run(parts), of_results, tuple(of_arrays)
+
+    run.def_partition(
+        partition,
+        infer_sharding_from_operands=lambda mesh, arrays, results: shardings(mesh, arrays)[1],
+        sharding_rule=f"{', '.join(dims[:count])} -> {', '.join(dims[count:])}",
+        need_replication_factors=tuple(dict.fromkeys(x for x in " ".join(dims) if x in "ijder")),
+        **sizes,
+    )
+    return run
+
+
 class _Called(NamedTuple):
     """An operation with its tensors, each (name, dtype, shape), and its options."""
 
     operation: str
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
     options: tuple[tuple[str, Any], ...]
+
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """Makes the call a part of the program that is traced."""
+        # Results vary over the axes of a mesh as q does, inside `jax.shard_map`.
+        results = self.tensors[len(arrays) :]
+        like_q = lambda q: [jnp.broadcast_to(q.sum().astype(dtype), shape) for _, dtype, shape in results]
+        call = jax.ffi.ffi_call("fa3", jax.eval_shape(like_q, arrays[0]))
+        options = {name: _attribute(value) for name, value in self.options}
+        names = " ".join(name for name, *_ in self.tensors)
+        return call(*arrays, operation=self.operation, tensors=names, **options)
+
+    def part(self, shardings: Sequence[NamedSharding]) -> "_Called":
+        """The call of one device."""
+        tensors = [(name, dtype, x.shard_shape(shape)) for (name, dtype, shape), x in zip(self.tensors, shardings)]
+        return _Called(self.operation, tuple(tensors), self.options)
 
     def check(self, device: int) -> None:
         """Checks the call by the rules of the CPU, which is device -1, or of a GPU."""
@@ -261,6 +315,12 @@ class _Called(NamedTuple):
             _fa3.run(_fa3.Operation(self.operation, **dict(self.options)), device, None, described, None)
         except (TypeError, ValueError) as error:
             raise type(error)(str(error).replace("torch.", "")) from None
+
+
+def _dividing(mesh: Any, axes: Any, extent: int) -> Any:
+    """The axes of a mesh over which a dimension is distributed, if they divide its extent into equal parts."""
+    count = math.prod(mesh.shape[axis] for axis in (axes if isinstance(axes, tuple) else (axes,)) if axis is not None)
+    return axes if extent % count == 0 else None
 
 
 def _attribute(value: Any) -> Any:
