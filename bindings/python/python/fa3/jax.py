@@ -30,6 +30,9 @@ _DIMS = {"q": "b i h d", "k": "b j g d", "v": "b j g e", "o": "b i h e", "lse": 
 _DIMS |= {f"d{name}": _DIMS[name] for name in ("q", "k", "v", "lse")} | {"dout": _DIMS["o"]}
 _LENGTHS = {"query_seq_lengths": "seqused_q", "key_value_seq_lengths": "seqused_k"}
 
+if jax.__version_info__ < (0, 7, 2):
+    raise ImportError(f"fa3.jax needs JAX 0.7.2 or newer, and this is {jax.__version__}")
+
 for _platform, _address in _fa3.xla_handlers():
     jax.ffi.register_ffi_target("fa3", jax.ffi.pycapsule(_address), platform=_platform)
 
@@ -246,11 +249,11 @@ def _run(
 
 
 def _partitioned(called: "_Called", count: int) -> Any:
-    """A call as a function of its `count` arguments. Where XLA distributes a program over devices by itself, each device
-    computes a part of the sequences, of the heads of k and v, or of both.
+    """A call as a function of its `count` arguments. Where XLA distributes a program over devices by itself, each
+    device computes a part of the sequences, of the heads of k and v, or of both.
     """
     (_, _, (sequences, _, heads_q, _)), (_, _, (_, _, heads_kv, _)), *_ = called.tensors
-    # q's heads are those of k, each with a group of r.
+    # A head of k and v serves r heads of q.
     of_q = "g" if heads_q == heads_kv else "r" if heads_kv == 1 else "(g r)"
     sizes = dict(r=heads_q // heads_kv) if of_q == "(g r)" else {}
     dims = [_DIMS[name].replace("h", of_q) for name, *_ in called.tensors]
