@@ -264,7 +264,7 @@ def _partitioned(called: "_Called", count: int) -> Any:
 
     def shardings(mesh: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
         """The shardings of arguments and results, which follow from that of q."""
-        batch, _, heads, *_ = (*arrays[0].sharding.spec, None, None, None)
+        batch, _, heads = (tuple(arrays[0].sharding.spec) + (None,) * 3)[:3]
         axes = {"b": _dividing(mesh, batch, sequences), "g": _dividing(mesh, heads, heads_kv)}
         axes["h"] = axes["g"]
         of = [PartitionSpec(*(axes.get(dim) for dim in _DIMS[name].split())) for name, *_ in called.tensors]
