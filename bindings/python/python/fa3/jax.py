@@ -133,6 +133,7 @@ def attention(
         TypeError: q, k or v has another dtype.
         ValueError: shapes do not fit each other, a number is invalid, or no kernel computes the call. On a GPU this is
             raised when the program is lowered.
+        NotImplementedError: a second derivative.
     """
     sides = [-1 if side is None else operator.index(side) for side in window_size]
     if len(sides) != 2:
