@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::LocalKey;
 
 use fa3_call::{At, Call, CpuCall, Error, Memory, Place, Tensors, caught};
-use fa3_cuda::host::{Compiled, Device, Operation, PlanCache, Stream};
+use fa3_cuda::host::{Compiled, Device, Operation, OperationError, PlacementError, PlanCache, Stream};
 use fa3_cuda::kernels::Spec;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -13,8 +13,8 @@ use pyo3::types::{PyDict, PyString};
 use crate::arguments::{Argument, Arguments};
 use crate::dlpack::Described;
 use crate::error::exception;
-use crate::threads;
-use crate::workspaces::{Allocate, Lent};
+use crate::workspaces::{Allocate, Caller, Lent};
+use crate::xla::Buffers;
 
 /// An operation with its options, which calls share.
 pub(crate) struct Planned<C: CpuCall> {
@@ -39,6 +39,9 @@ pub(crate) type Plans<C> = PlanCache<Key<C>, Compiled<<C as Call>::Plan>>;
 /// one faster than it is looked up among all.
 pub(crate) type Last<C> = RefCell<Option<(Key<C>, Plan<C>)>>;
 
+/// The sizes of tensors in bytes, by their names.
+type Bytes = [(&'static str, u64)];
+
 /// Plans a call for a device, and returns the kernels that it launches.
 pub(crate) type Planning = Box<dyn FnOnce(&Device) -> Result<Vec<Spec>, Error> + Send>;
 
@@ -62,6 +65,12 @@ pub(crate) trait Compute: Send + Sync {
         given: &[Argument<'_, '_>],
         allocate: &Allocate,
     ) -> PyResult<Option<u32>>;
+
+    /// Computes a call of XLA's with these tensors in its place.
+    ///
+    /// # Errors
+    /// The call is invalid, a tensor is too small, or the driver or XLA reports an error.
+    fn compute_for(&self, caller: &dyn Caller, place: Place, given: &mut Buffers<'_>) -> Result<(), Error>;
 }
 
 impl<C: CpuCall> Compute for Planned<C> {
@@ -92,9 +101,18 @@ impl<C: CpuCall> Compute for Planned<C> {
         if words.is_none() || arguments.find("table").is_some() {
             at.retain(|(tensor, _)| call.takes(tensor));
             // The copies of tensors live until `run` returns.
-            py.detach(|| self.run(place, call, &at, allocate)).map_err(exception)?;
+            py.detach(|| self.run(place, call, &at, &[], allocate)).map_err(exception)?;
         }
         Ok(words)
+    }
+
+    fn compute_for(&self, caller: &dyn Caller, place: Place, given: &mut Buffers<'_>) -> Result<(), Error> {
+        let mut tensors = Tensors::new(given);
+        let call = C::given(&mut tensors, &self.numbers)?;
+        let mut at = tensors.at()?;
+        at.retain(|(tensor, _)| call.takes(tensor));
+        let bytes = given.bytes(&at)?;
+        self.run(place, call, &at, &bytes, caller)
     }
 }
 
@@ -126,19 +144,21 @@ impl<'py> Names<'py> {
 
 impl<C: CpuCall> Planned<C> {
     /// Computes a call on its device, or checks it if the place is no device. Uses the stream's cached workspace, or
-    /// one from `allocate` if the cached workspace is too small or missing.
+    /// one from the caller if the cached workspace is too small or missing. Tensors with an entry in `bytes` span that
+    /// many bytes.
     ///
     /// # Errors
-    /// The call is invalid, the driver reports an error, `allocate` raises, or a bug panicked: no panic gets through.
-    fn run(&self, place: Place, call: C, at: &At, allocate: &Allocate) -> Result<(), Error> {
+    /// The call is invalid, a tensor is too small, the driver or the caller reports an error, or a bug panicked: no
+    /// panic gets through.
+    fn run(&self, place: Place, call: C, at: &At, bytes: &Bytes, caller: &dyn Caller) -> Result<(), Error> {
         let result = caught(|| match place {
-            Place::Stream { device, stream } => self.launch((device, call), stream, at, allocate),
+            Place::Stream { device, stream } => self.launch((device, call), stream, at, bytes, caller),
             // SAFETY: the Python sources take the addresses from tensors of the call's shapes, strides and dtypes,
-            // which they hold until the call is over. Outputs are new tensors, or tensors that the caller passed as
-            // outputs. As with torch's own operators, the caller must not use the outputs or write to the inputs
-            // meanwhile.
+            // which they hold until the call is over, and so does XLA. Outputs are new tensors, or tensors that the
+            // caller passed as outputs. As with torch's own operators, the caller must not use the outputs or write to
+            // the inputs meanwhile.
             #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-            Place::Cpu => threads::run(|| call.compute(&unsafe { Memory::new(at, &[]) })),
+            Place::Cpu => caller.compute(Box::new(|| call.compute(&unsafe { Memory::new(at, bytes) }))),
             Place::CheckedForGpu => call.check_for_gpu(),
             Place::CheckedForCpu => call.check_for_cpu(),
         });
@@ -159,19 +179,34 @@ impl<C: CpuCall> Planned<C> {
         Ok(plan)
     }
 
-    fn launch(&self, key: Key<C>, stream: usize, at: &At, allocate: &Allocate) -> Result<(), Error> {
+    fn launch(
+        &self,
+        key: Key<C>,
+        stream: usize,
+        at: &At,
+        bytes: &Bytes,
+        caller: &dyn Caller,
+    ) -> Result<(), Error> {
         let ordinal = key.0;
         let compiled = self.plan(key)?;
+        for &(tensor, given) in bytes {
+            let needed = compiled.tensors().find(|(name, _)| *name == tensor).map_or(0, |(_, bytes)| bytes);
+            if given < needed {
+                return Err(OperationError::from(PlacementError::BufferSize { tensor, given, needed }).into());
+            }
+        }
         // SAFETY: the Python sources take the stream from torch. It is the current stream of the device, in the primary
-        // context like all streams of torch, and alive as long as it is current.
+        // context like all streams of torch and of XLA, and alive as long as it is current. XLA's is alive during the
+        // call.
         #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
         let stream = unsafe { Stream::from_raw(compiled.device(), stream) };
-        let workspace = Lent::of(&compiled, ordinal, &stream, allocate)?;
+        let workspace = Lent::of(&compiled, ordinal, &stream, caller)?;
         // SAFETY: the Python sources take the addresses from torch tensors on this device, with the problem's shapes,
         // strides and dtypes. Outputs are new tensors, or the tensors that the caller passed as outputs. A given
         // workspace is a new tensor, and its counters have been zeroed on this stream. Tensors may be freed before the
         // work is done, as with torch's own operators: torch gives their memory to later work of the same stream, or
-        // waits for the streams that a caller recorded. Torch keeps the memory of a capture as long as the graph. A
+        // waits for the streams that a caller recorded. Torch keeps the memory of a capture as long as the graph. XLA's
+        // buffers are on the device, too, and free for later work of the stream when it is over. A
         // cached workspace belongs to this stream alone, is held until the last kernel of the call is on the stream,
         // and lives as long as the process. If a plan is dropped, its device stays open.
         #[allow(unsafe_code, reason = "a kernel gets plain addresses")]

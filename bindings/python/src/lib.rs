@@ -9,7 +9,8 @@
 //!
 //! The module reads tensors by DLPack's C exchange or, if torch is older than 2.10, by torch's methods. It does not
 //! link torch, so that one build serves every torch version. The Python sources beside it make the outputs. All
-//! operations go through `_fa3.run`, or for calls that are made again through `_fa3.Repeats`.
+//! operations go through `_fa3.run`, or for calls that are made again through `_fa3.Repeats`. XLA calls the handlers of
+//! `_fa3.xla_handlers`.
 
 mod arguments;
 mod call;
@@ -19,6 +20,7 @@ mod operation;
 mod repeats;
 mod threads;
 mod torch;
+mod xla;
 
 // State that is kept between calls.
 mod kernels;
@@ -40,6 +42,7 @@ mod _fa3 {
     #[pymodule_export]
     use crate::repeats::Repeats;
     use crate::workspaces::Allocate;
+    use crate::xla;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -110,5 +113,18 @@ mod _fa3 {
             .map(|(operation, tensors)| operation.get().computes.planning(tensors))
             .collect::<PyResult<_>>()?;
         py.detach(|| kernels::compile(device, plannings)).map_err(exception)
+    }
+
+    /// xla_handlers()
+    ///
+    /// The addresses of the handlers of XLA's foreign function interface, by the names of XLA's platforms. The
+    /// attribute `operation` of a call names an operation, `tensors` the arguments and then the results, with a blank
+    /// between two. All other attributes are the operation's options: bools, 64-bit numbers, texts, and lists of three
+    /// 64-bit integers. Every operation can be called but append, and forward_table without a table.
+    #[pyfunction]
+    fn xla_handlers(py: Python<'_>) -> [(&'static str, usize); 2] {
+        kernels::find_archive(py);
+        let address = |handler: xla::Handler| (handler as *const ()).expose_provenance();
+        [("cpu", address(xla::on_cpu)), ("CUDA", address(xla::on_gpu))]
     }
 }

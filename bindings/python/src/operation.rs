@@ -55,28 +55,34 @@ impl Operation {
     fn new(py: Python<'_>, name: String, options: Option<Bound<'_, PyDict>>) -> PyResult<Operation> {
         kernels::find_archive(py);
         let given = options.unwrap_or_else(|| PyDict::new(py));
-        let choices = Choices(&given);
-        let options = Options::new(&choices);
-        /// The operation of a call type, and its plans.
-        macro_rules! planned {
-            ($call:ty) => {{
-                static PLANS: LazyLock<Plans<$call>> = LazyLock::new(PlanCache::default);
-                thread_local!(static LAST: Last<$call> = const { RefCell::new(None) });
-                let numbers = <$call>::numbers(&options).map_err(exception)?;
-                Box::new(Planned::<$call> { numbers, plans: &PLANS, last: &LAST })
-            }};
-        }
-        let computes: Box<dyn Compute> = match &*name {
-            "forward" => planned!(Attention),
-            "append" => planned!(Cached),
-            "backward" => planned!(Gradients),
-            "fp8_forward" => planned!(Fp8Attention),
-            "quantize" => planned!(Quantization),
-            "combine" => planned!(Combination),
-            "forward_table" => planned!(Table),
-            _ => return Err(exception(Error::NoOperation { name })),
-        };
-        options.refuse_others().map_err(exception)?;
+        let computes = computation(&name, &Options::new(&Choices(&given))).map_err(exception)?;
         Ok(Operation { name, options: given.unbind(), computes })
     }
+}
+
+/// The computation of an operation with these options.
+///
+/// # Errors
+/// There is no such operation, or it does not know an option.
+pub(crate) fn computation(name: &str, options: &Options<'_>) -> Result<Box<dyn Compute>, Error> {
+    /// The operation of a call type, and its plans.
+    macro_rules! planned {
+        ($call:ty) => {{
+            static PLANS: LazyLock<Plans<$call>> = LazyLock::new(PlanCache::default);
+            thread_local!(static LAST: Last<$call> = const { RefCell::new(None) });
+            Box::new(Planned::<$call> { numbers: <$call>::numbers(options)?, plans: &PLANS, last: &LAST })
+        }};
+    }
+    let computes: Box<dyn Compute> = match name {
+        "forward" => planned!(Attention),
+        "append" => planned!(Cached),
+        "backward" => planned!(Gradients),
+        "fp8_forward" => planned!(Fp8Attention),
+        "quantize" => planned!(Quantization),
+        "combine" => planned!(Combination),
+        "forward_table" => planned!(Table),
+        _ => return Err(Error::NoOperation { name: name.to_owned() }),
+    };
+    options.refuse_others()?;
+    Ok(computes)
 }

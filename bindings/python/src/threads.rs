@@ -5,12 +5,14 @@ use std::env;
 use fa3_call::{Error, threads};
 use pyo3::prelude::*;
 
+use crate::workspaces::Work;
+
 /// Runs `work` on this process's threads, and waits for it. The number of threads is `RAYON_NUM_THREADS`, otherwise
 /// torch's number.
 ///
 /// # Errors
 /// [`Error::Threads`] if the system cannot create them.
-pub(crate) fn run(work: impl FnOnce() -> Result<(), Error> + Send) -> Result<(), Error> {
+pub(crate) fn run(work: Work<'_>) -> Result<(), Error> {
     // Python forks only in a thread that is attached to the interpreter. So at a fork no other thread holds the lock.
     Python::attach(|py| threads(wanted(py)))?.install(work)
 }

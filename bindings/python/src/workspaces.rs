@@ -1,6 +1,7 @@
-//! Workspaces: cached for the next launch of the same stream, or allocated by Python for one launch. The counters of a
-//! large workspace are always cached, so that they need not be zeroed again.
+//! Workspaces: cached for the next launch of the same stream, or allocated by the caller for one launch. The counters
+//! of a large workspace are always cached, so that they need not be zeroed again.
 
+use std::any::Any;
 use std::sync::LazyLock;
 
 use fa3_call::Error;
@@ -10,6 +11,7 @@ use fa3_cuda::host::{
 use pyo3::prelude::*;
 
 use crate::error::caller;
+use crate::threads;
 
 /// The size in bytes of a stream's cached workspace: room for counters, and scratch memory for tables of sequences. A
 /// plan that needs more gets scratch memory for each launch.
@@ -27,6 +29,34 @@ const BYTES: usize = 1 << 20;
 /// the pool again.
 static WORKSPACES: LazyLock<KeyedMutex<(u32, u64), Workspace>> = LazyLock::new(KeyedMutex::default);
 
+/// The alignment of a workspace in bytes.
+pub(crate) const ALIGNMENT: usize = 256;
+
+/// A computation on the CPU.
+pub(crate) type Work<'a> = Box<dyn FnOnce() -> Result<(), Error> + Send + 'a>;
+
+/// The program that makes a call, Python or XLA. It gives memory and threads.
+pub(crate) trait Caller {
+    /// Allocates `bytes` bytes at a multiple of [`ALIGNMENT`], and zeroes the first `zeros` bytes at the current point
+    /// of the stream. They may be used until the owner is dropped.
+    ///
+    /// # Errors
+    /// An error of the caller's.
+    fn allocate(
+        &self,
+        device: &Device,
+        stream: &Stream,
+        bytes: usize,
+        zeros: usize,
+    ) -> Result<(u64, Box<dyn Any>), Error>;
+
+    /// Computes on the threads that the caller wants, and waits.
+    ///
+    /// # Errors
+    /// Errors of the work, or [`Error::Threads`].
+    fn compute(&self, work: Work<'_>) -> Result<(), Error>;
+}
+
 /// A function of Python, (bytes, zeros) -> (address, owner). It allocates `bytes` bytes and zeroes the first `zeros`
 /// bytes at the current point of the stream. They may be used until the owner is dropped. After that, later work of the
 /// stream may use them.
@@ -36,37 +66,48 @@ pub(crate) struct Allocate {
     pub(crate) like: Option<Py<PyAny>>,
 }
 
-impl Allocate {
-    /// Calls the function.
-    fn call(&self, bytes: usize, zeros: usize) -> PyResult<(u64, Py<PyAny>)> {
-        Python::attach(|py| {
+impl Caller for Allocate {
+    fn allocate(
+        &self,
+        _device: &Device,
+        _stream: &Stream,
+        bytes: usize,
+        zeros: usize,
+    ) -> Result<(u64, Box<dyn Any>), Error> {
+        let call = |py: Python<'_>| -> PyResult<(u64, Py<PyAny>)> {
             let made = match &self.like {
                 Some(like) => self.function.call1(py, (like, bytes, zeros))?,
                 None => self.function.call1(py, (bytes, zeros))?,
             };
             made.extract(py)
-        })
+        };
+        let (address, owner) = Python::attach(call).map_err(caller)?;
+        Ok((address, Box::new(owner)))
+    }
+
+    fn compute(&self, work: Work<'_>) -> Result<(), Error> {
+        threads::run(work)
     }
 }
 
-/// The workspace of one call: the stream's cached workspace, or memory that Python allocated. It may also be the
-/// counters of the cached workspace and scratch memory from Python.
+/// The workspace of one call: the stream's cached workspace, or memory from the caller. It may also be the counters of
+/// the cached workspace and scratch memory from the caller.
 pub(crate) struct Lent {
     kept: Option<Lease<Workspace>>,
-    allocated: Option<(u64, Py<PyAny>)>,
+    allocated: Option<(u64, Box<dyn Any>)>,
 }
 
 impl Lent {
     /// The workspace for the next launch of an operation on `stream`, of the device `ordinal`: the stream's cached
-    /// workspace if it is large enough, otherwise memory from `allocate`. Must be called without the GIL.
+    /// workspace if it is large enough, otherwise memory from the caller. Must be called without the GIL.
     ///
     /// # Errors
-    /// Errors of the driver, or the exception that `allocate` raises.
+    /// Errors of the driver or of the caller.
     pub(crate) fn of<P: Operation>(
         compiled: &Compiled<P>,
         ordinal: u32,
         stream: &Stream,
-        allocate: &Allocate,
+        caller: &dyn Caller,
     ) -> Result<Lent, Error> {
         let (bytes, counters, scratch) =
             (compiled.workspace_bytes(), compiled.counter_bytes(), compiled.scratch_bytes());
@@ -80,7 +121,7 @@ impl Lent {
             None => (bytes, counters),
         };
         // The cached workspace is not held here: Python may run any code meanwhile, even another call on this stream.
-        let allocated = allocate.call(bytes, zeros).map_err(caller)?;
+        let allocated = caller.allocate(compiled.device(), stream, bytes, zeros)?;
         Ok(Lent { kept, allocated: Some(allocated) })
     }
 
@@ -102,7 +143,7 @@ impl Lent {
 ///
 /// - while the stream is captured: the graph may run beside the stream and other graphs, so it needs its own workspace,
 ///   which lives as long as the graph;
-/// - if torch holds all memory of the device.
+/// - if the caller holds all memory of the device.
 ///
 /// The calls of a stream are launched one after the other and leave the counters at zero, so they share the workspace.
 ///

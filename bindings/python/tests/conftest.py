@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+# JAX reads these when it is first used: two devices on the CPU, so that a program runs on both, and no more of a GPU's
+# memory than tests need, beside torch's.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 try:
     import torch
 except ModuleNotFoundError:

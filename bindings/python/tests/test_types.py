@@ -62,10 +62,11 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
     o, lse = fa3.distributed.attention_varlen(x, x, x, x, return_attn_probs=True)
 """
 
-# Names that stubtest skips. The first modules cannot be imported without vLLM. The other names have no stubs, or are
-# cached functions, whose arguments mypy does not know.
+# Names that stubtest skips. The first modules cannot be imported without vLLM and JAX. The other names have no stubs,
+# or are cached functions, whose arguments mypy does not know.
 WITHOUT = """
 fa3\\.vllm\\.(backend|mla|mla_sparse)
+fa3\\.jax
 fa3\\.activation_layout\\.layout_of
 fa3\\.kvcache\\._filled
 fa3\\.operator\\.made
@@ -78,6 +79,9 @@ CONFIG = """
 [mypy]
 [mypy-vllm.*]
 ignore_missing_imports = True
+[mypy-jax.*]
+ignore_missing_imports = True
+follow_imports = skip
 [mypy-fa3_is_used]
 disallow_any_generics = True
 disallow_untyped_calls = True

@@ -1,7 +1,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-__all__ = ["Operation", "Repeats", "run", "warm_up", "__version__"]
+__all__ = ["Operation", "Repeats", "run", "warm_up", "xla_handlers", "__version__"]
 
 __version__: str
 
@@ -36,3 +36,6 @@ def run(
 def warm_up(
     device: int, calls: Sequence[tuple[Operation, Mapping[str, Any]]]
 ) -> list[tuple[str, str]]: ...
+
+# The addresses of handlers, by the names of XLA's platforms.
+def xla_handlers() -> list[tuple[str, int]]: ...
