@@ -4,12 +4,15 @@ mod gantt;
 mod report;
 
 use std::error::Error;
+use std::num::{NonZeroU32, TryFromIntError};
 use std::path::PathBuf;
 
 use clap::Arg;
 use fa3_sched::backward::DqBy;
-use fa3_sched::forward::{DensePlan, Loads, OrderComparison, OrderTable, Plan, PlanError, PlanKind};
-use fa3_sched::{Order, Scheduler, backward, cached};
+use fa3_sched::forward::{
+    DensePlan, Loads, OrderComparison, OrderTable, Plan, PlanError, PlanKind, SplitKvPlan,
+};
+use fa3_sched::{Order, Scheduler, SeqLens, backward, cached};
 use fa3_types::{BackwardSpec, Problem, ProblemSpec, SequenceRows};
 use serde_json::{Value, json};
 
@@ -45,7 +48,7 @@ Examples:
   fa3 plan --batch 4 --seqlen 4096 --heads 8 --head-dim 128 --causal --svg plan.svg
   fa3 plan --seqlen 1 --seqlen-k 32768 --heads 32 --heads-kv 4 --head-dim 128
   fa3 plan --batch 2 --seqlen 1100 --heads 16 --head-dim 64 --window 256,0
-  fa3 plan --cache-seqlens 32k,1k,1k,64 --page-size 64 --heads 32 --heads-kv 8 --head-dim 128 --causal --split-keys
+  fa3 plan --cache-seqlens 32k,1k,1k,64 --heads 32 --heads-kv 8 --head-dim 128 --split-keys --svg plan.svg
   fa3 plan --cache-seqlens 4k,4k --seqlen-new 1 --rotary-dim 128 --heads 16 --head-dim 128 --causal
   fa3 plan --seqlen 8k --heads 16 --head-dim 128 --pipeline serial --ping-pong off
   fa3 plan --seqlen 8k --heads 16 --head-dim 128 --causal --backward --deterministic")]
@@ -72,8 +75,8 @@ pub(crate) struct Options {
     /// Computes gradients that are the same bits in every run, however many keys rows see
     #[arg(long, requires = "backward")]
     deterministic: bool,
-    /// Draws the plan's schedule next to the linear order's; with --backward, the schedules of the kernels with
-    /// matrix products, without their waits for each other
+    /// Draws the plan's schedule next to the linear order's; of split-KV, the splits of the given lengths next to whole
+    /// tiles; with --backward, the schedules of the kernels with matrix products, without their waits for each other
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
@@ -104,6 +107,8 @@ pub(crate) enum NoPicture {
     Varlen,
     #[error("{given} tiles are more than the {limit} that are simulated")]
     Tiles { given: u32, limit: u32 },
+    #[error("there is no schedule to draw: the KV blocks of all tiles are 2^31 or more")]
+    Iterations,
 }
 
 /// Plans, prints and draws. Always true, since nothing is checked.
@@ -136,6 +141,22 @@ pub(crate) fn report(options: &Options, draws: bool) -> Result<Planned> {
 /// Checks that `given` tiles can be simulated.
 fn check_tiles(given: u32) -> std::result::Result<(), NoPicture> {
     if given > MOST_TILES { Err(NoPicture::Tiles { given, limit: MOST_TILES }) } else { Ok(()) }
+}
+
+/// Draws the splits that CTAs compute of sequences with these rows of Q and keys.
+fn draw_split_kv(
+    plan: &Plan,
+    split_kv: &SplitKvPlan,
+    sequences: impl Iterator<Item = (usize, usize)>,
+) -> Result<String> {
+    let lengths = sequences.map(|(q, k)| Ok(SeqLens { q: q.try_into()?, k: k.try_into()? }));
+    let lengths: Vec<SeqLens<u32>> = lengths.collect::<std::result::Result<_, TryFromIntError>>()?;
+    let ctas = NonZeroU32::new(split_kv.ctas()).unwrap_or(NonZeroU32::MIN);
+    let decomposition = split_kv.decomposition();
+    let tiles = lengths.iter().map(|&len| decomposition.units(len.q, len).count);
+    check_tiles(tiles.fold(0, u32::saturating_add))?;
+    let splits = decomposition.splits(&lengths).ok_or(NoPicture::Iterations)?;
+    Ok(gantt::draw(plan.problem(), "KV blocks", &Panel::split_kv(&splits, ctas))?)
 }
 
 /// Draws the schedules of the kernels with matrix products.
@@ -174,10 +195,16 @@ impl Options {
         };
         let tiles = match plan.kind() {
             PlanKind::Dense(tiles) => tiles,
-            PlanKind::Varlen(_) | PlanKind::SplitKv(_) if draws => return Err(NoPicture::Varlen.into()),
-            PlanKind::Varlen(_) | PlanKind::SplitKv(_) => {
+            PlanKind::Varlen(_) if draws => return Err(NoPicture::Varlen.into()),
+            PlanKind::Varlen(_) => {
                 let (text, json) = (note + &plan.to_string(), report::of_lengths(&plan));
                 return Ok(Planned { text, json, picture: None });
+            }
+            PlanKind::SplitKv(split_kv) => {
+                let draw = || draw_split_kv(&plan, split_kv, self.lengths(plan.problem()).into_iter());
+                let picture = draws.then(draw).transpose()?;
+                let (text, json) = (note + &plan.to_string(), report::of_lengths(&plan));
+                return Ok(Planned { text, json, picture });
             }
         };
         let num_tiles = tiles.schedule().num_tiles();
@@ -206,7 +233,7 @@ impl Options {
         }
     }
 
-    /// The plan of attention over a cache. It has no chart.
+    /// The plan of attention over a cache, with a chart of split-KV if `draws`.
     fn cached(&self, problem: &CacheProblem, draws: bool) -> Result<Planned> {
         let plan = match problem.plan(&self.plan) {
             Err(cached::PlanError::Forward(why)) if why.is_cpu_only() => {
@@ -214,14 +241,19 @@ impl Options {
             }
             plan => plan?,
         };
-        if draws {
-            return Err(NoPicture::Varlen.into());
-        }
-        let (text, json) = match &plan {
-            CachePlan::Attention(plan) => (plan.to_string(), report::of_lengths(plan)),
-            CachePlan::Appending(plan) => (plan.to_string(), report::cached(plan)),
+        let (attention, text, json) = match &plan {
+            CachePlan::Attention(plan) => (plan.as_ref(), plan.to_string(), report::of_lengths(plan)),
+            CachePlan::Appending(plan) => (plan.forward(), plan.to_string(), report::cached(plan)),
         };
-        Ok(Planned { text, json, picture: None })
+        let draw = || match attention.kind() {
+            PlanKind::SplitKv(split_kv) => {
+                let rows = attention.problem().q().shape.seqlen;
+                draw_split_kv(attention, split_kv, problem.keys().map(|keys| (rows, keys)))
+            }
+            PlanKind::Dense(_) | PlanKind::Varlen(_) => Err(NoPicture::Varlen.into()),
+        };
+        let picture = draws.then(draw).transpose()?;
+        Ok(Planned { text, json, picture })
     }
 
     /// The backward plan, with a chart if `draws`.
@@ -250,6 +282,17 @@ impl Options {
         let linear = linear.dense().ok_or(NoPicture::Varlen)?;
         let schedules = [Panel::new("planned", tiles), Panel::new("linear", linear)];
         Ok(gantt::draw(problem, "KV blocks", &schedules)?)
+    }
+
+    /// The rows of Q and the keys of each sequence of a problem without a cache.
+    fn lengths(&self, problem: &Problem) -> Vec<(usize, usize)> {
+        let Some(starts_q) = &self.cu_seqlens_q else {
+            let [q, k] = [problem.q(), problem.k()].map(|x| x.shape);
+            return vec![(q.seqlen, k.seqlen); q.batch];
+        };
+        let starts_k = self.cu_seqlens_k.as_ref().unwrap_or(starts_q);
+        let rows = |starts: &[i32]| (starts[1] - starts[0]) as usize;
+        starts_q.windows(2).map(rows).zip(starts_k.windows(2).map(rows)).collect()
     }
 
     fn spec(&self) -> Result<ProblemSpec> {

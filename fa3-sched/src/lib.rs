@@ -59,4 +59,6 @@ pub use order::{Longest, Order};
 pub use range::{KvRange, SeqLens, Tiling, VisibleKeys};
 pub use schedule::Schedule;
 pub use scheduler::{Scheduler, next_dynamic, next_static};
-pub use work_decomposition::{EqualSequences, IterationSpace, Split, WorkDecomposition, WorkUnits};
+pub use work_decomposition::{
+    CtaSplit, EqualSequences, IterationSpace, Split, Splits, WorkDecomposition, WorkUnits,
+};

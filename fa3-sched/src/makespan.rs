@@ -45,14 +45,21 @@ impl Makespan {
 
     /// Static round robin: tile i runs on CTA i mod CTAs, whether that CTA is free or not.
     pub fn round_robin(costs: &[u64], ctas: NonZeroU32) -> Makespan {
-        let mut free = vec![0u64; used(ctas, costs).len()];
-        let run = |(&cost, cta): (&u64, u32)| {
+        Makespan::assigned((0..ctas.get()).cycle().zip(costs.iter().copied()), ctas)
+    }
+
+    /// Tiles with the CTA that runs each of them, and their costs. A CTA runs its tiles one after the other.
+    pub fn assigned(tiles: impl IntoIterator<Item = (u32, u64)>, ctas: NonZeroU32) -> Makespan {
+        let mut free: Vec<u64> = Vec::new();
+        let run = |(cta, cost): (u32, u64)| {
+            let used = free.len().max(cta as usize + 1);
+            free.resize(used, 0);
             let start = free[cta as usize];
             let end = start.saturating_add(cost);
             free[cta as usize] = end;
             Span { cta, start, end }
         };
-        Makespan { ctas, spans: costs.iter().zip((0..ctas.get()).cycle()).map(run).collect() }
+        Makespan { ctas, spans: tiles.into_iter().map(run).collect() }
     }
 
     /// One span for each tile, in the order of the tiles.

@@ -41,11 +41,13 @@
 //! neighbouring CTAs here, too.
 
 mod equal_sequences;
+mod known_lengths;
 
 use crate::packed::Cut;
 use crate::{FastDiv, Int, KvRange, SeqLens};
 
 pub use equal_sequences::EqualSequences;
+pub use known_lengths::{CtaSplit, Splits};
 
 /// The numbers of a launch that determine each CTA's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

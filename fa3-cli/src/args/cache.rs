@@ -132,6 +132,13 @@ impl CacheProblem {
         self.appending.as_ref().map(CachedProblem::append)
     }
 
+    /// The keys of each sequence that attention reads.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = usize> {
+        let new = self.append().map_or(0, |_| self.layout.room);
+        let leftpad = self.leftpad.iter().flatten().copied().chain(std::iter::repeat(0));
+        self.layout.seqlens.iter().zip(leftpad).map(move |(&rows, leftpad)| rows + new - leftpad)
+    }
+
     pub(crate) fn plan(&self, plan: &PlanArgs) -> Result<CachePlan, cached::PlanError> {
         let Some(cached) = &self.appending else {
             return Ok(CachePlan::Attention(Box::new(plan.plan(&self.attention)?)));

@@ -1,10 +1,11 @@
 //! Schedules as a Gantt chart: one row per CTA and one bar per tile, which is darker the more blocks the tile visits.
 
 use std::fmt::Display;
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use fa3_sched::forward::DensePlan;
-use fa3_sched::{Makespan, Schedule, SeqLens, Span, TILE_COST, Tiling, certified_bound};
+use fa3_sched::{Makespan, Schedule, SeqLens, Span, Splits, TILE_COST, Tiling, certified_bound};
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
@@ -63,6 +64,25 @@ impl Panel {
         let costs: Vec<u64> = blocks.iter().map(|&blocks| u64::from(blocks) + TILE_COST).collect();
         let bound = certified_bound(&costs, schedule.sms());
         Panel { name, makespan: schedule.simulate(&costs), blocks, bound }
+    }
+
+    /// The splits of split-KV, and whole work tiles, each of which the next free CTA takes. A work tile counts as many
+    /// blocks as the longest one of its sequence.
+    pub(super) fn split_kv(splits: &Splits, ctas: NonZeroU32) -> [Panel; 2] {
+        let cost = |blocks: u32| u64::from(blocks) + TILE_COST;
+        let blocks: Vec<u32> = splits.splits.iter().map(|of| of.split.end - of.split.first).collect();
+        let assigned = splits.splits.iter().map(|of| of.cta).zip(blocks.iter().map(|&blocks| cost(blocks)));
+        let makespan = Makespan::assigned(assigned, ctas);
+        let whole = splits.units.iter().flat_map(|units| vec![units.blocks; units.count as usize]);
+        let whole: Vec<u32> = whole.collect();
+        let costs: Vec<u64> = whole.iter().map(|&blocks| cost(blocks)).collect();
+        // Splitting is free in this bound.
+        let share = costs.iter().sum::<u64>().div_ceil(ctas.get().into());
+        let of_whole = Makespan::greedy(&costs, ctas);
+        [
+            Panel { name: "split-KV", makespan, blocks, bound: share },
+            Panel { name: "whole tiles", makespan: of_whole, blocks: whole, bound: share },
+        ]
     }
 
     /// The bars from left to right. A tile is left out if it ends in the same pixel as the previous tile of its CTA.

@@ -200,6 +200,28 @@ fn packed_sequences() {
     plan(&format!("{args} --svg x.svg")).refused("lengths are data, which kernels find on the device");
 }
 
+/// Each panel has a bar for each split, or for each tile: 24 tiles of few keys are whole, and CTAs share the others.
+#[test]
+fn the_picture_of_split_kv() {
+    let folder = Folder::new();
+    let heads = "--heads 32 --heads-kv 8 --head-dim 128 --split-keys --svg plan.svg";
+    folder.fa3(&format!("plan --cache-seqlens 32k,1k,1k,64 {heads}")).succeeded();
+    let text = folder.text("plan.svg");
+    for part in ["split-KV: 37 blocks", "whole tiles: 513 blocks", "CTA, 32 of 132 used"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    // New rows count, and rows of left padding do not. Dense sequences are equally long, and packed ones are not.
+    for (lengths, longest) in [
+        ("--cache-seqlens 4000,80 --cache-leftpad 100,0 --seqlen-new 4", 62),
+        ("--seqlen-q 1 --seqlen-k 4000 --batch 2", 64),
+        ("--cu-seqlens-q 0,1,2 --cu-seqlens-k 0,100,4000", 62),
+    ] {
+        folder.fa3(&format!("plan {lengths} {heads}")).succeeded();
+        let text = folder.text("plan.svg");
+        assert!(text.contains(&format!("whole tiles: {longest} blocks")), "{lengths}: {text}");
+    }
+}
+
 /// No plan is printed without a kernel for it.
 #[test]
 fn what_only_the_cpu_computes_is_said_so() {

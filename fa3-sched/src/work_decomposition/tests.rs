@@ -90,14 +90,23 @@ proptest! {
         let (cut, tiling) = (Cut::new(16, 32, mask), Tiling::new(16, 32, 1, mask));
         let shares = WorkDecomposition::new(heads, ctas, extra, cut);
         let shares = together.map_or(shares, |count| shares.co_scheduled(count));
-        let shares = checked(reduction_cost.map_or(shares, |cost| shares.or_whole_units(cost)));
+        let host = reduction_cost.map_or(shares, |cost| shares.or_whole_units(cost));
+        let shares = checked(host);
         prop_assert_eq!(shares.heads().0, u64::from(heads * together.unwrap_or(1)));
         let units = units_of(&shares, &lengths);
         let (mut blocks, mut whole, mut results) = (BTreeMap::<Unit, u64>::new(), Vec::new(), BTreeMap::new());
         let mut announced = BTreeMap::new();
         let mut most = 0;
+        let of_host = host.splits(&lengths.iter().map(|&(q, k)| SeqLens { q, k }).collect::<Vec<_>>());
+        let mut of_host = of_host.expect("iterations are few").splits.into_iter();
         for cta in 0..ctas * together.unwrap_or(1) {
             let splits = walk(&shares, &units, cta);
+            for ((sequence, head, m_block), split, ..) in &splits {
+                let of_host = of_host.next().expect("the host finds as many splits");
+                let found = (of_host.cta, of_host.sequence, of_host.head.into(), of_host.split.m_block.into());
+                prop_assert_eq!(found, (cta, *sequence, *head, *m_block));
+                prop_assert_eq!((of_host.split.first, of_host.split.end), (split.first.0 as u32, split.end.0 as u32));
+            }
             most = most.max(splits.iter().map(|(_, split, ..)| split.iterations.0).sum::<u64>());
             for (unit, split, index, count) in splits {
                 // Blocks come in order.
@@ -116,6 +125,7 @@ proptest! {
             }
         }
         let total: u64 = units.iter().map(|units| units.all().0).sum();
+        prop_assert!(of_host.next().is_none());
         prop_assert!(most <= total.div_ceil(ctas.into()).max(1) + u64::from(reduction_cost.unwrap_or(0)));
         prop_assert!(space(&shares, &units).least.0 == 0 || announced.is_empty());
         for (unit, of) in each(&shares, &units) {
