@@ -353,8 +353,8 @@ pub fn learned(function: &ScoreFunction, lens: Lengths) -> ScoreFunction {
     ScoreFunction::parse(&expr.to_string(), values).expect("it is the text of the expression")
 }
 
-/// The table with at least the elements that so many queries and keys read along these axes. `None` if the first query
-/// or key reads a negative index.
+/// The table, with room for the given number of queries and of keys along these axes. `None` if the first query or key
+/// reads a negative index.
 fn grown(table: &ScoreTable, axes: [(LineAxis, usize); 2], lens: Lengths) -> Option<ScoreTable> {
     let mut extents = table.extents().to_vec();
     for (axis, count) in axes {
