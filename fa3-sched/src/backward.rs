@@ -10,11 +10,15 @@
 //!      recomputes P and dS: seven products in place of five. Wide heads take it, since they leave no registers for
 //!      additions.
 //!
+//! Tables of a function of scores that are read by query and key have a further kernel for their gradients
+//! ([`BiasTile`]).
+//!
 //! Gradients are bitwise reproducible, except for dQ where tiles add in any order: [`MOST_KEYS_IN_ORDER`] says when
 //! they do.
 //!
 //! [`Plan`] decides everything for a [`fa3_types::BackwardProblem`]; [`PlanOptions`] override single decisions.
 
+mod bias;
 mod error;
 mod options;
 mod plan;
@@ -22,7 +26,8 @@ mod tile;
 mod tile_split;
 mod visible_q_blocks;
 
-pub use error::{PlanError, TileError};
+pub use bias::BiasTile;
+pub use error::{BiasError, PlanError, TileError};
 pub use options::PlanOptions;
 pub use plan::{
     DensePlan, DqBy, MOST_KEYS_IN_ORDER, MOST_KEYS_IN_ORDER_GROUPED, MOST_KEYS_IN_ORDER_MASKED, Part, Plan,

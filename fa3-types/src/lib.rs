@@ -68,7 +68,7 @@ pub use rotary::{Positions, RopeStyle, Rotary, rotate};
 pub use scale_blocks::{ScaleBlocks, first_block};
 pub use score::{SoftCap, SoftmaxScale, softcap};
 pub use score_expr::{
-    Dual, HostReal, OpenScore, ReadBy, ScoreBlock, ScoreError, ScoreExpr, ScoreForm, ScoreFunction,
+    Dual, HostReal, LineAxis, OpenScore, ReadBy, ScoreBlock, ScoreError, ScoreExpr, ScoreForm, ScoreFunction,
     ScoreGradients, ScoreIndex, ScoreInputs, ScoreProduct, ScoreRead, ScoreReal, ScoreRow, ScoreRows,
     ScoreSlope, ScoreTable, ScoreTile, ScoreValue, TableRead,
 };

@@ -26,7 +26,7 @@ pub use error::ScoreError;
 pub use gradients::ScoreGradients;
 pub use joint::ScoreSlope;
 pub use open::OpenScore;
-pub use reads::{ReadBy, TableRead};
+pub use reads::{LineAxis, ReadBy, TableRead};
 pub use real::{HostReal, ScoreIndex, ScoreReal};
 pub use row::{ScoreRead, ScoreRow};
 pub use table::ScoreTable;
@@ -174,7 +174,7 @@ impl KnownProblem {
     /// Zeros for the gradient of each table of the function of scores: no numbers for a table without gradient, and no
     /// tables if none has a gradient.
     pub fn score_zeros<F: Clone + Default>(&self) -> Vec<Vec<F>> {
-        let Some(form) = self.score().filter(|form| form.gradients.first().is_some()) else { return vec![] };
+        let Some(form) = self.score().filter(|form| !form.gradients.is_empty()) else { return vec![] };
         let elements = form.extents().iter().map(|extents| extents.iter().product());
         let of_table = |(table, elements): (usize, usize)| {
             vec![F::default(); if form.gradients.has(table) { elements } else { 0 }]

@@ -184,6 +184,7 @@ fn calls(device: &Device, shape: Shape) -> Result<Vec<Call>, Box<dyn Error>> {
         "s + far[q - k]",
         "if q - k < 4096 then s else -inf",
         "s / (1 + abs(s))",
+        "s + bias[q, k]",
     ] {
         calls.push(Call::new(device, text, spec.clone(), Some(&function(text, shape.heads, false)?))?);
     }
@@ -192,6 +193,7 @@ fn calls(device: &Device, shape: Shape) -> Result<Vec<Call>, Box<dyn Error>> {
         "s + slope[h] * tanh(s)",
         "s + by_query[h, q]",
         "s + near[min(q - k, 127)]",
+        "s + bias[q, k]",
     ] {
         let (name, function) = (format!("{text}, learned"), function(text, shape.heads, true)?);
         calls.push(Call::new(device, &name, spec.clone(), Some(&function))?);
@@ -207,12 +209,15 @@ fn function(text: &str, heads: usize, learned: bool) -> Result<ScoreFunction, Sc
     };
     let table = |count: usize| of(&[count]);
     let [slope, by_head, by_query] = [table(heads)?, table(heads)?, of(&[heads, SEQLEN])?];
+    // Such a table is large, and one function reads it.
+    let bias = of(&[if text.contains("bias") { SEQLEN } else { 1 }; 2])?;
     ScoreFunction::parse(
         text,
         [
             ("slope", slope.into()),
             ("by_head", by_head.into()),
             ("by_query", by_query.into()),
+            ("bias", bias.into()),
             ("near", table(128)?.into()),
             ("far", table(SEQLEN)?.into()),
             ("cap", 30.0.into()),

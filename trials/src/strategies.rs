@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 
 use fa3_sched::forward::Fp8Inputs;
 use fa3_types::{
-    Chunk, Dtype, Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec, ReadBy, ScoreError,
-    ScoreFunction, ScoreGradients, ScoreTable, ScoreValue, SequenceRows, Shape, TensorDesc,
+    Chunk, Dtype, Intervals, IntervalsOfRow, KnownProblem, Lengths, LineAxis, Mask, ProblemSpec, ReadBy,
+    ScoreError, ScoreFunction, ScoreGradients, ScoreTable, ScoreValue, SequenceRows, Shape, TensorDesc,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -327,23 +327,42 @@ fn function_of(operations: &[&'static str]) -> impl Strategy<Value = ScoreFuncti
     })
 }
 
-/// The function, of which every table that is not read by query and key has a gradient.
+/// The function, of which every table has a gradient for which there are kernels. Tables that are read by query and key
+/// grow until sequences of lengths `lens` read no index beyond their ends.
 ///
 /// # Panics
 /// Never.
-pub fn learned(function: &ScoreFunction) -> ScoreFunction {
+pub fn learned(function: &ScoreFunction, lens: Lengths) -> ScoreFunction {
     let expr = function.expr();
     let reads = expr.table_reads(ScoreGradients::of([true; 8]));
     let numbers = function.numbers().iter().enumerate();
     let numbers = numbers.map(|(number, &x)| (format!("x{number}"), ScoreValue::from(x)));
     let tables = function.tables().iter().enumerate().map(|(table, x)| {
-        let mut reads = reads.iter().filter(|read| read.table == table);
-        let learns = reads.all(|read| read.by != ReadBy::Score);
-        (format!("t{table}"), ScoreValue::from(if learns { x.clone().with_gradient() } else { x.clone() }))
+        let reads: Vec<ReadBy> =
+            reads.iter().filter(|read| read.table == table).map(|read| read.by).collect();
+        let is_summed = |by: &ReadBy| !matches!(by, ReadBy::QueryAndKey { .. } | ReadBy::Score);
+        let learns = match *reads.as_slice() {
+            [ReadBy::QueryAndKey { query, key }] => grown(x, [(query, lens.q), (key, lens.k)], lens),
+            _ => reads.iter().all(is_summed).then(|| x.clone()),
+        };
+        let x = learns.map_or_else(|| x.clone(), ScoreTable::with_gradient);
+        (format!("t{table}"), ScoreValue::from(x))
     });
     let values: Vec<_> = numbers.chain(tables).collect();
     let values = values.iter().map(|(name, value)| (name.as_str(), value.clone()));
     ScoreFunction::parse(&expr.to_string(), values).expect("it is the text of the expression")
+}
+
+/// The table, with room for the given number of queries and of keys along these axes. `None` if the first query or key
+/// reads a negative index.
+fn grown(table: &ScoreTable, axes: [(LineAxis, usize); 2], lens: Lengths) -> Option<ScoreTable> {
+    let mut extents = table.extents().to_vec();
+    for (axis, count) in axes {
+        let end = usize::try_from(axis.first(lens)).ok()? + count;
+        extents[axis.axis] = extents[axis.axis].max(end);
+    }
+    let elements = table.elements().iter().copied().cycle().take(extents.iter().product());
+    Some(ScoreTable::new(&extents, elements.collect::<Vec<f32>>()).expect("there are as many elements"))
 }
 
 /// Adds sinks to the problem.

@@ -272,14 +272,14 @@ def test_gradients_of_tables(compiled):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_of_tables_on_a_device(device, compiled):
     """These have kernels."""
-    shapes = (HEADS,), (HEADS, ROWS), (9,), (HEADS, KEYS)
+    shapes = (HEADS,), (HEADS, ROWS), (9,), (HEADS, KEYS), (HEADS, ROWS, KEYS)
     tables = [normal(*shape, dtype=F32, seed=5, device=device) for shape in shapes]
     cap = torch.tensor(2.0, device=device)
 
-    def made(slopes, gains, near, of_key, cap):
+    def made(slopes, gains, near, of_key, bias, cap):
         def score_mod(s, b, h, q, k):
             of_score = cap * torch.tanh((s * gains[h, q] + slopes[h] * (k - q) * 0.1) / cap) * gains[0, q // 3]
-            return of_score + near[torch.clamp(q - k, -3, 5) + 3] + of_key[h, k]
+            return of_score + near[torch.clamp(q - k, -3, 5) + 3] + of_key[h, k] + bias[h, q, k]
 
         return score_mod
 
@@ -300,12 +300,16 @@ def test_gradients_of_tables_on_a_device(device, compiled):
 def test_tables_whose_gradients_kernels_do_not_compute():
     from fa3.learned import refused_gradient
 
-    assert refused_gradient("s + t0[h] * (k - q) + t1[h, q] + t2[h, q, k]", (1, 2, 3), (0, 1)) is None
+    assert refused_gradient("s + t0[h] * (k - q) + t1[h, q] + t2[h, q - k, k]", (1, 2, 3), (0, 1)) is None
     sentence = (
-        "the backward kernels compute gradients of tables that are read by head, by query, by key or by distance, and "
-        "t2, which has a gradient, is read by query and key"
+        "the backward kernels compute no gradient of t2: its indices depend on query and key in other ways than "
+        "t[.., q + i, .., k + j, ..] with constants i and j"
     )
-    assert refused_gradient("s + t0[h] * (k - q) + t1[h, q] + t2[h, q, k]", (1, 2, 3), (0, 1, 2)) == sentence
+    assert refused_gradient("s + t0[h] * (k - q) + t1[h, q] + t2[h, q - k, k]", (1, 2, 3), (0, 1, 2)) == sentence
+    packed = "the backward kernels compute no gradient of t0: it is read by query and key of sequences whose lengths are data"
+    assert refused_gradient("s + t0[h, q + 3, k]", (3,), (0,)) is None
+    assert refused_gradient("s + t0[h, q, k]", (3,), (0,), True) == packed
+    assert refused_gradient("s + t0[h, k]", (2,), (0,), True) is None
 
     def in_a_trace(x):
         return x + (refused_gradient("s + t0[h]", (1,), (0,)) is None)

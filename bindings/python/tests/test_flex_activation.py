@@ -74,7 +74,7 @@ def test_other_calls_are_torchs(active, device, calls):
     ]
     flex_attention(q, k, v, lambda s, b, h, q, k: s + learned[h])
     assert not calls
-    if device == "cuda":  # kernels have no gradients of tables that are read by query and key
+    if device == "cuda":  # kernels have no gradients of tables that are read in such a way
         others.insert(0, dict(score_mod=lambda s, b, h, q, k: s + learned[(q + k) % HEADS]))
     for i, options in enumerate(others, 1):
         # On the CPU torch computes no maximum.

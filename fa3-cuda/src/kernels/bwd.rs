@@ -18,7 +18,8 @@
 //! computes it from the statistics of rows. LSE includes the sink, so the other kernels need not know it.
 //!
 //! Where tables of a function of scores have gradients, the dq kernel also writes sums over the 16 rows of each warp,
-//! and sums of keys and diagonals, which another kernel adds up. One more kernel for each table computes its gradient.
+//! and sums of keys and diagonals, which another kernel adds up. One more kernel for each table computes its gradient:
+//! from these sums, or, if each score reads an element of its own, by products of its own.
 //!
 //! Under a mask of intervals, which blocks of rows see a tile of keys is data. Two kernels before dkv find these
 //! blocks, and split tiles that many blocks see. A kernel after dkv adds up the gradients of the parts of each split
@@ -36,6 +37,7 @@ mod scratch;
 mod spec;
 
 // The kernels.
+mod bias;
 mod dkv;
 mod dq;
 mod dq_accum;
@@ -55,9 +57,11 @@ mod hidden;
 mod interval_columns;
 mod line_sums;
 mod read_sums;
+mod row_stats;
 
 pub use super::parts::lookup::SequenceForm;
 pub use super::parts::row_blocks::RowsForm;
+pub use bias::BiasSpec;
 pub use dtable::TableSpec;
 pub use lines::LinesSpec;
 pub use program::program;
@@ -79,6 +83,7 @@ impl KernelSpec for BwdSpec {
             BwdSpec::Dq(spec) => dq::kernel(spec),
             BwdSpec::Round(spec) => dq_accum::kernel(spec),
             BwdSpec::Lines(spec) => lines::kernel(spec),
+            BwdSpec::Bias(spec) => bias::kernel(spec),
             BwdSpec::Table(spec) => dtable::kernel(spec),
             BwdSpec::Sink(sequences) => sink::kernel(*sequences),
         }

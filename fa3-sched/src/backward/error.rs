@@ -41,11 +41,8 @@ pub enum PlanError {
         "under lists of blocks of {side} rows and keys, the given tile's blocks of {given} must divide them"
     )]
     BlocksTile { given: u32, side: usize },
-    #[error(
-        "the backward kernels compute gradients of tables that are read by head, by query, by key or by distance, and \
-         t{table}, which has a gradient, is read by query and key"
-    )]
-    TableGradient { table: usize },
+    #[error("the backward kernels compute no gradient of t{table}: {why}")]
+    TableGradient { table: usize, why: BiasError },
     #[error(
         "gradients of tables that are read by key or by distance need {bytes} bytes of workspace, more than {most}"
     )]
@@ -82,6 +79,25 @@ impl PlanError {
             | PlanError::Tiles(_) => false,
         }
     }
+}
+
+/// Reasons why kernels do not compute the gradient of a table that is read by query and key. Each ends a sentence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub enum BiasError {
+    #[error(
+        "its indices depend on query and key in other ways than t[.., q + i, .., k + j, ..] with constants i and j"
+    )]
+    Indices,
+    #[error("it is read by query and key, and elsewhere once more")]
+    ReadTwice,
+    #[error("it is read by query and key of sequences whose lengths are data")]
+    Packed,
+    #[error("it is read by query and key under lists of blocks")]
+    Blocks,
+    #[error("it is read from {first} to {last} along axis {axis}, which has {extent} elements")]
+    Beyond { axis: usize, first: i64, last: i64, extent: usize },
 }
 
 /// Reasons why [`DkvTile::check`](super::DkvTile::check) and [`DqTile::check`](super::DqTile::check) refuse a tile,

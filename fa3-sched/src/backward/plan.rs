@@ -8,7 +8,8 @@ use std::num::NonZeroU32;
 
 use fa3_types::{BackwardProblem, BlockSide, Dtype, Intervals, Problem, ReadBy};
 
-use super::{ADDED_ROWS, AddOrder, DkvTile, DqTile, PlanError, PlanOptions};
+use super::bias::check_tables;
+use super::{ADDED_ROWS, AddOrder, BiasTile, DkvTile, DqTile, PlanError, PlanOptions};
 use crate::dense::{dense_lens, lengths_are_data};
 use crate::{DeviceLimits, Tiling};
 
@@ -60,6 +61,7 @@ pub struct Plan {
     problem: BackwardProblem,
     dkv: Part<DkvTile>,
     dq: DqBy,
+    bias: Option<Part<BiasTile>>,
     kind: PlanKind,
 }
 
@@ -101,7 +103,7 @@ impl Plan {
         let (mask, group) = (forward.mask(), forward.heads().group_size() as u32);
         let tile = choose_dkv(forward, options, limits)?;
         check_blocks(forward, tile.tile_m)?;
-        if tile.adds_dq.is_some() && wants_tables(forward) {
+        if tile.adds_dq.is_some() && sums_tables(forward) {
             return Err(PlanError::TablesWhereAdded);
         }
         if mask.intervals().is_some() && tile.adds_in_order() {
@@ -119,6 +121,13 @@ impl Plan {
                 DqBy::Kernel(Part { tile, tiling: Tiling::new(tile.tile_m, tile.tile_n, group, mask) })
             }
         };
+        let bias = match forward.score().filter(|form| !form.bias_gradients().is_empty()) {
+            None => None,
+            Some(_) => {
+                let tile = choose_bias(forward, limits)?;
+                Some(Part { tile, tiling: Tiling::new(BiasTile::ROWS, tile.tile_n, group, mask) })
+            }
+        };
         let asked = Asked {
             problem,
             dkv: &dkv,
@@ -129,7 +138,7 @@ impl Plan {
             None => PlanKind::Varlen(VarlenPlan::new(&asked)?),
             Some(lens) => PlanKind::Dense(DensePlan::new(&asked, lens)?),
         };
-        Ok(Plan { problem: problem.clone(), dkv, dq, kind })
+        Ok(Plan { problem: problem.clone(), dkv, dq, bias, kind })
     }
 
     /// The problem.
@@ -145,6 +154,11 @@ impl Plan {
     /// How dQ is computed.
     pub fn dq(&self) -> &DqBy {
         &self.dq
+    }
+
+    /// The kernel of the gradients of tables that are read by query and key, if there are such tables.
+    pub fn bias(&self) -> Option<&Part<BiasTile>> {
+        self.bias.as_ref()
     }
 
     /// How launches find their tiles.
@@ -220,7 +234,7 @@ fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> O
     }
     let in_order = forward.mask().intervals().is_none() && (options.deterministic || seen <= most);
     let order = if in_order { AddOrder::LastKeysFirst } else { AddOrder::Any };
-    if wants_tables(forward) {
+    if sums_tables(forward) {
         // The dQ kernel has whole rows, so that sums over rows have one order.
         return None;
     }
@@ -258,17 +272,9 @@ fn choose_dkv(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -
     Ok(tile)
 }
 
-/// Whether tables of the function of scores have gradients.
-fn wants_tables(forward: &Problem) -> bool {
-    forward.score().is_some_and(|form| form.gradients().first().is_some())
-}
-
-/// Checks that no table with a gradient is read by query and key.
-fn check_tables(forward: &Problem) -> Result<(), PlanError> {
-    let Some(form) = forward.score() else { return Ok(()) };
-    let reads = form.expr().table_reads(form.gradients());
-    let other = reads.into_iter().find(|read| read.by == ReadBy::Score);
-    other.map_or(Ok(()), |read| Err(PlanError::TableGradient { table: read.table }))
+/// Whether the dQ kernel sums gradients of tables of the function of scores.
+fn sums_tables(forward: &Problem) -> bool {
+    forward.score().is_some_and(|form| !form.summed_gradients().is_empty())
 }
 
 /// Number of rows over which a warp of the dQ kernel sums gradients of elements of tables.
@@ -280,7 +286,7 @@ const MOST_LINE_SUMS: u64 = 8 << 30;
 /// Number of sums of [`SUMMED_ROWS`] rows and `keys` keys, of keys or of diagonals, for a read of a table.
 pub fn lines_of_block(by: ReadBy, keys: u32) -> u32 {
     match by {
-        ReadBy::Head | ReadBy::Row | ReadBy::Score => 0,
+        ReadBy::Head | ReadBy::Row | ReadBy::QueryAndKey { .. } | ReadBy::Score => 0,
         ReadBy::Key => keys,
         ReadBy::Distance => keys + SUMMED_ROWS,
     }
@@ -289,7 +295,7 @@ pub fn lines_of_block(by: ReadBy, keys: u32) -> u32 {
 /// Checks that sums of keys and of diagonals have room.
 fn check_lines(forward: &Problem, tile: &DqTile) -> Result<(), PlanError> {
     let Some(form) = forward.score() else { return Ok(()) };
-    let reads = form.expr().table_reads(form.gradients());
+    let reads = form.expr().table_reads(form.summed_gradients());
     let sums: u32 = reads.iter().map(|read| lines_of_block(read.by, tile.tile_n)).sum();
     let rows = forward.q().shape.batch * forward.q().shape.seqlen + forward.batch() * tile.tile_m as usize;
     let groups = forward.heads().q() as u64 * rows as u64 / u64::from(SUMMED_ROWS);
@@ -316,6 +322,14 @@ fn choose_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) ->
     let tile = given(options.dq, choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
     tile.check(limits)?;
     Ok(tile)
+}
+
+/// The tile of the kernel of gradients of tables that are read by query and key.
+fn choose_bias(forward: &Problem, limits: &DeviceLimits) -> Result<BiasTile, PlanError> {
+    let [head_dim, head_dim_v] = [forward.head_dim(), forward.head_dim_v()];
+    // The tiles of dK and dV, which are chosen before, have refused wider heads.
+    let tile = BiasTile::choose(head_dim as u32, head_dim_v as u32, limits);
+    tile.ok_or(PlanError::HeadDim { head_dim, head_dim_v })
 }
 
 /// The side of a block, if bits say which blocks of keys a block of rows sees.
@@ -375,6 +389,9 @@ impl fmt::Display for Plan {
             DqBy::Kernel(dq) => part("dQ", &dq.tile, dq.tile.smem_bytes(), &dq_tiles)?,
             DqBy::Additions => write!(f, "\ndQ         {dq_grid} CTAs that round {ADDED_ROWS} rows of sums")?,
             DqBy::AdditionsInOrder => write!(f, "\ndQ         rounded by the last to add")?,
+        }
+        if let Some(Part { tile, .. }) = &self.bias {
+            write!(f, "\ntables     {tile}, {} KiB of shared memory", tile.smem_bytes() >> 10)?;
         }
         match &self.kind {
             PlanKind::Dense(_) => Ok(()),

@@ -70,19 +70,19 @@ pub struct DqTile {
 }
 
 /// Shared memory for mbarriers, alignment, and the word that passes the next tile's number.
-const SMEM_RESERVE: u32 = 1024;
+pub(super) const SMEM_RESERVE: u32 = 1024;
 
 /// Registers of a consumer thread in addition to its tiles.
 const REGISTER_RESERVE: u32 = 32;
 
 /// Registers of a consumer thread if there are one or two consumer warpgroups and a producer.
-const CONSUMER_REGISTERS: u32 = 240;
+pub(super) const CONSUMER_REGISTERS: u32 = 240;
 
 /// Registers of a producer thread.
-const PRODUCER_REGISTERS: u32 = 24;
+pub(super) const PRODUCER_REGISTERS: u32 = 24;
 
 /// Head dimensions of tiles are multiples of this, so that rows are whole chunks of a 64-byte swizzle.
-const HEAD_DIM_STEP: u32 = 32;
+pub(super) const HEAD_DIM_STEP: u32 = 32;
 
 const MOST_HEAD_DIM: u32 = 256;
 
@@ -312,20 +312,20 @@ impl DqTile {
 }
 
 /// Whether `extent` can be the N of one product and the depth of another.
-fn is_block(extent: u32) -> bool {
+pub(super) fn is_block(extent: u32) -> bool {
     (16..=256).contains(&extent) && extent.is_multiple_of(16)
 }
 
-fn check_head_dims(head_dim: u32, head_dim_v: u32) -> Result<(), TileError> {
+pub(super) fn check_head_dims(head_dim: u32, head_dim_v: u32) -> Result<(), TileError> {
     let fits = |dim: u32| (16..=MOST_HEAD_DIM).contains(&dim) && dim.is_multiple_of(16);
     if fits(head_dim) && fits(head_dim_v) { Ok(()) } else { Err(TileError::HeadDim { head_dim, head_dim_v }) }
 }
 
-fn check_stages(given: u32, least: u32) -> Result<(), TileError> {
+pub(super) fn check_stages(given: u32, least: u32) -> Result<(), TileError> {
     if (least..=16).contains(&given) { Ok(()) } else { Err(TileError::Stages { given, least }) }
 }
 
-fn check_budget(accumulators: u32, smem: u32, limits: &DeviceLimits) -> Result<(), TileError> {
+pub(super) fn check_budget(accumulators: u32, smem: u32, limits: &DeviceLimits) -> Result<(), TileError> {
     let (needed, available) = (accumulators + REGISTER_RESERVE, CONSUMER_REGISTERS);
     if needed > available {
         return Err(TileError::Registers { needed, available });

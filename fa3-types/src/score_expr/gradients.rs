@@ -15,8 +15,8 @@ impl ScoreGradients {
         self.0 >> table & 1 == 1
     }
 
-    /// The first of them.
-    pub fn first(self) -> Option<usize> {
-        (0..8).find(|&table| self.has(table))
+    /// Whether there is no such table.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
     }
 }

@@ -2,15 +2,15 @@
 
 use fa3::Device;
 use fa3_ref::{OutputGradients, oracle};
-use fa3_sched::backward;
+use fa3_sched::backward::{self, BiasError, DqBy, PlanError};
 use fa3_sched::forward::PlanOptions;
 use fa3_sim::{Mode, Policy};
 use fa3_tests::bwd::{BwdCase, Form};
 use fa3_tests::fwd::{Launch, Layout, dense, device, judged};
 use fa3_tests::{Case, facade, strategies};
 use fa3_types::{
-    BackwardSpec, Dtype, Dual, HostReal, KnownProblem, ProblemSpec, ReadBy, ScoreFunction, ScoreTable,
-    ScoreValue, Shape,
+    BackwardSpec, BlockSide, Dtype, Dual, HostReal, Intervals, IntervalsOfRow, KnownProblem, Lengths, Mask,
+    ProblemSpec, ScoreFunction, ScoreTable, ScoreValue, Sequences, Shape,
 };
 use ndarray::Array3;
 use proptest::prelude::*;
@@ -87,7 +87,7 @@ proptest! {
         prop_assert!(forward.is_ok(), "{}: {}", case.name, forward.unwrap_err());
         let options = form.options([64; 2], &device(2)).expect("64 columns have each form");
         let problem = match form {
-            Form::DqKernel => case.problem.clone().with_score(&strategies::learned(&function)),
+            Form::DqKernel => case.problem.clone().with_score(&strategies::learned(&function, Lengths { q: 70, k: 90 })),
             Form::AnyOrder | Form::OrderOfKeys => case.problem.clone(),
         };
         let case = Case { problem, ..case };
@@ -153,14 +153,39 @@ fn gradients_of_tables_are_differences() {
 
 #[test]
 fn kernels_refuse_gradients_of_tables() {
-    let (shape, function) = (Shape { batch: 1, seqlen: 64, heads: 2, head_dim: 64 }, of_tables(None));
-    let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).score(function.form().clone());
-    let problem = BackwardSpec::contiguous(spec).validate().unwrap();
-    let error = backward::Plan::new(&problem, &device(1)).unwrap_err();
-    let reads = function.expr().table_reads(function.form().gradients());
-    let refused = reads.into_iter().find(|read| read.by == ReadBy::Score).unwrap();
-    assert_eq!(error, backward::PlanError::TableGradient { table: refused.table });
-    assert!(error.is_cpu_only());
+    let shape = Shape { batch: 1, seqlen: 64, heads: 2, head_dim: 64 };
+    let blocks = IntervalsOfRow::Blocks { words: 1, side: BlockSide::Of128 };
+    let blocks = Mask::of_intervals(Intervals { of_row: blocks, per_sequence: false, per_head: false });
+    let bias = ScoreTable::new(&[80, 80], [0.0; 6400]).unwrap().with_gradient();
+    let planned = |text: &str, keys: usize, change: fn(ProblemSpec) -> ProblemSpec, mask: Mask| {
+        let function = ScoreFunction::parse(text, [("bias", bias.clone().into())]).unwrap();
+        let spec = ProblemSpec::dense(Dtype::Bf16, shape, Shape { seqlen: keys, ..shape });
+        let spec = change(spec.score(function.form().clone()).mask(mask));
+        let problem = BackwardSpec::contiguous(spec).validate().unwrap();
+        match backward::Plan::new(&problem, &device(1)) {
+            Ok(plan) => Ok(plan.bias().is_some() && matches!(plan.dq(), DqBy::AdditionsInOrder)),
+            Err(error) => {
+                assert!(error.is_cpu_only());
+                let PlanError::TableGradient { table: 0, why } = error else { panic!("{error}") };
+                Err(why)
+            }
+        }
+    };
+    let dense = |spec| spec;
+    let packed = |spec: ProblemSpec| spec.seqs_q(Sequences::packed(2)).seqs_k(Sequences::packed(2));
+    let plan = |text, keys| planned(text, keys, dense, Mask::None);
+    assert_eq!(plan("s + bias[k + 3, 2 + (row + 1)]", 77), Ok(true));
+    assert_eq!(plan("s + bias[q, k]", 80), Ok(true));
+    for text in ["s + bias[q - k, k]", "s + bias[2 * q, k]", "s + bias[if s > 0 then q else k, 0]"] {
+        assert_eq!(plan(text, 64), Err(BiasError::Indices), "{text}");
+    }
+    assert_eq!(plan("s + bias[q, k] + bias[k, q]", 64), Err(BiasError::ReadTwice));
+    let beyond = |axis, first, last| Err(BiasError::Beyond { axis, first, last, extent: 80 });
+    assert_eq!(plan("s + bias[q, k]", 81), beyond(0, 17, 80));
+    assert_eq!(plan("s + bias[q, k]", 63), beyond(0, -1, 62));
+    assert_eq!(plan("s + bias[row, k - 1]", 64), beyond(1, -1, 62));
+    assert_eq!(planned("s + bias[q, k]", 64, packed, Mask::None), Err(BiasError::Packed));
+    assert_eq!(planned("s + bias[q, k]", 64, dense, blocks), Err(BiasError::Blocks));
     let of_key = ScoreTable::new(&[9], [0.0; 9]).unwrap().with_gradient();
     let of_key = ScoreFunction::parse("s + of_key[k]", [("of_key", of_key.into())]).unwrap();
     let plan = |seqlen, options: backward::PlanOptions| {
@@ -170,12 +195,12 @@ fn kernels_refuse_gradients_of_tables() {
         backward::Plan::with(&problem, &device(1), &options).map(|_| ())
     };
     let adding = Form::AnyOrder.options([64; 2], &device(1)).unwrap();
-    assert_eq!(plan(64, adding).unwrap_err(), backward::PlanError::TablesWhereAdded);
+    assert_eq!(plan(64, adding).unwrap_err(), PlanError::TablesWhereAdded);
     assert_eq!(plan(4096, backward::PlanOptions::default()), Ok(()));
     let error = plan(1 << 15, backward::PlanOptions::default()).unwrap_err();
     // A block has 128 keys, a tile 128 rows, and each sequence may have one tile more than its rows fill.
     let of_groups = (16 * (64 * ((1 << 15) + 128)) / 16) * (1 << 15);
     // And each head of a sequence has a sum for each row and key.
     let bytes = 4 * (of_groups + 64 * 16 * (2 << 15));
-    assert_eq!(error, backward::PlanError::LineSums { bytes, most: 8 << 30 });
+    assert_eq!(error, PlanError::LineSums { bytes, most: 8 << 30 });
 }

@@ -42,6 +42,10 @@ pub(super) const TABLE_BY_QUERY: &[Equivalent] = &[
     ("bound: one less", 1, "a range may begin with rows that do not read the element"),
 ];
 
+/// Equivalent mutants of the kernel of the gradient of a table that is read by query and key.
+pub(super) const BIAS: &[Equivalent] =
+    &[("wgmma.fence", 2, "S and dP are in flight together: the fence of the first is for both")];
+
 /// Equivalent mutants of the dQ kernel.
 pub(super) const DQ: &[Equivalent] = &[
     ("wgmma.fence", 3, DQ_FENCES),

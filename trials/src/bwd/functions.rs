@@ -1,14 +1,15 @@
 //! Gradients through functions of scores: a covering array of functions and kernel features.
 
 use fa3_sched::backward::PlanOptions;
-use fa3_types::{KnownProblem, Mask, ProblemSpec, Sequences};
+use fa3_types::{Dtype, KnownProblem, Lengths, Mask, ProblemSpec, SequenceRows, Sequences};
 
 use super::BwdCase;
-use super::equivalent::{DQ, KEYS, LINES, TABLE_BY_HEAD, TABLE_BY_QUERY};
-use super::trials::{DIVISIONS, DTYPES, HEADS, MASKS, SINKS, SOFTCAPS, tiles, tiny};
+use super::equivalent::{BIAS, DQ, KEYS, LINES, TABLE_BY_HEAD, TABLE_BY_QUERY};
+use super::trials::{DIVISIONS, DTYPES, Divided, HEADS, MASKS, SINKS, SOFTCAPS, tiles, tiny};
 use crate::fwd::functions::{FUNCTIONS, function};
 use crate::fwd::listed::{self, GIVEN, LAYOUTS, LENGTHS, few_of_many};
 use crate::fwd::{Layout, dense, device};
+use crate::intervals::{Kind, under};
 use crate::mutate::Target;
 use crate::strategies::learned;
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
@@ -25,6 +26,14 @@ const LEARNED: [&str; 4] = [
     "if q - k > 40 then -inf else s + near[q - k] + near[k] + slope[h] * (k - q)",
 ];
 
+/// Functions with tables that are read by query and key, which have gradients. Axes have any order, the heads of the
+/// first table are none or several of the scores', and the last function has gradients that the dQ kernel sums, too.
+const BIASED: [&str; 3] = [
+    "s + bias[h // 2, row, k]",
+    "x * tanh((s * whole[b, h, row, k + 2] + column[k, row]) / x)",
+    "if q - k > 40 && k != 3 then -inf else s * bias[k + 1, 2, row + 3] + slope[h] * (k - q)",
+];
+
 /// The functions of forward kernels, and one more.
 fn texts() -> Vec<&'static str> {
     FUNCTIONS.into_iter().chain([OF_NAN]).collect()
@@ -35,6 +44,10 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let texts = texts();
     let dense = covering_cases(0, |levels| of_features(&texts, levels, seed)).into_iter();
     let dense = dense.chain(covering_cases(0, |levels| of_tables(levels, seed)));
+    let dense = dense.chain(covering_cases(0, |levels| of_biases(levels, seed)));
+    let empty = ((0, 0), (1, 2, 1), DTYPES[0]);
+    let empty = biased((BIASED[0], seed), ((Mask::None, None), None), empty, DIVISIONS[3], 2);
+    let dense = dense.chain([empty]);
     dense.chain(covering_cases(0, |levels| of_sequences(levels, seed))).collect()
 }
 
@@ -66,8 +79,46 @@ fn of_tables(levels: &mut Levels, seed: u64) -> Trial {
         }
     };
     let case = case(text, problem, seed);
-    let problem = case.problem.clone().with_score(&learned(&function(text)));
+    let problem =
+        case.problem.clone().with_score(&learned(&function(text), Lengths { q: lengths.0, k: lengths.1 }));
     BwdCase { case: Case { problem, ..case }, layout, dlse: true, slack: 1.0 }.trial(&device(3), &options)
+}
+
+/// Gradients of tables that are read by query and key. Their kernel has one tile.
+fn of_biases(levels: &mut Levels, seed: u64) -> Trial {
+    let (text, lengths) = (levels.pick(&BIASED), levels.pick(&[(1, 150), (147, 9), (40, 60)]));
+    let kinds = [(MASKS[0], None), (MASKS[2], None), (MASKS[1], Some(Kind::SinkAndWindow))];
+    let (mask, kind) = levels.pick(&kinds);
+    let (batch, heads_q, heads_kv) = levels.pick(&[(2, 1, 1), (1, 2, 1)]);
+    let (softcap, dtype) = (levels.pick(&SOFTCAPS), levels.pick(&DTYPES));
+    let (division, sms) = (levels.pick(&[DIVISIONS[0], DIVISIONS[3]]), levels.pick(&[1, 100]));
+    let division = if text == BIASED[2] { DIVISIONS[0] } else { division };
+    let heads = (batch, heads_q, heads_kv);
+    biased((text, seed), ((mask, kind), softcap), (lengths, heads, dtype), division, sms)
+}
+
+/// A trial of gradients of tables that are read by query and key.
+fn biased(
+    (text, seed): (&str, u64),
+    ((mask, kind), softcap): ((Mask, Option<Kind>), Option<f64>),
+    (lengths, (batch, heads_q, heads_kv), dtype): ((usize, usize), (usize, usize, usize), Dtype),
+    division: Divided,
+    sms: u32,
+) -> Trial {
+    let mut spec = dense(dtype, batch, lengths, (heads_q, heads_kv), 24).head_dim_v(32).mask(mask);
+    spec.softcap = softcap;
+    let rows = [lengths.0, lengths.1].map(|rows| SequenceRows::dense(batch, rows));
+    let problem = under(kind, spec, rows, (false, true));
+    let function = learned(&function(text), Lengths { q: lengths.0, k: lengths.1 });
+    let case = Case { problem: problem.clone().with_score(&function), ..case(text, problem, seed) };
+    let options = tiles(division, (2, [2, 1]), (64, 16), 16, [32, 32]);
+    BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(sms), &options)
+}
+
+/// A trial with several tiles and heads of a table in one CTA.
+fn biased_small(sms: u32) -> Trial {
+    let of = ((130, 20), (1, 3, 1), DTYPES[1]);
+    biased((BIASED[0], 4), ((Mask::Causal, None), None), of, DIVISIONS[5], sms)
 }
 
 fn of_features(texts: &[&str], levels: &mut Levels, seed: u64) -> Trial {
@@ -116,13 +167,14 @@ pub(super) fn small() -> Vec<Trial> {
     let divisions = [1, 2, 4, 6].map(|index| DIVISIONS[index]);
     let learning = LEARNED.iter().step_by(2).map(|text| learning(text, (90, 120)));
     let texts = [FUNCTIONS[1], FUNCTIONS[2], FUNCTIONS[0], FUNCTIONS[4]];
-    divisions.into_iter().zip(texts).map(of).chain(learning).collect()
+    divisions.into_iter().zip(texts).map(of).chain(learning).chain([biased_small(2)]).collect()
 }
 
 /// A trial of a small case with gradients of tables.
 fn learning(text: &str, lengths: (usize, usize)) -> Trial {
     let (tiny, options) = tiny(DIVISIONS[0], [2, 2, 1], Mask::Causal, lengths, (2, 1));
-    let problem = tiny.case.problem.clone().with_score(&learned(&function(text)));
+    let lens = Lengths { q: lengths.0, k: lengths.1 };
+    let problem = tiny.case.problem.clone().with_score(&learned(&function(text), lens));
     let case = Case { problem, ..case(text, tiny.case.problem.clone(), 4) };
     BwdCase { case, ..tiny }.trial(&device(2), &options)
 }
@@ -150,5 +202,6 @@ pub(super) fn targets() -> Vec<Target> {
         Target::of_step("bwd lines, diagonals", &of_diagonals, 3, LINES),
         Target::of_step("bwd dtable by head", &of_tables, 4, TABLE_BY_HEAD).with_bounds(),
         Target::of_step("bwd dtable by query", &of_tables, 5, TABLE_BY_QUERY).with_bounds(),
+        Target::of_step("bwd bias", &[biased_small(1)], 2, BIAS),
     ]
 }

@@ -2,7 +2,7 @@
 
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::PlanOptions;
-use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, ScoreFunction, SequenceRows};
+use fa3_types::{Dtype, KnownProblem, Lengths, Mask, ProblemSpec, ScoreFunction, SequenceRows};
 
 use super::{BwdCase, Form};
 use crate::Trial;
@@ -101,7 +101,8 @@ impl BwdCase {
         let mut of_kernels = OfKernels::random(&mut of_kernel, &mut rng);
         // Every second function has gradients of its tables, for which a dQ kernel is needed.
         if of_function.is_multiple_of(2) {
-            of_kernels.function = Some(strategies::learned(&function));
+            let most = ROWS.0 + ROWS.1 as usize;
+            of_kernels.function = Some(strategies::learned(&function, Lengths { q: most, k: most }));
             of_kernels.options = PlanOptions::default();
         } else {
             of_kernels.function = Some(function);

@@ -35,6 +35,7 @@ pub(crate) fn function(text: &str) -> ScoreFunction {
         ("near", table(&[30])),
         ("bias", table(&[2, 50, 70])),
         ("column", table(&[2, 40])),
+        ("whole", table(&[2, 2, 4, 5])),
     ];
     ScoreFunction::parse(text, values).expect("the text is valid")
 }

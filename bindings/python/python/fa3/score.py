@@ -54,9 +54,11 @@ class Score:
 ScoreMod = Score | Callable[[Any, Any, Any, Any, Any], Any]
 
 
-def given(score: ScoreMod | None, q: Any, has_gradients: bool = False) -> tuple[str | None, list[Tensor] | None]:
+def given(
+    score: ScoreMod | None, q: Any, has_gradients: bool = False, are_packed: bool = False
+) -> tuple[str | None, list[Tensor] | None]:
     """A function of scores as operators take it: its text and its tables, float32, contiguous, on the device of q. They
-    may require grad if the operator has gradients.
+    may require grad if the operator has gradients. Sequences may be packed.
     """
     if score is None:
         return None, None
@@ -67,7 +69,7 @@ def given(score: ScoreMod | None, q: Any, has_gradients: bool = False) -> tuple[
         # The import of torch's compiler takes a second.
         from .learned import refused_gradient
 
-        refusal = refused_gradient(score.text, tuple(x.dim() for x in score.tables), learned)
+        refusal = refused_gradient(score.text, tuple(x.dim() for x in score.tables), learned, are_packed)
         if refusal:
             raise NotImplementedError(f"a tensor that score reads requires grad, and {refusal}: detach it")
     return score.text, tables

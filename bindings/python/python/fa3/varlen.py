@@ -277,7 +277,7 @@ def flash_attn_varlen_func(
     with_lse = arguments.flag("return_attn_probs", return_attn_probs)
     with_max_logits = arguments.flag("return_max_logits", return_max_logits)
     causal, intervals = arguments.mask_of_data(causal, intervals)
-    of_score = scores.given(score, q, page_table is None)
+    of_score = scores.given(score, q, page_table is None, True)
     if page_table is not None:
         if cu_seqlens_k is not None:
             raise ValueError("there are page_table and cu_seqlens_k, expected one of them")

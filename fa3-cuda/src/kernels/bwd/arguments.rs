@@ -15,6 +15,7 @@ use super::params::{
 };
 use super::q_blocks::{self, QBlocksParams};
 use super::reduce::{self, ReduceParams};
+use super::row_stats::RowStats;
 use super::scratch::{Scratch, SplitBuffers, accum_blocks, groups, padded_blocks, pairs};
 use super::spec::cleared_mask;
 use super::split_tiles::SplitTilesParams;
@@ -166,7 +167,7 @@ impl RoundParams<Host> {
 }
 
 impl Inputs<Host> {
-    fn of(
+    pub(super) fn of(
         plan: &Plan,
         program: &Program<Spec>,
         scratch: &Scratch,
@@ -267,6 +268,13 @@ fn listed(table: Table<Host>, tile_counter: Option<BufferId>) -> (Lookup<Host>, 
     (Lookup::Varlen { table, tile_counter }, None)
 }
 
+impl RowStats<Host> {
+    pub(super) fn of(plan: &Plan, scratch: &Scratch) -> RowStats<Host> {
+        let heads = plan.problem().forward().heads().q() as u32;
+        RowStats { address: scratch.stats, pairs: pairs(plan), heads }
+    }
+}
+
 impl DqParams<Host> {
     /// The arguments of a launch of the dQ kernel; `None` if the plan has no such kernel.
     pub(super) fn of(
@@ -288,9 +296,7 @@ impl DqParams<Host> {
         };
         Some(DqParams {
             inputs: Inputs::of(plan, program, scratch, lookup, tile_counter),
-            stats: scratch.stats,
-            pairs: pairs(plan),
-            heads: problem.forward().heads().q() as u32,
+            stats: RowStats::of(plan, scratch),
             dq: strided(plan, buffers::DQ, problem.dq()),
             sums: scratch.read_sums.map(|address| ReadSumsParams { address, groups: groups(plan) }),
             line_sums: scratch.lines.map(|lines| lines.params(plan)),

@@ -162,7 +162,7 @@ impl<'k> Dq<'k> {
         let (mut k, mut v) = (self.k.consumer(), self.v.consumer());
         self.scheduler.consume(|work, again| {
             let row = work.row + me.mad(64, b.frag_row());
-            let (shift, minus_delta) = self.stats(&work, row);
+            let [shift, minus_delta] = params.stats.of_rows(b, &work, row);
             let mut dq = Chain::onto(Frag::zeros(b, spec.tile.head_dim));
             let (kv, words) = self.listed(&work, true, Some(me));
             let (visits, lists_are_own) = (kv.first.lt(kv.end), words.is_some_and(BlockWords::are_own));
@@ -227,7 +227,7 @@ impl<'k> Dq<'k> {
             });
             let (work, scale) = (again(), Some(inputs.softmax_scale));
             if let Some((sums, to)) = sums.zip(params.sums) {
-                sums.store(b, (&to, params.heads), &work, row);
+                sums.store(b, (&to, params.stats.heads), &work, row);
             }
             let format = (spec.elem, spec.head_dim);
             write_tile(dq.wait(), scale, &params.dq, &work, (row, spec.tile.tile_m), format);
@@ -243,28 +243,5 @@ impl<'k> Dq<'k> {
         let rows = ThreadRows { sequence, lens, head: Box::new(head), position: Box::new(position) };
         let gradients = self.spec.gradients;
         Some(TileFunction::with_slopes(self.builder, of, gradients, rows, ScoreRows::OfHead))
-    }
-
-    /// Loads -LSE (base 2) and -D of the thread's rows. Row indices are clamped to the last valid row.
-    #[track_caller]
-    fn stats(&self, work: &WorkTile<'k>, row: U32<'k>) -> (Rows<'k>, Rows<'k>) {
-        let (b, params) = (self.builder, &self.params);
-        let last = work.lens.q - 1;
-        // With a table, the arrays of statistics are padded, so that every row of a tile has statistics.
-        let padded_row = work.varlen.and_then(|varlen| varlen.padded_row);
-        let of_head = match padded_row {
-            None => work.batch.mad(params.heads, work.head),
-            Some(_) => work.head,
-        };
-        let of_head = of_head.mul_wide(params.pairs);
-        let [upper, lower] = Half::BOTH.map(|half| {
-            let row = match padded_row {
-                None => (row + half.rows()).min(last),
-                Some(padded_row) => padded_row + row + half.rows(),
-            };
-            let at = params.stats + ((of_head + (row >> 1).to_u64()) << 4) + ((row & 1) << 2).to_u64();
-            [b.load::<F32>(at), b.load::<F32>(at.at(8))]
-        });
-        (Rows([upper[0], lower[0]]), Rows([upper[1], lower[1]]))
     }
 }

@@ -10,6 +10,7 @@ use fa3_sched::FastDiv;
 use fa3_sched::backward::Plan;
 use fa3_types::{ReadBy, ScoreExpr, ScoreGradients, ScoreTable, TableRead};
 
+use super::bias;
 use super::lines::{self, LinesParams};
 use super::pairs::{Pair, Pairs};
 use super::params::ReadSumsParams;
@@ -41,7 +42,7 @@ impl TableSpec {
         let (mut arrays, table) = (0.., self.table);
         let reads = self.score.table_reads(self.gradients).into_iter();
         let reads = reads.map(move |read| match read.by {
-            ReadBy::Head | ReadBy::Row | ReadBy::Score => (read, None),
+            ReadBy::Head | ReadBy::Row | ReadBy::QueryAndKey { .. } | ReadBy::Score => (read, None),
             ReadBy::Key | ReadBy::Distance => (read, arrays.next()),
         });
         reads.filter(move |(read, _)| read.table == table)
@@ -121,7 +122,7 @@ pub(super) fn kernel(spec: &TableSpec) -> Kernel {
                 let count = match read.by {
                     ReadBy::Key => lens.k,
                     ReadBy::Distance => lens.q + lens.k,
-                    ReadBy::Head | ReadBy::Row | ReadBy::Score => rows,
+                    ReadBy::Head | ReadBy::Row | ReadBy::QueryAndKey { .. } | ReadBy::Score => rows,
                 };
                 let [begin, end] = of_lines.range(&element, count);
                 let mut in_groups = of_group.reads.iter();
@@ -173,13 +174,20 @@ pub(super) fn kernel(spec: &TableSpec) -> Kernel {
 /// Adds the buffers of the gradients of tables, and the steps that compute them.
 pub(super) fn steps(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
     let forward = plan.problem().forward();
-    let (Some(form), Some(address)) = (forward.score(), scratch.read_sums) else { return };
+    let Some(form) = forward.score() else { return };
+    let has_no_rows = [forward.q(), forward.k()].map(|x| x.extent().0) == [0; 2];
     lines::steps(program, plan, scratch);
     let tables = ScoreTable::OF_GRADIENTS.into_iter().zip(form.extents()).enumerate();
     for (table, (name, extents)) in tables.filter(|(table, _)| form.gradients().has(*table)) {
         let dims: Vec<u32> = extents.iter().map(|&extent| extent as u32).collect();
         let dtable = program.buffer(name, Elem::F32, &dims, BufferRole::Output);
         program.align(dtable, 4);
+        // Without any rows there is nothing to load, and nothing that a kernel of sums adds up.
+        if form.bias_gradients().has(table) && !has_no_rows {
+            bias::step(program, plan, scratch, (table, dtable));
+            continue;
+        }
+        let address = scratch.read_sums.unwrap_or(scratch.stats);
         let spec = BwdSpec::of_table(plan, form, table);
         let extent = |axis: usize| dims.get(axis).map(|&extent| FastDiv::new(extent));
         let params = TableGradientParams::<Host> {

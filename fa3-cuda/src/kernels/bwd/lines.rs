@@ -152,7 +152,7 @@ pub(super) fn steps(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch)
 
 /// The specs of the kernels that add up the sums of lines.
 pub(super) fn specs(plan: &Plan, form: &ScoreForm) -> Vec<LinesSpec> {
-    let sums = BlockSums::of(form.expr(), form.gradients(), dq_keys(plan));
+    let sums = BlockSums::of(form.expr(), form.summed_gradients(), dq_keys(plan));
     let of_read = |(array, (read, first)): (u32, &(TableRead, u32))| LinesSpec {
         are_diagonals: read.by == ReadBy::Distance,
         keys: sums.keys,

@@ -5,6 +5,7 @@ use fa3_sched::backward::{AddOrder, DkvTile, DqTile};
 use fa3_sched::{Longest, Order};
 
 use super::line_sums::BlockSums;
+use super::row_stats::RowStats;
 use super::spec::{Cleared, PartSpec, RoundSpec, StatsSpec};
 
 use crate::kernels::packed::TilesOf;
@@ -106,11 +107,7 @@ params! {
     /// The parameters of the dQ kernel.
     struct DqParams {
         inputs: all Inputs,
-        stats: pointer,
-        /// Pairs of query rows per head in `stats`.
-        pairs: u32,
-        /// Number of query heads.
-        heads: u32,
+        stats: all RowStats,
         dq: named Strided,
         /// The sums of gradients of the elements of tables that rows read, if these are asked for.
         sums: maybe all ReadSumsParams,
@@ -201,7 +198,7 @@ impl RoundParams<Form> {
 impl Inputs<Form> {
     /// The parameters of a kernel whose tiles have `rows` rows of Q and dO, and `keys` keys. `places` says where the
     /// padded rows of a table's sequences are.
-    fn form<T: Copy>(
+    pub(super) fn form<T: Copy>(
         spec: &PartSpec<T>,
         [rows, keys]: [u32; 2],
         [dim, dim_v]: [u32; 2],
@@ -301,11 +298,9 @@ impl DqParams<Form> {
         let DqTile { head_dim, head_dim_v, tile_m, tile_n, .. } = spec.tile;
         DqParams {
             inputs: Inputs::form(spec, [tile_m, tile_n], [head_dim, head_dim_v], PaddedRows::OfBlocks),
-            stats: Elem::F32,
-            pairs: (),
-            heads: (),
+            stats: RowStats::FORM,
             dq: Strided::form(spec.elem),
-            sums: spec.gradients.first().map(|_| ReadSumsParams::FORM),
+            sums: (!spec.gradients.is_empty()).then_some(ReadSumsParams::FORM),
             line_sums: spec
                 .score
                 .as_ref()

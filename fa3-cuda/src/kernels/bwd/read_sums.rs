@@ -34,7 +34,8 @@ impl GroupSums {
             let sums = match read.by {
                 ReadBy::Head => 1,
                 ReadBy::Row => GROUP,
-                ReadBy::Key | ReadBy::Distance | ReadBy::Score => continue,
+                ReadBy::Key | ReadBy::Distance => continue,
+                ReadBy::QueryAndKey { .. } | ReadBy::Score => continue,
             };
             reads.push((read, count));
             count += sums;
@@ -92,7 +93,7 @@ impl<'k> RowSums<'k> {
         let of_group = GroupSums::of(expr, gradients);
         let lines = params.line_sums.map(|to| {
             let sums = BlockSums::of(expr, gradients, spec.tile.tile_n);
-            let [of_head, group] = place(work, params.heads, row);
+            let [of_head, group] = place(work, params.stats.heads, row);
             let counts = [0, 8].map(|half: u32| (row + half).lt(work.lens.q));
             LineSums::new(b, sums.address(&to, of_head, group), sums, counts, work.lens.k)
         });

@@ -154,12 +154,12 @@ pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     });
     let last_added =
         tile.adds_in_order().then(|| program.buffer("last_added", Elem::U32, &blocks, BufferRole::Scratch));
-    let learned = plan.problem().forward().score().filter(|form| form.gradients().first().is_some());
+    let learned = plan.problem().forward().score().filter(|form| !form.summed_gradients().is_empty());
     let read_sums = learned.map(|form| {
-        let count = GroupSums::of(form.expr(), form.gradients()).count;
+        let count = GroupSums::of(form.expr(), form.summed_gradients()).count;
         program.buffer("read_sums", Elem::F32, &[batch, heads, groups(plan), count], BufferRole::Scratch)
     });
-    let of_block = learned.map(|form| BlockSums::of(form.expr(), form.gradients(), dq_keys(plan)));
+    let of_block = learned.map(|form| BlockSums::of(form.expr(), form.summed_gradients(), dq_keys(plan)));
     let lines = of_block.filter(|sums| !sums.reads.is_empty()).map(|sums| {
         let mut scratch = |name, dims: &[u32]| program.buffer(name, Elem::F32, dims, BufferRole::Scratch);
         let pairs = plan.problem().forward().batch() as u32 * heads;

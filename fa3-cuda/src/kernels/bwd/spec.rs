@@ -1,11 +1,12 @@
 //! Specs of the backward kernels: a spec is everything in which one kernel differs from another.
 
 use fa3_ir::{Elem, WgmmaType};
-use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan, PlanKind, STATS_ROWS};
+use fa3_sched::backward::{AddOrder, BiasTile, DkvTile, DqBy, DqTile, Part, Plan, PlanKind, STATS_ROWS};
 use fa3_sched::packed::Tiles;
 use fa3_sched::{Order, Schedule, Scheduler};
 use fa3_types::{IntervalsOfRow, Mask, ScoreExpr, ScoreForm, ScoreGradients};
 
+use super::bias::BiasSpec;
 use super::dtable::TableSpec;
 use super::lines::{self, LinesSpec};
 use crate::kernels::parts::geometry::{form, sides};
@@ -32,7 +33,9 @@ pub enum BwdSpec {
     Round(RoundSpec),
     /// Adds up the sums of keys or of diagonals.
     Lines(LinesSpec),
-    /// Computes the gradient of a table.
+    /// Computes the gradient of a table that is read by query and key.
+    Bias(BiasSpec),
+    /// Computes the gradient of another table.
     Table(TableSpec),
     /// Computes the gradient of sinks; the field says where lengths of sequences are known.
     Sink(SequenceForm),
@@ -149,7 +152,10 @@ impl BwdSpec {
         let score = plan.problem().forward().score();
         let tables = score.into_iter().flat_map(|form| {
             let tables = (0..form.extents().len()).filter(|&table| form.gradients().has(table));
-            let tables = tables.map(|table| BwdSpec::Table(BwdSpec::of_table(plan, form, table)));
+            let tables = tables.map(|table| match plan.bias().filter(|_| form.bias_gradients().has(table)) {
+                Some(part) => BwdSpec::Bias(BwdSpec::bias(plan, part, table)),
+                None => BwdSpec::Table(BwdSpec::of_table(plan, form, table)),
+            });
             lines::specs(plan, form).into_iter().map(BwdSpec::Lines).chain(tables)
         });
         let first = [BwdSpec::stats(plan)].into_iter();
@@ -162,6 +168,7 @@ impl BwdSpec {
             BwdSpec::Stats(spec) => Some(spec.elem),
             BwdSpec::Dkv(spec) => Some(spec.elem),
             BwdSpec::Dq(spec) => Some(spec.elem),
+            BwdSpec::Bias(spec) => Some(spec.part.elem),
             BwdSpec::Round(spec) => Some(spec.elem),
             BwdSpec::Reduce(spec) => Some(spec.elem),
             BwdSpec::QBlocks(_)
@@ -187,9 +194,17 @@ impl BwdSpec {
         BwdSpec::Sink(sequences(plan))
     }
 
+    /// The spec of the kernel that computes the gradient of a table that is read by query and key.
+    pub(super) fn bias(plan: &Plan, part: &Part<BiasTile>, table: usize) -> BiasSpec {
+        let order = TileOrder(Order::HEADS_FASTEST, Scheduler::StaticPersistent, sequences(plan));
+        let part = PartSpec::of(plan, part, plan.problem().forward().mask(), order);
+        let gradients = ScoreGradients::of((0..=table).map(|other| other == table));
+        BiasSpec { part: PartSpec { gradients, ..part }, table }
+    }
+
     /// The spec of the kernel that computes the gradient of a table.
     pub(super) fn of_table(plan: &Plan, form: &ScoreForm, table: usize) -> TableSpec {
-        let (score, gradients) = (form.expr().clone(), form.gradients());
+        let (score, gradients) = (form.expr().clone(), form.summed_gradients());
         TableSpec { score, gradients, table, sequences: sequences(plan) }
     }
 
@@ -254,7 +269,7 @@ impl BwdSpec {
                     PlanKind::Dense(tiles) => tiles.dq().map(TileOrder::numbered),
                     PlanKind::Varlen(tiles) => tiles.dq().map(TileOrder::listed),
                 };
-                let gradients = forward.score().map(ScoreForm::gradients).unwrap_or_default();
+                let gradients = forward.score().map(ScoreForm::summed_gradients).unwrap_or_default();
                 Some(BwdSpec::Dq(PartSpec { gradients, ..PartSpec::of(plan, part, forward.mask(), order?) }))
             }
             DqBy::Additions => {

@@ -59,6 +59,13 @@ impl ScoreParams<Form> {
     }
 }
 
+impl<'k> ScoreParams<InKernel<'k>> {
+    /// The extents of a table.
+    pub(crate) fn extents(&self, table: usize) -> &[U32<'k>] {
+        &self.tables[table].extents
+    }
+}
+
 impl ScoreParams<Host> {
     /// The arguments of a launch, if the problem has a function of scores. The program has its tables.
     pub(crate) fn of<K>(problem: &Problem, program: &Program<K>) -> Option<ScoreParams<Host>> {
@@ -340,7 +347,7 @@ impl<'k> ReadLines<'_, 'k> {
         let &ReadLines { builder, function: (expr, params), read, sequence, head, lens } = self;
         let zero = builder.value(0);
         let (row, key) = match read.by {
-            ReadBy::Head | ReadBy::Row | ReadBy::Score => (line, zero),
+            ReadBy::Head | ReadBy::Row | ReadBy::QueryAndKey { .. } | ReadBy::Score => (line, zero),
             ReadBy::Key => (zero, line),
             // Diagonals are counted from the last key of the first row.
             ReadBy::Distance => ((line - lens.k).max_s32(0), (lens.k - line).max_s32(0)),
@@ -358,6 +365,16 @@ impl<'k> ReadLines<'_, 'k> {
         let axes = axes.filter(|(_, step)| **step != Some(0));
         let is_read = axes.map(|(((index, extent), &at), _)| within(index, extent).eq(at));
         is_read.reduce(|all, axis| all & axis).expect("an index depends on the line")
+    }
+
+    /// Whether the sequence and the head read elements with the places of `element` along the axes whose indices depend
+    /// on neither query nor key.
+    #[track_caller]
+    pub(crate) fn of_head(&self, element: &[U32<'k>]) -> Option<V<'k, Pred>> {
+        let axes = self.indices(self.builder.value(0)).into_iter().zip(element).zip(&self.read.steps);
+        let axes = axes.filter(|(_, step)| **step == Some(0));
+        let are_equal = axes.map(|(((index, extent), &at), _)| within(index, extent).eq(at));
+        are_equal.reduce(|all, axis| all & axis)
     }
 
     /// The first and the end of a range of lines, of the first `lines` lines, outside of which no line reads `element`.

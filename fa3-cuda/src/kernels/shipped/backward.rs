@@ -3,14 +3,14 @@
 //! the dK/dV kernel the stages are for blocks, then for K and V; in the dQ kernel, for K, then for V.
 
 use fa3_sched::DeviceLimits;
-use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions};
+use fa3_sched::backward::{AddOrder, BiasTile, Division, DkvTile, DqTile, Plan, PlanOptions};
 use fa3_types::{
     BackwardSpec, BlockSide, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, ScoreGradients, Sequences,
     Shape,
 };
 
 use super::Shipped;
-use super::scored::{ALIBI, CAP, score_form, score_word};
+use super::scored::{ALIBI, BIAS, CAP, score_form, score_word};
 use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec, QBlocksSpec, ReduceSpec, RowsForm, SequenceForm};
 
 /// The kernels of plans for the usual head dimensions, with each way to compute dQ. Problems differ in type, mask, soft
@@ -69,6 +69,11 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
         let form = score_form(text).with_gradients(ScoreGradients::of([true]));
         spec(dims, (Dtype::Bf16, Mask::Causal, None), 400).score(form)
     });
+    let biased = [dims[0], dims[1], dims[3]].into_iter().map(|dims| {
+        let form = score_form(BIAS).with_gradients(ScoreGradients::of([true]));
+        spec(dims, (Dtype::Bf16, Mask::Causal, None), 400).score(form)
+    });
+    let biased = biased.flat_map(kernels).filter(|spec| matches!(spec, BwdSpec::Bias(_)));
     let specs = equal
         .chain(listed)
         .chain(in_chunks)
@@ -76,7 +81,8 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
         .chain(blocks)
         .chain(scored)
         .chain(learned)
-        .flat_map(kernels);
+        .flat_map(kernels)
+        .chain(biased);
     let mut seen = std::collections::HashSet::new();
     specs
         .chain([SequenceForm::Dense, SequenceForm::Varlen].map(BwdSpec::Sink))
@@ -102,7 +108,7 @@ fn kernels(forward: ProblemSpec) -> Vec<BwdSpec> {
     let dims = [problem.forward().head_dim(), problem.forward().head_dim_v()].map(|dim| dim as u32);
     let limits = DeviceLimits::h100_sxm();
     let plan = |options| Plan::with(&problem, &limits, &options).expect("the head dimensions have tiles");
-    let learns = problem.forward().score().is_some_and(|form| form.gradients().first().is_some());
+    let learns = problem.forward().score().is_some_and(|form| !form.summed_gradients().is_empty());
     let adding = match problem.forward().mask().intervals() {
         _ if learns => vec![],
         None => [AddOrder::Any, AddOrder::LastKeysFirst]
@@ -159,6 +165,11 @@ fn name(spec: &BwdSpec) -> String {
             let lines = if spec.are_diagonals { "diagonals" } else { "keys" };
             format!("bwd/lines/{lines}/{}x{}/{}{listed}", spec.keys, spec.count, spec.first)
         }
+        BwdSpec::Bias(spec) => {
+            let BiasTile { tile_n, qk_stages, dov_stages, .. } = spec.part.tile;
+            let tile = format!("{}x{tile_n}x{qk_stages}x{dov_stages}", BiasTile::ROWS);
+            named(&format!("bias/t{}", spec.table), &spec.part, &tile)
+        }
         BwdSpec::Table(spec) => {
             let listed = if spec.sequences == SequenceForm::Varlen { "/listed" } else { "" };
             format!("bwd/dtable/t{}/{}{listed}", spec.table, score_word(&spec.score))
@@ -212,7 +223,7 @@ fn named<T>(kernel: &str, spec: &PartSpec<T>, tile: &str) -> String {
     } = *spec;
     let listed = if sequences == SequenceForm::Varlen { "/listed" } else { "" };
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
-    let learned = gradients.first().map(|_| "dtables".to_owned());
+    let learned = (!gradients.is_empty()).then(|| "dtables".to_owned());
     let of_scores = [softcap.then(|| "cap".to_owned()), score.as_ref().map(score_word), learned];
     let of_scores: String = of_scores.into_iter().flatten().map(|word| format!("/{word}")).collect();
     format!(

@@ -8,6 +8,8 @@ use super::forward::{MANY_HEADS, problem};
 pub(super) const ALIBI: &str = "s + slope[h] * (k - q)";
 /// A soft cap, whose derivative is not.
 pub(super) const CAP: &str = "cap * tanh(s / cap)";
+/// A bias of each score.
+pub(super) const BIAS: &str = "s + bias[h, q, k]";
 
 /// Problems with ALiBi.
 pub(super) fn scored() -> impl Iterator<Item = ProblemSpec> {
@@ -16,10 +18,15 @@ pub(super) fn scored() -> impl Iterator<Item = ProblemSpec> {
     })
 }
 
-/// The form of a text with a table `slope` of one axis and a number `cap`.
+/// The form of a text with a table `slope` of one axis, a table `bias` of heads, queries and keys, and a number `cap`.
 pub(super) fn score_form(text: &str) -> ScoreForm {
+    let table = |extents: [usize; 3]| {
+        let count = extents.iter().product();
+        ScoreTable::new(&extents, vec![1.0; count]).expect("there are as many elements")
+    };
     let slopes = ScoreTable::new(&[1], [1.0]).expect("there is one");
-    let function = ScoreFunction::parse(text, [("slope", slopes.into()), ("cap", 30.0.into())]);
+    let values = [("slope", slopes.into()), ("bias", table([1, 100, 100]).into()), ("cap", 30.0.into())];
+    let function = ScoreFunction::parse(text, values);
     function.expect("the text is valid").form().clone()
 }
 

@@ -1,5 +1,7 @@
 //! Dense plans: sequences have one length, which the host knows, and tiles are found by their index.
 
+use std::num::NonZeroU32;
+
 use fa3_types::{Feature, Known, Mask};
 
 use super::{Asked, DqBy, PlanError, STATS_ROWS, heads_between};
@@ -29,6 +31,8 @@ pub struct DensePlan {
     dq: Option<Schedule>,
     splits: Option<TileSplit<u32>>,
     unvisited_rows: u32,
+    heads: Schedule,
+    sms: NonZeroU32,
 }
 
 impl DensePlan {
@@ -69,6 +73,8 @@ impl DensePlan {
         };
         Ok(DensePlan {
             lens,
+            sms,
+            heads: one_tile(counts(1, 1, heads.q()))?,
             stats: one_tile(counts(rows, STATS_ROWS, heads.q()))?,
             dq: match dq {
                 DqBy::AdditionsInOrder => None,
@@ -108,6 +114,17 @@ impl DensePlan {
     /// The blocks of [`STATS_ROWS`] rows for which the first kernel computes D and LSE in base 2.
     pub fn stats(&self) -> &Schedule {
         &self.stats
+    }
+
+    /// The query heads of all sequences, over which the kernel of gradients of tables that are read by query and key
+    /// walks.
+    pub fn heads(&self) -> &Schedule {
+        &self.heads
+    }
+
+    /// Number of SMs that launches use.
+    pub fn sms(&self) -> NonZeroU32 {
+        self.sms
     }
 
     /// The tiles of the kernel of dK and dV.
