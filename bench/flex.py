@@ -35,7 +35,7 @@ DEVICE = "cuda"
 
 
 class Case(NamedTuple):
-    """A function of scores, a mask, our own arguments for the mask, if any, and the function's tables with gradients."""
+    """A function of scores, a mask, our own arguments for the mask, if any, and tables that have gradients."""
 
     score_mod: object
     mask_mod: object

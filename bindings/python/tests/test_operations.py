@@ -335,8 +335,8 @@ WITH_CHANNELS = OPERATIONS | {"codes by channels": EDGES["codes by channels"]}
 @pytest.mark.parametrize("operation", WITH_CHANNELS.values(), ids=WITH_CHANNELS)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_what_has_no_gradients_says_so(device, operation, compiled):
-    """The forward pass runs, also with fake tensors, and gives the same results. All gradients are refused: of a compiled
-    call, of its first tensor.
+    """The forward pass runs, also with fake tensors, and gives the same results. All gradients are refused. A compiled
+    call refuses the gradient of its first tensor.
     """
     if operation.no_gradient is None or operation.writes:
         pytest.skip("skipped: there are gradients, or nothing may require grad")

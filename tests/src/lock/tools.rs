@@ -70,8 +70,8 @@ impl Ptxas {
     }
 }
 
-/// The head of a kernel's text, with the version of PTX and the target, and its text in a module of several kernels: its
-/// entry is `k` and its index, and its shared memory has a name of its own.
+/// The head of a kernel's text, with the version of PTX and the target, and its text in a module of several kernels,
+/// where the entry is `k` and the index, and shared memory has a name of its own.
 fn numbered((index, ptx): (usize, &&str)) -> (String, String) {
     let (head, entry) = ptx.split_once(".visible .entry ").expect("a kernel has an entry");
     let (_, body) = entry.split_once('(').expect("an entry has parameters");
@@ -81,7 +81,7 @@ fn numbered((index, ptx): (usize, &&str)) -> (String, String) {
 }
 
 /// The lines of each kernel in a text about all kernels of a module. `start` finds the index in the line with which a
-/// kernel begins. Lines before the first kernel are the first one's.
+/// kernel begins. Lines before the first kernel belong to it.
 fn parts(text: &str, kernels: usize, start: impl Fn(&str) -> Option<&str>) -> Vec<String> {
     let (mut parts, mut index) = (vec![String::new(); kernels], None);
     for line in text.lines() {

@@ -248,7 +248,7 @@ fn sequences_whose_lengths_are_data_have_varlen_plans() {
     assert_eq!(tiles.dq().unwrap().order(), order(32, Longest::Last));
     assert_eq!(tiles.stats_grid(), 2 * tiles.stats().most());
     let given = PlanOptions::default().dq(DqTile::choose(64, 64, &H100).unwrap());
-    assert_eq!(planned(packed(12, 4096, 64), given).0.dkv().tile.tile_m, 64, "blocks divide those of dQ");
+    assert_eq!(planned(packed(12, 4096, 64), given).0.dkv().tile.tile_m, 64, "blocks divide dQ's blocks");
     let nothing = Sequences::packed(3);
     let none = Shape { batch: 1, seqlen: 0, heads: 1, head_dim: 64 };
     let some = Shape { seqlen: 7, ..none };
