@@ -6,7 +6,7 @@ use fa3_call::{
     At, Attention, Cached, Combination, CpuCall, Error, Fp8Attention, Gradients, Memory, Options, Place,
     Quantization, threads,
 };
-use fa3_cuda::host::{Compiled, OperationError, PlacementError, Stream, Workspace};
+use fa3_cuda::host::{Compiled, PlacementError, Stream, Workspace};
 
 use crate::given::{Choices, Named, Tensors};
 
@@ -141,15 +141,7 @@ fn plan<C: CpuCall>(device: i32, given: Vec<Named>, options: &Choices) -> Result
         }
         Some(gpu) => {
             let compiled = call.compile(gpu)?;
-            for (tensor, given) in bytes {
-                let needed =
-                    compiled.tensors().find(|(name, _)| *name == tensor).map_or(0, |(_, bytes)| bytes);
-                if given < needed {
-                    return Err(
-                        OperationError::from(PlacementError::BufferSize { tensor, given, needed }).into()
-                    );
-                }
-            }
+            compiled.check_sizes(&bytes)?;
             Box::new(compiled)
         }
     };

@@ -9,9 +9,7 @@ use std::path::PathBuf;
 
 use clap::Arg;
 use fa3_sched::backward::DqBy;
-use fa3_sched::forward::{
-    DensePlan, Loads, OrderComparison, OrderTable, Plan, PlanError, PlanKind, SplitKvPlan,
-};
+use fa3_sched::forward::{DensePlan, Loads, OrderComparison, OrderTable, Plan, PlanError, PlanKind};
 use fa3_sched::{Order, Scheduler, SeqLens, backward, cached};
 use fa3_types::{BackwardSpec, Problem, ProblemSpec, SequenceRows};
 use serde_json::{Value, json};
@@ -144,11 +142,9 @@ fn check_tiles(given: u32) -> std::result::Result<(), NoPicture> {
 }
 
 /// Draws the splits that CTAs compute of sequences with these rows of Q and keys.
-fn draw_split_kv(
-    plan: &Plan,
-    split_kv: &SplitKvPlan,
-    sequences: impl Iterator<Item = (usize, usize)>,
-) -> Result<String> {
+fn draw_split_kv(plan: &Plan, sequences: impl IntoIterator<Item = (usize, usize)>) -> Result<String> {
+    let PlanKind::SplitKv(split_kv) = plan.kind() else { return Err(NoPicture::Varlen.into()) };
+    let sequences = sequences.into_iter();
     let lengths = sequences.map(|(q, k)| Ok(SeqLens { q: q.try_into()?, k: k.try_into()? }));
     let lengths: Vec<SeqLens<u32>> = lengths.collect::<std::result::Result<_, TryFromIntError>>()?;
     let ctas = NonZeroU32::new(split_kv.ctas()).unwrap_or(NonZeroU32::MIN);
@@ -195,13 +191,8 @@ impl Options {
         };
         let tiles = match plan.kind() {
             PlanKind::Dense(tiles) => tiles,
-            PlanKind::Varlen(_) if draws => return Err(NoPicture::Varlen.into()),
-            PlanKind::Varlen(_) => {
-                let (text, json) = (note + &plan.to_string(), report::of_lengths(&plan));
-                return Ok(Planned { text, json, picture: None });
-            }
-            PlanKind::SplitKv(split_kv) => {
-                let draw = || draw_split_kv(&plan, split_kv, self.lengths(plan.problem()).into_iter());
+            PlanKind::Varlen(_) | PlanKind::SplitKv(_) => {
+                let draw = || draw_split_kv(&plan, self.lengths(plan.problem()));
                 let picture = draws.then(draw).transpose()?;
                 let (text, json) = (note + &plan.to_string(), report::of_lengths(&plan));
                 return Ok(Planned { text, json, picture });
@@ -245,13 +236,8 @@ impl Options {
             CachePlan::Attention(plan) => (plan.as_ref(), plan.to_string(), report::of_lengths(plan)),
             CachePlan::Appending(plan) => (plan.forward(), plan.to_string(), report::cached(plan)),
         };
-        let draw = || match attention.kind() {
-            PlanKind::SplitKv(split_kv) => {
-                let rows = attention.problem().q().shape.seqlen;
-                draw_split_kv(attention, split_kv, problem.keys().map(|keys| (rows, keys)))
-            }
-            PlanKind::Dense(_) | PlanKind::Varlen(_) => Err(NoPicture::Varlen.into()),
-        };
+        let rows = attention.problem().q().shape.seqlen;
+        let draw = || draw_split_kv(attention, problem.keys().map(|keys| (rows, keys)));
         let picture = draws.then(draw).transpose()?;
         Ok(Planned { text, json, picture })
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::LocalKey;
 
 use fa3_call::{At, Call, CpuCall, Error, Memory, Place, Tensors, caught};
-use fa3_cuda::host::{Compiled, Device, Operation, OperationError, PlacementError, PlanCache, Stream};
+use fa3_cuda::host::{Compiled, Device, Operation, PlanCache, Stream};
 use fa3_cuda::kernels::Spec;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -189,12 +189,7 @@ impl<C: CpuCall> Planned<C> {
     ) -> Result<(), Error> {
         let ordinal = key.0;
         let compiled = self.plan(key)?;
-        for &(tensor, given) in bytes {
-            let needed = compiled.tensors().find(|(name, _)| *name == tensor).map_or(0, |(_, bytes)| bytes);
-            if given < needed {
-                return Err(OperationError::from(PlacementError::BufferSize { tensor, given, needed }).into());
-            }
-        }
+        compiled.check_sizes(bytes)?;
         // SAFETY: the Python sources take the stream from torch. It is the current stream of the device, in the primary
         // context like all streams of torch and of XLA, and alive as long as it is current. XLA's is alive during the
         // call.

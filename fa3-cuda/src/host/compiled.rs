@@ -103,6 +103,20 @@ impl<P> Compiled<P> {
         self.planned.interface().tensors().map(|(_, place)| (place.tensor, place.bytes))
     }
 
+    /// Checks the sizes in bytes of tensors, by their names. Other names may be among them.
+    ///
+    /// # Errors
+    /// [`PlacementError::BufferSize`] if a tensor is too small.
+    pub fn check_sizes(&self, sizes: &[(&'static str, u64)]) -> Result<(), OperationError> {
+        for &(tensor, given) in sizes {
+            let needed = self.tensors().find(|(name, _)| *name == tensor).map_or(0, |(_, bytes)| bytes);
+            if given < needed {
+                return Err(PlacementError::BufferSize { tensor, given, needed }.into());
+            }
+        }
+        Ok(())
+    }
+
     /// Size in bytes of the [`Workspace`] that a launch needs.
     pub fn workspace_bytes(&self) -> usize {
         self.planned.workspace_bytes()

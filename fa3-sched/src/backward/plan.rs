@@ -121,13 +121,9 @@ impl Plan {
                 DqBy::Kernel(Part { tile, tiling: Tiling::new(tile.tile_m, tile.tile_n, group, mask) })
             }
         };
-        let bias = match forward.score().filter(|form| !form.bias_gradients().is_empty()) {
-            None => None,
-            Some(_) => {
-                let tile = choose_bias(forward, limits)?;
-                Some(Part { tile, tiling: Tiling::new(BiasTile::ROWS, tile.tile_n, group, mask) })
-            }
-        };
+        let bias = choose_bias(forward, limits)?;
+        let bias =
+            bias.map(|tile| Part { tile, tiling: Tiling::new(BiasTile::ROWS, tile.tile_n, group, mask) });
         let asked = Asked {
             problem,
             dkv: &dkv,
@@ -156,7 +152,7 @@ impl Plan {
         &self.dq
     }
 
-    /// The kernel of the gradients of tables that are read by query and key, if there are such tables.
+    /// The kernel of the gradients of tables that are read by query and key, if there are such tables, and rows.
     pub fn bias(&self) -> Option<&Part<BiasTile>> {
         self.bias.as_ref()
     }
@@ -324,12 +320,17 @@ fn choose_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) ->
     Ok(tile)
 }
 
-/// The tile of the kernel of gradients of tables that are read by query and key.
-fn choose_bias(forward: &Problem, limits: &DeviceLimits) -> Result<BiasTile, PlanError> {
+/// The tile of the kernel of gradients of tables that are read by query and key. `None` without such tables, and without
+/// any rows, where there is nothing to load.
+fn choose_bias(forward: &Problem, limits: &DeviceLimits) -> Result<Option<BiasTile>, PlanError> {
+    let has_no_rows = [forward.q(), forward.k()].map(|x| x.extent().0) == [0; 2];
+    if has_no_rows || forward.score().is_none_or(|form| form.bias_gradients().is_empty()) {
+        return Ok(None);
+    }
     let [head_dim, head_dim_v] = [forward.head_dim(), forward.head_dim_v()];
     // The tiles of dK and dV, which are chosen before, have refused wider heads.
     let tile = BiasTile::choose(head_dim as u32, head_dim_v as u32, limits);
-    tile.ok_or(PlanError::HeadDim { head_dim, head_dim_v })
+    tile.map(Some).ok_or(PlanError::HeadDim { head_dim, head_dim_v })
 }
 
 /// The side of a block, if bits say which blocks of keys a block of rows sees.

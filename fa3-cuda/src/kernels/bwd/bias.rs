@@ -314,12 +314,12 @@ pub(super) fn step(
     program: &mut Program<Spec>,
     plan: &Plan,
     scratch: &Scratch,
-    (table, dtable): (usize, BufferId),
+    spec: BiasSpec,
+    dtable: BufferId,
 ) {
     let (forward, part) = (plan.problem().forward(), plan.bias().expect("a table is read by query and key"));
     let (tiles, form) = plan.dense().zip(forward.score()).expect("sequences have one length");
-    let spec = BwdSpec::bias(plan, part, table);
-    let (extents, lens) = (&form.extents()[table], tiles.lens());
+    let (extents, lens) = (&form.extents()[spec.table], tiles.lens());
     let (_, axes) = spec.read();
     let [query, key] = axes.map(|axis| axis.axis);
     let lens = Lengths { q: lens.q as usize, k: lens.k as usize };

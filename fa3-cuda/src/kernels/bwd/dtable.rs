@@ -175,20 +175,19 @@ pub(super) fn kernel(spec: &TableSpec) -> Kernel {
 pub(super) fn steps(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
     let forward = plan.problem().forward();
     let Some(form) = forward.score() else { return };
-    let has_no_rows = [forward.q(), forward.k()].map(|x| x.extent().0) == [0; 2];
     lines::steps(program, plan, scratch);
     let tables = ScoreTable::OF_GRADIENTS.into_iter().zip(form.extents()).enumerate();
     for (table, (name, extents)) in tables.filter(|(table, _)| form.gradients().has(*table)) {
         let dims: Vec<u32> = extents.iter().map(|&extent| extent as u32).collect();
         let dtable = program.buffer(name, Elem::F32, &dims, BufferRole::Output);
         program.align(dtable, 4);
-        // Without any rows there is nothing to load, and nothing that a kernel of sums adds up.
-        if form.bias_gradients().has(table) && !has_no_rows {
-            bias::step(program, plan, scratch, (table, dtable));
+        if let Some(spec) = BwdSpec::bias(plan, form, table) {
+            bias::step(program, plan, scratch, spec, dtable);
             continue;
         }
-        let address = scratch.read_sums.unwrap_or(scratch.stats);
         let spec = BwdSpec::of_table(plan, form, table);
+        // Without any rows there may be no sums, and the kernel reads none.
+        let address = scratch.read_sums.unwrap_or(scratch.stats);
         let extent = |axis: usize| dims.get(axis).map(|&extent| FastDiv::new(extent));
         let params = TableGradientParams::<Host> {
             score: ScoreParams::of(forward, program).expect("the problem has a function of scores"),

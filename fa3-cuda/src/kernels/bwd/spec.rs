@@ -1,7 +1,7 @@
 //! Specs of the backward kernels: a spec is everything in which one kernel differs from another.
 
 use fa3_ir::{Elem, WgmmaType};
-use fa3_sched::backward::{AddOrder, BiasTile, DkvTile, DqBy, DqTile, Part, Plan, PlanKind, STATS_ROWS};
+use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan, PlanKind, STATS_ROWS};
 use fa3_sched::packed::Tiles;
 use fa3_sched::{Order, Schedule, Scheduler};
 use fa3_types::{IntervalsOfRow, Mask, ScoreExpr, ScoreForm, ScoreGradients};
@@ -152,9 +152,9 @@ impl BwdSpec {
         let score = plan.problem().forward().score();
         let tables = score.into_iter().flat_map(|form| {
             let tables = (0..form.extents().len()).filter(|&table| form.gradients().has(table));
-            let tables = tables.map(|table| match plan.bias().filter(|_| form.bias_gradients().has(table)) {
-                Some(part) => BwdSpec::Bias(BwdSpec::bias(plan, part, table)),
-                None => BwdSpec::Table(BwdSpec::of_table(plan, form, table)),
+            let tables = tables.map(|table| {
+                let bias = BwdSpec::bias(plan, form, table).map(BwdSpec::Bias);
+                bias.unwrap_or_else(|| BwdSpec::Table(BwdSpec::of_table(plan, form, table)))
             });
             lines::specs(plan, form).into_iter().map(BwdSpec::Lines).chain(tables)
         });
@@ -194,15 +194,17 @@ impl BwdSpec {
         BwdSpec::Sink(sequences(plan))
     }
 
-    /// The spec of the kernel that computes the gradient of a table that is read by query and key.
-    pub(super) fn bias(plan: &Plan, part: &Part<BiasTile>, table: usize) -> BiasSpec {
+    /// The spec of the kernel that computes the gradient of a table that is read by query and key; `None` for another
+    /// table, and without any rows.
+    pub(super) fn bias(plan: &Plan, form: &ScoreForm, table: usize) -> Option<BiasSpec> {
+        let part = plan.bias().filter(|_| form.bias_gradients().has(table))?;
         let order = TileOrder(Order::HEADS_FASTEST, Scheduler::StaticPersistent, sequences(plan));
         let part = PartSpec::of(plan, part, plan.problem().forward().mask(), order);
         let gradients = ScoreGradients::of((0..=table).map(|other| other == table));
-        BiasSpec { part: PartSpec { gradients, ..part }, table }
+        Some(BiasSpec { part: PartSpec { gradients, ..part }, table })
     }
 
-    /// The spec of the kernel that computes the gradient of a table.
+    /// The spec of the kernel that computes the gradient of another table.
     pub(super) fn of_table(plan: &Plan, form: &ScoreForm, table: usize) -> TableSpec {
         let (score, gradients) = (form.expr().clone(), form.summed_gradients());
         TableSpec { score, gradients, table, sequences: sequences(plan) }
