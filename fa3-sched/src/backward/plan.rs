@@ -320,8 +320,8 @@ fn choose_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) ->
     Ok(tile)
 }
 
-/// The tile of the kernel of gradients of tables that are read by query and key. `None` without such tables, and without
-/// any rows, where there is nothing to load.
+/// The tile of the kernel of gradients of tables that are read by query and key. `None` without such tables, and
+/// without any rows, where there is nothing to load.
 fn choose_bias(forward: &Problem, limits: &DeviceLimits) -> Result<Option<BiasTile>, PlanError> {
     let has_no_rows = [forward.q(), forward.k()].map(|x| x.extent().0) == [0; 2];
     if has_no_rows || forward.score().is_none_or(|form| form.bias_gradients().is_empty()) {
