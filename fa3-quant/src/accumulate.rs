@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use pulp::{Arch, Simd, WithSimd};
+
 use crate::E4m3;
 
 /// The accumulator of FP8 attention.
@@ -40,17 +42,39 @@ impl Accumulation {
     /// If `k` reaches beyond a or B, or d does not have one entry for each column of B.
     pub fn chain(self, a: &Row, b: &Operand, k: Range<usize>, d: &mut [f32]) {
         assert_eq!(d.len(), b.columns, "d has another number of columns than b");
-        let step: fn(&[f32], &[i16], Tile<'_>, &mut Lanes<f32>) = match self {
-            Accumulation::Fp32 => multiply_add,
-            Accumulation::OneLevel | Accumulation::TwoLevel { .. } => fused_dot_add,
-        };
-        for first in k.clone().step_by(Self::DEPTH) {
-            let depth = first..k.end.min(first + Self::DEPTH);
+        // Uses the widest vectors of this machine. The bits do not depend on them.
+        Arch::new().dispatch(Chain { accumulation: self, a, b, k, d });
+    }
+}
+
+/// The sum that [`Accumulation::chain`] computes.
+struct Chain<'a> {
+    accumulation: Accumulation,
+    a: &'a Row,
+    b: &'a Operand,
+    k: Range<usize>,
+    d: &'a mut [f32],
+}
+
+impl WithSimd for Chain<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _simd: S) {
+        let Chain { accumulation, a, b, k, d } = self;
+        for first in k.clone().step_by(Accumulation::DEPTH) {
+            let depth = first..k.end.min(first + Accumulation::DEPTH);
             let (values, exponents) = (&a.values[depth.clone()], &a.exponents[depth.clone()]);
             for (i, chunk) in d.chunks_mut(LANES).enumerate() {
                 let mut lanes = [0.0; LANES];
                 lanes[..chunk.len()].copy_from_slice(chunk);
-                step(values, exponents, b.tile(depth.clone(), i * LANES), &mut lanes);
+                let tile = b.tile(depth.clone(), i * LANES);
+                match accumulation {
+                    Accumulation::Fp32 => multiply_add(values, tile, &mut lanes),
+                    Accumulation::OneLevel | Accumulation::TwoLevel { .. } => {
+                        fused_dot_add(values, exponents, tile, &mut lanes);
+                    }
+                }
                 chunk.copy_from_slice(&lanes[..chunk.len()]);
             }
         }
@@ -167,7 +191,8 @@ fn exponent(x: f32) -> i16 {
 
 /// Computes d ← d + Σ a_k b_k in float arithmetic. Products of e4m3 numbers are exact in float, so this is a chain of
 /// fused multiply-adds.
-fn multiply_add(a: &[f32], _: &[i16], b: Tile<'_>, d: &mut Lanes<f32>) {
+#[inline(always)]
+fn multiply_add(a: &[f32], b: Tile<'_>, d: &mut Lanes<f32>) {
     for (&a, b) in a.iter().zip(b.rows(b.values)) {
         for (d, &b) in d.iter_mut().zip(b) {
             *d += a * b;
@@ -182,11 +207,13 @@ fn multiply_add(a: &[f32], _: &[i16], b: Tile<'_>, d: &mut Lanes<f32>) {
 /// to nearest then gives what truncation would. This is exact. A product's significand has 8 bits, so a product above q
 /// is a multiple of 2⁻⁷ q. After the move it still fits in a float, and is no tie. A smaller product is no tie either.
 /// The sum of 33 addends below 4 · 2¹³ q never reaches 2²² q, where the last bit would change its worth.
+#[inline(always)]
 fn fused_dot_add(a: &[f32], a_exponents: &[i16], b: Tile<'_>, d: &mut Lanes<f32>) {
     let mut largest = [ZERO; LANES];
     for (&a, b) in a_exponents.iter().zip(b.rows(b.exponents)) {
         for (largest, &b) in largest.iter_mut().zip(b) {
-            *largest = (*largest).max(a + b);
+            // Exponents are far from the limits. A check of overflow would prevent vector code.
+            *largest = (*largest).max(a.wrapping_add(b));
         }
     }
 

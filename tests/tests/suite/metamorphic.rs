@@ -82,7 +82,7 @@ fn merge(a: &Forward<f32>, b: &Forward<f32>) -> Forward<f32> {
 }
 
 proptest! {
-    #![proptest_config(config(60))]
+    #![proptest_config(config(30))]
 
     /// The problems are packed or dense, with or without seqused and GQA, with NaN in padding rows. Every head of every
     /// sequence has the same bits as in a problem of its own, so no row depends on another sequence or head.

@@ -43,7 +43,7 @@ fn check_backward_of(case: &Case, is_checked: impl Fn(&str) -> bool) {
 }
 
 proptest! {
-    #![proptest_config(strategies::config(100))]
+    #![proptest_config(strategies::config(50))]
 
     #[test]
     fn forward(case in strategies::case(strategies::problem())) {
@@ -81,7 +81,7 @@ proptest! {
 
 // Expressions are evaluated pair by pair, which makes a case dear.
 proptest! {
-    #![proptest_config(strategies::config(40))]
+    #![proptest_config(strategies::config(20))]
 
     #[test]
     fn with_a_function_of_scores(case in strategies::scored(strategies::case(strategies::problem()))) {

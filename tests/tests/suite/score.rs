@@ -69,7 +69,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(strategies::config(40))]
+    #![proptest_config(strategies::config(25))]
 
     /// Forward kernels, and backward kernels of each form. The one with a dQ kernel has gradients of tables.
     #[test]

@@ -41,7 +41,7 @@ const QUERIES: [Option<Queries>; 6] = {
 
 /// The covering array, and the cases outside of it: no sequences, and queries without new rows.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
-    let covered = (seed..).zip(covering_cases(0, of_features)).map(|(seed, case)| Case { seed, ..case });
+    let covered = (seed..).zip(covering_cases(of_features)).map(|(seed, case)| Case { seed, ..case });
     let none = [New::Packed(3), New::Dense(1)].map(|new| Case { count: 0, new: Some(new), ..SMALL });
     let rotations = ROTATIONS.into_iter().flatten().enumerate();
     let alone = rotations.map(|(index, rotation)| Case {

@@ -47,7 +47,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
         let options = if deterministic { options.deterministic() } else { options };
         BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(2), &options)
     });
-    covering_cases(0, |levels| of_features(levels, seed)).into_iter().chain(chosen).collect()
+    covering_cases(|levels| of_features(levels, seed)).into_iter().chain(chosen).collect()
 }
 
 fn of_features(levels: &mut Levels, seed: u64) -> Trial {

@@ -5,7 +5,7 @@ use fa3_types::{Dtype, KnownProblem, Lengths, Mask, ProblemSpec, SequenceRows, S
 
 use super::BwdCase;
 use super::equivalent::{BIAS, DQ, KEYS, LINES, TABLE_BY_HEAD, TABLE_BY_QUERY};
-use super::trials::{DIVISIONS, DTYPES, Divided, HEADS, MASKS, SINKS, SOFTCAPS, tiles, tiny};
+use super::trials::{BOUNDS, DIVISIONS, DTYPES, Divided, HEADS, MASKS, SINKS, SOFTCAPS, tiles, tiny};
 use crate::fwd::functions::{FUNCTIONS, function};
 use crate::fwd::listed::{self, GIVEN, LAYOUTS, LENGTHS, few_of_many};
 use crate::fwd::{Layout, dense, device};
@@ -42,13 +42,13 @@ fn texts() -> Vec<&'static str> {
 /// The covering arrays of dense sequences and of sequences whose lengths are data.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let texts = texts();
-    let dense = covering_cases(0, |levels| of_features(&texts, levels, seed)).into_iter();
-    let dense = dense.chain(covering_cases(0, |levels| of_tables(levels, seed)));
-    let dense = dense.chain(covering_cases(0, |levels| of_biases(levels, seed)));
+    let dense = covering_cases(|levels| of_features(&texts, levels, seed)).into_iter();
+    let dense = dense.chain(covering_cases(|levels| of_tables(levels, seed)));
+    let dense = dense.chain(covering_cases(|levels| of_biases(levels, seed)));
     let empty = ((0, 0), (1, 2, 1), DTYPES[0]);
     let empty = biased((BIASED[0], seed), ((Mask::None, None), None), empty, DIVISIONS[3], 2);
     let dense = dense.chain([empty]);
-    dense.chain(covering_cases(0, |levels| of_sequences(levels, seed))).collect()
+    dense.chain(covering_cases(|levels| of_sequences(levels, seed))).collect()
 }
 
 /// Gradients of tables.
@@ -127,7 +127,7 @@ fn of_features(texts: &[&str], levels: &mut Levels, seed: u64) -> Trial {
     let rows = levels.pick(&[16, 48]);
     // Rows of a dQ tile, and keys of its blocks.
     let dq = levels.pick(&[(64, 48), (128, 16)]);
-    let (mask, softcap) = (levels.pick(&MASKS), levels.pick(&SOFTCAPS));
+    let (mask, softcap) = (levels.pick(&BOUNDS), levels.pick(&SOFTCAPS));
     let (dtype, (batch, heads_q, heads_kv)) = (levels.pick(&DTYPES), levels.pick(&HEADS));
     let (layout, sink) = (levels.pick(&Layout::ALL), levels.pick(&SINKS));
     let lengths = levels.pick(&[(1, 150), (147, 9), (137, 200), (180, 60)]);

@@ -4,7 +4,7 @@ use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, PlanOptions};
 use fa3_types::Dtype;
 
 use super::BwdCase;
-use super::trials::{DTYPES, Divided, HEADS, MASKS, SINKS, SOFTCAPS, tiles, tiny};
+use super::trials::{BOUNDS, DTYPES, Divided, HEADS, SINKS, SOFTCAPS, tiles, tiny};
 use crate::fwd::functions::{FUNCTIONS, function};
 use crate::fwd::intervals::OWN;
 use crate::fwd::listed::{self, GIVEN, Given, LAYOUTS, LENGTHS, few_of_many};
@@ -34,8 +34,8 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
         let options = if deterministic { options.deterministic() } else { options };
         BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(2), &options)
     });
-    let of_sequences = covering_cases(0, |levels| of_sequences(levels, seed));
-    let dense = covering_cases(0, |levels| of_features(levels, seed)).into_iter();
+    let of_sequences = covering_cases(|levels| of_sequences(levels, seed));
+    let dense = covering_cases(|levels| of_features(levels, seed)).into_iter();
     dense.chain(of_sequences).chain(chosen).collect()
 }
 
@@ -47,7 +47,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let (rows, dq) = (levels.pick(&[16, 48]), levels.pick(&[(64, 48), (128, 16)]));
     let (softcap, dtype, sink) = (levels.pick(&SOFTCAPS), levels.pick(&DTYPES), levels.pick(&SINKS));
     // Fewer SMs than tiles, or enough SMs for each block of rows to be a split of its own.
-    let (sms, mask) = (levels.pick(&[2, 100]), levels.pick(&MASKS));
+    let (sms, mask) = (levels.pick(&[2, 100]), levels.pick(&BOUNDS));
     let text = levels.pick(&[None, Some(LARGE), Some(FUNCTIONS[2])]);
     let options = tiles(division, (2, [2, 1]), dq, rows, [64, 64]);
     let mut spec = dense(dtype, batch, lengths, (heads_q, heads_kv), 64).mask(mask);
@@ -72,7 +72,7 @@ fn of_sequences(levels: &mut Levels, seed: u64) -> Trial {
     let (own, layout, sink) = (levels.pick(&OWN), levels.pick(&LAYOUTS), levels.pick(&SINKS));
     // Rows of a block of the dK/dV kernel, which divide the rows of a dQ tile.
     let (rows, dq) = (levels.pick(&[16, 32]), levels.pick(&[(64, 48), (128, 16)]));
-    let mask = levels.pick(&MASKS);
+    let mask = levels.pick(&BOUNDS);
     let options = tiles(division, (2, [2, 1]), dq, rows, [64, 64]);
     let layout = given.layout(layout);
     let (spec, rows) = listed::spec(given, DTYPES[1], heads, 64, &lengths);

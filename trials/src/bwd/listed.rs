@@ -4,7 +4,7 @@ use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division};
 use fa3_types::{Mask, ProblemSpec};
 
 use super::BwdCase;
-use super::trials::{DISTS, DIVISIONS, DTYPES, Divided, HEADS, MASKS, PADDING, SINKS, SOFTCAPS, tiles};
+use super::trials::{BOUNDS, DISTS, DIVISIONS, DTYPES, Divided, HEADS, PADDING, SINKS, SOFTCAPS, tiles};
 use crate::fwd::listed::{GIVEN, Given, LAYOUTS, LENGTHS, few_of_many, problem};
 use crate::fwd::{Layout, device};
 use crate::{Case, Levels, Poison, Trial, covering_cases};
@@ -15,11 +15,11 @@ const STAGES: [(u32, [u32; 2]); 2] = [(1, [2, 1]), (2, [2, 2])];
 const DQ_TILES: [(u32, u32); 2] = [(64, 16), (128, 32)];
 /// The covering array: each pair of levels of two factors occurs in some case.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
-    covering_cases(0, |levels| of_features(levels, seed))
+    covering_cases(|levels| of_features(levels, seed))
 }
 
 fn of_features(levels: &mut Levels, seed: u64) -> Trial {
-    let (division, mask, given) = (levels.pick(&DIVISIONS), levels.pick(&MASKS), levels.pick(&GIVEN));
+    let (division, mask, given) = (levels.pick(&DIVISIONS), levels.pick(&BOUNDS), levels.pick(&GIVEN));
     // Lengths around the size of a KV tile and of a block of rows.
     let (lengths, (_, heads_q, heads_kv)) = (levels.pick(&LENGTHS)(64, 64), levels.pick(&HEADS));
     let heads = few_of_many((heads_q, heads_kv), &lengths);

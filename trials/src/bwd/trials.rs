@@ -35,6 +35,9 @@ pub(super) const MASKS: [Mask; 6] = [
     Mask::Window { left: None, right: Some(13) },
     chunks(45, Some(20)),
 ];
+/// Some of [`MASKS`], for kernels that share the code of masks with others: no bound, a bound on one side, bounds on
+/// both sides, and chunks.
+pub(super) const BOUNDS: [Mask; 4] = [MASKS[0], MASKS[1], MASKS[2], MASKS[5]];
 pub(super) const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
 pub(super) const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 /// (sequences, query heads, key/value heads).
@@ -45,7 +48,7 @@ pub(super) const SINKS: [bool; 2] = [false, true];
 pub(super) const DISTS: [Dist; 4] = [Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::Low];
 /// The covering array of features, and cases with the tile sizes that the planner chooses.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
-    let features = covering_cases(0, |levels| of_features(levels, seed)).into_iter();
+    let features = covering_cases(|levels| of_features(levels, seed)).into_iter();
     let chosen = [(64, 64), (128, 128), (256, 256), (192, 128), (40, 72)];
     let chosen = chosen.into_iter().flat_map(|dims| {
         let adding = [AddOrder::Any, AddOrder::LastKeysFirst].map(|order| {

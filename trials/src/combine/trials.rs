@@ -7,12 +7,9 @@ use crate::fwd::Layout;
 use crate::mutate::Target;
 use crate::{Levels, Trial, covering_cases};
 
-/// Number of leading factors among which every triple of levels occurs.
-const CLOSE: usize = 3;
-
 /// The covering array of features, and cases next to the limits.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
-    let cases = covering_cases(CLOSE, of_features).into_iter();
+    let cases = covering_cases(of_features).into_iter();
     let cases = (seed..).zip(cases).map(|(seed, case)| Case { seed, ..case });
     // Rows of f32 whose length is a multiple of 4 only; and more than 256 splits.
     let of_f32 = [Dtype::F32; 2];

@@ -5,7 +5,7 @@ use fa3_types::{BlockSide, Dtype, Intervals, IntervalsOfRow, KnownProblem, Mask,
 
 use super::intervals::OWN;
 use super::shapes::TINY;
-use super::trials::{MASKS, SINKS, SOFTCAPS, trial};
+use super::trials::{BOUNDS, MASKS, SINKS, SOFTCAPS, trial};
 use super::{Layout, dense, with_tile};
 use crate::values::Rng;
 use crate::{Case, Levels, Trial, covering_cases};
@@ -104,7 +104,7 @@ fn side(tile: CtaTile) -> BlockSide {
 
 /// The covering array, and tiles of the planner's table.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
-    let features = covering_cases(0, |levels| of_features(levels, seed)).into_iter();
+    let features = covering_cases(|levels| of_features(levels, seed)).into_iter();
     // More blocks of keys than a word has bits.
     let chosen = [(64, Mask::None), (96, Mask::None), (128, Mask::Causal)].map(|(head_dim, mask)| {
         let spec = dense(Dtype::Bf16, 1, (140, 33 * 128 + 5), (1, 1), head_dim).mask(mask);
@@ -122,7 +122,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
 }
 
 fn of_features(levels: &mut Levels, seed: u64) -> Trial {
-    let (listed, tile, mask) = (levels.pick(&Listed::ALL), levels.pick(&TILES), levels.pick(&MASKS));
+    let (listed, tile, mask) = (levels.pick(&Listed::ALL), levels.pick(&TILES), levels.pick(&BOUNDS));
     let lengths = levels.pick(&[(129, 300), (64, 128), (300, 257), (130, 0), (1, 400)]);
     let (batch, heads_q, heads_kv) = levels.pick(&[(1, 1, 1), (2, 4, 2), (1, 3, 1)]);
     let (own, softcap, sink) = (levels.pick(&OWN), levels.pick(&SOFTCAPS), levels.pick(&SINKS));

@@ -13,12 +13,9 @@ use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
 /// Keys per block: one transposition step, and several.
 const KEYS: [u32; 4] = [32, 64, 96, 128];
-/// Number of leading factors among which every triple of levels occurs. Other factors are covered in pairs.
-const FEATURES: usize = 3;
-
 /// The covering array of features.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
-    covering_cases(FEATURES, |levels| of_features(levels, seed))
+    covering_cases(|levels| of_features(levels, seed))
 }
 
 /// A trial with these levels, or with the nearest levels that a tile supports. The factors that select the kernel's

@@ -5,7 +5,7 @@ use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, ScoreFunction, ScoreTabl
 
 use super::listed::{self, GIVEN, LAYOUTS};
 use super::shapes::{PIPELINES, TINY};
-use super::trials::{CONSUMERS, HEADS, LENGTHS, MASKS, SINKS, SOFTCAPS, trial};
+use super::trials::{BOUNDS, CONSUMERS, HEADS, LENGTHS, MASKS, SINKS, SOFTCAPS, trial};
 use super::{Layout, dense, with_tile};
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
@@ -42,15 +42,15 @@ pub(crate) fn function(text: &str) -> ScoreFunction {
 
 /// The covering arrays of dense sequences, of sequences whose lengths are data, and of split keys.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
-    let features = covering_cases(0, |levels| of_features(levels, seed)).into_iter();
-    let of_sequences = covering_cases(0, |levels| of_sequences(levels, seed));
-    features.chain(of_sequences).chain(covering_cases(0, |levels| of_splits(levels, seed))).collect()
+    let features = covering_cases(|levels| of_features(levels, seed)).into_iter();
+    let of_sequences = covering_cases(|levels| of_sequences(levels, seed));
+    features.chain(of_sequences).chain(covering_cases(|levels| of_splits(levels, seed))).collect()
 }
 
 fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let (text, (consumers, ping_pong)) = (levels.pick(&FUNCTIONS), levels.pick(&CONSUMERS));
     let (lengths, pipeline) = (levels.pick(&LENGTHS), levels.pick(&PIPELINES));
-    let (mask, tile_n) = (levels.pick(&MASKS), levels.pick(&[16, 48]));
+    let (mask, tile_n) = (levels.pick(&BOUNDS), levels.pick(&[16, 48]));
     let (softcap, dtype) = (levels.pick(&SOFTCAPS), levels.pick(&[Dtype::F16, Dtype::Bf16]));
     let ((batch, heads_q, heads_kv), sink) = (levels.pick(&HEADS), levels.pick(&SINKS));
     let layout = levels.pick(&Layout::ALL);

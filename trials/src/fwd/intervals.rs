@@ -6,7 +6,7 @@ use fa3_types::{Dtype, Mask};
 
 use super::listed::{self, GIVEN, Given, LAYOUTS};
 use super::shapes::{PIPELINES, TINY};
-use super::trials::{CONSUMERS, HEADS, LENGTHS, MASKS, SINKS, SOFTCAPS, trial};
+use super::trials::{BOUNDS, CONSUMERS, HEADS, LENGTHS, SINKS, SOFTCAPS, trial};
 use super::{Layout, dense, with_tile};
 use crate::intervals::Kind;
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
@@ -16,8 +16,8 @@ pub(crate) const OWN: [(bool, bool); 3] = [(false, false), (true, true), (false,
 
 /// The covering arrays of dense sequences and of sequences whose lengths are data, and tiles of the planner's table.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
-    let features = covering_cases(0, |levels| of_features(levels, seed)).into_iter();
-    let of_sequences = covering_cases(0, |levels| of_sequences(levels, seed));
+    let features = covering_cases(|levels| of_features(levels, seed)).into_iter();
+    let of_sequences = covering_cases(|levels| of_sequences(levels, seed));
     let tiles = [64, 128, 256].into_iter().map(|head_dim| of_table(head_dim, seed));
     features.chain(of_sequences).chain(tiles).collect()
 }
@@ -32,7 +32,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
         CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, consumers, pipeline, ping_pong, ..TINY };
     let (softcap, dtype) = (levels.pick(&SOFTCAPS), levels.pick(&[Dtype::F16, Dtype::Bf16]));
     let ((batch, heads_q, heads_kv), sink) = (levels.pick(&HEADS), levels.pick(&SINKS));
-    let ((per_sequence, per_head), mask) = (levels.pick(&OWN), levels.pick(&MASKS));
+    let ((per_sequence, per_head), mask) = (levels.pick(&OWN), levels.pick(&BOUNDS));
     let (seqlen_q, seqlen_k) = lengths(tile_m as usize, tile_n as usize);
     // Problems of more than four heads need only one tile of rows per head.
     let seqlen_q = if heads_q > 4 { seqlen_q.min(tile_m as usize - 1) } else { seqlen_q };
@@ -57,7 +57,7 @@ fn of_sequences(levels: &mut Levels, seed: u64) -> Trial {
     let lengths = levels.pick(&listed::LENGTHS)(tile.tile_m as usize, tile.tile_n as usize);
     let heads = listed::few_of_many(levels.pick(&[(1, 1), (3, 1), (4, 2)]), &lengths);
     let ((per_sequence, per_head), layout) = (levels.pick(&OWN), levels.pick(&LAYOUTS));
-    let (sink, mask) = (levels.pick(&SINKS), levels.pick(&MASKS));
+    let (sink, mask) = (levels.pick(&SINKS), levels.pick(&BOUNDS));
     let (spec, rows) = listed::spec(given, Dtype::Bf16, heads, tile.head_dim as usize, &lengths);
     let spec = given.layout(layout).of(spec.head_dim_v(tile.head_dim_v as usize).mask(mask));
     let spec = if sink { spec.sink() } else { spec };

@@ -5,7 +5,7 @@ use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, ScoreFunction, SequenceR
 
 use super::intervals::OWN;
 use super::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out, others};
-use super::trials::{MASKS, SINKS, SOFTCAPS, trial};
+use super::trials::{BOUNDS, MASKS, SINKS, SOFTCAPS, trial};
 use super::{Layout, with_qv, with_tile};
 use crate::intervals::{Kind, under};
 use crate::strategies::{self, score_function};
@@ -15,14 +15,14 @@ use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 /// Lengths of the sequences of Q and of K, for a tile of m rows and n keys.
 pub(crate) type Lengths = fn(usize, usize) -> Vec<(usize, usize)>;
 
-/// One sequence and no sequence; lengths of 0 and around the tile sizes; many short sequences, half of them without
-/// queries, beside a long one; more rows than keys.
+/// One sequence and no sequence; lengths of 0 and around the tile sizes; many short sequences, most of them without
+/// queries or keys, beside a long one; more rows than keys.
 pub(crate) const LENGTHS: [Lengths; 5] = [
     |m, n| vec![(m + 9, 3 * n + 7)],
     |_, _| vec![],
     |m, n| vec![(m - 1, n), (0, 5), (m, n - 1), (m + 1, n + 1), (3, 0), (0, 0), (1, 1)],
     |m, n| {
-        let short = |i: usize| (if i.is_multiple_of(2) { 1 + i % 3 } else { 0 }, 2 + i % 5);
+        let short = |i: usize| [(1 + i % 3, 2 + i % 5), (0, 0), (0, 2 + i % 5), (0, 0)][i % 4];
         (0..33).map(|i| if i == 17 { (m + 3, n + 1) } else { short(i) }).collect()
     },
     |m, n| vec![(m + 30, 29), (5, 2 * n), (m + 30, n / 2)],
@@ -84,11 +84,11 @@ fn tiles() -> Vec<CtaTile> {
 /// The covering array: each pair of levels of two factors occurs in some case.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let tiles = tiles();
-    covering_cases(0, |levels| of_features(&tiles, levels, seed))
+    covering_cases(|levels| of_features(&tiles, levels, seed))
 }
 
 fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
-    let (tile, mask, given) = (levels.pick(tiles), levels.pick(&MASKS), levels.pick(&GIVEN));
+    let (tile, mask, given) = (levels.pick(tiles), levels.pick(&BOUNDS), levels.pick(&GIVEN));
     let lengths = levels.pick(&LENGTHS)(tile.tile_m as usize, tile.tile_n as usize);
     let heads = few_of_many(levels.pick(&[(1, 1), (3, 1), (4, 2), (3, 3)]), &lengths);
     let (layout, softcap) = (levels.pick(&LAYOUTS), levels.pick(&SOFTCAPS));

@@ -24,6 +24,9 @@ pub(super) const MASKS: [Mask; 6] = [
     Mask::Window { left: None, right: Some(13) },
     chunks(45, Some(0)),
 ];
+/// Some of [`MASKS`], for kernels that share the code of masks with others: no bound, a bound on one side, bounds on
+/// both sides, and chunks.
+pub(super) const BOUNDS: [Mask; 4] = [MASKS[0], MASKS[1], MASKS[2], MASKS[5]];
 pub(super) const SCHEDULERS: [Scheduler; 3] =
     [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];
 pub(super) const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
@@ -48,10 +51,6 @@ pub(super) const LENGTHS: [Lengths; 5] = [
     |m, n| (m + 9, 3 * n + n / 2),
     |m, _| (m + 30, 29),
 ];
-
-/// Number of leading factors, which are features of the kernel's code. Every triple of their levels occurs in some
-/// case; of the other factors, every pair of levels does.
-const FEATURES: usize = 10;
 
 /// Levels of the factors that cluster kernels restrict.
 struct Choices<'a> {
@@ -88,8 +87,8 @@ const PAIRED: Choices<'_> = Choices {
 
 /// The covering arrays of features, every tile of the planner's table, and scores of every distribution.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
-    let mut trials = covering_cases(FEATURES, |levels| of_features(levels, &ALL, seed));
-    trials.extend(covering_cases(0, |levels| in_pairs(of_features(levels, &PAIRED, seed))));
+    let mut trials = covering_cases(|levels| of_features(levels, &ALL, seed));
+    trials.extend(covering_cases(|levels| in_pairs(of_features(levels, &PAIRED, seed))));
     let mut tiles: Vec<CtaTile> = Vec::new();
     for shape in TileRow::table().iter().map(|row| row.tile) {
         let inputs = INPUTS.into_iter().filter(|_| shape.precision.is_fp8());
@@ -102,7 +101,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     trials.extend(fp8::trials(seed));
     trials.extend(listed::trials(seed));
     trials.extend(functions::trials(seed));
-    trials.extend(covering_cases(0, |levels| {
+    trials.extend(covering_cases(|levels| {
         let (scores, head_dim) = (levels.pick(&Scores::ALL), levels.pick(&[64, 128, 256]));
         let dtype = levels.pick(&[Dtype::F16, Dtype::Bf16, Dtype::E4m3]);
         let mask = levels.pick(&[Mask::None, Mask::Causal]);

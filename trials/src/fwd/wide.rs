@@ -7,7 +7,7 @@ use fa3_types::{Dtype, Mask, ProblemSpec};
 
 use super::listed::{GIVEN, Given, LAYOUTS, LENGTHS, problem};
 use super::shapes::{TINY, laid_out};
-use super::trials::{MASKS, SCHEDULERS, SINKS, SOFTCAPS, of_two_heads, trial};
+use super::trials::{BOUNDS, SCHEDULERS, SINKS, SOFTCAPS, of_two_heads, trial};
 use super::{LSE_FORMS, Layout, dense, with_tile};
 use crate::cache::{self, Keys, Pages, Queries};
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
@@ -42,7 +42,7 @@ const LATENT: [CtaTile; 6] = [
 /// The covering arrays (pairs) of small tiles without and with `qv`, and the planner's tiles over KV caches.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let small = [&TILES[..], &LATENT].into_iter();
-    let small = small.flat_map(|tiles| covering_cases(0, |levels| of_features(tiles, levels, seed)));
+    let small = small.flat_map(|tiles| covering_cases(|levels| of_features(tiles, levels, seed)));
     small.chain(caches(seed).into_iter().map(cache::Case::trial)).collect()
 }
 
@@ -56,7 +56,7 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     let multiple = if tile.converts_rows() { 16 } else { 8 };
     let [head_dim, head_dim_v] = [tile.head_dim - less, tile.head_dim_v - less_v]
         .map(|columns| columns.next_multiple_of(multiple) as usize);
-    let mask = levels.pick(&MASKS);
+    let mask = levels.pick(&BOUNDS);
     let given = levels.pick(&[&[None][..], &GIVEN.map(Some)].concat());
     let lengths = levels.pick(&LENGTHS)(tile.tile_m as usize, tile.tile_n as usize);
     // Rows of O have the scales of a sequence.

@@ -23,7 +23,7 @@ const ARRAYS_OF_K: [Arrays; 5] = {
 
 /// The covering array: each pair of levels of two factors occurs in some case.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
-    let cases = covering_cases(0, of_features).into_iter();
+    let cases = covering_cases(of_features).into_iter();
     (seed..).zip(cases).map(|(seed, case)| Case { seed, ..case }.trial()).collect()
 }
 

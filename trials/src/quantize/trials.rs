@@ -7,17 +7,13 @@ use crate::fwd::Layout;
 use crate::mutate::{Equivalent, Target};
 use crate::{Levels, Trial, covering_cases};
 
-/// Number of leading factors among which every triple of levels occurs.
-const CLOSE: usize = 5;
-
 /// The covering array of features.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
-    let cases = covering_cases(CLOSE, of_features).into_iter();
+    let cases = covering_cases(of_features).into_iter();
     (seed..).zip(cases).map(|(seed, (case, sms))| Case { seed, ..case }.trial(sms)).collect()
 }
 
-/// A case and the number of SMs. Every triple of levels of the first [`CLOSE`] factors occurs, and every pair of levels
-/// of the other factors.
+/// A case and the number of SMs.
 fn of_features(levels: &mut Levels) -> (Case, u32) {
     // head_dim: one chunk per thread; one panel, and one and a half; powers of two and other numbers; partial panels.
     let head_dim = levels.pick(&[16, 64, 80, 96, 128, 176, 192, 256]);

@@ -74,7 +74,7 @@ fn who_computes_a_tile_does_not_matter() {
 /// under many schedules. `FA3_SEEDS` sets the number of schedules.
 #[test]
 fn who_loads_does_not_matter() {
-    let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(8);
+    let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(2);
     let tiles = kinds().into_iter().flat_map(|tile| [1, 2, 5].map(|stages| CtaTile { stages, ..tile }));
     let tiles: Vec<CtaTile> = tiles.collect();
     tiles.into_par_iter().enumerate().for_each(|(index, tile)| {
