@@ -151,11 +151,13 @@ def test_no_more_documents_are_cut_than_it_takes():
 
 
 def test_heads_go_in_few_groups():
-    assert groups.groups(8, 1e15, 1e6, 0, groups.SENT) == [slice(0, 8)]
-    assert groups.groups(8, 6e12, 0.18e9, 0, groups.SENT) == [slice(0, 1), slice(1, 8)]
-    assert groups.groups(8, 6e12, 0.18e9, 0.18e9, groups.SENT) == [slice(0, 1), slice(1, 7), slice(7, 8)]
-    assert groups.groups(2, 6e12, 1.8e9, 1.8e9, groups.SENT) == [slice(0, 1), slice(1, 2)]
-    assert groups.groups(1, 6e12, 1.8e9, 1.8e9, groups.SENT) == [slice(0, 1)]
+    assert groups.groups(8, 0, 1e15, 1e6, 0, groups.SENT) == [slice(0, 8)]
+    assert groups.groups(8, 0, 6e12, 0.18e9, 0, groups.SENT) == [slice(0, 1), slice(1, 8)]
+    assert groups.groups(8, 0, 6e12, 0.18e9, 0.18e9, groups.SENT) == [slice(0, 1), slice(1, 7), slice(7, 8)]
+    assert groups.groups(2, 0, 6e12, 1.8e9, 1.8e9, groups.SENT) == [slice(0, 1), slice(1, 2)]
+    assert groups.groups(1, 0, 6e12, 1.8e9, 1.8e9, groups.SENT) == [slice(0, 1)]
+    # The first keys arrive while local operations run.
+    assert groups.groups(8, 1e12, 6e12, 0.18e9, 0, groups.SENT) == [slice(0, 8)]
 
 
 def test_rows_that_cannot_be_divided_are_refused():

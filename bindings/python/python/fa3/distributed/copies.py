@@ -1,14 +1,16 @@
 """Copies keys from the memory of their owners, and gradients to it."""
 
 import math
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .gather import Gather
+from .gather import Gather, keys_of
 from .memory import Memory, aligned
-from .sums import write_sums
+from .plan import Copy
+from .sums import copy_rows, write_sums
 
 
 class Room(NamedTuple):
@@ -35,7 +37,7 @@ class Copies:
         for part in parts:
             heads = part.stop - part.start
             keys = outgoing
-            outgoing += self._bytes(schedule.most_rows, heads, sum(self._dims))
+            outgoing += self._bytes(schedule.most_published, heads, sum(self._dims))
             dk = incoming
             dv = dk + self._bytes(schedule.most_returned, heads, self._dims[0])
             incoming = dv + self._bytes(schedule.most_returned, heads, self._dims[1])
@@ -56,16 +58,23 @@ class Copies:
         buffer = torch.empty(shape, dtype=self._dtype, device=self._memory.device)
         for rows in plan.zeros:
             buffer[rows] = 0
+        its = self._of.schedule.published[plan.rank]
         for to, x in zip(self._keys(plan.rank, room).split(self._dims, -1), (k, v), strict=True):
-            _copy(rows_first(x), to[: rows_first(x).shape[0]])
+            copy_rows(rows_first(x)[its], to[: its.stop - its.start])
+        # Copies within a GPU are kernels. Beside a launch of the rank's own keys they would wait for its SMs.
+        with nullcontext() if plan.local else self._memory.copying():
+            self._bring(room, buffer, self._of.schedule.own)
         self._memory.meet()
         with self._memory.copying():
-            owners = {copy.owner: self._keys(copy.owner, room) for copy in plan.copies}
-            for copy in plan.brought:
-                buffer[copy.there].copy_(owners[copy.owner][copy.here], non_blocking=True)
-            for here, there in plan.repeated:
-                buffer[there].copy_(buffer[here], non_blocking=True)
-            return Pulled(self._of, buffer.split(self._dims, -1), self._memory.copied())
+            self._bring(room, buffer, self._of.schedule.receives)
+            return Pulled(self._of, buffer, self._dims, self._memory.copied())
+
+    def _bring(self, room: Room, buffer: Tensor, copies: tuple[Copy, ...]) -> None:
+        """Copies published rows to the buffer."""
+        owners = {copy.owner: self._keys(copy.owner, room) for copy in copies}
+        for copy in copies:
+            row = copy.row - self._of.schedule.published[copy.owner].start
+            buffer[copy.there].copy_(owners[copy.owner][row : row + copy.rows], non_blocking=True)
 
     def give_back(self, part: int, computed: dict[int, list[Tensor]]) -> None:
         """Begins to copy gradients to their owners. `computed` has the gradients of each launch, by its index."""
@@ -105,7 +114,7 @@ class Copies:
         return aligned(rows * math.prod(self._batch) * heads * dim * self._dtype.itemsize)
 
     def _keys(self, rank: int, room: Room) -> Tensor:
-        shape = self._of.schedule.most_rows, *self._batch, room.heads, sum(self._dims)
+        shape = self._of.schedule.most_published, *self._batch, room.heads, sum(self._dims)
         return self._memory.outgoing(rank, room.keys, shape, self._dtype)
 
     def _gradients(self, rank: int, room: Room) -> list[Tensor]:
@@ -117,30 +126,10 @@ class Copies:
 class Pulled:
     """K and V of some heads, which are being copied from their owners."""
 
-    def __init__(self, of: Gather, keys: tuple[Tensor, ...], copied: torch.cuda.Event) -> None:
-        self._of, self._keys, self._copied = of, keys, copied
+    def __init__(self, of: Gather, buffer: Tensor, dims: list[int], copied: torch.cuda.Event) -> None:
+        self._of, self._buffer, self._dims, self._copied = of, buffer, dims, copied
 
     def wait(self) -> tuple[Tensor, Tensor]:
         """Waits for K and V, and returns them with the rows of the buffer."""
         self._copied.wait()
-        k, v = map(self._of.kernels.rows_first, self._keys)
-        return k, v
-
-
-def _copy(x: Tensor, to: Tensor) -> None:
-    """Copies a tensor, 16 bytes at a time if both tensors allow it. Torch would copy a tensor with gaps one element per
-    thread.
-    """
-    if all(_has_wide_elements(y) for y in (x, to)):
-        x, to = x.view(_WIDE), to.view(_WIDE)
-    to.copy_(x)
-
-
-_WIDE = torch.complex128
-
-
-def _has_wide_elements(x: Tensor) -> bool:
-    """Whether each row of the last dimension consists of whole, aligned elements of 16 bytes."""
-    ratio = _WIDE.itemsize // x.itemsize
-    starts = (x.shape[-1], x.storage_offset(), *x.stride()[:-1])
-    return x.stride(-1) == 1 and x.data_ptr() % _WIDE.itemsize == 0 and all(start % ratio == 0 for start in starts)
+        return keys_of(self._of, self._buffer, self._dims)

@@ -30,7 +30,16 @@ class Gather(NamedTuple):
     def heads(self, q: Tensor, k: Tensor, v: Tensor, with_gradients: bool) -> list[slice]:
         """The groups of K and V heads to exchange, chosen by the work of the busiest rank, so that all ranks agree."""
         batch, dims = math.prod(q.shape[:-3]), q.shape[-1] + v.shape[-1]
-        flops = 2 * batch * q.shape[-2] * dims * self.schedule.scores * (2.5 if with_gradients else 1)
+        of_score = 2 * batch * q.shape[-2] * dims * (2.5 if with_gradients else 1)
+        local, flops = (of_score * scores for scores in (self.schedule.local, self.schedule.scores))
         sent = self.schedule.received * batch * k.shape[-2] * dims * k.itemsize
         rates = SENT if self.memory is None else COPIED
-        return groups(k.shape[-2], flops, sent, sent if with_gradients else 0, rates)
+        return groups(k.shape[-2], local, flops, sent, sent if with_gradients else 0, rates)
+
+
+def keys_of(of: Gather, buffer: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
+    """K and V of these dimensions, from a buffer that has all rows of other ranks."""
+    for here, there in of.schedule.plan.repeated:
+        buffer[there] = buffer[here]
+    k, v = map(of.kernels.rows_first, buffer.split(dims, -1))
+    return k, v

@@ -26,15 +26,17 @@ COPIED = Rates(300e9, 300e9)
 
 # The cost of an additional group in seconds: a launch with few heads, which does not fill a GPU, and the host's time
 # for it and for its copies. A shorter wait is not worth a group.
-COST = 250e-6
+COST = 350e-6
 
 
-def groups(heads: int, flops: float, sent: float, returned: float, rates: Rates) -> list[slice]:
+def groups(heads: int, local: float, flops: float, sent: float, returned: float, rates: Rates) -> list[slice]:
     """The groups of heads of K and V, in the order in which they are sent, for a call of `flops` operations, where a
-    rank receives `sent` bytes of keys and `returned` bytes of gradients.
+    rank receives `sent` bytes of keys and `returned` bytes of gradients. Each rank computes `local` of the operations
+    while the first keys arrive.
     """
-    compute = flops / FLOPS
-    first, last = _heads(heads, compute, sent / rates.keys), _heads(heads, compute, returned / rates.gradients)
+    compute = (flops - local) / FLOPS
+    first = _heads(heads, compute, sent / rates.keys - local / FLOPS)
+    last = _heads(heads, compute, returned / rates.gradients)
     if first + last >= heads:
         ends = [0, first, heads] if 0 < first < heads else [0, heads]
     else:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .exchange import Message, Pending
-from .gather import Gather
+from .gather import Gather, keys_of
 from .plan import Copy
 from .sums import write_sums
 
@@ -57,10 +57,7 @@ class Gathered:
     def wait(self) -> tuple[Tensor, Tensor]:
         """Waits for K and V, and returns them with the rows of the buffer."""
         self._pending.wait()
-        for here, there in self._of.schedule.plan.repeated:
-            self._buffer[there] = self._buffer[here]
-        k, v = map(self._of.kernels.rows_first, self._buffer.split(self._dims, -1))
-        return k, v
+        return keys_of(self._of, self._buffer, self._dims)
 
 
 class Returned:

@@ -80,6 +80,11 @@ class Launch(NamedTuple):
         return slice(self.calls[0].row, self.calls[-1].row + self.calls[-1].rows)
 
     @property
+    def scores(self) -> int:
+        """The approximate number of scores that the launch computes for a head."""
+        return sum(_seen(call, self.window) for call in self.calls)
+
+    @property
     def keys(self) -> slice:
         """The rows from its first key to its last: of the rank's own keys if `is_local`, otherwise of the buffer."""
         return slice(self.calls[0].key, self.calls[-1].key + self.calls[-1].keys)
@@ -123,7 +128,12 @@ class Plan(NamedTuple):
     @property
     def scores(self) -> int:
         """The approximate number of scores that the rank computes for a head."""
-        return sum(_seen(call, launch.window) for launch in self.launches for call in launch.calls)
+        return sum(launch.scores for launch in self.launches)
+
+    @property
+    def local(self) -> int:
+        """The approximate number of scores that the rank computes for a head with its own keys alone."""
+        return sum(launch.scores for launch in self.launches if launch.is_local)
 
     @property
     def received(self) -> int:
@@ -159,12 +169,16 @@ class Schedule(NamedTuple):
     returns: tuple[Return, ...]
     """Gradients of its own keys."""
     sums: tuple[Sum, ...]
+    published: tuple[slice, ...]
+    """The rows of each rank from the first to the last that ranks copy from its memory."""
     scores: int
     """The approximate number of scores that the busiest rank computes for a head."""
+    local: int
+    """The smallest number of them that a rank computes before it waits for keys."""
     received: int
     """The largest number of rows that a rank receives from other ranks."""
-    most_rows: int
-    """The largest number of rows that a rank owns."""
+    most_published: int
+    """The largest number of rows that a rank publishes."""
     most_returned: int
     """The largest number of rows of gradients that a rank receives from other ranks."""
     is_alone: bool
@@ -178,6 +192,7 @@ def schedule(layout: Layout, rank: int, window: Window) -> Schedule:
     others = [other for other in range(layout.world) if other != rank]
     sends = [(other, copy) for other in others for copy in plans[other].brought if copy.owner == rank]
     arrived = [_arrived(layout, owner, window) for owner in range(layout.world)]
+    published = tuple(_published(plans, owner) for owner in range(layout.world))
     returned = [(owner, part, row) for owner in others for part, row in arrived[owner] if part.rank == rank]
     return Schedule(
         plan=plans[rank],
@@ -187,9 +202,11 @@ def schedule(layout: Layout, rank: int, window: Window) -> Schedule:
         returned=tuple(returned),
         returns=returns(layout, rank, window),
         sums=sums(layout, rank, window),
+        published=published,
         scores=max(of.scores for of in plans),
+        local=min(of.local for of in plans),
         received=max(of.received for of in plans),
-        most_rows=max(map(layout.rows, range(layout.world))),
+        most_published=max(rows.stop - rows.start for rows in published),
         most_returned=max(sum(part.rows for part, _ in parts) for parts in arrived),
         is_alone=not any(of.copies for of in plans),
     )
@@ -248,6 +265,12 @@ def _append_return(found: list[Return], part: Return) -> None:
         found[-1] = last._replace(rows=last.rows + part.rows)
     else:
         found.append(part)
+
+
+def _published(plans: list[Plan], owner: int) -> slice:
+    """The rows of an owner from the first to the last that some rank copies."""
+    copied = [copy.here for of in plans for copy in of.brought if copy.owner == owner]
+    return slice(min((rows.start for rows in copied), default=0), max((rows.stop for rows in copied), default=0))
 
 
 def _arrived(layout: Layout, owner: int, window: Window) -> list[tuple[Return, int]]:
