@@ -11,10 +11,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use crate::arguments::{Argument, Arguments};
+use crate::buffers::Buffers;
 use crate::dlpack::Described;
 use crate::error::exception;
 use crate::workspaces::{Allocate, Caller, Lent};
-use crate::xla::Buffers;
 
 /// An operation with its options, which calls share.
 pub(crate) struct Planned<C: CpuCall> {
@@ -66,11 +66,11 @@ pub(crate) trait Compute: Send + Sync {
         allocate: &Allocate,
     ) -> PyResult<Option<u32>>;
 
-    /// Computes a call of XLA's with these tensors in its place.
+    /// Computes a call of another caller than Python with these tensors, in their place.
     ///
     /// # Errors
-    /// The call is invalid, a tensor is too small, or the driver or XLA reports an error.
-    fn compute_for(&self, caller: &dyn Caller, place: Place, given: &mut Buffers<'_>) -> Result<(), Error>;
+    /// The call is invalid, a tensor is too small, or the driver or the caller reports an error.
+    fn compute_for(&self, caller: &dyn Caller, given: &mut Buffers<'_>) -> Result<(), Error>;
 }
 
 impl<C: CpuCall> Compute for Planned<C> {
@@ -106,13 +106,13 @@ impl<C: CpuCall> Compute for Planned<C> {
         Ok(words)
     }
 
-    fn compute_for(&self, caller: &dyn Caller, place: Place, given: &mut Buffers<'_>) -> Result<(), Error> {
+    fn compute_for(&self, caller: &dyn Caller, given: &mut Buffers<'_>) -> Result<(), Error> {
         let mut tensors = Tensors::new(given);
         let call = C::given(&mut tensors, &self.numbers)?;
         let mut at = tensors.at()?;
         at.retain(|(tensor, _)| call.takes(tensor));
         let bytes = given.bytes(&at)?;
-        self.run(place, call, &at, &bytes, caller)
+        self.run(given.place, call, &at, &bytes, caller)
     }
 }
 
@@ -154,9 +154,9 @@ impl<C: CpuCall> Planned<C> {
         let result = caught(|| match place {
             Place::Stream { device, stream } => self.launch((device, call), stream, at, bytes, caller),
             // SAFETY: the Python sources take the addresses from tensors of the call's shapes, strides and dtypes,
-            // which they hold until the call is over, and so does XLA. Outputs are new tensors, or tensors that the
-            // caller passed as outputs. As with torch's own operators, the caller must not use the outputs or write to
-            // the inputs meanwhile.
+            // which they hold until the call is over, and so do XLA and tvm-ffi's callers. Outputs are new tensors, or
+            // tensors that the caller passed as outputs. As with torch's own operators, the caller must not use the
+            // outputs or write to the inputs meanwhile.
             #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
             Place::Cpu => caller.compute(Box::new(|| call.compute(&unsafe { Memory::new(at, bytes) }))),
             Place::CheckedForGpu => call.check_for_gpu(),
@@ -191,8 +191,8 @@ impl<C: CpuCall> Planned<C> {
         let compiled = self.plan(key)?;
         compiled.check_sizes(bytes)?;
         // SAFETY: the Python sources take the stream from torch. It is the current stream of the device, in the primary
-        // context like all streams of torch and of XLA, and alive as long as it is current. XLA's is alive during the
-        // call.
+        // context like all streams of torch and of XLA, and alive as long as it is current. XLA's and tvm-ffi's are
+        // alive during the call.
         #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
         let stream = unsafe { Stream::from_raw(compiled.device(), stream) };
         let workspace = Lent::of(&compiled, ordinal, &stream, caller)?;
@@ -201,8 +201,8 @@ impl<C: CpuCall> Planned<C> {
         // workspace is a new tensor, and its counters have been zeroed on this stream. Tensors may be freed before the
         // work is done, as with torch's own operators: torch gives their memory to later work of the same stream, or
         // waits for the streams that a caller recorded. Torch keeps the memory of a capture as long as the graph. XLA's
-        // buffers are on the device, too, and free for later work of the stream when it is over. A
-        // cached workspace belongs to this stream alone, is held until the last kernel of the call is on the stream,
+        // buffers and tvm-ffi's tensors are on the device, too, and free for later work of the stream when it is over.
+        // A cached workspace belongs to this stream alone, is held until the last kernel of the call is on the stream,
         // and lives as long as the process. If a plan is dropped, its device stays open.
         #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
         workspace.with(|parts| unsafe { compiled.launch(&stream, at, parts) })?;

@@ -30,17 +30,17 @@ pub(crate) struct Described {
 
 /// A tensor in DLPack's layout.
 #[repr(C)]
-struct DlTensor {
-    data: *mut c_void,
-    device_type: i32,
-    device: i32,
-    rank: i32,
-    code: u8,
-    bits: u8,
-    lanes: u16,
-    shape: *const i64,
-    strides: *const i64,
-    byte_offset: u64,
+pub(crate) struct DlTensor {
+    pub(crate) data: *mut c_void,
+    pub(crate) device_type: i32,
+    pub(crate) device: i32,
+    pub(crate) rank: i32,
+    pub(crate) code: u8,
+    pub(crate) bits: u8,
+    pub(crate) lanes: u16,
+    pub(crate) shape: *const i64,
+    pub(crate) strides: *const i64,
+    pub(crate) byte_offset: u64,
 }
 
 /// Torch's functions for DLPack. Later minor versions add fields behind these.
@@ -64,8 +64,12 @@ type StreamOf = unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> c_int;
 const MAJOR: u32 = 1;
 
 /// Numbers by which DLPack names devices.
-const CPU: i32 = 1;
-const CUDA: i32 = 2;
+pub(crate) const CPU: i32 = 1;
+pub(crate) const CUDA: i32 = 2;
+
+/// DLPack's kinds of numbers, with their bits.
+pub(crate) const NUMBERS: [(u8, u8, Dtype); 4] =
+    [(2, 16, Dtype::F16), (2, 32, Dtype::F32), (4, 16, Dtype::Bf16), (10, 8, Dtype::E4m3)];
 
 /// The type torch.Tensor, and torch's functions.
 struct Torchs {
@@ -106,18 +110,7 @@ impl Described {
         if x.get_type_ptr() != tensor.as_ptr().cast() {
             return None;
         }
-        let mut found = DlTensor {
-            data: ptr::null_mut(),
-            device_type: 0,
-            device: 0,
-            rank: 0,
-            code: 0,
-            bits: 0,
-            lanes: 0,
-            shape: ptr::null(),
-            strides: ptr::null(),
-            byte_offset: 0,
-        };
+        let mut found = DlTensor::default();
         // SAFETY: x is a tensor of the type that has this function, the interpreter is attached, and the result has the
         // layout of DLPack's version, which was checked.
         #[allow(unsafe_code, reason = "it is a function of C")]
@@ -156,6 +149,24 @@ impl Described {
     }
 }
 
+impl Default for DlTensor {
+    /// No tensor.
+    fn default() -> DlTensor {
+        DlTensor {
+            data: ptr::null_mut(),
+            device_type: 0,
+            device: 0,
+            rank: 0,
+            code: 0,
+            bits: 0,
+            lanes: 0,
+            shape: ptr::null(),
+            strides: ptr::null(),
+            byte_offset: 0,
+        }
+    }
+}
+
 impl DlTensor {
     /// The number of the GPU, or -1 for the CPU. `None` for other devices.
     fn device(&self) -> Option<i32> {
@@ -167,25 +178,22 @@ impl DlTensor {
     }
 
     /// The address of the first element.
-    fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         (self.data.addr() as u64).wrapping_add(self.byte_offset)
     }
 
     /// The type of elements, if operations take it.
-    fn element(&self) -> Option<Element> {
-        // DLPack's kinds of numbers, with their bits.
-        match (self.lanes, self.code, self.bits) {
-            (1, 0, 32) => Some(Element::Integer),
-            (1, 2, 16) => Some(Element::Number(Dtype::F16)),
-            (1, 2, 32) => Some(Element::Number(Dtype::F32)),
-            (1, 4, 16) => Some(Element::Number(Dtype::Bf16)),
-            (1, 10, 8) => Some(Element::Number(Dtype::E4m3)),
+    pub(crate) fn element(&self) -> Option<Element> {
+        let numbers = NUMBERS.iter().find(|(code, bits, _)| (*code, *bits) == (self.code, self.bits));
+        match (self.lanes, numbers) {
+            (1, Some((.., dtype))) => Some(Element::Number(*dtype)),
+            (1, None) if (self.code, self.bits) == (0, 32) => Some(Element::Integer),
             _ => None,
         }
     }
 
     /// The extents and strides of the tensor, which must not have changed since.
-    fn dims(&self) -> [&[i64]; 2] {
+    pub(crate) fn dims(&self) -> [&[i64]; 2] {
         let rank = usize::try_from(self.rank).unwrap_or(0);
         [self.shape, self.strides].map(|numbers| {
             if rank == 0 || numbers.is_null() {

@@ -9,6 +9,11 @@ pub(crate) fn caller(exception: PyErr) -> Error {
     Error::Caller(Box::new(exception))
 }
 
+/// A refusal of what XLA or tvm-ffi passes.
+pub(crate) fn refused(sentence: impl Into<String>) -> Error {
+    Error::Caller(sentence.into().into())
+}
+
 /// The exception of an error. A refusal of the driver or the system, or a panic, becomes a `RuntimeError`. An error
 /// that the caller can correct becomes a `ValueError`, or a `TypeError` if a name or torch's dtype is wrong. An
 /// exception of Python stays the same exception.

@@ -7,7 +7,6 @@ use fa3_call::{Error, caught, open_device, use_archive};
 use fa3_cuda::host::{OperationError, Origin};
 use fa3_cuda::kernels::Spec;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 
 use crate::call::Planning;
 
@@ -17,16 +16,11 @@ const ARCHIVE: &str = "kernels.sm_90a";
 /// A kernel: its entry, and where its machine code comes from.
 pub(crate) type Found = (String, &'static str);
 
-/// Names the archive beside the extension module, once. Must be called before a device is opened.
-pub(crate) fn find_archive(py: Python<'_>) {
-    static NAMED: PyOnceLock<()> = PyOnceLock::new();
-    NAMED.get_or_init(py, || {
-        let file = || py.import("fa3._fa3")?.getattr("__file__")?.extract();
-        let file: PyResult<String> = file();
-        if let Ok(module) = file {
-            use_archive(Path::new(&module).with_file_name(ARCHIVE));
-        }
-    });
+/// Names the archive beside the extension module.
+pub(crate) fn name_archive(module: &Bound<'_, PyModule>) {
+    if let Ok(file) = module.filename() {
+        use_archive(Path::new(&file.to_string()).with_file_name(ARCHIVE));
+    }
 }
 
 /// Compiles the kernels that calls launch on a device, side by side, and returns each once.

@@ -10,9 +10,10 @@
 //! The module reads tensors by DLPack's C exchange or, if torch is older than 2.10, by torch's methods. It does not
 //! link torch, so that one build serves every torch version. The Python sources beside it make the outputs. All
 //! operations go through `_fa3.run`, or for calls that are made again through `_fa3.Repeats`. XLA calls the handlers of
-//! `_fa3.xla_handlers`.
+//! `_fa3.xla_handlers`, and tvm-ffi the function that `tvm_ffi` exports.
 
 mod arguments;
+mod buffers;
 mod call;
 mod dlpack;
 mod error;
@@ -20,6 +21,7 @@ mod operation;
 mod repeats;
 mod threads;
 mod torch;
+mod tvm_ffi;
 mod xla;
 
 // State that is kept between calls.
@@ -46,6 +48,7 @@ mod _fa3 {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        kernels::name_archive(module);
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 
@@ -122,8 +125,7 @@ mod _fa3 {
     /// between two. All other attributes are the operation's options: bools, 64-bit numbers, texts, and lists of three
     /// 64-bit integers. Every operation can be called but append, and forward_table without a table.
     #[pyfunction]
-    fn xla_handlers(py: Python<'_>) -> [(&'static str, usize); 2] {
-        kernels::find_archive(py);
+    fn xla_handlers() -> [(&'static str, usize); 2] {
         let address = |handler: xla::Handler| (handler as *const ()).expose_provenance();
         [("cpu", address(xla::on_cpu)), ("CUDA", address(xla::on_gpu))]
     }

@@ -13,7 +13,6 @@ use pyo3::types::PyDict;
 use crate::arguments::Choices;
 use crate::call::{Compute, Last, Planned, Plans};
 use crate::error::exception;
-use crate::kernels;
 
 /// Operation(name, **options)
 ///
@@ -53,7 +52,6 @@ impl Operation {
     #[new]
     #[pyo3(signature = (name, **options))]
     fn new(py: Python<'_>, name: String, options: Option<Bound<'_, PyDict>>) -> PyResult<Operation> {
-        kernels::find_archive(py);
         let given = options.unwrap_or_else(|| PyDict::new(py));
         let computes = computation(&name, &Options::new(&Choices(&given))).map_err(exception)?;
         Ok(Operation { name, options: given.unbind(), computes })

@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 
 use fa3_call::Error;
 use fa3_cuda::host::{
-    Compiled, Device, HostError, KeyedMutex, Lease, Operation, OperationError, Stream, Workspace,
+    Compiled, Device, DeviceBuffer, HostError, KeyedMutex, Lease, Operation, OperationError, Stream,
+    Workspace,
 };
 use pyo3::prelude::*;
 
@@ -35,7 +36,7 @@ pub(crate) const ALIGNMENT: usize = 256;
 /// A computation on the CPU.
 pub(crate) type Work<'a> = Box<dyn FnOnce() -> Result<(), Error> + Send + 'a>;
 
-/// The program that makes a call, Python or XLA. It gives memory and threads.
+/// The program that makes a call: Python, XLA or tvm-ffi. It gives memory and threads.
 pub(crate) trait Caller {
     /// Allocates `bytes` bytes at a multiple of [`ALIGNMENT`], and zeroes the first `zeros` bytes at the current point
     /// of the stream. They may be used until the owner is dropped.
@@ -88,6 +89,30 @@ impl Caller for Allocate {
     fn compute(&self, work: Work<'_>) -> Result<(), Error> {
         threads::run(work)
     }
+}
+
+/// The first multiple of [`ALIGNMENT`] in memory that begins at an address. Zeroes the `zeros` bytes from there on at
+/// the current point of the stream.
+///
+/// # Safety
+/// The memory is the device's, has these bytes, and nothing else uses it.
+///
+/// # Errors
+/// Errors of the driver.
+#[allow(unsafe_code, reason = "memory of other programs is a plain address")]
+pub(crate) unsafe fn zeroed(
+    device: &Device,
+    stream: &Stream,
+    address: u64,
+    zeros: usize,
+) -> Result<u64, Error> {
+    let address = address.next_multiple_of(ALIGNMENT as u64);
+    if zeros > 0 {
+        // SAFETY: the caller guarantees the memory.
+        let mut counters = unsafe { DeviceBuffer::from_raw(device, address, zeros) };
+        counters.fill(stream, 0).map_err(OperationError::from)?;
+    }
+    Ok(address)
 }
 
 /// The workspace of one call: the stream's cached workspace, or memory from the caller. It may also be the counters of

@@ -16,13 +16,13 @@ use std::mem::offset_of;
 use std::ptr;
 
 use fa3_call::{Error, ErrorKind, Options, Place, caught, threads};
-use fa3_cuda::host::{Device, DeviceBuffer, Stream};
+use fa3_cuda::host::{Device, Stream};
 
+use crate::error::refused;
 use crate::operation;
-use crate::workspaces::{ALIGNMENT, Caller, Work};
+use crate::workspaces::{ALIGNMENT, Caller, Work, zeroed};
 use abi::{Allocation, Api, DeviceOf, Failure, Frame, Freed, Function, NewError, StreamOf};
 use given::Attributes;
-pub(crate) use given::Buffers;
 
 /// A handler.
 pub(crate) type Handler = unsafe extern "C" fn(*mut Frame) -> Failure;
@@ -49,11 +49,6 @@ pub(crate) unsafe extern "C" fn on_cpu(frame: *mut Frame) -> Failure {
 pub(crate) unsafe extern "C" fn on_gpu(frame: *mut Frame) -> Failure {
     // SAFETY: the caller guarantees the frame.
     unsafe { handled(&*frame, |xla| xla.place()) }
-}
-
-/// A refusal of what XLA passes.
-fn refused(sentence: impl Into<String>) -> Error {
-    Error::Caller(sentence.into().into())
 }
 
 /// The result of a call as XLA gets it: null, or an error.
@@ -115,18 +110,16 @@ unsafe fn handle(frame: &Frame, place: impl FnOnce(&Xla<'_>) -> Result<Place, Er
     if frame.stage != abi::EXECUTE {
         return Err(refused(format!("there is nothing to do in stage {} of XLA's FFI", frame.stage)));
     }
-    // SAFETY: the caller guarantees the attributes and the buffers.
-    let (attributes, mut buffers) = unsafe {
-        let attributes = Attributes::of(&frame.attributes)?;
-        let buffers = Buffers::of(frame, attributes.string("tensors")?)?;
-        (attributes, buffers)
-    };
+    // SAFETY: the caller guarantees the attributes.
+    let attributes = unsafe { Attributes::of(&frame.attributes) }?;
     let operation = attributes.string("operation")?;
     if operation == "append" {
         return Err(refused("append writes to its arguments, which XLA does not allow"));
     }
     let computes = operation::computation(operation, &Options::new(&attributes))?;
-    computes.compute_for(&xla, place(&xla)?, &mut buffers)
+    // SAFETY: the caller guarantees the buffers.
+    let mut buffers = unsafe { given::buffers(frame, attributes.string("tensors")?, place(&xla)?) }?;
+    computes.compute_for(&xla, &mut buffers)
 }
 
 /// XLA, during a call.
@@ -205,12 +198,8 @@ impl Caller for Xla<'_> {
         Xla::call(self.api.allocate, "allocate", &mut allocation)?;
         let data = allocation.data;
         let owner = Allocated { free: self.api.free, context: self.context, bytes, data };
-        let address = (data.expose_provenance() as u64).next_multiple_of(ALIGNMENT as u64);
-        if zeros > 0 {
-            // SAFETY: the memory is the device's, and nothing else uses it until it is freed.
-            let mut counters = unsafe { DeviceBuffer::from_raw(device, address, zeros) };
-            counters.fill(stream, 0).map_err(fa3_cuda::host::OperationError::from)?;
-        }
+        // SAFETY: the memory is the device's, and nothing else uses it until it is freed.
+        let address = unsafe { zeroed(device, stream, data.expose_provenance() as u64, zeros) }?;
         Ok((address, Box::new(owner)))
     }
 

@@ -30,8 +30,9 @@ def programs():
 
 @pytest.mark.parametrize("name, blocks", list(programs()))
 def test_code_of_documents_runs(name, blocks):
-    if "import jax" in "".join(source for _, source in blocks):
-        pytest.importorskip("jax", reason="skipped: jax is not installed")
+    for module in ("jax", "tvm_ffi"):
+        if f"import {module}" in "".join(source for _, source in blocks):
+            pytest.importorskip(module, reason=f"skipped: {module} is not installed")
     torch.manual_seed(0)
     names = {"__name__": "__main__"}
     for marker, source in blocks:

@@ -62,11 +62,12 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
     o, lse = fa3.distributed.attention_varlen(x, x, x, x, return_attn_probs=True)
 """
 
-# Names that stubtest skips. The first modules cannot be imported without vLLM and JAX. The other names have no stubs,
-# or are cached functions, whose arguments mypy does not know.
+# Names that stubtest skips. The first modules cannot be imported without vLLM, JAX and tvm-ffi. The other names have no
+# stubs, or are cached functions, whose arguments mypy does not know.
 WITHOUT = """
 fa3\\.vllm\\.(backend|mla|mla_sparse)
 fa3\\.jax
+fa3\\.tvm_ffi
 fa3\\.activation_layout\\.layout_of
 fa3\\.kvcache\\._filled
 fa3\\.operator\\.made
@@ -80,6 +81,9 @@ CONFIG = """
 [mypy-vllm.*]
 ignore_missing_imports = True
 [mypy-jax.*]
+ignore_missing_imports = True
+follow_imports = skip
+[mypy-tvm_ffi.*]
 ignore_missing_imports = True
 follow_imports = skip
 [mypy-fa3_is_used]

@@ -14,9 +14,9 @@ each channel. `flash_attn_combine` merges attention over disjoint sets of keys.
 `activate` runs torch's own `scaled_dot_product_attention` on these kernels. `fa3.transformers.register` does so for
 models of Hugging Face transformers. `fa3.flash_attn_interface` has FlashAttention-3's names, `fa3.flash_attn` has
 flash-attn 2's, and `fa3.flash_mla` has FlashMLA's. `fa3.masks` makes masks that are intervals of keys, also from
-FlexAttention's mask functions. `fa3.distributed` is context parallelism. `fa3.jax` has attention for JAX, and is not
-imported here. The driver compiles a kernel when a call first needs it, in a second or less; there is nothing else to
-build. `warm_up` compiles kernels beforehand, in the background.
+FlexAttention's mask functions. `fa3.distributed` is context parallelism. `fa3.jax` has attention for JAX, and
+`fa3.tvm_ffi` every operation by tvm-ffi; neither is imported here. The driver compiles a kernel when a call first needs
+it, in a second or less; there is nothing else to build. `warm_up` compiles kernels beforehand, in the background.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -9,7 +9,7 @@ use std::ptr;
 
 use fa3_call::Error;
 
-use super::refused;
+use crate::error::refused;
 
 /// The major version of these layouts.
 pub(super) const MAJOR: i32 = 0;

@@ -4,11 +4,12 @@ use std::ffi::c_void;
 use std::slice;
 use std::str;
 
-use fa3_call::{Access, DIMS, Element, Error, Given, Tensor};
+use fa3_call::{DIMS, Element, Error, Place};
 use fa3_types::Dtype;
 
 use super::abi::{self, check};
-use super::refused;
+use crate::buffers::{Buffer, Buffers};
+use crate::error::refused;
 
 /// XLA's types of elements.
 const PRED: i32 = 1;
@@ -40,109 +41,67 @@ unsafe fn list<'a, T>(first: *const T, count: i64) -> &'a [T] {
     }
 }
 
-/// The buffers of a call, by their names. All are contiguous.
-pub(crate) struct Buffers<'a> {
-    given: Vec<(&'a str, Buffer)>,
-}
-
-/// A buffer.
-struct Buffer {
-    element: Element,
-    address: u64,
-    rank: usize,
-    shape: [usize; DIMS],
-}
-
-impl<'a> Buffers<'a> {
-    /// The arguments and results of a call, under these names.
-    ///
-    /// # Safety
-    /// The frame is one of XLA's.
-    ///
-    /// # Errors
-    /// There is another number of names, or a buffer is invalid.
-    pub(super) unsafe fn of(frame: &abi::Frame, names: &'a str) -> Result<Buffers<'a>, Error> {
-        let mut all = Vec::with_capacity(12);
-        for values in [&frame.arguments, &frame.results] {
-            check("Args", values.size, size_of::<abi::Values>())?;
-            // SAFETY: each argument or result has a kind and an address.
-            let lists = unsafe { (list(values.kinds, values.count), list(values.values, values.count)) };
-            for (&kind, &buffer) in lists.0.iter().zip(lists.1) {
-                if kind != abi::BUFFER {
-                    return Err(refused(format!("an argument or result has kind {kind}, expected a buffer")));
-                }
-                // SAFETY: a buffer lives as long as the call.
-                all.push(unsafe { Buffer::of(&*buffer) }?);
+/// The arguments and results of a call in a place, under these names. All are contiguous.
+///
+/// # Safety
+/// The frame is one of XLA's.
+///
+/// # Errors
+/// There is another number of names, or a buffer is invalid.
+pub(super) unsafe fn buffers<'a>(
+    frame: &abi::Frame,
+    names: &'a str,
+    place: Place,
+) -> Result<Buffers<'a>, Error> {
+    let mut all = Vec::with_capacity(12);
+    for values in [&frame.arguments, &frame.results] {
+        check("Args", values.size, size_of::<abi::Values>())?;
+        // SAFETY: each argument or result has a kind and an address.
+        let lists = unsafe { (list(values.kinds, values.count), list(values.values, values.count)) };
+        for (&kind, &buffer) in lists.0.iter().zip(lists.1) {
+            if kind != abi::BUFFER {
+                return Err(refused(format!("an argument or result has kind {kind}, expected a buffer")));
             }
+            // SAFETY: a buffer lives as long as the call.
+            all.push(unsafe { contiguous(&*buffer) }?);
         }
-        let names: Vec<_> = names.split(' ').collect();
-        if names.len() != all.len() {
-            return Err(refused(format!(
-                "there are {} buffers, and {} names of tensors",
-                all.len(),
-                names.len()
-            )));
-        }
-        Ok(Buffers { given: names.into_iter().zip(all).collect() })
     }
-
-    /// The sizes of all buffers in bytes.
-    pub(crate) fn bytes(&self, at: &fa3_call::At) -> Result<Vec<(&'static str, u64)>, Error> {
-        at.iter().filter_map(|(name, _)| Some(self.find(name)?.map(|x| (*name, x.bytes())))).collect()
+    let names: Vec<_> = names.split(' ').collect();
+    if names.len() != all.len() {
+        return Err(refused(format!(
+            "there are {} buffers, and {} names of tensors",
+            all.len(),
+            names.len()
+        )));
     }
-
-    fn find(&self, name: &'static str) -> Option<Result<Tensor, Error>> {
-        let (_, buffer) = self.given.iter().find(|(given, _)| *given == name)?;
-        let Buffer { element, address, rank, shape } = buffer;
-        let tensor = Tensor::new(name, element.clone(), *address, (*rank, *shape), (*rank, [0; DIMS]));
-        Some(tensor.map(Tensor::contiguous))
-    }
+    Ok(Buffers { place, given: names.into_iter().zip(all).collect() })
 }
 
-impl Buffer {
-    /// A buffer of XLA's.
-    ///
-    /// # Safety
-    /// It is one.
-    ///
-    /// # Errors
-    /// It has more than [`DIMS`] dimensions.
-    unsafe fn of(buffer: &abi::Buffer) -> Result<Buffer, Error> {
-        check("Buffer", buffer.size, size_of::<abi::Buffer>())?;
-        // SAFETY: there is an extent for each dimension.
-        let extents = unsafe { list(buffer.dims, buffer.rank) };
-        let (rank, mut shape) = (extents.len(), [0; DIMS]);
-        if rank > DIMS {
-            return Err(refused(format!("a buffer has {rank} dimensions, expected up to {DIMS}")));
-        }
-        shape.iter_mut().zip(extents).for_each(|(to, extent)| *to = *extent as usize);
-        let element = match buffer.dtype {
-            S32 => Element::Integer,
-            F16 => Element::Number(Dtype::F16),
-            F32 => Element::Number(Dtype::F32),
-            BF16 => Element::Number(Dtype::Bf16),
-            F8E4M3FN => Element::Number(Dtype::E4m3),
-            other => Element::Other(format!("XLA's type {other}")),
-        };
-        Ok(Buffer { element, address: buffer.data.expose_provenance() as u64, rank, shape })
+/// A buffer of XLA's.
+///
+/// # Safety
+/// It is one.
+///
+/// # Errors
+/// It has more than [`DIMS`] dimensions.
+unsafe fn contiguous(buffer: &abi::Buffer) -> Result<Buffer, Error> {
+    check("Buffer", buffer.size, size_of::<abi::Buffer>())?;
+    // SAFETY: there is an extent for each dimension.
+    let extents = unsafe { list(buffer.dims, buffer.rank) };
+    let (rank, mut shape) = (extents.len(), [0; DIMS]);
+    if rank > DIMS {
+        return Err(refused(format!("a buffer has {rank} dimensions, expected up to {DIMS}")));
     }
-}
-
-impl Given for Buffers<'_> {
-    fn read(&mut self, name: &'static str, _access: Access) -> Result<Option<Tensor>, Error> {
-        self.find(name).transpose()
-    }
-
-    fn output(&mut self, name: &'static str, dtype: Dtype) -> Result<Option<u64>, Error> {
-        let Some(tensor) = self.find(name).transpose()? else { return Ok(None) };
-        tensor.check_dtype(dtype)?;
-        Ok(self.given.iter().find(|(given, _)| *given == name).map(|(_, buffer)| buffer.address))
-    }
-
-    fn other(&self, names: &[(&'static str, Option<u64>)]) -> Option<String> {
-        let is_known = |name: &str| names.iter().any(|(known, _)| *known == name);
-        self.given.iter().map(|(name, _)| *name).find(|name| !is_known(name)).map(Into::into)
-    }
+    shape.iter_mut().zip(extents).for_each(|(to, extent)| *to = *extent as usize);
+    let element = match buffer.dtype {
+        S32 => Element::Integer,
+        F16 => Element::Number(Dtype::F16),
+        F32 => Element::Number(Dtype::F32),
+        BF16 => Element::Number(Dtype::Bf16),
+        F8E4M3FN => Element::Number(Dtype::E4m3),
+        other => Element::Other(format!("XLA's type {other}")),
+    };
+    Ok(Buffer { element, address: buffer.data.expose_provenance() as u64, rank, shape, strides: None })
 }
 
 /// The attributes of a call, by their names: what is computed, the names of the buffers, and the options.
