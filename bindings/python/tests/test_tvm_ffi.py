@@ -53,7 +53,8 @@ def of_jax(*tensors):
 
 def of_cupy(*tensors):
     cupy = pytest.importorskip("cupy", reason="skipped: cupy is not installed")
-    return [cupy.asarray(x.cpu().numpy()) for x in tensors]
+    with cupy.cuda.Device(tensors[0].device.index):
+        return [cupy.asarray(x.cpu().numpy()) for x in tensors]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -269,7 +270,8 @@ def test_the_stream_and_the_device_of_torch(number):
 @pytest.mark.parametrize("framework", [of_cupy, of_jax])
 def test_arrays_of_other_frameworks_on_a_gpu(framework):
     """CuPy has no allocator for tvm-ffi, so that the workspace is the driver's. JAX's arrays are read, not written."""
-    like = dict(device="cuda", dtype=torch.float16)
+    # JAX has its arrays on the first GPU, and may have made another one current.
+    like = dict(device="cuda:0", dtype=torch.float16)
     leaves = [x.requires_grad_() for x in qkv((2, 2000, 8, 128), 2000, 8, 128, **like)]
     dout = randn(2, 2000, 8, 128, seed=3, **like)
     o, lse = fa3.flash_attn_func(*leaves, causal=True, deterministic=True, return_attn_probs=True)
@@ -286,7 +288,7 @@ def test_arrays_of_other_frameworks_on_a_gpu(framework):
 
 @pytest.mark.hopper
 def test_tensors_of_another_device_are_refused():
-    q, k, v = qkv(device="cuda")
+    q, k, v = qkv(device="cuda:0")
     with pytest.raises(ValueError, match="^k is on DLPack's device 1:0, and q on 2:0$"):
         run("forward", q=q, k=k.cpu(), v=v, o=None)
     with pytest.raises(ValueError, match="^the forward kernels take"):
