@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_types::{
     Dtype, ExtraCache, Intervals, LseForm, Mask, OpenScore, Problem, ProblemSpec, Sequences, Shape, Strides,
-    TensorDesc,
+    TensorDesc, TokenScales,
 };
 
 use crate::call::Call;
@@ -28,6 +28,8 @@ pub struct Attention {
     pub sequences: Option<[Sequences; 2]>,
     /// The second cache, if keys are listed in two.
     pub extra: Option<ExtraCache>,
+    /// The scales of K's rows, if tokens have scales. Then V's rows have some, too.
+    pub k_scales: Option<TensorDesc>,
     /// The scales of V's rows, if rows have their own ones.
     pub v_scales: Option<TensorDesc>,
     /// The shape of the intervals that say which keys a query sees, if given.
@@ -115,6 +117,7 @@ impl Attention {
         (spec.softmax_scale, spec.softcap) = (number(numbers.softmax_scale), number(numbers.softcap));
         (spec.qv, spec.sink, spec.lse, spec.extra) = (self.qv, self.sink, numbers.lse, self.extra);
         spec.max_logits = self.max_logits;
+        spec.token_scales = self.k_scales.zip(self.v_scales).map(|(k, v)| TokenScales { k, v });
         spec.score = numbers.score.as_ref().map(|score| score.form(&self.score_tables)).transpose()?;
         if let Some([of_q, of_k]) = self.sequences {
             spec = spec.seqs_q(of_q).seqs_k(of_k);
@@ -154,13 +157,18 @@ impl Attention {
             Pass::Backward => tensors.like_o("o", of_o, is_packed(sequences))?,
             Pass::Forward | Pass::Append => tensors.output_like("o", of_o)?,
         };
+        let [k_scales, v_scales] = [tensors.optional("k_scales")?, tensors.optional("v_scales")?];
+        if k_scales.is_some() && v_scales.is_none() {
+            return Err(Error::NoTensor { tensor: "v_scales" });
+        }
         Ok(Attention {
             inputs: [q, k, v],
             qv: tensors.optional("qv")?,
             o,
             sequences,
             extra: tensors.extra_cache(of_o.shape.batch)?,
-            v_scales: tensors.optional("v_scales")?,
+            k_scales,
+            v_scales,
             intervals: tensors.extents("intervals")?,
             sink: tensors.has("sink")?,
             max_logits: tensors.has_output("max_logits", Dtype::F32)?,
@@ -210,7 +218,8 @@ impl Call for Attention {
     fn problem(&self) -> Result<Problem, Error> {
         let problem = self.spec()?.validate()?;
         problem.check_rows()?;
-        match (self.v_scales.map(TensorDesc::canonical), problem.v_scales()) {
+        let given = self.v_scales.filter(|_| problem.token_scales().is_none());
+        match (given.map(TensorDesc::canonical), problem.v_scales()) {
             (given, expected) if given == expected => Ok(problem),
             (Some(given), Some(expected)) => {
                 let text = |TensorDesc { dtype, shape, strides }: TensorDesc| {

@@ -171,6 +171,10 @@ pub enum AppendProblemError {
     PackedCache,
     #[error("the rows of the cache are listed, and rows are appended behind rows in use")]
     ListedCache,
+    #[error(
+        "no rows are appended to a cache with scales of tokens and heads: write the rows and their scales before"
+    )]
+    TokenScales,
     #[error("seqused_k must say how many rows of the cache are in use, to which others are appended")]
     Unused,
     #[error("{tensor} has {given} sequences, the cache has {expected}")]

@@ -81,6 +81,9 @@ impl CachedProblem {
         let CachedSpec { mut attention, new: [k_new, v_new], sequences: new, rotary } = spec;
         // The attention is checked first, because its errors name all tensors.
         attention.clone().validate()?;
+        if attention.token_scales.is_some() {
+            return Err(AppendProblemError::TokenScales.into());
+        }
         let (k_cache, v_cache, cache) = (attention.k, attention.v, attention.seqs_k);
         let mut append = AppendSpec::new(AppendedRows { k_new, v_new, new, k_cache, v_cache, cache });
         if let Some(rotary) = rotary {
@@ -106,7 +109,7 @@ impl CachedProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dtype, RopeStyle, SequenceBase, Shape};
+    use crate::{Dtype, RopeStyle, SequenceBase, Shape, TokenScales};
 
     fn spec() -> CachedSpec {
         let q = Shape { batch: 2, seqlen: 3, heads: 4, head_dim: 64 };
@@ -148,5 +151,9 @@ mod tests {
         let mut full = spec();
         full.attention.seqs_k = Sequences::dense(2, 50);
         assert_eq!(full.validate().unwrap_err(), AppendProblemError::Unused.into());
+        let mut scaled = spec();
+        let scales = TokenScales::contiguous(scaled.attention.k.shape);
+        scaled.attention = scaled.attention.e4m3_keys().token_scales(scales);
+        assert_eq!(scaled.validate().unwrap_err(), AppendProblemError::TokenScales.into());
     }
 }

@@ -59,6 +59,10 @@ names! {
         ExtraK = "extra_k",
         /// The values of a second cache.
         ExtraV = "extra_v",
+        /// Scales of the rows of K.
+        KScales = "k_scales",
+        /// Scales of the rows of V.
+        VScales = "v_scales",
     }
 }
 
@@ -199,6 +203,13 @@ pub enum ProblemError {
     ListedRows { tensor: TensorName, rows: usize },
     #[error("lists of keys exclude masks, and the mask {mask} is given")]
     ListsAndMask { mask: Mask },
+    #[error(
+        "scales of tokens and heads belong to k and v of e4m3 beside q of 16 bits, not to k of {k} beside q of {q}{}{}",
+        if *qv { " with qv" } else { "" }, if *lists { " in lists of keys" } else { "" }
+    )]
+    TokenScales { q: Dtype, k: Dtype, qv: bool, lists: bool },
+    #[error("{tensor} is {given}, expected f32")]
+    ScaleDtype { tensor: TensorName, given: Dtype },
     #[error("{tensor} is {given}, expected {expected} like the first cache")]
     ExtraDtype { tensor: TensorName, given: Dtype, expected: Dtype },
     #[error(

@@ -24,6 +24,7 @@ mod score_expr;
 mod sequence_rows;
 mod sequences;
 mod tensor;
+mod token_scales;
 mod units;
 mod value_layout;
 
@@ -76,5 +77,6 @@ pub use sequence_rows::SequenceRows;
 pub use sequences::Sequences;
 pub use spec::ProblemSpec;
 pub use tensor::{Shape, Strides, TensorDesc};
+pub use token_scales::TokenScales;
 pub use units::{Bytes, Elems};
 pub use value_layout::ValueLayout;

@@ -3,7 +3,7 @@
 use crate::{
     Bytes, Dim, Dtype, ExtraCache, Granularity, Heads, Lengths, LseForm, Mask, ProblemError, ProblemSpec,
     ScaleBlocks, ScoreForm, Sequences, Shape, SoftCap, SoftmaxScale, Strides, TensorDesc, TensorName,
-    ValueLayout,
+    TokenScales, ValueLayout,
 };
 
 mod checks;
@@ -36,6 +36,7 @@ pub struct Problem {
     v: TensorDesc,
     v_layout: ValueLayout,
     scales: [Granularity; 3],
+    token_scales: Option<TokenScales>,
     qv: Option<TensorDesc>,
     o: TensorDesc,
     seqs_q: Sequences,
@@ -63,6 +64,7 @@ impl Problem {
             v,
             v_layout,
             scales,
+            token_scales,
             qv,
             o,
             seqs_q,
@@ -99,6 +101,7 @@ impl Problem {
         check_counts(seqs_q, seqs_k)?;
         v_layout.check(&v, q.dtype, seqs_k.is_packed() || seqs_k.is_cache())?;
         Granularity::check(scales, q.dtype, [seqs_q, seqs_k])?;
+        token_scales.as_ref().map_or(Ok(()), |scales| scales.check([&q, &k], qv.is_some(), seqs_k))?;
         for ((tensor, x, seqs), scales) in
             [(TensorName::Q, &q, seqs_q), (TensorName::K, &k, seqs_k)].into_iter().zip(scales)
         {
@@ -130,6 +133,7 @@ impl Problem {
             v,
             v_layout,
             scales,
+            token_scales: token_scales.map(TokenScales::canonical),
             qv,
             o,
             seqs_q,
@@ -156,6 +160,7 @@ impl Problem {
             v,
             v_layout,
             scales,
+            token_scales,
             qv,
             o,
             seqs_q,
@@ -176,6 +181,7 @@ impl Problem {
             v,
             v_layout,
             scales,
+            token_scales,
             qv,
             o,
             seqs_q,
@@ -229,7 +235,15 @@ impl Problem {
         let gathered =
             |x: &TensorDesc| TensorDesc::contiguous(x.dtype, Shape { batch: count, seqlen: rows, ..x.shape });
         let (k, v) = (gathered(&self.k), gathered(&self.v));
-        Problem { k, v, seqs_k: Sequences::dense(count, rows).used(), extra: None, ..self.clone() }
+        let token_scales = self.token_scales.map(|_| TokenScales::contiguous(k.shape));
+        Problem {
+            k,
+            v,
+            token_scales,
+            seqs_k: Sequences::dense(count, rows).used(),
+            extra: None,
+            ..self.clone()
+        }
     }
 
     /// The most keys of a sequence, of both caches.
@@ -320,9 +334,16 @@ impl Problem {
         })
     }
 
-    /// Whether K and V have scales of heads, blocks or channels, because they are e4m3.
+    /// The scales of the rows of e4m3 K and V, beside Q of 16 bits: f32 (batch, seqlen_k, heads_kv, 1), with any
+    /// strides. An element is its code times its row's scale, rounded to Q's type, once.
+    pub fn token_scales(&self) -> Option<&TokenScales> {
+        self.token_scales.as_ref()
+    }
+
+    /// Whether K and V have scales of heads, blocks or channels, because they are e4m3 without
+    /// [`Problem::token_scales`].
     pub fn has_scales(&self) -> bool {
-        self.k.dtype == Dtype::E4m3
+        self.k.dtype == Dtype::E4m3 && self.token_scales.is_none()
     }
 
     /// Head counts.

@@ -2,7 +2,7 @@
 
 use crate::{
     Dtype, ExtraCache, Granularity, KnownProblem, LseForm, Mask, Problem, ProblemError, ScoreForm,
-    SequenceRows, Sequences, Shape, TensorDesc, ValueLayout, setters,
+    SequenceRows, Sequences, Shape, TensorDesc, TokenScales, ValueLayout, setters,
 };
 
 /// A caller's request, not yet checked: plain data that [`Problem::new`] takes.
@@ -38,6 +38,8 @@ pub struct ProblemSpec {
     /// Granularities of the scales of e4m3 Q, K and V: all heads, or all blocks, of 64 or 128 rows of Q and of 128 rows
     /// of K and V. In either case V may have channels.
     pub scales: [Granularity; 3],
+    /// Scales of the rows of e4m3 K and V, beside Q of 16 bits, in place of scales of heads.
+    pub token_scales: Option<TokenScales>,
     /// The part of the queries that is multiplied by values, in [latent attention](Problem::qv): of O's shape and Q's
     /// type.
     pub qv: Option<TensorDesc>,
@@ -78,6 +80,7 @@ impl ProblemSpec {
             v,
             v_layout: ValueLayout::Rows,
             scales: [Granularity::Head; 3],
+            token_scales: None,
             qv: None,
             o,
             seqs_q,
@@ -122,6 +125,21 @@ impl ProblemSpec {
 
         /// Says that e4m3 V is transposed.
         transposed_v() { v_layout: ValueLayout::Transposed }
+
+        /// Gives each row and head of e4m3 K and V its own scales: see [`Problem::token_scales`].
+        ///
+        /// ```
+        /// use fa3_types::{Dtype, ProblemSpec, Sequences, Shape, TokenScales};
+        ///
+        /// // 100 pages of 16 rows.
+        /// let q = Shape { batch: 3, seqlen: 1, heads: 32, head_dim: 128 };
+        /// let cache = Shape { batch: 100, seqlen: 16, heads: 8, ..q };
+        /// let spec = ProblemSpec::dense(Dtype::Bf16, q, cache).e4m3_keys();
+        /// let spec = spec.token_scales(TokenScales::contiguous(cache)).seqs_k(Sequences::paged(3, 40).used());
+        /// assert_eq!(spec.validate()?.token_scales().unwrap().k.shape.dims(), [100, 16, 8, 1]);
+        /// # Ok::<(), fa3_types::ProblemError>(())
+        /// ```
+        token_scales(scales: TokenScales) { token_scales: Some(scales) }
 
         /// Adds the product of `qv` and the values to the scores: see [`Problem::qv`].
         ///

@@ -2,6 +2,7 @@
 
 mod append;
 mod attention;
+mod checked;
 mod error;
 mod new_rows;
 mod view;

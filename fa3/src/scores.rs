@@ -2,7 +2,7 @@
 
 use fa3_types::{
     KnownProblem, LseForm, Mask, Problem, ProblemError, ProblemSpec, ScoreFunction, Sequences, TensorDesc,
-    TensorName,
+    TensorName, TokenScales,
 };
 use ndarray::ArrayView1;
 
@@ -103,6 +103,7 @@ fn check_problem(problem: &Problem, call: &ProblemSpec, used: [Option<bool>; 2])
     for x in tensors.into_iter().chain(&mut expected.qv) {
         *x = TensorDesc::contiguous(x.dtype, x.shape);
     }
+    expected.token_scales = expected.token_scales.map(|_| TokenScales::contiguous(expected.k.shape));
     if let Some(extra) = &mut expected.extra {
         [extra.k, extra.v] = [extra.k, extra.v].map(|x| TensorDesc::contiguous(x.dtype, x.shape));
         extra.sequences = call.extra.map_or(extra.sequences, |extra| extra.sequences);

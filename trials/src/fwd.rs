@@ -227,6 +227,12 @@ pub(crate) fn input(problem: &KnownProblem, values: &Values, buffer: &Buffer) ->
         }
         "qv" => tensor_bytes(problem.qv()?, values.qv.as_ref()?),
         "q_descale" => floats(Scaled::Q.scales(problem)),
+        "k_scales" if let Some(scales) = problem.token_scales() => {
+            tensor_bytes(&scales.k, &Scaled::K.token_scales(problem))
+        }
+        "v_scales" if let Some(scales) = problem.token_scales() => {
+            tensor_bytes(&scales.v, &Scaled::V.token_scales(problem))
+        }
         "k_descale" => floats(Scaled::K.scales(problem)),
         "v_descale" => floats(Scaled::V.scales(problem)),
         "v_mean" => floats(Scaled::means(problem)?),

@@ -1,9 +1,9 @@
 //! Scales of e4m3 tensors. Per-head scales are 1 if Q is e4m3. Scales of blocks and of channels all differ, and so do
-//! per-head scales of K and V beside 16-bit Q.
+//! per-head scales of K and V beside 16-bit Q, and scales of tokens.
 
 use fa3::Scalar;
 use fa3_quant::{Channels, E4m3, Quantized};
-use fa3_types::{Dtype, Granularity, KnownProblem, Problem, SequenceRows, first_block};
+use fa3_types::{Dtype, Granularity, KnownProblem, Problem, SequenceRows, Shape, first_block};
 use ndarray::{Array3, Array4};
 
 /// A tensor that can have scales.
@@ -53,6 +53,13 @@ impl Scaled {
         }
     }
 
+    /// The scale of each row and head (batch, seqlen_k, heads_kv, 1) of K or V, if tokens have scales.
+    pub fn token_scales(self, problem: &KnownProblem) -> Array4<f32> {
+        let Shape { batch, seqlen, heads, .. } = problem.k().shape;
+        let of = self.of(problem);
+        Array4::from_shape_fn((batch, seqlen, heads, 1), |at| of(at).1)
+    }
+
     /// Means of V's channels in memory order, if V has per-channel scales.
     pub fn means(problem: &Problem) -> Option<Vec<f32>> {
         problem.v_mean_shape().map(|shape| (0..shape.iter().product()).map(mean).collect())
@@ -78,7 +85,11 @@ impl Scaled {
             Granularity::Head | Granularity::Tensor | Granularity::Channel => Vec::new(),
         };
         let (heads_differ, place) = (self.heads_differ(problem), self.place(problem));
+        let of_tokens = problem.token_scales().filter(|_| self != Scaled::Q).map(|scales| scales.k.shape);
         move |(batch, row, head, column)| {
+            if let Some(Shape { seqlen, heads, .. }) = of_tokens {
+                return (0.0, scale(3 * ((batch * seqlen + row) * heads + head) + place));
+            }
             let number = |[heads, count]: [usize; 2], index| (batch * heads + head) * count + index;
             match (granularity, &shape[..]) {
                 (Granularity::Block { .. }, &[_, heads, count]) => {

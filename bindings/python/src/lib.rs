@@ -66,7 +66,8 @@ mod _fa3 {
     ///   inputs are sink, qv, intervals, and for e4m3 q_descale, k_descale, v_descale and v_mean. Packed sequences have
     ///   cu_seqlens_q and cu_seqlens_k, and may have seqused_q, seqused_k, and a table that forward_table has written.
     ///   A cache has seqused_k, page_table, cache_batch_idx and leftpad_k, and its q may have cu_seqlens_q and
-    ///   seqused_q. These tensors are contiguous, except for the rows of a page_table on a GPU.
+    ///   seqused_q. These tensors are contiguous, except for the rows of a page_table on a GPU. k and v of e4m3 beside
+    ///   q of 16 bits may have k_scales and v_scales, of the shape of k with one column, in place of descales.
     /// - append: first writes k_new and v_new to a cache, and then computes forward over it. cu_seqlens_k_new,
     ///   rotary_cos, rotary_sin and rotary_seqlens describe the new rows.
     /// - forward_table: writes table for q, k, v and their lists.

@@ -330,6 +330,21 @@ def test_scales_of_1_have_the_results_of_16_bits(device, dtype, head_dims):
         torch.testing.assert_close(of_codes, of_numbers, rtol=2e-2, atol=2e-3)
 
 
+@pytest.mark.parametrize("layout", ["seqused", "indexed padded", 1, 16, "16 padded"])
+def test_tokens_with_scales_have_the_results_of_16_bits(nan_in_new_tensors, device, layout):
+    """The bits are equal if keys are split. All other rows of the cache, and their scales, are NaN."""
+    for dtype, rows in ((BF16, 1), (F16, [2, 0, 7, 1, 3, 1])):
+        cached = Cached(device, dtype, layout=layout, rows=rows)
+        scales = [x.float().abs().amax(-1) / 448 for x in (cached.k, cached.v)]
+        codes = [(x / scale[..., None]).to(E4M3) for x, scale in zip((cached.k, cached.v), scales)]
+        rounded = [(x.float() * scale[..., None]).to(dtype) for x, scale in zip(codes, scales)]
+        # Rows of one head lie side by side, and so do the scales of K and of V.
+        of_k, of_v = torch.stack([x.transpose(1, 2) for x in scales], -1).unbind(-1)
+        given = dict(k_descale=of_k.transpose(1, 2), v_descale=of_v.transpose(1, 2))
+        of = dict(causal=True, return_softmax_lse=True)
+        assert_equal(cached.call((cached.q, *codes), **given, **of), cached.call((cached.q, *rounded), **of))
+
+
 @pytest.mark.hopper
 @pytest.mark.parametrize("layout", [16, 1])
 @pytest.mark.parametrize("split_keys", [None, 128])

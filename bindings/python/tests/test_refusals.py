@@ -261,6 +261,9 @@ REFUSED = dict(
         ("k_cache is torch.float8_e4m3fn and v_cache is torch.bfloat16, expected both of one type, or v_cache of torch.float8_e4m3fn beside q and k_cache of torch.bfloat16", dict(k_cache=shape(2, 9, 2, 64, dtype=E4M3))),
         ("k_cache is torch.float8_e4m3fn, expected torch.float32 like q", CODES_CACHED | dict(q=floats(2, 1, 4, 64))),
         ("k_descale is torch.float32 (1, 2), expected torch.float32 (2, 2): (sequences, heads_kv)", CODES_CACHED | dict(k_descale=floats(1, 2))),
+        ("v_descale is None, expected torch.float32 (2, 9, 2): (batch or pages, rows, heads_kv)", CODES_CACHED | dict(k_descale=floats(2, 9, 2))),
+        ("k_descale is torch.float32 (2, 2, 9), expected torch.float32 (2, 9, 2): (batch or pages, rows, heads_kv)", CODES_CACHED | dict(k_descale=floats(2, 2, 9), v_descale=floats(2, 9, 2))),
+        ("scales of tokens and heads belong to k_cache and v_cache of torch.float8_e4m3fn beside q of 16 bits, not to k_cache of torch.float8_e4m3fn beside q of torch.bfloat16 with qv", CODES_CACHED | dict.fromkeys(["k_descale", "v_descale"], floats(2, 9, 2)) | dict(qv=shape(2, 1, 4, 64))),
     ],
     append=[
         ("there is k without v, expected both or none", dict(v=None)),

@@ -6,10 +6,10 @@ pub(super) mod rows;
 use std::collections::BTreeSet;
 
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{ArrayView2, ArrayViewMut4};
+use fa3::ndarray::{ArrayView2, ArrayViewMut4, Axis};
 use fa3::{CachedAttention, Device, E4m3, Scalar};
 use fa3_cuda::host::{OperationError, PlacementError};
-use fa3_types::{CachedProblem, Dtype, Problem, ProblemSpec, SequenceRows, TensorDesc};
+use fa3_types::{CachedProblem, Dtype, Problem, ProblemSpec, SequenceRows, TensorDesc, TokenScales};
 
 use super::call::CpuCall;
 use super::e4m3;
@@ -193,7 +193,12 @@ unsafe fn call<'a, T: Scalar<Output = T>>(
     if let Some(intervals) = intervals {
         attention = attention.intervals(intervals);
     }
-    if problem.converts_keys() {
+    if let Some(TokenScales { k, v }) = &spec.token_scales {
+        // SAFETY: as above.
+        let scales = unsafe { [memory.view::<f32>("k_scales", k)?, memory.view("v_scales", v)?] };
+        attention = attention.token_scales(scales.map(|scales| scales.index_axis_move(Axis(3), 0)));
+    }
+    if problem.has_scales() && problem.converts_keys() {
         let [_, of_k, of_v] = problem.descale_shapes();
         // SAFETY: as above.
         let (of_k, of_v) =

@@ -26,6 +26,7 @@ mod scales;
 mod sources;
 mod state;
 mod tile_rows;
+mod token_scales;
 mod transpose;
 
 // The roles.
@@ -97,7 +98,7 @@ fn kernel(spec: &FwdSpec) -> Kernel {
         let consumers = all - 4 * tile.consumers..all;
         if let (Some(dequantized), Some(registers)) = (&fwd.dequantized, registers.converter) {
             b.role(Role::new("converter", 4..consumers.start).registers(registers), || {
-                dequantized.run(b, &fwd.scheduler, [&fwd.q, &fwd.k, &fwd.v]);
+                dequantized.run(&fwd);
                 fwd.leave_together();
             });
         }

@@ -7,6 +7,7 @@ mod append;
 mod backward;
 mod chunks;
 mod combine;
+mod e4m3_cache;
 mod fixed_size;
 mod forward;
 mod lists;

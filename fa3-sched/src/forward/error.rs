@@ -68,6 +68,10 @@ pub enum PlanError {
          converted to 16 bits"
     )]
     CachePrecision { precision: Precision },
+    #[error(
+        "scales of tokens and heads go with head_dim and head_dim_v up to {most}, not {head_dim} and {head_dim_v}"
+    )]
+    TokenScales { head_dim: usize, head_dim_v: usize, most: u32 },
     #[error("lists of keys take one row of Q for each list, not {rows}")]
     ListRows { rows: usize },
     #[error("listed rows of {tensor} lie within {limit} bytes, not {given}")]
@@ -132,6 +136,7 @@ impl PlanError {
             | PlanError::Pages(_)
             | PlanError::IntervalsHeadDim { .. }
             | PlanError::BlocksTile { .. }
+            | PlanError::TokenScales { .. }
             | PlanError::ListRows { .. }
             | PlanError::ListedBytes { .. }
             | PlanError::HeadDim { .. } => true,

@@ -119,6 +119,7 @@ impl Plan {
             Some(Choice::Split { tile, tiling, plan: split_kv, pieces: keys }) => {
                 tile.check(limits)?;
                 check_intervals(problem, tile)?;
+                check_token_scales(problem, tile)?;
                 return Ok(Plan {
                     problem: problem.clone(),
                     tile,
@@ -140,6 +141,7 @@ impl Plan {
             }
         };
         check_intervals(problem, tile)?;
+        check_token_scales(problem, tile)?;
         let tile = match problem.seqs_k().pages() {
             Some(2..) if options.tile.is_some() => tile,
             Some(2..) if PageLayout::are_gathered(problem) => tile.of_gathered_rows(),
@@ -298,6 +300,17 @@ fn check_intervals(problem: &Problem, tile: CtaTile) -> Result<(), PlanError> {
         return Ok(());
     }
     Err(PlanError::IntervalsHeadDim { head_dim, head_dim_v, most: MOST_COLUMNS })
+}
+
+/// Checks that warps dequantize whole blocks, if tokens have scales: only these warps load scales.
+fn check_token_scales(problem: &Problem, tile: CtaTile) -> Result<(), PlanError> {
+    let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
+    match problem.token_scales() {
+        Some(_) if tile.converts_rows() => {
+            Err(PlanError::TokenScales { head_dim, head_dim_v, most: MOST_COLUMNS })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The tile, and the reason for it.

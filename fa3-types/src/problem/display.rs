@@ -64,6 +64,9 @@ impl Problem {
             let [q, k, v] = self.scales;
             write!(f, " scales for {q}/{k}/{v}")?;
         }
+        if self.token_scales.is_some() {
+            write!(f, " scales of tokens")?;
+        }
         write!(f, " mask {} scale {:.6}", self.mask, Number(self.softmax_scale.natural()))?;
         if let Some(cap) = self.softcap {
             write!(f, " softcap {}", Number(cap.bound()))?;

@@ -36,6 +36,8 @@ names! {
         E4m3Keys = "k and v of e4m3 beside q of 16 bits",
         /// [`Problem::v_scales`].
         RowScales = "rows of v in e4m3 with their own scales",
+        /// [`Problem::token_scales`].
+        TokenScales = "scales of tokens and heads",
         /// [`Problem::has_block_scales`].
         BlockScales = "scales of blocks",
         /// [`Problem::has_v_channels`].
@@ -121,6 +123,7 @@ impl Problem {
             v,
             v_layout,
             scales: [of_q, _, of_v],
+            token_scales,
             qv,
             o: _,
             seqs_q,
@@ -151,6 +154,7 @@ impl Problem {
             (q.dtype == Dtype::E4m3, Feature::E4m3),
             (q.dtype != k.dtype, Feature::E4m3Keys),
             (k.dtype != v.dtype, Feature::RowScales),
+            (token_scales.is_some(), Feature::TokenScales),
             (matches!(of_q, Granularity::Block { .. }), Feature::BlockScales),
             (*of_v == Granularity::Channel, Feature::VChannels),
             (*v_layout == ValueLayout::Transposed, Feature::TransposedV),

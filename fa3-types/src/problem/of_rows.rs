@@ -1,7 +1,7 @@
 //! Some rows as a problem.
 
 use super::Problem;
-use crate::{Granularity, Heads, Mask, Sequences, Shape, TensorDesc, ValueLayout};
+use crate::{Granularity, Heads, Mask, Sequences, Shape, TensorDesc, TokenScales, ValueLayout};
 
 impl Problem {
     /// Rows of one query head that see the same keys, as a problem of its own: one dense sequence of these `rows` and
@@ -18,6 +18,7 @@ impl Problem {
             v,
             v_layout: _,
             scales: _,
+            token_scales,
             qv,
             o,
             seqs_q: _,
@@ -42,6 +43,7 @@ impl Problem {
             v: some(v, keys),
             v_layout: ValueLayout::Rows,
             scales: [Granularity::Head; 3],
+            token_scales: token_scales.map(|_| TokenScales::contiguous(some(k, keys).shape)),
             qv: qv.as_ref().map(|qv| some(qv, rows)),
             o: some(o, rows),
             seqs_q: Sequences::dense(1, rows),

@@ -2,16 +2,12 @@
 
 use std::num::NonZeroU32;
 
-use fa3_types::{
-    CachedProblem, CachedSpec, Dtype, Intervals, KnownProblem, LseForm, Mask, Problem, ProblemSpec,
-    ScoreFunction, SequenceRows, Shape, TensorDesc,
-};
-use ndarray::{Array3, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
+use fa3_types::{LseForm, Mask, Problem, ScoreFunction};
+use ndarray::{Array3, ArrayView1, ArrayView2, ArrayView3, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 
-use super::append::Appending;
-use super::{CacheError, CacheView, CacheViewMut, Held, NewRows};
-use crate::attention::contiguous;
-use crate::cpu::keys::Keys;
+use super::checked::{Checked, CheckedAppend};
+use super::{CacheView, CacheViewMut, NewRows};
+use crate::cpu::keys::{Keys, TokenScales};
 use crate::cpu::queries::Queries;
 #[cfg(feature = "cuda")]
 use crate::cuda;
@@ -57,14 +53,15 @@ use crate::{Device, Error, Output, Scalar, cpu};
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `forward` or `append_forward`"]
 pub struct CachedAttention<'a, T> {
-    q: ArrayView4<'a, T>,
-    qv: Option<ArrayView4<'a, T>>,
-    cu_seqlens_q: Option<&'a [i32]>,
-    seqused_q: Option<&'a [i32]>,
+    pub(super) q: ArrayView4<'a, T>,
+    pub(super) qv: Option<ArrayView4<'a, T>>,
+    pub(super) cu_seqlens_q: Option<&'a [i32]>,
+    pub(super) seqused_q: Option<&'a [i32]>,
     k_descale: Option<ArrayView2<'a, f32>>,
     v_descale: Option<ArrayView2<'a, f32>>,
-    intervals: Option<ArrayView4<'a, i32>>,
-    scores: Scores<'a>,
+    pub(super) token_scales: Option<[ArrayView4<'a, f32>; 2]>,
+    pub(super) intervals: Option<ArrayView4<'a, i32>>,
+    pub(super) scores: Scores<'a>,
 }
 
 impl<'a, T: Scalar> CachedAttention<'a, T> {
@@ -77,6 +74,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
             seqused_q: None,
             k_descale: None,
             v_descale: None,
+            token_scales: None,
             intervals: None,
             scores: Scores::new(),
         }
@@ -138,6 +136,29 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
 
         /// Sets the factors on the elements of V, like [`CachedAttention::k_descale`] for K.
         v_descale(scales: impl Into<ArrayView2<'a, f32>>) { v_descale: Some(scales.into()) }
+
+        /// Sets a factor on each row and head of K, and one of V, in an e4m3 cache: (entries, rows, heads_kv), with any
+        /// strides, as vLLM's `fp8_per_token_head` has them. An element is its code times the factor, rounded to the
+        /// type of Q, once. Rows are not appended to such a cache.
+        ///
+        /// ```
+        /// use fa3::half::bf16;
+        /// use fa3::ndarray::{Array3, Array4};
+        /// use fa3::{CachedAttention, Device, E4m3, KvCache};
+        ///
+        /// let ones = Array4::from_elem((1, 2, 2, 64), E4m3::from_f32(1.0));
+        /// let mut cache = KvCache::dense(ones.clone(), ones);
+        /// cache.cache_seqlens = vec![2];
+        /// let q = Array4::from_elem((1, 1, 2, 64), bf16::ZERO);
+        /// let scales = Array3::from_shape_fn((1, 2, 2), |(_, row, head)| (1 + 2 * row + 4 * head) as f32);
+        /// let attention = CachedAttention::new(&q).token_scales([scales.view(), scales.view()]);
+        /// let output = attention.forward(&Device::Cpu, &cache)?;
+        /// assert_eq!(output.o[[0, 0, 1, 0]].to_f32(), 6.0); // the mean of 5 and 7
+        /// # Ok::<(), fa3::Error>(())
+        /// ```
+        token_scales(scales: [ArrayView3<'a, f32>; 2]) {
+            token_scales: Some(scales.map(|scales| scales.insert_axis(Axis(3))))
+        }
 
         /// Lets each query see only keys of one or two intervals, as
         /// [`Attention::intervals`](crate::Attention::intervals) does. Keys are counted from the sequence's first key
@@ -295,6 +316,12 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         [self.k_descale, self.v_descale]
     }
 
+    /// The scales of the rows of K and of V, if they are given.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn scales_of_tokens(&self) -> [Option<ArrayView4<'a, f32>>; 2] {
+        self.token_scales.map_or([None; 2], |scales| scales.map(Some))
+    }
+
     /// The sinks of query heads, if any.
     #[cfg(feature = "cuda")]
     pub(crate) fn sinks(&self) -> Option<ArrayView1<'a, f32>> {
@@ -317,6 +344,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     ) -> Result<(), Error> {
         let mut keys = Keys::new(&cache.k, &cache.v);
         (keys.scales, keys.pages) = (self.scales(), Some(&call.held.pages));
+        keys.of_tokens =
+            self.token_scales.as_ref().map(|[k, v]| TokenScales { factors: [k, v], round: rounded::<T> });
         let queries = Queries { q, qv: self.qv, sink: self.scores.sink };
         Ok(results.compute_on_cpu(&call.known, queries, keys)?)
     }
@@ -364,128 +393,9 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         }
         Ok(())
     }
-
-    /// The validated call.
-    fn checked<C: Scalar>(&self, cache: &CacheView<'_, C>, max_logits: bool) -> Result<Checked, Error> {
-        let (held, rows) = (cache.held(|_| 0)?, self.rows()?);
-        let problem = self.spec(cache, &rows, held.lens.iter().copied().max(), max_logits)?.validate()?;
-        self.check_scales(cache)?;
-        self.known(problem, rows, held)
-    }
-
-    /// The validated call after an append of new rows.
-    fn checked_append<'n, C: Scalar>(
-        &self,
-        cache: &CacheView<'_, C>,
-        new: &NewRows<'n, T>,
-        max_logits: bool,
-    ) -> Result<CheckedAppend<'n>, Error> {
-        let (rows, rows_new) = (self.rows()?, new.rows()?);
-        let problem = self.cached_problem(cache, &rows, (new, &rows_new), max_logits)?;
-        self.check_scales(cache)?;
-        // Validation has checked that the cache and the new rows have the same number of sequences.
-        let appending = Appending::new(cache, new, rows_new)?;
-        if let Some((queries, rotation)) = problem.append().queries().zip(appending.rotation.as_ref()) {
-            rotation.check(&rows, queries.positions)?;
-        }
-        let call = self.known(problem.attention().clone(), rows, appending.held_after())?;
-        Ok(CheckedAppend { problem, appending, call })
-    }
-
-    /// The rows of each sequence of Q.
-    fn rows(&self) -> Result<SequenceRows, Error> {
-        let (batch, seqlen, ..) = self.q.dim();
-        let rows = SequenceRows::listed(batch, seqlen, self.cu_seqlens_q, self.seqused_q);
-        rows.map_err(Error::SequencesOfQ)
-    }
-
-    /// Checks that the scales have the sequences and heads of an e4m3 cache.
-    fn check_scales<C: Scalar>(&self, cache: &CacheView<'_, C>) -> Result<(), CacheError> {
-        let expected = [cache.count(), cache.k.len_of(Axis(2))];
-        for (list, scales) in ["k_descale", "v_descale"].into_iter().zip(&self.scales()) {
-            let Some(given) = scales.as_ref().map(|scales| scales.shape()) else { continue };
-            if C::DTYPE != Dtype::E4m3 {
-                return Err(CacheError::ScaledDtype { given: C::DTYPE });
-            }
-            if given != expected {
-                return Err(CacheError::Scales { list, given: given.to_vec(), expected });
-            }
-        }
-        Ok(())
-    }
-
-    /// The problem of attention over a cache, with contiguous tensors. `longest` estimates the longest sequence, if
-    /// known. Its results may have the largest scores.
-    fn spec<C: Scalar>(
-        &self,
-        cache: &CacheView<'_, C>,
-        rows: &SequenceRows,
-        longest: Option<usize>,
-        max_logits: bool,
-    ) -> Result<ProblemSpec, Error> {
-        let (q, k, v) = (contiguous(&self.q), contiguous(&cache.k), contiguous(&cache.v));
-        let o = TensorDesc::contiguous(T::Output::DTYPE, Shape { head_dim: v.shape.head_dim, ..q.shape });
-        let (seqs_q, seqs_k) = (rows.sequences(), cache.sequences(longest.unwrap_or(0)));
-        let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k);
-        (spec.qv, spec.max_logits) = (self.qv.as_ref().map(contiguous), max_logits);
-        if let Some(intervals) = &self.intervals {
-            spec = spec.mask(Mask::of_intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
-        }
-        self.scores.given_to(spec, [Some(self.seqused_q.is_some()), None])
-    }
-
-    /// The problem of attention over a cache with an append first.
-    fn cached_problem<C: Scalar>(
-        &self,
-        cache: &CacheView<'_, C>,
-        rows: &SequenceRows,
-        (new, rows_new): (&NewRows<'_, T>, &SequenceRows),
-        max_logits: bool,
-    ) -> Result<CachedProblem, Error> {
-        let longest = cache.cache_seqlens.iter().map(|&used| used.max(0) as usize).max();
-        let longest = longest.map(|longest| longest + rows_new.max_len());
-        let attention = self.spec(cache, rows, longest, max_logits)?;
-        let descs = new.tensors().map(|x| contiguous(&x));
-        let mut spec = CachedSpec::new(attention, descs, rows_new.sequences());
-        spec.rotary = new.rotary_spec()?;
-        Ok(spec.validate()?)
-    }
-
-    /// The call over sequences of contiguous rows, with host-side lengths.
-    fn known(&self, problem: Problem, rows_q: SequenceRows, held: Held) -> Result<Checked, Error> {
-        let rows_k = held.rows(rows_q.is_packed())?;
-        let gathered = |x: &TensorDesc| {
-            let batch = if rows_k.is_packed() { 1 } else { rows_k.count() };
-            TensorDesc::contiguous(x.dtype, Shape { batch, seqlen: rows_k.end(), ..x.shape })
-        };
-        let mut spec = problem.spec();
-        spec.score = None;
-        (spec.k, spec.v) = (gathered(&spec.k), gathered(&spec.v));
-        (spec.seqs_q, spec.seqs_k) = (rows_q.sequences(), rows_k.sequences());
-        let known = match &self.intervals {
-            None => KnownProblem::new(spec.validate()?, rows_q, rows_k)?,
-            Some(intervals) => {
-                let bounds = Vec::from_iter(intervals.iter().copied());
-                KnownProblem::with_intervals(spec.validate()?, rows_q, rows_k, bounds)?
-            }
-        };
-        Ok(Checked { problem, known: self.scores.known(known), held })
-    }
 }
 
-/// A validated call.
-struct Checked {
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a GPU plans it"))]
-    problem: Problem,
-    /// The problem over sequences of contiguous rows, with host-side lengths.
-    known: KnownProblem,
-    /// The rows of the cache.
-    held: Held,
-}
-
-/// A validated call after an append.
-struct CheckedAppend<'n> {
-    problem: CachedProblem,
-    appending: Appending<'n>,
-    call: Checked,
+/// The nearest number of type `T`.
+fn rounded<T: Scalar>(number: f32) -> f32 {
+    T::from_f32(number).to_f32()
 }

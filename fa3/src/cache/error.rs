@@ -27,6 +27,8 @@ pub enum CacheError {
     Scales { list: &'static str, given: Vec<usize>, expected: [usize; 2] },
     #[error("scales were given for a cache of {given}; only e4m3 has some")]
     ScaledDtype { given: Dtype },
+    #[error("k_descale or v_descale is given beside scales of tokens and heads")]
+    ScaledTwice,
     #[error("rotary_seqlens is {given} for sequence {sequence}, less than 0")]
     RotarySeqlen { sequence: usize, given: i32 },
     #[error("sequence {sequence} has rows up to position {last}, and the tables have {positions} positions")]

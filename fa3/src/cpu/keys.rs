@@ -14,6 +14,8 @@ pub struct Keys<'a> {
     v: &'a dyn KeyTensor,
     /// Factors on the elements of K and of V (sequences, heads_kv).
     pub(crate) scales: [Option<ArrayView2<'a, f32>>; 2],
+    /// Factors on the rows of K and of V, one for each head, if rows have some.
+    pub(crate) of_tokens: Option<TokenScales<'a>>,
     /// The pages of rows, if K and V are not contiguous sequences.
     pub(crate) pages: Option<&'a Pages>,
 }
@@ -21,7 +23,7 @@ pub struct Keys<'a> {
 impl<'a> Keys<'a> {
     /// K and V without scales, as contiguous sequences of the problem.
     pub(crate) fn new(k: &'a dyn KeyTensor, v: &'a dyn KeyTensor) -> Keys<'a> {
-        Keys { k, v, scales: [None; 2], pages: None }
+        Keys { k, v, scales: [None; 2], of_tokens: None, pages: None }
     }
 
     /// Reborrows the arrays.
@@ -42,12 +44,36 @@ impl<'a> Keys<'a> {
             Some(pages) => pages.of(sequence),
             None => (slice::from_ref(batch), *first),
         };
-        [(self.k, self.scales[0]), (self.v, self.scales[1])].map(|(tensor, scales)| KeyRows {
+        [(self.k, 0), (self.v, 1)].map(|(tensor, of)| KeyRows {
             columns: tensor.columns(),
-            scale: scales.map(|scales| scales[[sequence, head]]),
-            read: tensor.reader(place, head),
+            scale: self.scales[of].map(|scales| scales[[sequence, head]]),
+            read: match self.of_tokens {
+                None => tensor.reader(place, head),
+                Some(TokenScales { factors, round }) => {
+                    times(tensor.reader(place, head), factors[of].reader(place, head), round)
+                }
+            },
         })
     }
+}
+
+/// A factor on each row and head of K, and one of V.
+#[derive(Clone, Copy)]
+pub(crate) struct TokenScales<'a> {
+    /// The factors, as tensors of one column.
+    pub(crate) factors: [&'a dyn KeyTensor; 2],
+    /// The rounding of products.
+    pub(crate) round: fn(f32) -> f32,
+}
+
+/// A function that reads rows times their factors, rounded.
+fn times<'a>(read: Reader<'a>, factor: Reader<'a>, round: fn(f32) -> f32) -> Reader<'a> {
+    Box::new(move |row, to| {
+        let mut of_row = [1.0];
+        factor(row, &mut of_row);
+        read(row, to);
+        to.iter_mut().for_each(|x| *x = round(*x * of_row[0]));
+    })
 }
 
 /// The pages of each sequence of K and V. Row r of a sequence is row first + r of the sequence's pages, laid end to

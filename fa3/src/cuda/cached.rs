@@ -67,6 +67,9 @@ fn add_data_of<T: Scalar, C: Scalar>(
     inputs.add("sink", call.sinks())?;
     inputs.add("k_descale", of_k)?;
     inputs.add("v_descale", of_v)?;
+    let [of_k, of_v] = call.scales_of_tokens();
+    inputs.add("k_scales", of_k)?;
+    inputs.add("v_scales", of_v)?;
     inputs.add("page_table", table)?;
     inputs.add("intervals", call.interval_rows())?;
     inputs.add_score(call.function())?;

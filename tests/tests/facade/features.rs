@@ -12,7 +12,7 @@ use fa3_sched::forward::{PlanKind, PlanOptions, SplitKeys};
 use fa3_sched::{DeviceLimits, backward, forward, fp8};
 use fa3_types::{
     BackwardSpec, Dtype, ExtraCache, Feature, Fp8Spec, Intervals, KnownProblem, LseForm, Mask, Problem,
-    ProblemSpec, ScoreFunction, SequenceRows, Sequences, Shape, TensorDesc,
+    ProblemSpec, ScoreFunction, SequenceRows, Sequences, Shape, TensorDesc, TokenScales,
 };
 use ndarray::{Array1, Array4, ArrayView4};
 
@@ -101,6 +101,10 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
         }
         Feature::E4m3 => e4m3(&spec),
         Feature::E4m3Keys => spec.e4m3_keys(),
+        Feature::TokenScales => {
+            let scales = TokenScales::contiguous(spec.k.shape);
+            spec.e4m3_keys().token_scales(scales)
+        }
         Feature::BlockScales => e4m3(&spec).block_scales(128),
         Feature::VChannels => e4m3(&spec).v_channels(),
         Feature::TransposedV => e4m3(&spec).transposed_v(),

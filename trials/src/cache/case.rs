@@ -10,6 +10,7 @@ use fa3_ir::Buffer;
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_types::{
     Dtype, KnownProblem, LseForm, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
+    TokenScales,
 };
 use ndarray::{Array4, Axis};
 
@@ -100,6 +101,8 @@ pub struct Case {
     pub dtype: Dtype,
     /// Whether K and V are e4m3.
     pub e4m3_keys: bool,
+    /// Whether each row and head of e4m3 K and V has a scale.
+    pub token_scales: bool,
     /// Whether the problem has `qv`.
     pub qv: bool,
     /// The mask, which stands beside the intervals, if any.
@@ -326,6 +329,7 @@ impl Case {
     fn spec(&self, rows_q: &SequenceRows, kv: Shape) -> ProblemSpec {
         let spec = ProblemSpec::dense(self.dtype, self.shape_q(rows_q), kv).head_dim_v(self.columns.1);
         let spec = if self.e4m3_keys { spec.e4m3_keys() } else { spec };
+        let spec = if self.token_scales { spec.token_scales(TokenScales::contiguous(kv)) } else { spec };
         let spec = if self.qv { with_qv(spec) } else { spec };
         let spec = self.layout.of(spec);
         let mut spec = spec.mask(self.mask);
@@ -381,9 +385,16 @@ impl Case {
         let tensor = |of: Scaled, desc: &TensorDesc, x: &Array4<f32>| {
             Some(tensor_bytes(desc, &self.in_memory(cache, desc.shape, &of.codes(sequences, x))))
         };
+        let scales = |of: Scaled, desc: fn(&TokenScales) -> &TensorDesc| {
+            let desc = desc(problem.token_scales()?);
+            let scales = of.token_scales(sequences);
+            Some(tensor_bytes(desc, &self.in_memory(cache, desc.shape, &scales)))
+        };
         match buffer.name {
             "k" => tensor(Scaled::K, problem.k(), &values.k),
             "v" => tensor(Scaled::V, problem.v(), &values.v),
+            "k_scales" if self.token_scales => scales(Scaled::K, |scales| &scales.k),
+            "v_scales" if self.token_scales => scales(Scaled::V, |scales| &scales.v),
             "page_table" => list(&mut cache.page_table().into_iter()),
             "cache_batch_idx" => {
                 list(&mut cache.index.iter().flat_map(|(rows, _)| rows).map(|&row| row as i32))
@@ -396,7 +407,7 @@ impl Case {
         }
     }
 
-    /// K or V in the cache's layout, with NaN in rows outside of every sequence.
+    /// K or V, or their scales, in the cache's layout, with NaN in rows outside of every sequence.
     fn in_memory(&self, cache: &Cache, shape: Shape, x: &Array4<f32>) -> Array4<f32> {
         let mut memory = Array4::from_elem(shape.dims(), f32::NAN);
         for (i, &len) in self.lengths.iter().enumerate() {

@@ -17,6 +17,9 @@ const ROWS: &[&str] = &["parts/pages.rs", "parts/gather.rs"];
 const PARTS: &[&str] =
     &["sched/src/work_decomposition.rs", "parts/shares.rs", "fwd/epilogue.rs", "fwd/combine.rs"];
 
+/// The file that finds the scales of tokens.
+const SCALES: &[&str] = &["fwd/token_scales.rs"];
+
 /// Equivalent mutants of attention kernels, with the reasons.
 const ATTENTION: &[Equivalent] = &[("wgmma.fence", 1, QK_FENCE), ("comparison: the opposite", 2, SAME_LSE)];
 
@@ -60,6 +63,14 @@ const GATHERED: &[Equivalent] = &[
     ),
 ];
 
+/// Further equivalent mutants of the kernel with scales of tokens.
+const SCALED: &[Equivalent] = &[(
+    "accumulator not zeroed",
+    3,
+    "a scale is loaded before it is used, but for rows that do not exist, whose codes are 0 (a scale of NaN would show it, \
+     which has its own test)",
+)];
+
 /// Equivalent mutants of the reduction kernel.
 const MERGED: &[Equivalent] = &[("comparison: the opposite", 1, SAME_LSE)];
 
@@ -77,8 +88,9 @@ const UNSEEN: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::M3, Rule::M4
 const ROUND: &[usize] = &[300, 600, 20];
 
 /// Kernels over pages that are copied in boxes; over pages that are copied row by row, with fixed-size splits; over
-/// e4m3 pages that warps dequantize; and one that merges pieces of two blocks. In each target a CTA has more KV blocks
-/// than pipeline stages, one work unit has several splits or pieces, and another work unit has one.
+/// e4m3 pages that warps dequantize, with scales of tokens; and one that merges pieces of two blocks. In each target a
+/// CTA has more KV blocks than pipeline stages, one work unit has several splits or pieces, and another work unit has
+/// one.
 ///
 /// The arithmetic by which a CTA finds its share of the blocks is not mutated: the host runs the same code, and a
 /// property test covers all of it.
@@ -88,7 +100,8 @@ const ROUND: &[usize] = &[300, 600, 20];
 pub(crate) fn targets() -> Vec<Target> {
     // A CTA's share ends beyond the last work unit, and the table ends before the last tile.
     let boxes = trials(&case(), &[(1, ROUND), (2, &[20, 0, 828])]);
-    let e4m3 = trials(&Case { e4m3_keys: true, ..case() }, &[(1, ROUND), (2, &[20, 1, 700])]);
+    let e4m3 =
+        trials(&Case { e4m3_keys: true, token_scales: true, ..case() }, &[(1, ROUND), (2, &[20, 1, 700])]);
     let pieces = Some(SplitKeys::FixedSize { keys: 512 });
     let rows = Case { keys: Keys::Pages(Pages::of(12).padded()), split_keys: pieces, ..case() };
     let parts = trials(&rows, &[(1, ROUND), (2, &[700, 100, 300]), (1, &[300; 4])]);
@@ -108,7 +121,10 @@ pub(crate) fn targets() -> Vec<Target> {
     vec![
         attends("cache, boxes", &boxes).also_equivalent(COPIED).with("bound", BOXES).with("number", BOXES),
         attends("cache, rows", &rows).also_equivalent(GATHERED).also_noticed(UNSEEN).with("number", ROWS),
-        attends("cache, e4m3", &e4m3),
+        attends("cache, e4m3", &e4m3)
+            .also_equivalent(SCALED)
+            .with("comparison", SCALES)
+            .with("number", SCALES),
         attends("cache, merged pieces", &merging)
             .also_equivalent(COPIED)
             .with("comparison", PIECES)

@@ -112,6 +112,7 @@ fn of_e4m3() -> impl Iterator<Item = Case> {
             split_keys: levels.pick(&SPLITS),
             mask: levels.pick(&MASKS[..3]),
             e4m3_keys: true,
+            token_scales: levels.pick(&[true, false]),
             ..of_options(levels)
         };
         Case { queries: of_heads(case.queries, case.heads), ..case }
@@ -199,6 +200,7 @@ pub const fn paged(columns: (usize, usize)) -> Case {
         columns,
         dtype: Dtype::Bf16,
         e4m3_keys: false,
+        token_scales: false,
         qv: false,
         mask: Mask::Causal,
         intervals: None,
@@ -225,7 +227,7 @@ pub(crate) fn small() -> Vec<Trial> {
         Case { lengths: vec![500, 20], split_keys: SPLITS[3], split_bytes: Some(0), ..SMALL },
         Case { lengths: vec![200, 90, 3], keys: Keys::IndexedPadded, mask: chunks(70, None), ..SMALL },
         Case { lengths: vec![300, 20, 130], keys: Keys::Pages(Pages::of(1)), ..SMALL },
-        Case { lengths: vec![500, 20, 130], e4m3_keys: true, ..SMALL },
+        Case { lengths: vec![500, 20, 130], e4m3_keys: true, token_scales: true, ..SMALL },
         Case {
             lengths: vec![500, 20, 130],
             mask: Mask::None,
@@ -261,7 +263,13 @@ pub fn in_pieces(seed: u64, kernels: u64) -> Case {
     };
     // e4m3 scales and intervals are indexed by batch entry, and the index changes if the sequence is a batch of its
     // own.
-    Case { split_keys: Some(split), e4m3_keys: false, intervals: None, ..any(seed, kernels) }
+    Case {
+        split_keys: Some(split),
+        e4m3_keys: false,
+        token_scales: false,
+        intervals: None,
+        ..any(seed, kernels)
+    }
 }
 
 /// A random problem. Seeds that are equal modulo `kernels` share their kernels, unless sizes of pages or groups differ.
@@ -293,7 +301,8 @@ pub fn random_wide(seed: u64, kernels: u64) -> Trial {
     let lengths = case.lengths.iter().take(4).map(|&length| length % 2000).collect();
     let of_e4m3 = columns.0 <= 512 && [columns.0, columns.1].iter().all(|cols| cols.is_multiple_of(16));
     let e4m3_keys = of_kernel.below(2) == 1 && of_e4m3;
-    Case { lengths, queries, heads, columns, qv, e4m3_keys, intervals: None, ..case }.trial()
+    let token_scales = false;
+    Case { lengths, queries, heads, columns, qv, e4m3_keys, token_scales, intervals: None, ..case }.trial()
 }
 
 fn any(seed: u64, kernels: u64) -> Case {
@@ -322,6 +331,7 @@ fn any(seed: u64, kernels: u64) -> Case {
         columns,
         dtype: DTYPES[of_kernel.below(2)],
         e4m3_keys: false,
+        token_scales: false,
         qv,
         mask: MASKS[of_kernel.below(MASKS.len() as u64)],
         intervals: None,
@@ -341,5 +351,6 @@ fn any(seed: u64, kernels: u64) -> Case {
     let has_intervals = of_kernel.below(2) == 0 && is_narrow && !e4m3_keys;
     let intervals =
         has_intervals.then(|| (Kind::ALL[of_kernel.below(Kind::ALL.len() as u64)], rng.below(2) == 0));
-    Case { e4m3_keys, intervals, ..case }
+    let token_scales = e4m3_keys && of_kernel.below(2) == 0;
+    Case { e4m3_keys, token_scales, intervals, ..case }
 }

@@ -24,6 +24,9 @@ impl Layout {
         for tensor in [&mut spec.q, &mut spec.k, &mut spec.o].into_iter().chain(&mut spec.qv) {
             tensor.strides = self.strides(tensor);
         }
+        for scales in spec.token_scales.iter_mut().flat_map(|scales| [&mut scales.k, &mut scales.v]) {
+            scales.strides = self.strides(scales);
+        }
         // Transposed V has one layout only.
         if spec.v_layout == ValueLayout::Rows {
             spec.v.strides = self.strides(&spec.v);

@@ -76,7 +76,10 @@ def compute(
         what = "(total_q, heads_q, head_dim_v)" if q.dim() == 3 else "(batch, seqlen_q, heads_q, head_dim_v)"
         operator.check_out_is(out, q, (*q.shape[:-1], v.shape[3]), what, options.out_dtype)
     given: operator.Tensors = {"q": q, "k": k, "v": v, **dict(zip(Cache._fields, cache.lists))}
-    given |= operator.checked_descales(q, k, cache.cu_seqlens_q, *descales)
+    if any(x is not None and x.dim() == 3 for x in descales[1:]):
+        given |= _checked_scales(q, k, *descales[1:])
+    else:
+        given |= operator.checked_descales(q, k, cache.cu_seqlens_q, *descales)
     operation = "forward"
     fields, values = operator.with_lse_form(SCORES, (*options[:7], *cache[6:]), options)
     fields, values = operator.with_score(fields, values, given, options.score, options.score_tables)
@@ -89,6 +92,19 @@ def compute(
         given |= zip(NewRows._fields[2:6], new[2:6])
         operation, fields, values = "append", f"{fields} interleaved", (*values, new.rotary_interleaved)
     return operator.attend(operation, fields, values, given, options, v.shape[3], with_lse, out)
+
+
+def _checked_scales(q: Tensor, k: Tensor, *descales: Tensor | None) -> operator.Tensors:
+    """The scales of each row and head of K and V by the names that the extension module gives them, checked."""
+    named: operator.Tensors = {}
+    for name, x in zip("kv", descales, strict=True):
+        if x is None or x.dtype != torch.float32 or operator.differ(x.shape, k.shape[:3]) or x.device != q.device:
+            found = x if x is None else f"{x.dtype} {tuple(x.shape)} on {x.device}"
+            expected = f"torch.float32 {tuple(k.shape[:3])} on {q.device}: (batch or pages, rows, heads_kv)"
+            raise ValueError(f"{name}_descale is {found}, expected {expected}")
+        operator.refuse_tangents(f"{name}_descale", x)
+        named[f"{name}_scales"] = x.unsqueeze(-1)
+    return named
 
 
 def append(q: Tensor, k: Tensor, v: Tensor, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor | None]:

@@ -242,7 +242,11 @@ def flash_attn_with_kvcache(
         rotary_seqlens: the position of each sequence's first new key and first query, in place of cache_seqlens, int32
             (batch,). Without a rotation it is ignored, as in FlashAttention-3.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv),
-            as in `flash_attn_varlen_func`. The descale of a 16-bit tensor is ignored, as in FlashAttention-3.
+            as in `flash_attn_varlen_func`. The descale of a 16-bit tensor is ignored, as in FlashAttention-3. Beside q
+            of 16 bits, k_descale and v_descale may both have a scale for each row and head of the cache instead, as
+            vLLM's fp8_per_token_head has: (batch, rows, heads_kv), or (pages, page_rows, heads_kv) with page_table, of
+            any strides. Then an element is its code times its row's scale, rounded to q's dtype, head_dim and
+            head_dim_v are at most 256 on a GPU, and k, v and qv are None.
         softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin: as in `flash_attn_func`. The last query
             of a sequence is aligned with its last key in use. causal may also be a tensor, bool or int32 (batch,), that
             says which sequences are causal, as in `flash_attn_varlen_func`.
@@ -462,6 +466,7 @@ def get_scheduler_metadata(
 
 # Operators have other names for these arguments of `flash_attn_with_kvcache`.
 _NAMES = dict(k="k_cache", v="v_cache", k_new="k", v_new="v", seqused_k="cache_seqlens", leftpad_k="cache_leftpad")
+_NAMES |= dict(k_scales="k_descale", v_scales="v_descale")
 
 
 def _with_names_of_this(sentence: str) -> str:

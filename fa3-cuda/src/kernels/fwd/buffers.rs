@@ -44,7 +44,10 @@ pub const PAGE_TABLE: &str = "page_table";
 pub const BATCH_IDX: &str = "cache_batch_idx";
 /// Lists of keys (sequences, keys), with a stride between lists; only if keys are listed.
 pub const INDICES: &str = "indices";
-/// The scales of V's rows ([`Problem::v_scales`]), with strides; only if rows have their own ones.
+/// The scales of K's rows ([`Problem::token_scales`]), with strides; only if tokens have scales.
+pub const K_SCALES: &str = "k_scales";
+/// The scales of V's rows ([`Problem::v_scales`] or [`Problem::token_scales`]), with strides; only if rows have their
+/// own ones.
 pub const V_SCALES: &str = "v_scales";
 /// The second cache, with its lists and their lengths; only if there is one.
 pub const EXTRA_K: &str = "extra_k";

@@ -4,13 +4,15 @@
 //! A warp converts 32 chunks of 16 elements at a time, which are rows of a panel of 16-bit elements. Each thread reads
 //! 16 bytes and writes 32. Threads that access shared memory together have rows r and r ⊕ 5. These rows differ in bit
 //! 2, so reads hit different banks, and in bit 0, so writes do.
+//!
+//! Where rows have [scales of their own](super::token_scales), a code times its scale is rounded once.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::CONVERTED_SLOTS;
 
 use super::spec::FwdSpec;
-use crate::kernels::parts::tile_scheduler::TileScheduler;
-use crate::kernels::parts::tma_pipeline::TmaPipeline;
+use super::state::Fwd;
+use super::token_scales::{Keys, RowScales};
 
 /// Number of warps that convert one tile together.
 pub(super) const WARPS: u32 = 4;
@@ -58,45 +60,46 @@ impl<'k> Dequantized<'k> {
 
     /// Runs the dequantizing warps: one warpgroup for all tensors, or one for Q and K and another for V.
     #[track_caller]
-    pub(super) fn run(
-        &self,
-        b: &'k Builder,
-        scheduler: &TileScheduler<'k>,
-        [q, k, v]: [&TmaPipeline<'k>; 3],
-    ) {
-        let q = || self.q.as_ref().map(|to| self.dequantizer(to, q.consumer()));
-        let k = || self.dequantizer(&self.k, k.consumer());
-        let v = || self.dequantizer(&self.v, v.consumer());
+    pub(super) fn run(&self, fwd: &Fwd<'k>) {
+        let of = |to: &Pipeline<'k, 1>, from: Consumer<'k, 1>, scales: Option<Keys>| {
+            let scales = scales.and_then(|of| RowScales::declare(fwd, of));
+            Dequantizer { from, to: to.producer(), elem: self.elem, scales }
+        };
+        let q = || self.q.as_ref().map(|to| of(to, fwd.q.consumer(), None));
+        let k = || of(&self.k, fwd.k.consumer(), Some(Keys::K));
+        let v = || of(&self.v, fwd.v.consumer(), Some(Keys::V));
         if self.warpgroups == 1 {
-            return run(b, scheduler, q(), &mut [k(), v()]);
+            return run(fwd, q(), &mut [k(), v()]);
         }
+        let b = fwd.builder;
         let is_of_k = b.warpgroup().eq(0);
-        b.if_else_uniform(
-            is_of_k,
-            || run(b, scheduler, q(), &mut [k()]),
-            || run(b, scheduler, None, &mut [v()]),
-        );
-    }
-
-    #[track_caller]
-    fn dequantizer(&self, to: &Pipeline<'k, 1>, from: Consumer<'k, 1>) -> Dequantizer<'k> {
-        Dequantizer { from, to: to.producer(), elem: self.elem }
+        b.if_else_uniform(is_of_k, || run(fwd, q(), &mut [k()]), || run(fwd, None, &mut [v()]));
     }
 }
 
 /// Converts Q of each work tile, if `q` is given, and then the tile's blocks of the tensors of `keys` in alternation.
 #[track_caller]
-fn run<'k>(
-    b: &'k Builder,
-    scheduler: &TileScheduler<'k>,
-    mut q: Option<Dequantizer<'k>>,
-    keys: &mut [Dequantizer<'k>],
-) {
-    scheduler.consume(|work, _| {
+fn run<'k>(fwd: &Fwd<'k>, mut q: Option<Dequantizer<'k>>, keys: &mut [Dequantizer<'k>]) {
+    let b = fwd.builder;
+    fwd.scheduler.consume(|work, _| {
         if let Some(q) = &mut q {
-            b.if_uniform(work.kv.first.lt(work.kv.end), || q.next(b));
+            b.if_uniform(work.kv.first.lt(work.kv.end), || q.next(b, &[]));
         }
-        b.for_each((0, work.kv.end - work.kv.first), 1, |_| keys.iter_mut().for_each(|x| x.next(b)));
+        if !fwd.spec.token_scales {
+            b.for_each((0, work.kv.end - work.kv.first), 1, |_| keys.iter_mut().for_each(|x| x.next(b, &[])));
+            return;
+        }
+        b.if_uniform(work.kv.first.lt(work.kv.end), || {
+            let of = |x: &Dequantizer<'k>| x.scales.as_ref().and_then(|scales| scales.begin(fwd, &work));
+            let rows: Vec<_> = keys.iter().map(of).collect();
+            b.for_each((0, work.kv.end - work.kv.first), 1, |done| {
+                for (x, rows) in keys.iter_mut().zip(&rows) {
+                    let scales = x.scales.as_ref().zip(rows.as_ref());
+                    let scales = scales.map_or(Vec::new(), |(scales, rows)| scales.next(rows, done));
+                    x.next(b, &scales);
+                }
+            });
+        });
     });
 }
 
@@ -105,16 +108,18 @@ struct Dequantizer<'k> {
     from: Consumer<'k, 1>,
     to: Producer<'k, 1>,
     elem: Elem,
+    /// The scales of the tensor's rows, if rows have scales.
+    scales: Option<RowScales<'k>>,
 }
 
 impl<'k> Dequantizer<'k> {
-    /// Converts the next tile.
+    /// Converts the next tile. This thread's rows have these scales, or none.
     #[track_caller]
-    fn next(&mut self, b: &'k Builder) {
+    fn next(&mut self, b: &'k Builder, scales: &[V<'k, F32>]) {
         let loaded = self.from.wait();
         let free = self.to.acquire();
         let [into] = free.tiles();
-        convert(b, self.elem, loaded.tile(), into);
+        convert(b, self.elem, [loaded.tile(), into], scales);
         free.commit_stored();
         // The commit has a fence, which follows this warp's reads of the stage, too.
         loaded.release();
@@ -146,9 +151,9 @@ impl<'k> Chunks<'k> {
     }
 }
 
-/// Converts this warp's rows of a tile.
+/// Converts this warp's rows of a tile, times the scales of this thread's rows, if they have scales.
 #[track_caller]
-fn convert<'k>(b: &'k Builder, elem: Elem, from: Tile<'_, 'k>, to: Tile<'_, 'k>) {
+fn convert<'k>(b: &'k Builder, elem: Elem, [from, to]: [Tile<'_, 'k>; 2], scales: &[V<'k, F32>]) {
     let TileShape { rows, cols, .. } = from.shape();
     let panel = to.shape().panel_cols();
     let chunks = Chunks::new(b, panel);
@@ -160,7 +165,8 @@ fn convert<'k>(b: &'k Builder, elem: Elem, from: Tile<'_, 'k>, to: Tile<'_, 'k>)
         let load = |&(row, col): &(u32, u32)| b.load_vector(from.at(row, col));
         let loaded: Vec<[U32<'k>; 4]> = some.iter().map(load).collect();
         for (words, &(row, col)) in loaded.into_iter().zip(some) {
-            store_converted(b, (words, None), elem, |second| to.at(row, col + second));
+            let scale = scales.get((row / chunks.rows) as usize).copied();
+            store_converted(b, (words, scale), elem, |second| to.at(row, col + second));
         }
     }
 }
@@ -186,15 +192,15 @@ fn of_16_bits<'k>(word: U32<'k>, scale: Option<V<'k, F32>>, elem: Elem) -> [U32<
     let (lower, upper) = word.halves();
     [lower, upper].map(|pair| {
         let pair = pair.e4m3x2_to_f16x2();
-        if elem == Elem::F16 {
+        if elem == Elem::F16 && scale.is_none() {
             return pair;
         }
-        // The conversion goes through binary32, because PTX has none from f16 to bf16. NaN stays NaN.
+        // The conversion to bf16 goes through binary32, because PTX has none from f16. NaN stays NaN.
         let (lower, upper) = pair.halves();
         let [lower, upper] = [lower, upper].map(|half| {
             let number = half.f16_to_f32();
             scale.map_or(number, |scale| number * scale)
         });
-        upper.bf16x2_above(lower)
+        if elem == Elem::F16 { upper.f16x2_above(lower) } else { upper.bf16x2_above(lower) }
     })
 }

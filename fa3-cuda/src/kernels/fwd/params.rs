@@ -10,6 +10,7 @@ use fa3_types::{Problem, TensorDesc, ValueLayout};
 use super::buffers;
 use super::descales::Descales;
 use super::spec::FwdSpec;
+use super::token_scales::TokenScales;
 use crate::kernels::params::{Form, Host, Pass, RowDims, Side, TensorForm, param, params};
 use crate::kernels::parts::gather::RowStrides;
 use crate::kernels::parts::geometry::Geometry;
@@ -72,6 +73,8 @@ params! {
         running_o: maybe pointer,
         /// The function of scores, if there is one.
         score: maybe all ScoreParams,
+        /// Scales of the rows of e4m3 K and V.
+        token_scales: maybe all TokenScales,
     }
 
     /// The memory of K and V, for row-wise copies.
@@ -177,6 +180,7 @@ impl Params<Form> {
             piece: spec.merges.map(|_| FastDiv::new(1).map(|_| ())),
             running_o: (spec.merges == Some(RunningO::Workspace)).then_some(Elem::F32),
             score: spec.score.as_ref().map(ScoreParams::form),
+            token_scales: spec.token_scales.then(TokenScales::form),
         }
     }
 }
@@ -327,6 +331,7 @@ impl Params<Host> {
             piece: plan.pieces().map(|pieces| FastDiv::new(pieces.keys)),
             running_o: program.find(buffers::RUNNING_O),
             score: ScoreParams::of(problem, program),
+            token_scales: TokenScales::of(problem, program),
         }
     }
 }

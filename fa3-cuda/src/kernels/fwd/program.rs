@@ -174,6 +174,12 @@ fn of_caller(problem: &Problem) -> Program<Spec> {
     if let Some(qv) = problem.qv() {
         tensors::input(&mut program, buffers::QV, qv);
     }
+    if let Some(scales) = problem.token_scales() {
+        for (name, tensor) in [(buffers::K_SCALES, &scales.k), (buffers::V_SCALES, &scales.v)] {
+            let buffer = tensors::input(&mut program, name, tensor);
+            program.align(buffer, 4);
+        }
+    }
     if let Some(form) = problem.score() {
         score_tables(&mut program, form);
     }

@@ -65,6 +65,8 @@ pub struct FwdSpec {
     pub gathered_cols: Option<u32>,
     /// Whether V is e4m3 beside K of 16 bits, and each of its rows has its own scales.
     pub row_scales: bool,
+    /// Whether K and V are e4m3 beside Q of 16 bits, and each of their rows has a scale for each head.
+    pub token_scales: bool,
     /// Whether the page table is indirect: cache_batch_idx has the row of each sequence.
     pub indexed: bool,
 }
@@ -130,6 +132,7 @@ impl FwdSpec {
             page_block: pages.map(|pages| pages.block_rows),
             gathered_cols: (is_gathered || plan.tile().converts_rows()).then(|| problem.head_dim() as u32),
             row_scales: problem.v_scales().is_some(),
+            token_scales: problem.token_scales().is_some(),
             indexed: pages.is_some_and(|pages| pages.indexed.is_some()),
         }
     }
@@ -242,7 +245,7 @@ impl FwdSpec {
 
     /// Whether K and V have scales of heads, blocks or channels.
     pub(super) fn has_scales(&self) -> bool {
-        self.key_elem() == Elem::E4m3
+        self.key_elem() == Elem::E4m3 && !self.token_scales
     }
 
     /// Number of rows of a tile of Q that are copied: all rows, or with PackGQA only the rows of whole positions.

@@ -155,9 +155,15 @@ impl<'k> PageSpan<'k> {
     /// The index in memory of row `row` of the sequence, which is on page `page`; [`NOWHERE`] if there is no such row.
     #[track_caller]
     pub(crate) fn row_of_memory(&self, row: U32<'k>, page: U32<'k>) -> U32<'k> {
-        let (_, within) = self.page_rows.div_rem(self.first + row);
-        let is_there = row.lt(self.count) & page.lt(self.entries);
+        let (within, is_there) = self.within(row, page);
         is_there.select(page.mad(self.apart, within), NOWHERE)
+    }
+
+    /// The place of row `row` of the sequence on page `page`, which has it, and whether there is such a row.
+    #[track_caller]
+    pub(crate) fn within(&self, row: U32<'k>, page: U32<'k>) -> (U32<'k>, V<'k, Pred>) {
+        let (_, within) = self.page_rows.div_rem(self.first + row);
+        (within, row.lt(self.count) & page.lt(self.entries))
     }
 
     /// `rows` rows of one page, from row `row` of the sequence on.

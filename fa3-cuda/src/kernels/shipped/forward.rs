@@ -15,6 +15,7 @@ use fa3_types::{
 };
 
 use super::chunks::chunks;
+use super::e4m3_cache::e4m3_cache;
 use super::fixed_size::fixed_size;
 use super::lists::listed;
 use super::packed::rows_word;
@@ -26,15 +27,16 @@ use crate::kernels::fwd::{FwdCombineSpec, FwdSpec, SequenceForm, ShareForm};
 /// A number of heads with which tiles outnumber a GPU's SMs.
 pub(super) const MANY_HEADS: usize = 400;
 
-const SOFTCAP: f64 = 30.0;
+pub(super) const SOFTCAP: f64 = 30.0;
 
 /// Pairs of head dimensions: that of Q and K, then that of V.
 const DIMS: [(usize, usize); 7] =
     [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
-const CACHE_DIMS: [(usize, usize); 6] = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+pub(super) const CACHE_DIMS: [(usize, usize); 6] =
+    [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
 
 /// Masks with no bounded side, with both, and with each side alone.
-const MASKS: [Mask; 5] = [
+pub(super) const MASKS: [Mask; 5] = [
     Mask::None,
     Mask::Causal,
     Mask::Window { left: Some(256), right: Some(256) },
@@ -331,53 +333,6 @@ fn shared_plans() -> impl Iterator<Item = Plan> {
     shared.chain(fixed_size()).map(|(spec, options)| plan(spec, options))
 }
 
-/// Problems over caches of e4m3: decoding with every head dimension, with 16-bit Q and e4m3 Q, and chunked prefill.
-fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
-    let paged = |q: Shape, rows, heads| {
-        let kv = Shape { batch: 1000, seqlen: rows, heads, head_dim: q.head_dim };
-        (q, kv, Sequences::paged(q.batch, 8192 / rows).used())
-    };
-    let decoding = CACHE_DIMS.into_iter().enumerate().map(move |(number, (head_dim, head_dim_v))| {
-        let (group, rows) = [(4, 16), (8, 64), (4, 16), (16, 128), (1, 8), (3, 256)][number];
-        let (q, kv, sequences) = paged(Shape { batch: 2, seqlen: 1, heads: 2 * group, head_dim }, rows, 2);
-        let dtype = if number == 1 { Dtype::F16 } else { Dtype::Bf16 };
-        let spec = ProblemSpec::dense(dtype, q, kv).head_dim_v(head_dim_v).e4m3_keys();
-        let mut spec = spec.mask(MASKS[(number + 4) % 5]).seqs_k(sequences);
-        spec.sink = number % 2 == 1;
-        spec.softcap = (number % 3 == 1).then_some(SOFTCAP);
-        spec
-    });
-    let chunk = |head_dim| Shape { batch: 2, seqlen: 4096, heads: 32, head_dim };
-    let prefill = CACHE_DIMS.into_iter().zip([64, 16].into_iter().cycle()).map(
-        move |((head_dim, head_dim_v), rows)| {
-            let (q, kv, sequences) = paged(chunk(head_dim), rows, 8);
-            let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(head_dim_v).e4m3_keys();
-            spec.causal().seqs_k(sequences)
-        },
-    );
-    let dense = [(64, 256), (128, 128)].into_iter().map(move |(head_dim, head_dim_v)| {
-        let q = chunk(head_dim);
-        let spec = ProblemSpec::dense(Dtype::Bf16, q, Shape { heads: 8, ..q });
-        spec.head_dim_v(head_dim_v).e4m3_keys().causal()
-    });
-    let of_e4m3 = [(64, 16), (128, 64), (256, 16), (128, 1)].into_iter().map(move |(head_dim, rows)| {
-        let (q, kv, sequences) = paged(chunk(head_dim), rows, 8);
-        ProblemSpec::dense(Dtype::E4m3, q, kv).causal().seqs_k(sequences)
-    });
-    let decoding_of_e4m3 =
-        CACHE_DIMS.into_iter().zip([16, 64, 64, 1, 16, 16]).map(move |((head_dim, cols_v), rows)| {
-            let (q, kv, sequences) = paged(Shape { batch: 2, seqlen: 1, heads: 8, head_dim }, rows, 2);
-            ProblemSpec::dense(Dtype::E4m3, q, kv).head_dim_v(cols_v).causal().seqs_k(sequences)
-        });
-    let one_by_one =
-        [(64, 1, 1), (128, 4096, 1), (256, 1, 12), (256, 4096, 4)].map(|(head_dim, seqlen, rows)| {
-            let (q, kv, sequences) = paged(Shape { batch: 2, seqlen, heads: 32, head_dim }, rows, 8);
-            ProblemSpec::dense(Dtype::Bf16, q, kv).e4m3_keys().causal().seqs_k(sequences)
-        });
-    let of_16_bits = decoding.chain(prefill).chain(dense).chain(one_by_one);
-    of_16_bits.chain(of_e4m3).chain(decoding_of_e4m3)
-}
-
 /// The kernels that reduce splits.
 fn combines() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
@@ -467,6 +422,7 @@ fn name(spec: &FwdSpec) -> String {
         (spec.merges.is_some(), "merged-pieces"),
         (max_logits, "max-logits"),
         (spec.row_scales, "row-scales"),
+        (spec.token_scales, "token-scales"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     if let Some(ShareForm { q, k, said_by, twins, reduces_whole: _, lists }) = shares {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use fa3_types::{Dim, Lengths, Mask, ProblemError, ProblemSpec, Shape, TensorName};
+use fa3_types::{Dim, Lengths, Mask, ProblemError, ProblemSpec, Shape, TensorName, TokenScales};
 use proptest::prelude::*;
 
 use super::*;
@@ -324,6 +324,10 @@ fn what_no_forward_kernel_computes() {
     let none = "the forward kernels have no tile for head_dim 576 and head_dim_v 512";
     let converted = format!("{none}: of 16 bits, converted from e4m3 they take up to 512 and 512");
     assert_eq!(wide(ProblemSpec::dense(Dtype::F16, q, q).e4m3_keys()), converted);
+    let q = Shape { head_dim: 512, ..shape };
+    let tokens = ProblemSpec::dense(Dtype::F16, q, q).e4m3_keys().token_scales(TokenScales::contiguous(q));
+    let error = PlanError::TokenScales { head_dim: 512, head_dim_v: 512, most: 256 };
+    assert_eq!(refused(tokens), error);
     let q = Shape { head_dim: 72, ..shape };
     let latent = ProblemSpec::dense(Dtype::F16, q, q).head_dim_v(64);
     let (head_dim, head_dim_v) = (72, 64);

@@ -3,7 +3,7 @@
 use fa3::{CachedAttention, Device, E4m3, Error, KvCache, NewRows, Rope, RopeStyle};
 use fa3_types::{Dtype, ProblemError, TensorName};
 use half::f16;
-use ndarray::{Array2, array};
+use ndarray::{Array2, Array3, array, s};
 
 use crate::wave;
 
@@ -119,4 +119,15 @@ fn invalid_scales_are_refused() {
     let cache = KvCache::dense(wave::<E4m3>((2, 8, 1, 16), 0.5), wave((2, 8, 1, 16), 0.5));
     let sentence = "k_descale has shape [1, 1], expected [2, 1]: (sequences, heads_kv)";
     assert_eq!(call.forward(&Device::Cpu, &cache).unwrap_err().to_string(), sentence);
+    let of_tokens = Array3::ones((2, 8, 1));
+    let call = call.token_scales([of_tokens.view(), of_tokens.view()]);
+    let sentence = "k_descale or v_descale is given beside scales of tokens and heads";
+    assert_eq!(call.forward(&Device::Cpu, &cache).unwrap_err().to_string(), sentence);
+    let call = CachedAttention::new(&q).token_scales([of_tokens.view(), of_tokens.slice(s![.., 1.., ..])]);
+    let sentence = "v_scales has seqlen 7, expected 8";
+    assert_eq!(call.forward(&Device::Cpu, &cache).unwrap_err().to_string(), sentence);
+    let (call, mut cache) = (CachedAttention::new(&q).token_scales([of_tokens.view(); 2]), cache);
+    let sentence = "no rows are appended to a cache with scales of tokens and heads: write the rows and their scales before";
+    let error = call.append_forward(&Device::Cpu, &mut cache, &NewRows::new(&q, &q));
+    assert_eq!(error.unwrap_err().to_string(), sentence);
 }

@@ -2,14 +2,14 @@
 //! where Q of bf16 is rewritten to f16.
 
 use fa3_quant::E4m3;
-use fa3_sched::forward::{CtaTile, Precision, SplitKeys, TileRow};
-use fa3_sim::Policy;
+use fa3_sched::forward::{CtaTile, PlanOptions, Precision, SplitKeys, TileRow};
+use fa3_sim::{Mode, Policy};
 use fa3_tests::Trial;
 use fa3_tests::cache::{Case, Keys, Pages, paged};
-use fa3_tests::fwd::{decode, dense, encode, trial, with_qv, with_tile};
+use fa3_tests::fwd::{Layout, decode, dense, encode, trial, with_qv, with_tile};
 use fa3_tests::memory::{Memory, tensor_bytes};
 use fa3_tests::sparse::{self, Listed};
-use fa3_types::{Dtype, ProblemSpec, SCALED_COLUMNS};
+use fa3_types::{Dtype, ProblemSpec, SCALED_COLUMNS, SequenceRows, Shape, TokenScales};
 use ndarray::Array4;
 
 /// Whether a kernel that dequantizes K and V gives the bits of the 16-bit kernel on the dequantized keys. If Q is e4m3,
@@ -81,13 +81,84 @@ fn scaled_rows_have_the_bits_of_16_bit_rows() {
         let v = Array4::from_shape_fn(codes.raw_dim(), |(page, row, head, col)| {
             codes[[page, row, head, col]] * scales[[page, row, head, col / SCALED_COLUMNS]]
         });
-        for (name, rows) in [("k", k), ("v", v)] {
-            let buffer = of_16_bits.program.find(name).expect("attention has both");
-            let tensor = of_16_bits.program.buffers[buffer.0].tensor.expect("it is a tensor");
-            *of_16_bits.buffer_mut(name) = tensor_bytes(&tensor, &rows);
-        }
+        set_rows(&mut of_16_bits, [k, v]);
         let results = |trial: Trial| crate::o_and_lse(&trial.program, &trial.before, Policy::Eager);
         assert!(results(scaled) == results(of_16_bits), "{columns:?}");
+    }
+}
+
+/// Replaces K and V of a 16-bit trial. They are rounded.
+fn set_rows(of_16_bits: &mut Trial, rows: [Array4<f32>; 2]) {
+    for (name, rows) in ["k", "v"].into_iter().zip(rows) {
+        let buffer = of_16_bits.program.find(name).expect("attention has both");
+        let tensor = of_16_bits.program.buffers[buffer.0].tensor.expect("it is a tensor");
+        *of_16_bits.buffer_mut(name) = tensor_bytes(&tensor, &rows);
+    }
+}
+
+/// Scales of tokens give the bits of the 16-bit kernel on rows of the products, which are rounded once.
+#[test]
+fn tokens_with_scales_have_the_bits_of_16_bit_rows() {
+    for (dtype, columns, page) in [(Dtype::Bf16, (128, 128), 16), (Dtype::F16, (96, 64), 1)] {
+        let (lengths, keys) = (vec![300, 0, 65], Keys::Pages(Pages::of(page)));
+        let of_16_bits = Case { lengths, keys, dtype, ..paged(columns) };
+        let mut scaled = Case { e4m3_keys: true, token_scales: true, ..of_16_bits.clone() }.trial();
+        let mut of_16_bits = of_16_bits.trial();
+        for name in ["k_scales", "v_scales"] {
+            for scale in scaled.buffer_mut(name).as_chunks_mut::<4>().0 {
+                *scale = (f32::from_le_bytes(*scale) * 1.234_567).to_le_bytes();
+            }
+        }
+        let given = Memory::new(&scaled.program, &scaled.before);
+        let rows = |of| given.tensor(of) * given.tensor(&format!("{of}_scales"));
+        set_rows(&mut of_16_bits, ["k", "v"].map(rows));
+        let results = |trial: Trial| crate::o_and_lse(&trial.program, &trial.before, Policy::Eager);
+        assert!(results(scaled) == results(of_16_bits), "{dtype} {columns:?}");
+    }
+}
+
+/// Prefill of dense and of packed sequences whose tokens have scales.
+#[test]
+fn tokens_have_scales_outside_of_caches() {
+    let shape = Shape { batch: 2, seqlen: 150, heads: 2, head_dim: 64 };
+    let of_tokens = |spec: ProblemSpec| {
+        let scales = TokenScales::contiguous(spec.k.shape);
+        Layout::HeadsFirst.of(spec.causal().e4m3_keys().token_scales(scales))
+    };
+    let dense = ProblemSpec::dense(Dtype::Bf16, Shape { heads: 4, ..shape }, shape);
+    let rows = SequenceRows::packed_lengths(&[70, 0, 150]);
+    let packed = ProblemSpec::packed(Dtype::F16, (4, 2), 64, &rows, &rows);
+    let packed = of_tokens(packed).with_rows(rows.clone(), rows);
+    for problem in [of_tokens(dense).known(), packed] {
+        let case = fa3_tests::Case::normal("tokens", problem.expect("it is valid"), 5);
+        let trial = trial(case, 3, &PlanOptions::default());
+        trial.check(&trial.simulate(Policy::Eager, Mode::Exact).unwrap()).unwrap();
+    }
+}
+
+/// Scales of NaN reach only the sequence that has them, although a block that is not full follows them in a CTA.
+#[test]
+fn scales_of_nan_stay_in_their_sequence() {
+    let of_tokens = paged((64, 64));
+    let case = Case { lengths: vec![300, 65], e4m3_keys: true, token_scales: true, sms: 1, ..of_tokens };
+    let of = |trial: &Trial| crate::o_and_lse(&trial.program, &trial.before, Policy::Eager);
+    let mut trial = case.trial();
+    let expected = of(&trial);
+    let table = trial.buffer_mut("page_table").clone();
+    let of_first = table[..table.len() / 2].as_chunks::<4>().0.iter().map(|&page| i32::from_le_bytes(page));
+    for name in ["k_scales", "v_scales"] {
+        let pages = trial.program.buffers[trial.program.find(name).unwrap().0].shape[0] as usize;
+        let scales = trial.buffer_mut(name);
+        let page = scales.len() / pages;
+        for number in of_first.clone().filter(|number| (0..pages as i32).contains(number)) {
+            let scales = &mut scales[number as usize * page..][..page];
+            scales.as_chunks_mut::<4>().0.fill(f32::NAN.to_le_bytes());
+        }
+    }
+    let found = of(&trial);
+    for (found, expected) in found.iter().zip(&expected) {
+        let (first, second) = found.split_at(found.len() / 2);
+        assert!(first != &expected[..first.len()] && second == &expected[first.len()..]);
     }
 }
 
