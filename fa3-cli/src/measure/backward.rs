@@ -209,8 +209,8 @@ mod tests {
     /// Gradients of the CPU are right for the rows whose bytes the laws give, and a change of an element is found.
     #[test]
     fn gradients_of_single_rows_are_judged() {
-        let shape = Shape { batch: 2, seqlen: 30, heads: 2, head_dim: 16 };
-        let spec = ProblemSpec::dense(Dtype::Bf16, shape, Shape { heads: 1, ..shape }).causal();
+        let shape = Shape { batch: 2, seqlen: 30, heads: 4, head_dim: 16 };
+        let spec = ProblemSpec::dense(Dtype::Bf16, shape, Shape { heads: 2, ..shape }).causal();
         let problem = spec.known().unwrap();
         let laws = Laws::new(&problem).unwrap();
         let of_bytes = |at: usize, x: &fa3_types::TensorDesc| {
