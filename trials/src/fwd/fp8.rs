@@ -13,6 +13,7 @@ use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
 /// Keys per block: one transposition step, and several.
 const KEYS: [u32; 4] = [32, 64, 96, 128];
+
 /// The covering array of features.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     covering_cases(|levels| of_features(levels, seed))

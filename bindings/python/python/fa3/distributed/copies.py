@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .gather import Gather, keys_of
+from .gather import Gather
 from .memory import Memory, aligned
 from .plan import Copy
 from .sums import copy_rows, write_sums
@@ -132,4 +132,4 @@ class Pulled:
     def wait(self) -> tuple[Tensor, Tensor]:
         """Waits for K and V, and returns them with the rows of the buffer."""
         self._copied.wait()
-        return keys_of(self._of, self._buffer, self._dims)
+        return self._of.keys(self._buffer, self._dims)

@@ -36,10 +36,9 @@ class Gather(NamedTuple):
         rates = SENT if self.memory is None else COPIED
         return groups(k.shape[-2], local, flops, sent, sent if with_gradients else 0, rates)
 
-
-def keys_of(of: Gather, buffer: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
-    """K and V of these dimensions, from a buffer that has all rows of other ranks."""
-    for here, there in of.schedule.plan.repeated:
-        buffer[there] = buffer[here]
-    k, v = map(of.kernels.rows_first, buffer.split(dims, -1))
-    return k, v
+    def keys(self, buffer: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
+        """K and V of these dimensions, from a buffer that has all rows of other ranks."""
+        for here, there in self.schedule.plan.repeated:
+            buffer[there] = buffer[here]
+        k, v = map(self.kernels.rows_first, buffer.split(dims, -1))
+        return k, v

@@ -57,7 +57,7 @@ def backward(
     def run(launch: Launch, heads: slice, k_of: Tensor, v_of: Tensor) -> list[Tensor]:
         of_q = _queries(heads, q, k)
         at = (..., launch.rows, of_q, slice(None))
-        gradients = _keys(launch, dk, dv) if launch.is_local else (_like(of, k_of), _like(of, v_of))
+        gradients = [*_keys(launch, dk, dv)] if launch.is_local else [_like(of, k_of), _like(of, v_of)]
         of_lse = (..., of_q, launch.rows)
         found = of.kernels.backward(
             launch,
@@ -73,7 +73,7 @@ def backward(
         )
         if dsinks is not None and found is not None:
             dsinks[of_q] += found
-        return [*gradients]
+        return gradients
 
     parts = of.heads(q, k, v, True)
     exchange = _exchange(of, parts, k, v, True)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .exchange import Message, Pending
-from .gather import Gather, keys_of
+from .gather import Gather
 from .plan import Copy
 from .sums import write_sums
 
@@ -57,7 +57,7 @@ class Gathered:
     def wait(self) -> tuple[Tensor, Tensor]:
         """Waits for K and V, and returns them with the rows of the buffer."""
         self._pending.wait()
-        return keys_of(self._of, self._buffer, self._dims)
+        return self._of.keys(self._buffer, self._dims)
 
 
 class Returned:
