@@ -262,40 +262,16 @@ mod tests {
         assert_eq!((empty.mean()[[0, 0, 0]], empty.scale()[[0, 0, 0]]), (0.0, 1.0));
     }
 
-    /// The mean of V's columns is not rounded: the error of O comes from the differences only.
-    #[test]
-    fn o_of_columns_far_from_0_has_a_smaller_error() {
-        let q = Shape { batch: 2, seqlen: 60, heads: 4, head_dim: 48 };
-        let problem = ProblemSpec::dense(Dtype::E4m3, q, SHAPE).causal().known().unwrap();
-        let (q, k) = (tensor(q, 1), tensor(SHAPE, 2));
-        let v = tensor(SHAPE, 3).mapv(|x| 8.0 + x);
-        let blocks = Preparation::new(Granularity::Block { rows: 128 });
-        let [q, k, rounded] = [(&q, problem.rows_q()), (&k, problem.rows_k()), (&v, problem.rows_k())]
-            .map(|(x, sequences)| blocks.quantize(x.view(), sequences).unwrap());
-        let exact = crate::testing::reference(&problem, &q.dequantize(), &k.dequantize(), &v);
-        let rmse = |o: &Array4<f32>| {
-            let errors = o.iter().zip(&exact.o).map(|(o, exact)| (f64::from(*o) - exact).powi(2));
-            (errors.sum::<f64>() / o.len() as f64).sqrt()
-        };
-        let of_blocks = Fp8Attention::default().forward(&problem, &q, &k, &rounded).unwrap();
-        let channels = Channels::of(v.view());
-        let codes = channels.quantize(v.view()).unwrap();
-        let mut of_channels = Fp8Attention::default().forward(&problem, &q, &k, &codes).unwrap();
-        channels.restore(&problem, &mut of_channels).unwrap();
-        assert_eq!(of_channels.lse, of_blocks.lse);
-        let [channels, blocks] = [&of_channels, &of_blocks].map(|output| rmse(&output.o));
-        assert!(channels < blocks / 4.0, "{channels} {blocks}");
-    }
-
     #[test]
     fn rows_that_see_no_key_stay_0() {
-        let q = Shape { batch: 2, seqlen: 702, heads: 2, head_dim: 48 };
-        let problem = ProblemSpec::dense(Dtype::E4m3, q, SHAPE).causal().known().unwrap();
-        let v = values();
+        let q = Shape { batch: 2, seqlen: 72, heads: 2, head_dim: 48 };
+        let k = Shape { seqlen: 70, ..SHAPE };
+        let problem = ProblemSpec::dense(Dtype::E4m3, q, k).causal().known().unwrap();
+        let v = values().slice_axis_move(Axis(1), (..70).into());
         let channels = Channels::of(v.view());
         let head = Preparation::new(Granularity::Head);
         let q = head.quantize(tensor(q, 1).view(), problem.rows_q()).unwrap();
-        let k = head.quantize(tensor(SHAPE, 2).view(), problem.rows_k()).unwrap();
+        let k = head.quantize(tensor(k, 2).view(), problem.rows_k()).unwrap();
         let codes = channels.quantize(v.view()).unwrap();
         let mut output = Fp8Attention::default().forward(&problem, &q, &k, &codes).unwrap();
         channels.restore(&problem, &mut output).unwrap();

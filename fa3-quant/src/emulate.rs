@@ -237,6 +237,3 @@ fn log2_score(problem: &Problem, scale_q: f32, scale_k: f32) -> impl Fn(f32) -> 
         Some(cap) => cap * (sum * natural / cap).tanh() * LOG2_E,
     }
 }
-
-#[cfg(test)]
-mod tests;

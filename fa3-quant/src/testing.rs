@@ -1,9 +1,7 @@
 //! Inputs and references of this crate's tests.
 
 use fa3_types::{KnownProblem, SequenceRows, Shape};
-use ndarray::{Array3, Array4};
-
-use crate::head::head;
+use ndarray::{Array3, Array4, Axis};
 
 /// Normal deviates, determined by the seed.
 pub(crate) fn normal(count: usize, seed: u64) -> Vec<f32> {
@@ -86,7 +84,8 @@ pub(crate) fn reference(
 /// The rows in use of one head of a sequence.
 fn rows(x: &Array4<f32>, sequences: &SequenceRows, sequence: usize, head_index: usize) -> Vec<Vec<f64>> {
     let (batch, first) = sequences.start(sequence);
-    let head = head(x.view(), batch, head_index);
+    let head = x.index_axis(Axis(0), batch);
+    let head = head.index_axis(Axis(1), head_index);
     (0..sequences.len(sequence))
         .map(|row| head.row(first + row).iter().map(|&x| x.into()).collect())
         .collect()

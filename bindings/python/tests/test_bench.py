@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import math
 import pathlib
 import sys
@@ -719,10 +720,12 @@ def small_models(monkeypatch):
     library._destroy()
 
 
-@pytest.mark.parametrize("how, of_each", [("no", 0), ("blocks", 1), ("model", 1)])
-@pytest.mark.parametrize(
-    "work, kind", [("train", "sdpa"), ("train", "varlen_attn"), *(("prefill", kind) for kind in activation.KINDS)]
-)
+CELLS = ("train", "sdpa"), ("train", "varlen_attn"), *(("prefill", kind) for kind in activation.KINDS)
+# Each cell without a compiler, and compiled by blocks or as a whole in turns.
+COMPILED = [(*cell, how, 1) for cell, how in zip(CELLS, itertools.cycle(("blocks", "model")))]
+
+
+@pytest.mark.parametrize("work, kind, how, of_each", [*((*cell, "no", 0) for cell in CELLS), *COMPILED])
 def test_a_small_gpt_before_and_after(small_models, capsys, work, kind, how, of_each):
     """FlexAttention has no gradients on the CPU."""
     options, entered, graphs = small_models

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
+import covering
 from caching import Cached
 from dense import INTERVALS, anything
 from packing import MASKS, assert_equal, garbage, normal
@@ -32,10 +33,7 @@ def pages_for(device):
 # Tests of results.
 
 
-@pytest.mark.parametrize("splits", [0, 1])
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("rows", ROWS, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS + MIXED)
+@covering.parametrize(layout=LAYOUTS + MIXED, rows=ROWS, mask=MASKS, splits=[0, 1])
 def test_each_sequence_has_its_own_results(nan_in_new_tensors, device, layout, rows, mask, splits):
     """All other rows of the cache are NaN, so that any that reached a result would show."""
     Cached(device, layout=layout, rows=rows).check(num_splits=splits, **mask)
@@ -88,12 +86,13 @@ def test_scales_soft_caps_sinks_and_chunks(nan_in_new_tensors, device, layout, s
         cached.check(num_splits=splits, **scores | dict(causal=True))
 
 
-@pytest.mark.parametrize("splits", [dict(), dict(num_splits=1), dict(split_keys=128)], ids=str)
-@pytest.mark.parametrize("make", INTERVALS, ids=lambda make: make.__name__)
-@pytest.mark.parametrize(
-    "layout, rows", [("seqused", 5), (16, 1), (16, 130), ("4 padded indexed", [2, 0, 7, 1, 3, 1]), (1, 130), (64, [1, 200, 0, 64, 1, 3])], ids=str
+@covering.parametrize(
+    cache=[("seqused", 5), (16, 1), (16, 130), ("4 padded indexed", [2, 0, 7, 1, 3, 1]), (1, 130), (64, [1, 200, 0, 64, 1, 3])],
+    make=INTERVALS,
+    splits=[dict(), dict(num_splits=1), dict(split_keys=128)],
 )
-def test_intervals_count_the_keys_of_their_sequence(nan_in_new_tensors, device, layout, rows, make, splits):
+def test_intervals_count_the_keys_of_their_sequence(nan_in_new_tensors, device, cache, make, splits):
+    layout, rows = cache
     cached = Cached(device, layout=layout, rows=rows)
     given = dict(intervals=cached.intervals(make), s_aux=torch.tensor([-3.0, 0.5, 9.0, -math.inf], device=device))
     for mask in (dict(), dict(causal=True), dict(window_size=(60, 9)), dict(causal=True, attention_chunk=50)):
@@ -297,10 +296,7 @@ def e4m3_of(cached):
     return k, v, dict(k_descale=scales[0], v_descale=scales[1])
 
 
-@pytest.mark.parametrize("splits", [0, 1])
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("rows", ROWS, ids=str)
-@pytest.mark.parametrize("layout", ["seqused", "indexed padded", 1, 16, 64, "16 padded"])
+@covering.parametrize(layout=["seqused", "indexed padded", 1, 16, 64, "16 padded"], rows=ROWS, mask=MASKS, splits=[0, 1])
 def test_a_cache_of_e4m3_beside_queries_of_16_bits(nan_in_new_tensors, device, layout, rows, mask, splits):
     """All other rows of the cache are NaN."""
     for dtype, head_dims in ((BF16, (64, 64)), (F16, (128, 128)), (BF16, (512, 272))):

@@ -166,8 +166,10 @@ def unlike(calls):
 @pytest.mark.parametrize("operation", (OPERATIONS | EDGES).values(), ids=OPERATIONS | EDGES)
 def test_operators_are_what_they_say(device, operation):
     """Runs torch's own checks of each operator that the calls reach: its schema, its registration with autograd, and
-    its fake results compared with real ones. The first call of each operator is also checked under torch.compile.
+    its fake results compared with real ones. The first call of each operator is also checked under torch.compile,
+    except in edge cases.
     """
+    is_edge = any(operation is edge for edge in EDGES.values())
     given = operation.make(device)
     name, x = next((name, x) for name, x in given.items() if name not in operation.writes)
     with Seen() as seen:
@@ -185,7 +187,7 @@ def test_operators_are_what_they_say(device, operation):
 
     def check(function, arguments, options):
         has_codes = any(isinstance(x, torch.Tensor) and x.dtype == torch.float8_e4m3fn for x in arguments)
-        checks = EAGER if function in compiled else COMPILED
+        checks = EAGER if is_edge or function in compiled else COMPILED
         compiled.add(function)
         # Torch's check of a schema compares tensors, and torch cannot compare float8.
         torch.library.opcheck(function, arguments, options, test_utils=checks[1:] if has_codes else checks)
@@ -306,9 +308,9 @@ def test_a_compiled_call_writes_where_it_is_told(device, with_out):
     compiled = torch.compile(into, backend="aot_eager", fullgraph=True)
     given = with_out.make(device)
     expected = results_of(with_out, with_out.call, given)[0]
-    for out in (torch.empty_like(expected), heads_outside(expected) * 0):
-        given = given | {name: given[name].clone() for name in with_out.writes}
-        assert_equal([compiled(out, given), out], [expected + 1, expected])
+    out = heads_outside(expected) * 0
+    given = given | {name: given[name].clone() for name in with_out.writes}
+    assert_equal([compiled(out, given), out], [expected + 1, expected])
 
 
 def test_a_result_in_given_memory_has_no_gradient(device, with_out):
@@ -329,17 +331,24 @@ def test_a_result_in_given_memory_has_no_gradient(device, with_out):
         function(first.detach().requires_grad_(), *others, **options)
 
 
-WITH_CHANNELS = OPERATIONS | {"codes by channels": EDGES["codes by channels"]}
+WITHOUT_GRADIENTS = {
+    name: x
+    for name, x in (OPERATIONS | {"codes by channels": EDGES["codes by channels"]}).items()
+    if x.no_gradient is not None and not x.writes
+}
+# Each function once. A compiler sees the same operators in the other calls.
+COMPILED_TOO = "dense latent", "packed codes", "cache", "combine", "fp8", "quantize"
 
 
-@pytest.mark.parametrize("operation", WITH_CHANNELS.values(), ids=WITH_CHANNELS)
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "operation, compiled",
+    [pytest.param(x, False, id=f"eager-{name}") for name, x in WITHOUT_GRADIENTS.items()]
+    + [pytest.param(WITHOUT_GRADIENTS[name], True, id=f"compiled-{name}") for name in COMPILED_TOO],
+)
 def test_what_has_no_gradients_says_so(device, operation, compiled):
     """The forward pass runs, also with fake tensors, and gives the same results. All gradients are refused. A compiled
     call refuses the gradient of its first tensor.
     """
-    if operation.no_gradient is None or operation.writes:
-        pytest.skip("skipped: there are gradients, or nothing may require grad")
     given = operation.make(device)
     expected = operation.call(**given)
     for name, x in given.items():

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
+import covering
 from dense import INTERVALS, anything
 from packing import LENGTHS, MASKS, USED, Packed, assert_equal, ends, garbage, normal
 from reference import judge_codes
@@ -58,10 +59,7 @@ def test_rows_that_are_not_in_use(nan_in_new_tensors, device, check, used, mask)
     check(Packed(device, used=used), **mask)
 
 
-@pytest.mark.parametrize("used", [None, USED[0]], ids=["all", "in part"])
-@pytest.mark.parametrize("make", INTERVALS, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("mask", [dict(), MASKS[1], MASKS[3]], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@covering.parametrize(used=[None, USED[0]], make=INTERVALS, mask=[dict(), MASKS[1], MASKS[3]], head_dim=[64, 128, 256])
 def test_intervals_count_the_keys_of_their_sequence(nan_in_new_tensors, device, check, used, make, mask, head_dim):
     packed = Packed(device, head_dims=(head_dim, head_dim), used=used)
     sinks = torch.tensor([-3.0, 0.5, 9.0, -math.inf], device=device)

@@ -14,11 +14,11 @@ fn names_are_unique() {
     }
     let has = |name: &str| assert!(names.contains_key(name), "{name} is not among {:?}", names.keys());
     has("ladder/gemm/f16");
-    has("bwd/dkv/bf16/d128/128x64x2x1/left/cap/dynamic/adds-dq");
+    has("bwd/dkv/bf16/d128/128x64x2x1/left/dynamic/adds-dq");
     has("packed/packed/dense-used/window/128");
     has("combine/f32-bf16/d128/8x8");
     has("append/bf16/d128/packed/pages/half-split/q");
-    has("fwd/bf16/d128/128x128x3/causal/cap/dynamic");
+    has("fwd/bf16/d128/128x128x3/causal/dynamic");
     has("fwd/bf16/d128/192x80x3/none/static/two-stage/no-producer");
     has("fwd/e4m3/d128/128x128x2/causal/static");
     has("fwd/e4m3/d256/128x128x2/none/static/serial");

@@ -27,19 +27,13 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
             spec(dims, of, 1).seqs_q(sequences).seqs_k(sequences)
         })
     });
-    let settings = [
-        (Dtype::Bf16, NONE, None, 400),
-        (Dtype::F16, NONE, None, 1),
-        (Dtype::Bf16, NONE, Some(30.0), 400),
-        (Dtype::Bf16, Mask::Causal, None, 400),
-        (Dtype::F16, Mask::Causal, None, 1),
-        (Dtype::Bf16, Mask::Causal, Some(30.0), 400),
-        (Dtype::Bf16, BOTH, Some(30.0), 400),
-        (Dtype::F16, BOTH, Some(30.0), 400),
-    ];
-    let equal = dims.into_iter().flat_map(move |dims| {
-        let of_one = move |(dtype, mask, softcap, heads)| spec(dims, (dtype, mask, softcap), heads);
-        settings.into_iter().map(of_one)
+    let others = [(Dtype::Bf16, Some(30.0), 400), (Dtype::F16, None, 1), (Dtype::F16, Some(30.0), 400)];
+    let equal = dims.into_iter().enumerate().flat_map(move |(number, dims)| {
+        let masks = [NONE, Mask::Causal, BOTH].into_iter().zip(others.into_iter().cycle().skip(number));
+        masks.flat_map(move |(mask, other)| {
+            let settings = [(Dtype::Bf16, None, 400), other];
+            settings.map(|(dtype, softcap, heads)| spec(dims, (dtype, mask, softcap), heads))
+        })
     });
     let chunks =
         Mask::Causal.and(Mask::from_chunk(7).expect("it is a size")).expect("one of them has chunks");

@@ -66,42 +66,46 @@ pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     combines().chain(specs.map(|spec| Shipped::new(name(&spec), spec)))
 }
 
-/// Problems in bf16 with many tiles and in f16 with few, with a soft cap and without, of lengths that select all tiles.
+/// Problems of lengths that select all tiles: in bf16 with many tiles under no mask, a causal one and one with a left
+/// side. One of them is there a second time, with a soft cap, in f16 with few tiles, or both.
 fn half() -> impl Iterator<Item = ProblemSpec> {
     let lengths = [(64, 4096), (128, 4096), (512, 512), (4096, 4096), (8192, 8192)];
-    let settings = [(Dtype::Bf16, MANY_HEADS), (Dtype::F16, 1)];
-    let settings = settings.into_iter().flat_map(|setting| [(setting, None), (setting, Some(SOFTCAP))]);
-    let problems = settings.flat_map(move |setting| DIMS.map(|dims| (setting, dims)));
-    problems.flat_map(move |(((dtype, heads), softcap), (head_dim, head_dim_v))| {
-        let lengths = lengths.into_iter().flat_map(|lengths| MASKS.map(|mask| (lengths, mask)));
-        lengths.map(move |(lengths, mask)| {
-            let mut spec = problem(dtype, lengths, heads, head_dim).head_dim_v(head_dim_v).mask(mask);
+    let tiles = DIMS.into_iter().flat_map(move |dims| lengths.map(|lengths| (dims, lengths)));
+    let capped = Some(SOFTCAP);
+    let others = [(Dtype::Bf16, MANY_HEADS, capped), (Dtype::F16, 1, None), (Dtype::F16, 1, capped)];
+    tiles.enumerate().flat_map(move |(number, (dims, lengths))| {
+        let masks = [Mask::None, Mask::Causal, MASKS[2 + number % 2]];
+        let plain = masks.map(|mask| ((Dtype::Bf16, MANY_HEADS, None), mask));
+        let second = (others[number % 3], masks[number / 3 % 3]);
+        plain.into_iter().chain([second]).map(move |((dtype, heads, softcap), mask)| {
+            let mut spec = problem(dtype, lengths, heads, dims.0).head_dim_v(dims.1).mask(mask);
             spec.softcap = softcap;
             spec
         })
     })
 }
 
-/// Problems in e4m3. For each tile and mask there are eight, in which every two of six features meet in all four
-/// combinations: whether a problem has a feature is the parity of some bits of the problem's number.
+/// Problems in e4m3 of each head dimension, mask and length: one without and one with some of six features. In eight
+/// such problems every two features meet in all four combinations: whether a problem has a feature is the parity of
+/// some bits of the problem's number. Every head dimension meets all eight.
 fn fp8() -> impl Iterator<Item = ProblemSpec> {
-    let cells = [64, 128, 256].into_iter().flat_map(|head_dim| MASKS.map(|mask| (head_dim, mask)));
-    let cells = cells.flat_map(|cell| [(512, 512), (512, 8192)].map(|lengths| (cell, lengths)));
-    cells.flat_map(|((head_dim, mask), lengths)| {
-        (0..8_u32).map(move |number| {
-            let has = |bits: u32| (number & bits).count_ones() % 2 == 1;
-            let heads = if has(1) { MANY_HEADS } else { 1 };
-            let mut spec = problem(Dtype::E4m3, lengths, heads, head_dim).mask(mask);
-            spec.softcap = has(2).then_some(SOFTCAP);
-            spec.o.dtype = if has(4) { Dtype::F16 } else { Dtype::Bf16 };
-            if has(3) {
-                spec = spec.transposed_v();
-            }
-            if has(5) {
-                spec = spec.block_scales(64);
-            }
-            if has(6) { spec.v_channels() } else { spec }
-        })
+    let (dims, lengths) = ([64, 128, 256], [(512, 512), (512, 8192)]);
+    (0..2 * dims.len() * MASKS.len() * lengths.len()).map(move |index| {
+        let cell = index / 2;
+        let number = if index % 2 == 0 { 0 } else { 1 + cell % 7 };
+        let has = |bits: usize| (number & bits).count_ones() % 2 == 1;
+        let heads = if has(1) { MANY_HEADS } else { 1 };
+        let (dim, mask, of) = (cell / 10, cell / 2 % 5, cell % 2);
+        let mut spec = problem(Dtype::E4m3, lengths[of], heads, dims[dim]).mask(MASKS[mask]);
+        spec.softcap = has(2).then_some(SOFTCAP);
+        spec.o.dtype = if has(4) { Dtype::F16 } else { Dtype::Bf16 };
+        if has(3) {
+            spec = spec.transposed_v();
+        }
+        if has(5) {
+            spec = spec.block_scales(64);
+        }
+        if has(6) { spec.v_channels() } else { spec }
     })
 }
 
@@ -135,19 +139,15 @@ fn packed() -> impl Iterator<Item = ProblemSpec> {
     let fp8 = [64, 128, 256]
         .into_iter()
         .flat_map(|dim| [512, 8192].map(|keys| (Some(Dtype::E4m3), (dim, dim), keys)));
-    let of_heads =
-        half.chain(fp8).enumerate().flat_map(|(number, (dtype, (head_dim, head_dim_v), longest))| {
-            let dtype = dtype.unwrap_or([Dtype::Bf16, Dtype::F16][number / 2 % 2]);
-            let masks = [MASKS[number % 2], MASKS[2 + number % 3]];
-            masks.into_iter().map(move |mask| {
-                let sequences = Sequences::packed(2).longest(longest);
-                let spec =
-                    problem(dtype, (2 * longest, 2 * longest), MANY_HEADS, head_dim).head_dim_v(head_dim_v);
-                let mut spec = spec.mask(mask).seqs_q(sequences).seqs_k(sequences);
-                spec.softcap = number.is_multiple_of(4).then_some(SOFTCAP);
-                spec
-            })
-        });
+    let of_heads = half.chain(fp8).enumerate().map(|(number, (dtype, (head_dim, head_dim_v), longest))| {
+        let shifted = number + number / 4;
+        let dtype = dtype.unwrap_or([Dtype::Bf16, Dtype::F16][shifted / 2 % 2]);
+        let sequences = Sequences::packed(2).longest(longest);
+        let spec = problem(dtype, (2 * longest, 2 * longest), MANY_HEADS, head_dim).head_dim_v(head_dim_v);
+        let mut spec = spec.mask(MASKS[number % 5]).seqs_q(sequences).seqs_k(sequences);
+        spec.softcap = shifted.is_multiple_of(4).then_some(SOFTCAP);
+        spec
+    });
     let of_blocks = [64, 128, 256].into_iter().flat_map(|head_dim| {
         [(Mask::None, 8192), (Mask::Causal, 512)].map(|(mask, longest)| {
             let sequences = Sequences::packed(2).longest(longest);
