@@ -18,6 +18,7 @@ from .layout import ZIGZAG, Layout
 from .memory import memory_of
 from .plan import Window, schedule
 from .sharding import ends, layout_of
+from .uncompiled import uncompiled
 
 ALL_GATHER, ULYSSES = "all_gather", "ulysses"
 
@@ -106,7 +107,7 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@torch.compiler.disable
+@uncompiled
 def attention(
     q: Tensor,
     k: Tensor,
@@ -251,7 +252,7 @@ def attention_varlen(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@torch.compiler.disable
+@uncompiled
 def attention_varlen(
     q: Tensor,
     k: Tensor,

@@ -45,7 +45,7 @@ def agree(group: dist.ProcessGroup, call: str) -> None:
         return
     store = dist.distributed_c10d._get_default_store()
     number = _asked[group] = _asked.get(group, 0) + 1
-    keys = [f"fa3/{name}/{number}/{other}" for other in range(world)]
+    keys, read = ([f"fa3/{name}/{number}/{other}{what}" for other in range(world)] for what in ("", "/read"))
     store.set(keys[rank], call)
     missing: list[int] = []
     for other in range(world):
@@ -58,13 +58,16 @@ def agree(group: dist.ProcessGroup, call: str) -> None:
         waited = f"{PATIENCE.total_seconds():.0f} s"
         raise RuntimeError(f"rank {rank} waited {waited} for ranks {missing} to begin {what}: {call}")
     calls = [store.get(key).decode() for key in keys]
+    # The first rank may keep the store in its process. So it leaves last, when nobody needs the descriptions any more.
+    store.set(read[rank], "")
+    if rank == 0:
+        store.wait(read, PATIENCE)
+        for key in (*keys, *read):
+            store.delete_key(key)
     if len(set(calls)) > 1:
         each = "; ".join(f"rank {other}: {its}" for other, its in enumerate(calls))
         raise ValueError(f"ranks have different calls, expected the same of all. {each}")
     known.pop(call, None)
     known[call] = None
-    # Each rank wrote its description after it had read all previous ones, so the rank's previous one can be deleted.
-    if number > 1:
-        store.delete_key(f"fa3/{name}/{number - 1}/{rank}")
     if len(known) > MOST:
         del known[next(iter(known))]
