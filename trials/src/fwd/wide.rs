@@ -208,7 +208,7 @@ fn caches(seed: u64) -> Vec<cache::Case> {
     cases.into_iter().chain(others).chain(latent).map(|case| cache::Case { seed, ..case }).collect()
 }
 
-/// Caches under masks of intervals: a warp finds blocks; all blocks are visited; blocks of new keys alone have the mask.
+/// Caches under masks of intervals: a warp finds blocks; all blocks are visited; blocks of new keys have the mask.
 fn of_intervals() -> [cache::Case; 3] {
     let window = Mask::Window { left: Some(60), right: Some(0) };
     [
