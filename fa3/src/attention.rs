@@ -147,7 +147,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         /// heads_q or 1, blocks of rows, words): see [`Intervals`].
         ///
         /// Keys are counted from the sequence's first one. Packed sequences have intervals (1, heads_q or 1, total_q, 2
-        /// or 4). Elements have 16 bits or more, and `qv` is not allowed. A GPU takes head dimensions up to 256.
+        /// or 4). Elements have 16 bits or more, and `qv` is not allowed.
         ///
         /// ```
         /// # use fa3::ndarray::{Array4, arr2};

@@ -141,6 +141,24 @@ def test_rows_see_the_new_keys_of_their_bits(nan_in_new_tensors, device, layout,
         cached.judge(*results, intervals=own, **mask)
 
 
+@pytest.mark.parametrize("splits", [dict(), dict(num_splits=1), dict(split_keys=128)], ids=str)
+@pytest.mark.parametrize("layout, rows", [(16, [1, 70, 0, 1, 1, 3]), (1, 3)], ids=str)
+def test_wide_heads_under_masks_of_data(nan_in_new_tensors, device, layout, rows, splits):
+    cached = Cached(device, layout=layout, rows=rows, heads=(2, 1), head_dims=(512, 512))
+    for make, mask in itertools.product(INTERVALS[: 1 if device == "cpu" else None], (dict(causal=True), dict(window_size=(60, 9)))):
+        cached.check(intervals=cached.intervals(make), **splits, **mask)
+    causal = torch.tensor([True, False, True, False, True, False], device=device)
+    of_sequence = iter(causal.tolist())
+    own = cached.intervals(lambda rows, keys: masks.sliding_window(rows, keys, -1, 0 if next(of_sequence) else -1))
+    cached.judge(*cached.call(causal=causal, return_softmax_lse=True, **splits), intervals=own)
+    if rows == 3:
+        # Of the new keys, a row sees itself alone.
+        alone = torch.arange(3)[:, None] + torch.tensor([0, 1])
+        own = cached.intervals(lambda _, keys: torch.cat([torch.tensor([[0, keys - 3]] * 3), keys - 3 + alone], 1)[None, None])
+        tree = masks.tree_words(torch.eye(3, dtype=torch.bool, device=device).expand(6, 3, 3))
+        cached.judge(*cached.call(tree_mask=tree, return_softmax_lse=True, **splits), intervals=own)
+
+
 def test_a_causal_tree_has_the_bits_of_a_causal_mask(device):
     for rows in (1, 8, 64, 70):
         cached = Cached(device, layout=16, rows=rows, keys=[200, 64, 129, 300])

@@ -43,8 +43,6 @@ TYPES = on("cpu", [F32, BF16], [(64, 64), (72, 41)]) + on("cuda", [BF16, F16], [
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("device, dtype, head_dims", TYPES, ids=str)
 def test_dense_batches(device, dtype, head_dims, mask):
-    if head_dims[0] > 256 and "intervals" in mask:
-        pytest.skip("intervals have head dimensions up to 256")
     given = tensors(device, 150, 170, head_dims=head_dims, dtype=dtype)
     mask = {name: x(150, 170).to(device, I32) if callable(x) else x for name, x in mask.items()}
     sinks = torch.tensor(SINKS, device=device)

@@ -66,6 +66,17 @@ def test_intervals_count_the_keys_of_their_sequence(nan_in_new_tensors, device, 
     check(packed, intervals=packed.intervals(make), s_aux=sinks, **mask)
 
 
+@pytest.mark.parametrize("used", [None, USED[0]], ids=["all", "in part"])
+def test_wide_heads_under_masks_of_data(nan_in_new_tensors, device, used):
+    packed = Packed(device, heads=(2, 1), head_dims=(512, 512), used=used)
+    for make, mask in itertools.product(INTERVALS[: 1 if device == "cpu" else None], (dict(), dict(window_size=(37, 11), softcap=3.0))):
+        packed.check(intervals=packed.intervals(make), **mask)
+    numbers = torch.tensor([1, 0, -3, 0, 0, 1, 2**31 - 1, 0], dtype=I32, device=device)
+    of_sequence = iter(numbers.tolist())
+    own = packed.intervals(lambda rows, keys: masks.sliding_window(rows, keys, -1, 0 if next(of_sequence) else -1))
+    packed.judge(*packed.call(causal=numbers, return_attn_probs=True), intervals=own)
+
+
 def test_intervals_of_a_dense_batch(device):
     """The sequences of a dense batch lie one behind the other."""
     q, k = normal(2, 30, 4, 64, device=device), normal(2, 40, 2, 64, device=device)

@@ -90,10 +90,6 @@ pub enum PlanError {
     #[error("splits of a fixed size would leave {bytes} bytes of partial results, more than {limit}")]
     SplitMemory { bytes: u128, limit: u64 },
     #[error(
-        "intervals are computed with head_dim and head_dim_v up to {most}, not {head_dim} and {head_dim_v}"
-    )]
-    IntervalsHeadDim { head_dim: usize, head_dim_v: usize, most: u32 },
-    #[error(
         "lists of blocks are computed by tiles whose keys are a listed block's, which there are none of for head_dim \
          {head_dim} and head_dim_v {head_dim_v}"
     )]
@@ -134,7 +130,6 @@ impl PlanError {
             | PlanError::Quantized(_)
             | PlanError::CachePrecision { .. }
             | PlanError::Pages(_)
-            | PlanError::IntervalsHeadDim { .. }
             | PlanError::BlocksTile { .. }
             | PlanError::TokenScales { .. }
             | PlanError::ListRows { .. }

@@ -118,7 +118,7 @@ impl Plan {
         let (tile, why, pieces) = match SplitKvPlan::choose(problem, limits, sms, options)? {
             Some(Choice::Split { tile, tiling, plan: split_kv, pieces: keys }) => {
                 tile.check(limits)?;
-                check_intervals(problem, tile)?;
+                check_blocks(problem, tile)?;
                 check_token_scales(problem, tile)?;
                 return Ok(Plan {
                     problem: problem.clone(),
@@ -140,7 +140,7 @@ impl Plan {
                 (tile, why, None)
             }
         };
-        check_intervals(problem, tile)?;
+        check_blocks(problem, tile)?;
         check_token_scales(problem, tile)?;
         let tile = match problem.seqs_k().pages() {
             Some(2..) if options.tile.is_some() => tile,
@@ -290,16 +290,15 @@ fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Checks that one warpgroup has all columns of O, under a mask of intervals, and that tiles divide listed blocks.
-fn check_intervals(problem: &Problem, tile: CtaTile) -> Result<(), PlanError> {
-    let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
-    if block_side(problem).is_some_and(|side| !divides_blocks(&tile, side)) {
-        return Err(PlanError::BlocksTile { head_dim, head_dim_v });
+/// Checks that tiles divide listed blocks.
+fn check_blocks(problem: &Problem, tile: CtaTile) -> Result<(), PlanError> {
+    match block_side(problem) {
+        Some(side) if !divides_blocks(&tile, side) => {
+            let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
+            Err(PlanError::BlocksTile { head_dim, head_dim_v })
+        }
+        _ => Ok(()),
     }
-    if problem.mask().intervals().is_none() || tile.column_groups() == 1 {
-        return Ok(());
-    }
-    Err(PlanError::IntervalsHeadDim { head_dim, head_dim_v, most: MOST_COLUMNS })
 }
 
 /// Checks that warps dequantize whole blocks, if tokens have scales: only these warps load scales.

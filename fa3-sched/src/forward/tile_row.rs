@@ -295,7 +295,7 @@ mod tests {
         };
         let of_data = Mask::of_intervals(form);
         for (dim, keys) in
-            [64, 96, 128, 192, 256].into_iter().flat_map(|dim| [1000, 9000].map(|keys| (dim, keys)))
+            [64, 96, 128, 192, 256, 512].into_iter().flat_map(|dim| [1000, 9000].map(|keys| (dim, keys)))
         {
             for rows in [1, 100, 9000] {
                 assert_eq!(blocks((dim, dim), of_data, keys, rows), blocks((dim, dim), WINDOW, keys, rows));
@@ -307,7 +307,8 @@ mod tests {
                 );
             }
         }
-        for (dim, keys) in [(96, 1536), (96, 9000), (128, 6143), (192, 9000), (256, 768), (256, 9000)] {
+        let others = [(96, 1536), (96, 9000), (128, 6143), (192, 9000), (256, 768), (256, 9000), (512, 1)];
+        for (dim, keys) in others {
             let [data, causal] = [of_data, Mask::Causal].map(|mask| blocks((dim, dim), mask, keys, 9000));
             assert_eq!(data, causal, "head_dim {dim}, {keys} keys");
         }

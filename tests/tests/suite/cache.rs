@@ -3,11 +3,11 @@
 use fa3_cuda::kernels::{Spec, fwd};
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_sim::{Loaded, Mode, Policy};
-use fa3_tests::Trial;
 use fa3_tests::cache::{Case, Keys, Pages, Queries, paged};
 use fa3_tests::fwd::{Layout, dense, device};
 use fa3_tests::intervals::Kind;
 use fa3_tests::memory::{Memory, before, number_bytes};
+use fa3_tests::{Trial, pairs};
 use fa3_types::{Dtype, Mask, Sequences};
 
 /// Sequences with these keys, and with `rows` queries each.
@@ -52,19 +52,26 @@ const CAUSAL: [(Kind, OfRows); 4] = [
 fn masks_that_say_causal_have_its_bits() {
     let run = |trial: &Trial| crate::o_and_lse(&trial.program, &trial.before, Policy::Lazy);
     let fixed = Some(SplitKeys::FixedSize { keys: 128 });
-    for (split_keys, rows) in [(Some(SplitKeys::Even), 2), (fixed, 5), (None, 70)] {
-        for keys in [Keys::Padded, Keys::Pages(Pages::of(16)), Keys::Pages(Pages::of(1))] {
-            let causal = case(keys, split_keys, rows);
-            let expected = run(&causal.clone().trial());
-            for (kind, of_rows) in CAUSAL {
-                let case = Case { mask: Mask::None, intervals: Some((kind, false)), ..causal.clone() };
-                let numbers = causal.lengths.iter().flat_map(|&keys| of_rows(keys as i32, rows as i32));
-                let numbers = numbers.flat_map(i32::to_le_bytes);
-                let (mut trial, numbers) = (case.trial(), numbers.collect::<Vec<u8>>());
-                assert_eq!(trial.buffer_mut("intervals").len(), numbers.len());
-                *trial.buffer_mut("intervals") = numbers;
-                assert!(run(&trial) == expected, "{kind:?}, {keys:?}, {split_keys:?}, {rows} rows");
-            }
+    let keys = [Keys::Padded, Keys::Pages(Pages::of(16)), Keys::Pages(Pages::of(1))];
+    let narrow = pairs(keys, [(Some(SplitKeys::Even), 2), (fixed, 5), (None, 70)]);
+    let narrow = narrow.into_iter().map(|(keys, (split_keys, rows))| case(keys, split_keys, rows));
+    let wide = [(keys[1], None, 70), (keys[2], Some(SplitKeys::Even), 2)];
+    let wide = wide.map(|(keys, split_keys, rows)| Case {
+        heads: (1, 1),
+        columns: (512, 512),
+        ..case(keys, split_keys, rows)
+    });
+    for causal in narrow.chain(wide) {
+        let expected = run(&causal.clone().trial());
+        let Queries::Dense(rows) = causal.queries else { unreachable!("its queries are dense") };
+        for (kind, of_rows) in CAUSAL {
+            let case = Case { mask: Mask::None, intervals: Some((kind, false)), ..causal.clone() };
+            let numbers = causal.lengths.iter().flat_map(|&keys| of_rows(keys as i32, rows as i32));
+            let numbers = numbers.flat_map(i32::to_le_bytes);
+            let (mut trial, numbers) = (case.trial(), numbers.collect::<Vec<u8>>());
+            assert_eq!(trial.buffer_mut("intervals").len(), numbers.len());
+            *trial.buffer_mut("intervals") = numbers;
+            assert!(run(&trial) == expected, "{kind:?}, {causal:?}");
         }
     }
 }

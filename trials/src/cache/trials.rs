@@ -302,7 +302,8 @@ pub fn random_wide(seed: u64, kernels: u64) -> Trial {
     let of_e4m3 = columns.0 <= 512 && [columns.0, columns.1].iter().all(|cols| cols.is_multiple_of(16));
     let e4m3_keys = of_kernel.below(2) == 1 && of_e4m3;
     let token_scales = false;
-    Case { lengths, queries, heads, columns, qv, e4m3_keys, token_scales, intervals: None, ..case }.trial()
+    let intervals = case.intervals.filter(|_| !qv && !e4m3_keys);
+    Case { lengths, queries, heads, columns, qv, e4m3_keys, token_scales, intervals, ..case }.trial()
 }
 
 fn any(seed: u64, kernels: u64) -> Case {
@@ -348,7 +349,7 @@ fn any(seed: u64, kernels: u64) -> Case {
     let is_16 = |columns: usize| columns.is_multiple_of(16);
     let is_narrow = !qv && columns.0.max(columns.1) <= 256;
     let e4m3_keys = of_kernel.below(3) == 0 && is_16(columns.0) && is_16(columns.1) && is_narrow;
-    let has_intervals = of_kernel.below(2) == 0 && is_narrow && !e4m3_keys;
+    let has_intervals = of_kernel.below(2) == 0 && !qv && !e4m3_keys;
     let intervals =
         has_intervals.then(|| (Kind::ALL[of_kernel.below(Kind::ALL.len() as u64)], rng.below(2) == 0));
     let token_scales = e4m3_keys && of_kernel.below(2) == 0;

@@ -148,7 +148,7 @@ fn packed(seed: u64, kernels: u64, function: fn(u64) -> Option<ScoreFunction>) -
     let block_rows = [None, Some(64), Some(128)][of_kernel.below(3)].filter(|_| dtype == Dtype::E4m3);
     let (mask, given) = (MASKS[of_kernel.below(MASKS.len() as u64)], GIVEN[of_kernel.below(6)]);
     let softcap = SOFTCAPS[of_kernel.below(SOFTCAPS.len() as u64)];
-    let has_intervals = of_kernel.below(2) == 0 && dim < 7 && dtype != Dtype::E4m3;
+    let has_intervals = of_kernel.below(2) == 0 && !has_qv && dtype != Dtype::E4m3;
     // Neither functions of scores nor gradients support trees.
     let kinds = if function.is_none() { &Kind::ALL[..] } else { Kind::WITH_GRADIENTS };
     let kind = has_intervals.then(|| kinds[of_kernel.below(kinds.len() as u64)]);

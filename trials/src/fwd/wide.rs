@@ -3,13 +3,14 @@
 
 use fa3_sched::Scheduler;
 use fa3_sched::forward::{CtaTile, Precision, SplitKeys};
-use fa3_types::{Dtype, Mask, ProblemSpec};
+use fa3_types::{Dtype, Mask, ProblemSpec, SequenceRows};
 
-use super::listed::{GIVEN, Given, LAYOUTS, LENGTHS, problem};
+use super::listed::{self, GIVEN, Given, LAYOUTS, LENGTHS};
 use super::shapes::{TINY, laid_out};
 use super::trials::{BOUNDS, SCHEDULERS, SINKS, SOFTCAPS, of_two_heads, trial};
 use super::{LSE_FORMS, Layout, dense, with_tile};
 use crate::cache::{self, Keys, Pages, Queries};
+use crate::intervals::{self, Kind};
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
 /// The smallest tile: each warpgroup has one panel of V.
@@ -27,6 +28,9 @@ const TILES: [CtaTile; 6] = [
 
 /// [`HALVES`] whose producer converts rows of e4m3.
 const CONVERTED: CtaTile = CtaTile { precision: Precision::Converted { q: false }, tile_n: 64, ..HALVES };
+
+/// Kinds of masks of intervals of problems without `qv` and e4m3.
+const KINDS: [Option<Kind>; 4] = [None, Some(Kind::FarApart), Some(Kind::Causal), Some(Kind::Tree)];
 
 /// Tiles for latent attention: one warpgroup; two warpgroups with separate rows; two warpgroups that share the rows;
 /// and two and three blocks of V.
@@ -72,6 +76,8 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     let (lse, max_logits) = (levels.pick(&LSE_FORMS), levels.pick(&[false, true]));
     let dtype = levels.pick(&[Dtype::F16, Dtype::Bf16]);
     let dist = levels.pick(&[Dist::Normal, Dist::Increasing, Dist::OneHot]);
+    let kind = levels.pick(&KINDS).filter(|_| tile.precision == Precision::Half && !tile.qv);
+    let scheduler = if kind.is_some() { Scheduler::DynamicPersistent } else { scheduler };
     let change = |spec: ProblemSpec, layout: Layout| {
         let spec = laid_out(&tile, spec.head_dim_v(head_dim_v));
         let mut spec = layout.of(spec).mask(mask);
@@ -80,18 +86,21 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
         spec
     };
     let options = with_tile(tile);
-    let (poison, problem, options) = match given {
+    let (poison, (spec, rows), layout, options) = match given {
         None => {
-            let lengths = lengths.first().copied().unwrap_or((1, 3));
-            let spec = change(dense(dtype, 2, lengths, heads, head_dim), layout);
-            (Poison::None, spec.known().expect("all levels are valid"), options.scheduler(scheduler))
+            let (rows, keys) = lengths.first().copied().unwrap_or((1, 3));
+            let spec = dense(dtype, 2, (rows, keys), heads, head_dim);
+            let rows = [rows, keys].map(|rows| SequenceRows::dense(2, rows));
+            (Poison::None, (spec, rows), layout, options.scheduler(scheduler))
         }
         Some(given) => {
-            let change = |spec| change(spec, given.layout(layout));
-            (Poison::BeyondEnd, problem(given, dtype, heads, head_dim, &lengths, change), options)
+            let spec = listed::spec(given, dtype, heads, head_dim, &lengths);
+            (Poison::BeyondEnd, spec, given.layout(layout), options)
         }
     };
-    let case = Case { name: format!("{given:?}, {layout:?}, {dist:?}"), problem, dist, poison, seed };
+    let problem = intervals::under(kind, change(spec, layout), rows, (true, true));
+    let case =
+        Case { name: format!("{given:?}, {layout:?}, {dist:?}, {kind:?}"), problem, dist, poison, seed };
     trial(case, 3, &options)
 }
 
@@ -195,7 +204,39 @@ fn caches(seed: u64) -> Vec<cache::Case> {
             ..latent
         },
     ];
-    cases.into_iter().chain(of_e4m3()).chain(latent).map(|case| cache::Case { seed, ..case }).collect()
+    let others = of_intervals().into_iter().chain(of_e4m3());
+    cases.into_iter().chain(others).chain(latent).map(|case| cache::Case { seed, ..case }).collect()
+}
+
+/// Caches under masks of intervals: a warp finds blocks; all blocks are visited; blocks of new keys have the mask.
+fn of_intervals() -> [cache::Case; 3] {
+    let window = Mask::Window { left: Some(60), right: Some(0) };
+    [
+        cache::Case {
+            lengths: vec![150],
+            queries: Queries::Packed(70),
+            heads: (1, 1),
+            mask: window,
+            intervals: Some((Kind::FarApart, false)),
+            split_keys: None,
+            ..CACHE
+        },
+        cache::Case {
+            lengths: vec![150, 20],
+            keys: Keys::Pages(Pages::of(1)),
+            columns: (576, 328),
+            mask: Mask::None,
+            intervals: Some((Kind::SinkAndWindow, true)),
+            ..CACHE
+        },
+        cache::Case {
+            lengths: vec![130, 70],
+            queries: Queries::InPart(5),
+            intervals: Some((Kind::Tree, false)),
+            split_keys: Some(SplitKeys::FixedSize { keys: 64 }),
+            ..CACHE
+        },
+    ]
 }
 
 /// Caches of e4m3.
@@ -264,9 +305,24 @@ pub(crate) fn small() -> Vec<Trial> {
         of_two_heads(&tile, tile.tile_m as usize + 5, masks[index % 2], 3, &options)
     };
     let tiles = TILES.into_iter().chain(LATENT).enumerate().map(of_tile);
+    let of_kind = |(tile, kind): (CtaTile, Kind)| {
+        let spec = dense(Dtype::Bf16, 1, (tile.tile_m as usize + 5, 100), (2, 1), tile.head_dim as usize);
+        let spec = spec.head_dim_v(tile.head_dim_v as usize);
+        trial(Case::normal("small", kind.of(spec, false, true), 4), 1, &with_tile(tile))
+    };
+    let kinds = [TILES[0], TILES[2]].into_iter().zip([Kind::SinkAndWindow, Kind::Holes]);
+    let tiles = tiles.chain(kinds.map(of_kind));
     let caches = [
         cache::Case { lengths: vec![200, 20], ..CACHE },
         cache::Case { lengths: vec![130], keys: Keys::Pages(Pages::of(1)), heads: (2, 1), ..CACHE },
+        cache::Case {
+            lengths: vec![200, 20],
+            queries: Queries::Dense(66),
+            heads: (1, 1),
+            intervals: Some((Kind::FarApart, true)),
+            split_keys: None,
+            ..CACHE
+        },
         cache::Case { lengths: vec![200, 20], heads: (16, 1), columns: (64, 512), qv: true, ..CACHE },
         cache::Case { lengths: vec![200, 20], e4m3_keys: true, ..CACHE },
     ];

@@ -258,7 +258,7 @@ pub(crate) fn forward_targets() -> Vec<Target> {
     ]
 }
 
-/// Kernels whose warpgroups split O's columns, with and without `qv`.
+/// Kernels whose warpgroups split O's columns, with and without `qv`, and under a mask of intervals.
 ///
 /// # Panics
 /// If a kernel cannot be built.
@@ -266,7 +266,20 @@ pub(crate) fn wide_targets() -> Vec<Target> {
     let causal = [(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)];
     let plain = CtaTile { head_dim: 192, ..HALVES };
     let latent = CtaTile { qv: true, stages: 2, head_dim_v: 256, ..HALVES };
+    let kinds = [
+        (3, (20, 70), Kind::FarApart),
+        (1, (70, 150), Kind::Meeting),
+        // The block of the first key is unmasked.
+        (3, (2, 60), Kind::Meeting),
+        (2, (9, 10), Kind::Random),
+    ];
+    let intervals = kinds.map(|(heads, rows, kind)| {
+        let problem = kind.of(spec(&plain, heads, rows), false, true);
+        program(&problem, 1, &with_tile(plain).order(Order::Linear))
+    });
+    let intervals = Target::new("fwd 2, columns shared, intervals", intervals, 0, COLUMNS_SHARED);
     vec![
+        intervals.also_noticed(UNASKED).also_equivalent(ASKED),
         target("fwd 2, columns shared", plain, StaticPersistent, &causal, COLUMNS_SHARED),
         target("fwd 2, latent, columns shared", latent, DynamicPersistent, &causal, LATENT_COLUMNS_SHARED),
     ]

@@ -138,34 +138,36 @@ fn load_ranges<'k>(fwd: &Fwd<'k>, in_warp: bool) {
         false => tensor.load(head, row, of),
     };
     let run = || {
-        let (mut q, mut k, mut v) = (fwd.q.producer(), fwd.k.producer(), fwd.v.producer());
-        let v_first = fwd.spec.tile.loads_v_first();
+        let mut q = fwd.q.producer();
+        let [mut k, mut v] =
+            parts(fwd).map(|of| of.into_iter().map(TmaPipeline::producer).collect::<Vec<_>>());
+        // If V has two parts, the first one is loaded before K in any case.
+        let before_k = v.len() - usize::from(!fwd.spec.tile.loads_v_first());
         scheduler.produce(|work, _, fetch_next| {
             let work = fwd.cut(work, in_warp);
             let WorkTile { head, kv_head, row, kv, .. } = work;
             let [of_q, of_k, of_v] = fwd.sequences(&work);
+            let load_all = |parts: &mut [TmaProducer<'k>], key, of| {
+                parts.iter_mut().for_each(|part| load(part, kv_head, key, of));
+            };
             let visits = kv.first.lt(kv.end);
             let blocks = fwd.blocks_by(&work, in_warp, None);
             let key = b.var("key", blocks.first_key());
             b.if_uniform(visits, || {
-                load(&mut k, kv_head, key.get(), of_k);
+                load_all(&mut k, key.get(), of_k);
                 load(&mut q, head, row, of_q); // A1:4-5
                 blocks.for_each_unmasked(1, |block| {
                     // A1:6
                     let before = key.get();
-                    if v_first {
-                        load(&mut v, kv_head, before, of_v);
-                    }
-                    load(&mut k, kv_head, block.key, of_k);
-                    if !v_first {
-                        load(&mut v, kv_head, before, of_v);
-                    }
+                    load_all(&mut v[..before_k], before, of_v);
+                    load_all(&mut k, block.key, of_k);
+                    load_all(&mut v[before_k..], before, of_v);
                     key.set(block.key);
                 });
             });
             // Meanwhile another warp, if any, finds the blocks that the next tile visits.
             fetch_next();
-            b.if_uniform(visits, || load(&mut v, kv_head, key.get(), of_v));
+            b.if_uniform(visits, || load_all(&mut v, key.get(), of_v));
         });
     };
     if in_warp { run() } else { b.once_per_role(run) }

@@ -200,17 +200,19 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
         let mask = Mask::of_intervals(Intervals { of_row, per_sequence: false, per_head: false });
         problem(dtype, (keys, keys), MANY_HEADS, dims.0).head_dim_v(dims.1).mask(mask)
     };
-    let two = DIMS.map(|dims| of(IntervalsOfRow::Two, Dtype::Bf16, 8192, dims));
+    let wide = [(512, 512), (320, 320)];
+    let two = DIMS.into_iter().chain(wide).map(move |dims| of(IntervalsOfRow::Two, Dtype::Bf16, 8192, dims));
     let one = [64, 128, 256].map(|dim| of(IntervalsOfRow::One, Dtype::Bf16, 8192, (dim, dim)));
-    let short = [64, 128].map(|dim| {
-        let mut spec = of(IntervalsOfRow::Two, Dtype::F16, 512, (dim, dim)).sink();
+    let short = [(Dtype::F16, (64, 64)), (Dtype::F16, (128, 128)), (Dtype::Bf16, (576, 512))];
+    let short = short.map(|(dtype, dims)| {
+        let mut spec = of(IntervalsOfRow::Two, dtype, 512, dims).sink();
         spec.softcap = Some(SOFTCAP);
         spec
     });
     let sequences = Sequences::packed(2).longest(4096);
     let some = IntervalsOfRow::Causal { sequences: 2 };
-    let packed =
-        [(IntervalsOfRow::Two, 64), (IntervalsOfRow::One, 128), (IntervalsOfRow::Two, 256), (some, 128)];
+    let [one_of, two_of] = [IntervalsOfRow::One, IntervalsOfRow::Two];
+    let packed = [(two_of, 64), (one_of, 128), (two_of, 256), (some, 128), (two_of, 512), (some, 512)];
     let packed = packed
         .map(|(of_row, dim)| of(of_row, Dtype::Bf16, 8192, (dim, dim)).seqs_q(sequences).seqs_k(sequences));
     let causal = of(IntervalsOfRow::One, Dtype::Bf16, 8192, (128, 128)).causal();
@@ -220,7 +222,7 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let of = |dim, (words, side)| of(IntervalsOfRow::Blocks { words, side }, Dtype::Bf16, 8192, (dim, dim));
     let sinks = of(128, large).causal().sink();
     let blocks = [sinks, of(128, large), of(64, large).causal(), of(128, small), of(64, small).causal()];
-    two.into_iter().chain(one).chain(short).chain(packed).chain([causal, chunks]).chain(blocks)
+    two.chain(one).chain(short).chain(packed).chain([causal, chunks]).chain(blocks)
 }
 
 /// Problems with more columns of V than one warpgroup's registers hold, dense and packed. Some have all columns of a

@@ -1,11 +1,11 @@
 //! Wide problems over caches.
 
-use fa3_types::{Dtype, LseForm, ProblemSpec, Sequences, Shape};
+use fa3_types::{Dtype, Intervals, IntervalsOfRow, LseForm, Mask, ProblemSpec, Sequences, Shape};
 
 use super::forward::with_qv;
 
 /// Wide problems over caches: decoding and chunked prefill, in pages that are copied in blocks of rows or row by row,
-/// and in e4m3.
+/// and in e4m3. Then such problems in 16 bits under masks of intervals.
 pub(super) fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
     let over_pages = |rows, heads, dims: (usize, usize), page| {
         let q = Shape { batch: 2, seqlen: rows, heads, head_dim: dims.0 };
@@ -35,5 +35,13 @@ pub(super) fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
     // FlashMLA's LSE.
     let with_its_lse = [latent(1, 128, 512, 64), latent(1, 128, 512, 64).sink()];
     let with_its_lse = with_its_lse.map(|spec| spec.lse_form(of_flash_mla));
-    of_16_bits.into_iter().chain(of_e4m3).chain(with_its_lse)
+    let [two, causal, tree] =
+        [IntervalsOfRow::Two, IntervalsOfRow::Causal { sequences: 2 }, IntervalsOfRow::Tree { words: 2 }];
+    let intervals =
+        [(16, two, 64), (16, two, 1), (2048, two, 64), (2048, two, 1), (16, causal, 64), (16, tree, 64)];
+    let intervals = intervals.map(|(rows, of_row, page)| {
+        let form = Intervals { of_row, per_sequence: true, per_head: false };
+        over_pages(rows, 8, (512, 512), page).mask(Mask::of_intervals(form))
+    });
+    of_16_bits.into_iter().chain(of_e4m3).chain(with_its_lse).chain(intervals)
 }
