@@ -2,11 +2,15 @@
 
     python3 bench/masks.py
     python3 bench/masks.py --only documents --rounds 5
+    python3 bench/masks.py --only images --head-dim 64 128 256 512 --pages 1 16 64
 
 Q, K and V are (1, seqlen, heads, head_dim) in bf16. Ours is `fa3.flash_attn_func(..., intervals=)`. FlexAttention is
 torch's, compiled, with the same mask as a function and as a `BlockMask`, which is made before the measurement. `flag`
-is our own kernel for the mask, if we have one. TFLOP/s count visible scores only: 4 * head_dim operations for each
-score in the forward pass, and 10 * head_dim in the backward pass. The ratio is FlexAttention's time divided by ours.
+is our own kernel for the mask, if we have one. Beside images, whose mask is nearly causal, `causal` is our kernel of
+the causal mask. With `--pages` the forward pass also reads K and V from a cache with pages of that many rows, in a
+random order, by `fa3.flash_attn_with_kvcache`; FlexAttention reads them without pages. TFLOP/s count visible scores
+only: 4 * head_dim operations for each score in the forward pass, and 10 * head_dim in the backward pass. The ratio is
+FlexAttention's time divided by ours.
 
 Rows of O are compared with float64, gradients with FlexAttention's, and the exit code is 1 if one is wrong.
 """
@@ -25,11 +29,14 @@ WRONG = 0.02
 
 
 class Mask(NamedTuple):
-    """A mask: its intervals, FlexAttention's function, and the arguments of our own kernel, if any."""
+    """A mask: its intervals, FlexAttention's function, the arguments of our own kernel, if any, and whether our kernel
+    of the causal mask is measured beside.
+    """
 
     intervals: torch.Tensor
     function: object
     flag: dict | None = None
+    is_nearly_causal: bool = False
 
 
 def documents(seqlen):
@@ -58,6 +65,20 @@ def prefix(seqlen):
     return Mask(intervals, lambda b, h, q, k: (q >= k) | (k < first))
 
 
+def images(seqlen):
+    """A causal mask, and images of 256 rows, one in each 1,024, which see themselves."""
+    from fa3 import masks
+
+    starts = torch.arange(512, seqlen, 1024, device="cuda")
+    row = torch.arange(seqlen, device="cuda")
+    image = torch.where(row % 1024 // 256 == 2, row // 1024, -1)
+    return Mask(
+        masks.with_spans(torch.stack((starts, starts + 256), -1)[None], seqlen, seqlen),
+        lambda b, h, q, k: (q >= k) | (image[q] == image[k]) & (image[q] >= 0),
+        is_nearly_causal=True,
+    )
+
+
 def causal(seqlen):
     """The causal mask, for which we have a flag."""
     from fa3 import masks
@@ -77,6 +98,7 @@ MASKS = {
     "documents": documents,
     "window and sink": window_and_sink,
     "prefix": prefix,
+    "images": images,
     "causal": causal,
     "window": window,
 }
@@ -88,6 +110,7 @@ def parse(words=None):
     parser.add_argument("--only", metavar="TEXT", help="only settings whose names contain it")
     parser.add_argument("--seqlen", type=settings.count, nargs="+", default=[8192, 16384], metavar="N")
     parser.add_argument("--head-dim", type=settings.count, nargs="+", default=[64, 128], metavar="N")
+    parser.add_argument("--pages", type=settings.count, nargs="+", default=[], metavar="N", help="rows of a page")
     return parser.parse_args(words)
 
 
@@ -105,7 +128,23 @@ def passes(mask, q, k, v):
     }
     if mask.flag:
         functions["flag"] = lambda: flash_attn_func(q, k, v, **mask.flag)
+    if mask.is_nearly_causal:
+        functions["causal"] = lambda: flash_attn_func(q, k, v, causal=True)
     return functions
+
+
+def over_pages(functions, mask, rows, q, k, v):
+    """The forward passes whose K and V are in pages of `rows` rows, and FlexAttention's."""
+    from fa3 import flash_attn_with_kvcache
+
+    pages = torch.randperm(q.shape[1] // rows, device=q.device)
+    k, v = (torch.empty_like(x).index_copy_(0, pages, x) for x in (x[0].unflatten(0, (-1, rows)) for x in (k, v)))
+    given = dict(cache_seqlens=q.shape[1], page_table=pages.to(torch.int32)[None])
+    ours = {"ours": dict(intervals=mask.intervals), "flag": mask.flag, "causal": dict(causal=True)}
+    return {
+        by: functions[by] if by == "flex" else lambda more=ours[by]: flash_attn_with_kvcache(q, k, v, **given, **more)
+        for by in functions
+    }
 
 
 def gradients(functions, dout, tensors):
@@ -142,12 +181,24 @@ def measure(name, mask, seqlen, head_dim, options):
     )
     tensors = [x.requires_grad_() for x in (q, k, v)]
     functions = passes(mask, q, k, v)
+    try:
+        functions["flex"]()
+    except Exception as exception:
+        print(f"flex: {type(exception).__name__}: {' '.join(str(exception).split())[:200]}", flush=True)
+        del functions["flex"]
     with torch.no_grad():
-        errors = {by: error(function(), mask, q, k, v) for by, function in functions.items()}
-        yield report(name, "forward", 4, functions, errors, (seqlen, heads, head_dim, mask), options)
+        for rows in (None, *options.pages):
+            each = functions if rows is None else over_pages(functions, mask, rows, q, k, v)
+            results = {by: function() for by, function in each.items()}
+            errors = {by: error(o, mask, q, k, v) for by, o in results.items() if by != "causal"}
+            of = "forward" if rows is None else f"pages {rows}"
+            yield report(name, of, 4, each, errors, (seqlen, heads, head_dim, mask), options)
+    if head_dim > 256 or "flex" not in functions:
+        return
     functions = gradients(functions, dout, tensors)
     right = [x.double() for x in functions["flex"]()]
-    errors = {by: max(map(distance, function(), right)) for by, function in functions.items()}
+    results = {by: function() for by, function in functions.items()}
+    errors = {by: max(map(distance, x, right)) for by, x in results.items() if by != "causal"}
     yield report(name, "backward", 10, functions, errors, (seqlen, heads, head_dim, mask), options)
 
 
@@ -158,7 +209,9 @@ def report(name, direction, products, functions, errors, shape, options):
     ms = timing.in_turns(functions, options.rounds, options.slice_ms)
     text = "  ".join(f"{by} {1e3 * of:8.1f} us {flops / of / 1e9:4.0f} TFLOP/s" for by, of in ms.items())
     setting = {"mask": name, "pass": direction, "seqlen": seqlen, "head_dim": head_dim}
-    print(f"{name:16} {direction:8} {seqlen:6} d {head_dim:3}  {text}  ratio {ratio(ms):.3f}", flush=True)
+    to_flex = f"  ratio {ratio(ms):.3f}" if "flex" in ms else ""
+    to_causal = f"  of causal {ms['causal'] / ms['ours']:.3f}" if "causal" in ms else ""
+    print(f"{name:16} {direction:8} {seqlen:6} d {head_dim:3}  {text}{to_flex}{to_causal}", flush=True)
     print_wrong(errors, WRONG)
     return setting | {"ms": ms, "errors": errors}
 
@@ -180,11 +233,11 @@ def main():
                     torch.manual_seed(0)
                     torch.compiler.reset()
                     results += measure(name, draw(seqlen), seqlen, head_dim, options)
-    for direction in ("forward", "backward"):
+    for direction in dict.fromkeys(result["pass"] for result in results):
         ratios = [
             (ratio(result["ms"]), f"{result['mask']}  {result['seqlen']}  d {result['head_dim']}")
             for result in results
-            if result["pass"] == direction
+            if result["pass"] == direction and "flex" in result["ms"]
         ]
         if ratios:
             print(f"{direction}, to FlexAttention: {settings.mean_and_worst(ratios)}")

@@ -144,7 +144,7 @@ def test_rows_see_the_new_keys_of_their_bits(nan_in_new_tensors, device, layout,
 @pytest.mark.parametrize("splits", [dict(), dict(num_splits=1), dict(split_keys=128)], ids=str)
 @pytest.mark.parametrize("layout, rows", [(16, [1, 70, 0, 1, 1, 3]), (1, 3)], ids=str)
 def test_wide_heads_under_masks_of_data(nan_in_new_tensors, device, layout, rows, splits):
-    cached = Cached(device, layout=layout, rows=rows, heads=(2, 1), head_dims=(512, 512))
+    cached = Cached(device, layout=layout, rows=rows, heads=(4, 1), head_dims=(512, 512))
     for make, mask in itertools.product(INTERVALS[: 1 if device == "cpu" else None], (dict(causal=True), dict(window_size=(60, 9)))):
         cached.check(intervals=cached.intervals(make), **splits, **mask)
     causal = torch.tensor([True, False, True, False, True, False], device=device)

@@ -68,7 +68,7 @@ def test_intervals_count_the_keys_of_their_sequence(nan_in_new_tensors, device, 
 
 @pytest.mark.parametrize("used", [None, USED[0]], ids=["all", "in part"])
 def test_wide_heads_under_masks_of_data(nan_in_new_tensors, device, used):
-    packed = Packed(device, heads=(2, 1), head_dims=(512, 512), used=used)
+    packed = Packed(device, heads=(4, 1), head_dims=(512, 512), used=used)
     for make, mask in itertools.product(INTERVALS[: 1 if device == "cpu" else None], (dict(), dict(window_size=(37, 11), softcap=3.0))):
         packed.check(intervals=packed.intervals(make), **mask)
     numbers = torch.tensor([1, 0, -3, 0, 0, 1, 2**31 - 1, 0], dtype=I32, device=device)
