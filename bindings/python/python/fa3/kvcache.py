@@ -16,7 +16,7 @@ from .new_rows import NewRows
 from .score import ScoreMod
 from .sequences import Sequences
 
-_REPEATS = operator.repeats("q", "k", "v", "seqused_k", "page_table", "cu_seqlens_q")
+_REPEATS = operator.repeats("q", "k", "v", "seqused_k", "page_table", "cu_seqlens_q", "k_descale", "v_descale")
 
 
 @overload
@@ -301,8 +301,6 @@ def flash_attn_with_kvcache(
         max_seqlen_q,
         rotary_seqlens,
         q_descale,
-        k_descale,
-        v_descale,
         softmax_scale,
         causal,
         window_size,
@@ -324,7 +322,7 @@ def flash_attn_with_kvcache(
         return_max_logits,
         score,
     )
-    tensors = q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q
+    tensors = q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, k_descale, v_descale
     if (found := operator.again(_REPEATS, tensors, given)) is not None:
         return (*found, None, None) if return_softmax_lse else found  # type: ignore[no-any-return]
     arguments.check_hints(num_splits, pack_gqa)
