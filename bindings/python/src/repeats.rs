@@ -30,8 +30,8 @@ const ALIGNMENT: u64 = 16;
 /// Attention that a function computes again. The function gives its tensors in the order of `names`, the first three of
 /// which are q, k and v, and all of its other arguments as options. After a call without gradients it keeps the
 /// options, and the operation that they mean. A later call with equal options then converts and checks no option:
-/// `attend` does everything that is left. `allocate(like, bytes, zeros)` makes a workspace as in `run`. Tensors k_descale
-/// and v_descale are scales of heads, or of tokens and heads.
+/// `attend` does everything that is left. `allocate(like, bytes, zeros)` makes a workspace as in `run`. Tensors
+/// k_descale and v_descale are scales of heads, or of tokens and heads.
 #[pyclass(frozen, module = "fa3._fa3")]
 pub(crate) struct Repeats {
     names: Vec<String>,
@@ -216,8 +216,11 @@ impl Repeats {
             let are_of_heads =
                 scales.rank == 2 && [sequences, heads] == [Some(scales.shape[0]), Some(scales.shape[1])];
             scales.element == Element::Number(Dtype::F32)
-                && k.is_some_and(|k| k.element == Element::Number(Dtype::E4m3))
-                && (are_of_heads || scales.rank == 3)
+                && match k.map(|k| &k.element) {
+                    Some(Element::Number(Dtype::E4m3)) => are_of_heads || scales.rank == 3,
+                    Some(Element::Number(Dtype::Int8)) => scales.rank == 3,
+                    _ => false,
+                }
         })
     }
 

@@ -58,10 +58,10 @@ def decoding(of=lambda x: x, dtype=BF16, rows=2, **options):
     return fa3.flash_attn_with_kvcache, (q, *cache), lists | options
 
 
-def decoding_of_8_bits(of=lambda x: x, scales=(6, 4, 2), **options):
-    """Decoding over caches of e4m3 with scales, of tokens and heads in these pages or of heads."""
+def decoding_of_8_bits(of=lambda x: x, scales=(6, 4, 2), codes=torch.float8_e4m3fn, **options):
+    """Decoding over caches of codes with scales, of tokens and heads in these pages or of heads."""
     function, (q, *cache), lists = decoding()
-    k, v = (x.to(torch.float8_e4m3fn) for x in cache)
+    k, v = (x.to(codes) for x in cache)
     named = {f"{name}_descale": of(torch.arange(48.0)[: math.prod(scales)].view(scales) + i) for i, name in enumerate("kv")}
     return function, (q, k, v), lists | named | options
 
@@ -108,17 +108,19 @@ def test_a_call_that_is_made_again_takes_the_shorter_way(runs, make, with_lse, d
     assert outcome(make(dtype=dtype, rows=11 if make is not decoding else 3, **{name: with_lse}))[0] and not runs
 
 
-@pytest.mark.parametrize("scales", [(6, 4, 2), (2, 2)])
-def test_scales_are_no_options(runs, scales):
-    expected = alone(decoding_of_8_bits(scales=scales))
+@pytest.mark.parametrize(
+    "given", [dict(scales=(6, 4, 2)), dict(scales=(2, 2)), dict(codes=torch.int8)], ids=["tokens", "heads", "int8"]
+)
+def test_scales_are_no_options(runs, given):
+    expected = alone(decoding_of_8_bits(**given))
     del runs[:]
-    assert outcome(decoding_of_8_bits(scales=scales)) == expected and not runs
+    assert outcome(decoding_of_8_bits(**given)) == expected and not runs
     # Their numbers and strides are the ones of this call.
     others = dict(numbers=lambda x: x * 2 + 1, strides=lambda x: x.transpose(0, 1).contiguous().transpose(0, 1) * 3)
     for of in others.values():
-        other = alone(decoding_of_8_bits(of, scales))
+        other = alone(decoding_of_8_bits(of, **given))
         del runs[:]
-        assert outcome(decoding_of_8_bits(of, scales)) == other != expected and not runs
+        assert outcome(decoding_of_8_bits(of, **given)) == other != expected and not runs
 
 
 SCALES = {
@@ -135,6 +137,7 @@ SCALES = {
     "that are negated": dict(of=torch._neg_view),
     "of a subclass": dict(of=lambda x: x.as_subclass(Subclass)),
     "that are numbers": dict(k_descale=1.0),
+    "of int8": dict(codes=torch.int8),
 }
 
 

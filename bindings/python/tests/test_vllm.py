@@ -244,26 +244,31 @@ def spec_of(backend, head_size, dtype="fp8_per_token_head", **options):
     interface = importlib.import_module("vllm.v1.kv_cache_interface")
     of_cache = dict(block_size=PAGE, num_kv_heads=HEADS_KV, head_size=head_size, head_size_v=head_size)
     mode = interface.get_kv_quant_mode(dtype)
-    return interface.AttentionSpec(**of_cache, dtype=torch.uint8, kv_quant_mode=mode, **options)
+    codes = torch.int8 if dtype.startswith("int8") else torch.uint8
+    return interface.AttentionSpec(**of_cache, dtype=codes, kv_quant_mode=mode, **options)
 
 
-def by_rows(x):
+def by_rows(x, codes=E4M3):
     """The numbers of a cache with a scale for each token and head."""
-    scale = x.float().abs().amax(-1, keepdim=True) / 448
-    return ((x * (1 / scale)).to(E4M3).float() * scale).to(x.dtype)
+    scale = x.float().abs().amax(-1, keepdim=True) / (448 if codes == E4M3 else 127)
+    y = x * (1 / scale)
+    y = y.to(codes) if codes == E4M3 else (y + 0.5 * y.sign()).trunc()
+    return (y.float() * scale).to(x.dtype)
 
 
+@pytest.mark.parametrize("codes", [E4M3, torch.int8])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("head_size", [64, 128])
-def test_caches_with_scales_of_tokens_and_heads(backend, device, layout, head_size):
-    spec = backend.Fa3Backend.customize_spec(spec_of(backend, head_size))
-    batch = Batch(device, head_size, layout, E4M3, extra=spec.state_content_bytes - 2 * head_size)
+def test_caches_with_scales_of_tokens_and_heads(backend, device, layout, head_size, codes):
+    dtype = "fp8_per_token_head" if codes == E4M3 else "int8_per_token_head"
+    spec = backend.Fa3Backend.customize_spec(spec_of(backend, head_size, dtype))
+    batch = Batch(device, head_size, layout, codes, extra=spec.state_content_bytes - 2 * head_size)
     # Rows differ in size, so that no other scale will do.
     sizes = [torch.linspace(-9, 0, len(x), device=device).exp2()[:, None, None].to(BF16) for x in batch.k]
     batch.v = [x * size for x, size in zip(batch.v, sizes)]
-    impl = make(backend, head_size, kv_cache_dtype="fp8_per_token_head", sliding_window=5)
+    impl = make(backend, head_size, kv_cache_dtype=dtype, sliding_window=5)
     metadata = build(backend, batch.lists(backend))
-    check(batch, impl, metadata, lambda q, k, v: standard(q, by_rows(k), by_rows(v), window_size=(4, 0))[0])
+    check(batch, impl, metadata, lambda q, *kv: standard(q, *(by_rows(x, codes) for x in kv), window_size=(4, 0))[0])
 
 
 def test_rows_with_scales_are_as_far_apart_as_kernels_take_them(backend):
@@ -388,10 +393,11 @@ def test_what_the_backend_says_it_computes(backend):
     rest = (16, False, False, False, False, capability(9, 0))
     for size, dtype, works in ((128, "fp8", True), (72, "fp8", False), (512, "fp8", True), (512, "auto", True)):
         assert (ours.supports_combination(size, BF16, dtype, *rest) is None) == works
-    of_tokens = "fp8_per_token_head"
-    assert of_tokens in ours.supported_kv_cache_dtypes and not ours.supports_combination(256, BF16, of_tokens, *rest)
-    refusal = f"a cache of {of_tokens} has a head size of at most 256, not 512"
-    assert ours.supports_combination(512, BF16, of_tokens, *rest) == refusal
+    for codes in ("fp8", "int8"):
+        of_tokens = f"{codes}_per_token_head"
+        assert of_tokens in ours.supported_kv_cache_dtypes and not ours.supports_combination(256, BF16, of_tokens, *rest)
+        refusal = f"a cache of {of_tokens} has a head size of at most 256, not 512"
+        assert ours.supports_combination(512, BF16, of_tokens, *rest) == refusal
     with_images = (*rest[:4], True, rest[-1])
     assert ours.supports_mm_prefix() and ours.supports_combination(256, BF16, "auto", *with_images) is None
     refusal = "images that see themselves need a cache of 16 bits, not of fp8"
@@ -399,7 +405,7 @@ def test_what_the_backend_says_it_computes(backend):
     assert all(ours.supports_attn_type(x) for x in ("decoder", "encoder", "encoder_only", "encoder_decoder"))
 
 
-@pytest.mark.parametrize("dtype", ["auto", "fp8", "fp8_per_token_head"])
+@pytest.mark.parametrize("dtype", ["auto", "fp8", "fp8_per_token_head", "int8_per_token_head"])
 def test_head_sizes_that_it_says_it_computes_are_those_of_the_kernels(backend, dtype):
     """Fake tensors are checked by the rules of an H100."""
     fake = pytest.importorskip("torch._subclasses.fake_tensor")
@@ -410,7 +416,8 @@ def test_head_sizes_that_it_says_it_computes_are_those_of_the_kernels(backend, d
         with fake.FakeTensorMode():
             q = torch.empty(3, HEADS, size, dtype=BF16, device="cuda")
             columns = backend.Fa3Backend.customize_spec(spec_of(backend, size, dtype)).state_content_bytes or 2 * size
-            cache = torch.empty(4, HEADS_KV, PAGE, columns, dtype=BF16 if dtype == "auto" else E4M3, device="cuda")
+            element = dict(auto=BF16, int8_per_token_head=torch.int8).get(dtype, E4M3)
+            cache = torch.empty(4, HEADS_KV, PAGE, columns, dtype=element, device="cuda")
             list_of = lambda *shape: torch.empty(*shape, dtype=I32, device="cuda")
             metadata = backend.Fa3Metadata(3, 2, 9, list_of(3), list_of(2), list_of(2, 3), list_of(3), True)
             layer = SimpleNamespace(_k_scale=torch.empty((), device="cuda"), _v_scale=torch.empty((), device="cuda"))
@@ -472,7 +479,7 @@ def test_vllm_takes_the_backend(registry, backend):
 
 
 @needs_vllm
-@pytest.mark.parametrize("cache", ["auto", "fp8", "fp8_per_token_head"])
+@pytest.mark.parametrize("cache", ["auto", "fp8", "fp8_per_token_head", "int8_per_token_head"])
 def test_a_layer_of_vllm(backend, device, cache):
     """vLLM's own layer writes keys to its cache, and gets O."""
     config = importlib.import_module("vllm.config")
@@ -509,8 +516,8 @@ def test_a_layer_of_vllm(backend, device, cache):
         found = layer(q, k, v)
     if cache == "fp8":
         k, v = (x.to(E4M3).to(x.dtype) for x in (k, v))
-    if cache == "fp8_per_token_head":
-        k, v = (by_rows(x.view(5, -1, 64)) for x in (k, v))
+    if cache.endswith("per_token_head"):
+        k, v = (by_rows(x.view(5, -1, 64), E4M3 if cache.startswith("fp8") else torch.int8) for x in (k, v))
     wanted = standard(*(x.view(1, 5, -1, 64) for x in (q, k, v)), causal=True)[0].flatten(2)[0]
     torch.testing.assert_close(found.double(), wanted, rtol=1e-2, atol=1e-2)
 

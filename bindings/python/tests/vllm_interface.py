@@ -224,16 +224,18 @@ class DeviceCapability(tuple):
 class KVQuantMode(IntEnum):
     NONE = 0
     FP8_PER_TENSOR = 1
+    INT8_PER_TOKEN_HEAD = 2
     FP8_PER_TOKEN_HEAD = 3
 
     @property
     def is_per_token_head(self):
-        return self == KVQuantMode.FP8_PER_TOKEN_HEAD
+        return self in (KVQuantMode.INT8_PER_TOKEN_HEAD, KVQuantMode.FP8_PER_TOKEN_HEAD)
 
 
 def get_kv_quant_mode(kv_cache_dtype):
-    modes = dict(fp8_per_token_head=KVQuantMode.FP8_PER_TOKEN_HEAD)
-    return modes.get(kv_cache_dtype, KVQuantMode(kv_cache_dtype.startswith("fp8")))
+    if kv_cache_dtype.endswith("per_token_head"):
+        return KVQuantMode[kv_cache_dtype.upper()]
+    return KVQuantMode(kv_cache_dtype.startswith("fp8"))
 
 
 def is_quantized_kv_cache(kv_cache_dtype):
@@ -278,10 +280,15 @@ def triton_reshape_and_cache_flash_per_token_head_quant(
     page, row = slots // key_cache.shape[1], slots % key_cache.shape[1]
     for new, cache, scales in ((key, key_cache, k_scale_cache), (value, value_cache, v_scale_cache)):
         new = new[used].float()
-        scale = (new.abs().amax(-1) / 448.0).clamp(min=1e-6)
+        largest = 127.0 if cache.dtype == torch.int8 else 448.0
+        scale = (new.abs().amax(-1) / largest).clamp(min=1e-6)
         scales[page, row] = scale
+        codes = new * (1.0 / scale[..., None])
+        if cache.dtype == torch.int8:
+            # Half of an integer is rounded away from 0.
+            codes = torch.where(codes >= 0, codes + 0.5, codes - 0.5).trunc()
         # Torch's CPU puts no float8 to places that a tensor lists.
-        codes = (new * (1.0 / scale[..., None])).clamp(-448.0, 448.0).to(cache.dtype)
+        codes = codes.clamp(-largest, largest).to(cache.dtype)
         cache.view(torch.uint8)[page, row] = codes.view(torch.uint8)
 
 

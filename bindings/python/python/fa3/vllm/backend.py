@@ -48,6 +48,7 @@ class Fa3Backend(AttentionBackend):
         "fp8",
         "fp8_e4m3",
         "fp8_per_token_head",
+        "int8_per_token_head",
     ]
     forward_includes_kv_cache_update = False
     # Attention over a cache reads keys from the cache only.
@@ -291,8 +292,8 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
             query: (tokens, heads, head_size), float16 or bfloat16.
             key, value: (tokens, heads_kv, head_size). Only an encoder's attention reads them.
             kv_cache: (pages, heads_kv, page_rows, 2 * head_size), with any strides: K and V are the halves of its last
-                dimension. uint8 or float8_e4m3fn, if it is an 8-bit cache. The last dimension of one with scales of
-                tokens and heads is longer (`Fa3Backend.customize_spec`).
+                dimension. uint8, float8_e4m3fn or int8, if it is an 8-bit cache. With scales of tokens and heads its
+                last dimension is longer (`Fa3Backend.customize_spec`).
             attn_metadata: None in a profiling run, whose O is 0.
             output: O, (tokens, heads, head_size), which is returned. Rows of no token are 0.
         """
@@ -362,11 +363,11 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
         ops.reshape_and_cache_flash(key, value, keys, values, slot_mapping, self.kv_cache_dtype, *scales)
 
     def _parts(self, kv_cache: Tensor) -> tuple[Tensor, ...]:
-        """K and V, (pages, page_rows, heads_kv, head_size), and if tokens have scales, those of K and of V, float32
-        (pages, page_rows, heads_kv).
+        """K and V, (pages, page_rows, heads_kv, head_size), and the scales of K's and V's tokens, float32 (pages,
+        page_rows, heads_kv), if there are some.
         """
         kv_cache, scales = kv_cache.transpose(1, 2).tensor_split((2 * self.head_size,), dim=-1)
-        if self.is_quantized:
+        if self.is_quantized and kv_cache.dtype != torch.int8:
             kv_cache = kv_cache.view(torch.float8_e4m3fn)
         halves = kv_cache.tensor_split((self.head_size,), dim=-1)
         return (*halves, *scales.view(torch.float32).unbind(-1)[:2]) if self.quant_mode.is_per_token_head else halves
