@@ -34,7 +34,7 @@ enum {
 };
 
 /* The type of a tensor's elements. */
-enum { FA3_F32 = 0, FA3_F16 = 1, FA3_BF16 = 2, FA3_E4M3 = 3, FA3_I32 = 4 };
+enum { FA3_F32 = 0, FA3_F16 = 1, FA3_BF16 = 2, FA3_E4M3 = 3, FA3_I32 = 4, FA3_INT8 = 5 };
 
 /* A tensor of a call. Names are those of the operation, such as "q". Dimensions are (batch, seqlen, heads, head_dim),
  * and (total, heads, head_dim) for packed sequences. Strides count elements; NULL stands for a contiguous tensor. The

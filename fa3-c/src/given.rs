@@ -68,7 +68,8 @@ pub(crate) unsafe fn tensors(given: &[CTensor]) -> Result<Vec<Named>, Error> {
             2 => Element::Number(Dtype::Bf16),
             3 => Element::Number(Dtype::E4m3),
             4 => Element::Integer,
-            other => return Err(refused(format!("{name} has dtype {other}, expected 0 to 4"))),
+            5 => Element::Number(Dtype::Int8),
+            other => return Err(refused(format!("{name} has dtype {other}, expected 0 to 5"))),
         };
         let (mut shape, mut strides) = ([0; DIMS], [0; DIMS]);
         // SAFETY: the caller guarantees the pointers.

@@ -167,8 +167,8 @@ impl Published {
         let is_papers = batch * seqlen == TOKENS && heads * head_dim == HIDDEN && is_plain;
         let figure = match (dtype, pass) {
             (Dtype::E4m3, _) => 7,
-            (Dtype::F16 | Dtype::Bf16 | Dtype::F32, Pass::Forward) => 5,
-            (Dtype::F16 | Dtype::Bf16 | Dtype::F32, Pass::Backward) => 6,
+            (Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::Int8, Pass::Forward) => 5,
+            (Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::Int8, Pass::Backward) => 6,
         };
         let key = (figure, head_dim, mask);
         let panel = PANELS.iter().find(|panel| (panel.figure, panel.head_dim, panel.mask) == key);

@@ -20,7 +20,7 @@ impl Precision {
         match dtype.default_output() {
             Dtype::F32 => Precision::F32,
             Dtype::F16 => Precision::F16,
-            Dtype::Bf16 | Dtype::E4m3 => Precision::Bf16,
+            Dtype::Bf16 | Dtype::E4m3 | Dtype::Int8 => Precision::Bf16,
         }
     }
 

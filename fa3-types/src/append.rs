@@ -211,7 +211,9 @@ impl AppendProblem {
             rows.check()?;
         }
         let rotated = rows.map(|rows| rows.k_new).or(queries.map(|queries| queries.q));
-        if let (Some(_), Some(TensorDesc { dtype: given @ Dtype::E4m3, .. })) = (&rotary, rotated) {
+        if let (Some(_), Some(TensorDesc { dtype: given @ (Dtype::E4m3 | Dtype::Int8), .. })) =
+            (&rotary, rotated)
+        {
             return Err(AppendProblemError::RotatedDtype { given });
         }
         if let Some(queries) = &queries {
@@ -297,7 +299,7 @@ impl AppendedRows {
 
     fn check(&self) -> Result<(), AppendProblemError> {
         let of_new = self.k_new.dtype;
-        if of_new == Dtype::F32 && self.k_cache.dtype == Dtype::E4m3 {
+        if of_new == Dtype::Int8 || of_new == Dtype::F32 && self.k_cache.dtype == Dtype::E4m3 {
             return Err(AppendProblemError::Dtype { tensor: TensorName::KNew, given: of_new });
         }
         let of_cache = if self.k_cache.dtype == Dtype::E4m3 { Dtype::E4m3 } else { of_new };

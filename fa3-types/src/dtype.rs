@@ -14,18 +14,20 @@ pub enum Dtype {
     Bf16,
     /// OCP FP8 E4M3: 4 exponent bits, 3 mantissa bits, largest finite value 448, NaN but no infinity.
     E4m3,
+    /// Integers from -128 to 127. Only K and V have this type, with [`TokenScales`](crate::TokenScales).
+    Int8,
 }
 
 impl Dtype {
     /// Every dtype, widest first.
-    pub const ALL: [Dtype; 4] = [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::E4m3];
+    pub const ALL: [Dtype; 5] = [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::E4m3, Dtype::Int8];
 
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
             Dtype::F32 => 4,
             Dtype::F16 | Dtype::Bf16 => 2,
-            Dtype::E4m3 => 1,
+            Dtype::E4m3 | Dtype::Int8 => 1,
         }
     }
 
@@ -35,22 +37,22 @@ impl Dtype {
         16 / self.bytes()
     }
 
-    /// The output type of attention on inputs of this type: the input type, but bf16 for e4m3.
+    /// The output type of attention on inputs of this type: the input type, but bf16 for 8 bits.
     pub const fn default_output(self) -> Dtype {
         match self {
             Dtype::F32 => Dtype::F32,
             Dtype::F16 => Dtype::F16,
-            Dtype::Bf16 | Dtype::E4m3 => Dtype::Bf16,
+            Dtype::Bf16 | Dtype::E4m3 | Dtype::Int8 => Dtype::Bf16,
         }
     }
 
-    /// Whether attention on inputs of this type may write `output`. Only e4m3 has a choice (bf16 or f16).
+    /// Whether attention on inputs of this type may write `output`. Only 8 bits have a choice (bf16 or f16).
     pub const fn may_output(self, output: Dtype) -> bool {
         match self {
             Dtype::F32 => matches!(output, Dtype::F32),
             Dtype::F16 => matches!(output, Dtype::F16),
             Dtype::Bf16 => matches!(output, Dtype::Bf16),
-            Dtype::E4m3 => matches!(output, Dtype::Bf16 | Dtype::F16),
+            Dtype::E4m3 | Dtype::Int8 => matches!(output, Dtype::Bf16 | Dtype::F16),
         }
     }
 }
@@ -62,13 +64,14 @@ impl fmt::Display for Dtype {
             Dtype::F16 => "f16",
             Dtype::Bf16 => "bf16",
             Dtype::E4m3 => "e4m3",
+            Dtype::Int8 => "int8",
         })
     }
 }
 
 /// The error for a name that is no dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected f32, f16, bf16 or e4m3")]
+#[error("expected f32, f16, bf16, e4m3 or int8")]
 pub struct UnknownDtype;
 
 impl FromStr for Dtype {

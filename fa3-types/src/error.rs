@@ -204,10 +204,15 @@ pub enum ProblemError {
     #[error("lists of keys exclude masks, and the mask {mask} is given")]
     ListsAndMask { mask: Mask },
     #[error(
-        "scales of tokens and heads belong to k and v of e4m3 beside q of 16 bits, not to k of {k} beside q of {q}{}{}",
+        "scales of tokens and heads belong to k and v of e4m3 or int8 beside q of 16 bits, not to k of {k} beside q of {q}{}{}",
         if *qv { " with qv" } else { "" }, if *lists { " in lists of keys" } else { "" }
     )]
     TokenScales { q: Dtype, k: Dtype, qv: bool, lists: bool },
+    #[error(
+        "only k and v may be int8, both of them beside q of 16 bits and with scales of tokens and heads: q is {q}, k {k} \
+         and v {v}, {} such scales", if *token_scales { "with" } else { "without" }
+    )]
+    Int8 { q: Dtype, k: Dtype, v: Dtype, token_scales: bool },
     #[error("{tensor} is {given}, expected f32")]
     ScaleDtype { tensor: TensorName, given: Dtype },
     #[error("{tensor} is {given}, expected {expected} like the first cache")]

@@ -177,8 +177,8 @@ impl Intervals {
         if are_packed && self.are_blocks() {
             return Err(ProblemError::BlocksPacked);
         }
-        if dtypes.contains(&Dtype::E4m3) {
-            return Err(ProblemError::IntervalsDtype { given: Dtype::E4m3 });
+        if let Some(given) = dtypes.into_iter().find(|dtype| matches!(dtype, Dtype::E4m3 | Dtype::Int8)) {
+            return Err(ProblemError::IntervalsDtype { given });
         }
         if has_qv { Err(ProblemError::IntervalsLatent) } else { Ok(()) }
     }

@@ -92,7 +92,7 @@ impl Problem {
                 return Err(ProblemError::DimTooLarge { tensor, dim: Dim::HeadDim, given, limit });
             }
         }
-        check_dtypes(q.dtype, k.dtype, v.dtype, o.dtype)?;
+        check_dtypes([q.dtype, k.dtype, v.dtype, o.dtype], token_scales.is_some())?;
         check_shapes(q.shape, k.shape, v.shape, o.shape)?;
         qv.as_ref().map_or(Ok(()), |qv| check_qv(qv, &q, o.shape))?;
         let heads = Heads::new(q.shape.heads, k.shape.heads)?;
@@ -314,8 +314,8 @@ impl Problem {
         self.q.dtype
     }
 
-    /// Whether K and V are e4m3 and Q is not (mixed input). K and V are dequantized to Q's type, exactly, before they
-    /// are multiplied.
+    /// Whether K and V are e4m3 or int8 and Q is not (mixed input). K and V are dequantized to Q's type before they are
+    /// multiplied: exactly, or rounded once, if tokens have scales.
     pub fn converts_keys(&self) -> bool {
         self.k.dtype != self.q.dtype
     }
@@ -334,8 +334,8 @@ impl Problem {
         })
     }
 
-    /// The scales of the rows of e4m3 K and V, beside Q of 16 bits: f32 (batch, seqlen_k, heads_kv, 1), with any
-    /// strides. An element is its code times its row's scale, rounded to Q's type, once.
+    /// The scales of the rows of e4m3 or int8 K and V, beside Q of 16 bits: f32 (batch, seqlen_k, heads_kv, 1), with
+    /// any strides. An element is its code times its row's scale, rounded to Q's type, once.
     pub fn token_scales(&self) -> Option<&TokenScales> {
         self.token_scales.as_ref()
     }

@@ -126,7 +126,7 @@ impl ProblemSpec {
         /// Says that e4m3 V is transposed.
         transposed_v() { v_layout: ValueLayout::Transposed }
 
-        /// Gives each row and head of e4m3 K and V its own scales: see [`Problem::token_scales`].
+        /// Gives each row and head of e4m3 or int8 K and V its own scales: see [`Problem::token_scales`].
         ///
         /// ```
         /// use fa3_types::{Dtype, ProblemSpec, Sequences, Shape, TokenScales};
@@ -203,6 +203,13 @@ impl ProblemSpec {
     /// Makes K and V e4m3, contiguous, for any type of Q.
     pub fn e4m3_keys(mut self) -> ProblemSpec {
         [self.k, self.v] = [self.k, self.v].map(|x| TensorDesc::contiguous(Dtype::E4m3, x.shape));
+        self
+    }
+
+    /// Makes K and V int8, contiguous, beside Q of 16 bits, and gives each row and head of them a scale.
+    pub fn int8_keys(mut self) -> ProblemSpec {
+        [self.k, self.v] = [self.k, self.v].map(|x| TensorDesc::contiguous(Dtype::Int8, x.shape));
+        self.token_scales = Some(TokenScales::contiguous(self.k.shape));
         self
     }
 

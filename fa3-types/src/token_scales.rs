@@ -1,9 +1,10 @@
-//! Scales of tokens and heads: an f32 number for each row and head of e4m3 K, and one for each row and head of V.
+//! Scales of tokens and heads: an f32 number for each row and head of e4m3 or int8 K, and one for each row and head of
+//! V.
 
 use crate::{Dtype, ProblemError, Sequences, Shape, TensorDesc, TensorName};
 
-/// The scales of the rows of e4m3 K and V, beside Q of 16 bits. An element of a row is its code times the row's scale,
-/// rounded to Q's type, once.
+/// The scales of the rows of e4m3 or int8 K and V, beside Q of 16 bits. An element of a row is its code times the row's
+/// scale, rounded to Q's type, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TokenScales {
     /// Scales of the rows of K, f32 of K's shape with a single column.
@@ -19,15 +20,16 @@ impl TokenScales {
         TokenScales { k: scales, v: scales }
     }
 
-    /// Checks that each row and head of K and V has a scale, and that they are e4m3 rows of 16-bit attention without
-    /// `qv`.
+    /// Checks that each row and head of K and V has a scale, and that they are e4m3 or int8 rows of 16-bit attention
+    /// without `qv`.
     pub(crate) fn check(
         &self,
         [q, k]: [&TensorDesc; 2],
         qv: bool,
         seqs: Sequences,
     ) -> Result<(), ProblemError> {
-        if q.dtype == Dtype::E4m3 || k.dtype != Dtype::E4m3 || qv || seqs.list().is_some() {
+        let has_codes = matches!(k.dtype, Dtype::E4m3 | Dtype::Int8);
+        if q.dtype == Dtype::E4m3 || !has_codes || qv || seqs.list().is_some() {
             let lists = seqs.list().is_some();
             return Err(ProblemError::TokenScales { q: q.dtype, k: k.dtype, qv, lists });
         }

@@ -57,6 +57,7 @@ pub(crate) const KNOWN: Known = Known::new(
         Feature::Qv,
         Feature::E4m3,
         Feature::E4m3Keys,
+        Feature::Int8Keys,
         Feature::TokenScales,
         Feature::Packed,
         Feature::Used,

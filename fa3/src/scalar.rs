@@ -14,7 +14,7 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     /// The type's name at run time.
     const DTYPE: Dtype;
 
-    /// The element type of O: the input type, but bf16 for e4m3.
+    /// The element type of O: the input type, but bf16 for 8 bits.
     type Output: Scalar;
 
     /// The value, exactly.
@@ -89,6 +89,7 @@ scalar!(f32, F32, f32, f32::from, f32::from);
 scalar!(f16, F16, f16, f16::to_f32, f16::from_f32);
 scalar!(bf16, Bf16, bf16, bf16::to_f32, bf16::from_f32);
 scalar!(E4m3, E4m3, bf16, E4m3::to_f32, E4m3::from_f32);
+scalar!(i8, Int8, bf16, f32::from, sealed::nearest);
 
 mod sealed {
     use half::slice::HalfFloatSliceExt;
@@ -102,6 +103,11 @@ mod sealed {
         }
         values
     };
+
+    /// The integer nearest to a number, ties to even; 0 for NaN.
+    pub(super) fn nearest(x: f32) -> i8 {
+        x.round_ties_even() as i8
+    }
 
     /// Numbers that have the same bytes in host memory and in a device's memory.
     pub trait Sealed: bytemuck::Pod {
@@ -146,6 +152,16 @@ mod sealed {
 
         fn narrow(from: &[f32], to: &mut [fa3_quant::E4m3]) {
             to.iter_mut().zip(from).for_each(|(to, &x)| *to = fa3_quant::E4m3::from_f32(x));
+        }
+    }
+
+    impl Sealed for i8 {
+        fn widen(from: &[i8], to: &mut [f32]) {
+            to.iter_mut().zip(from).for_each(|(to, &x)| *to = x.into());
+        }
+
+        fn narrow(from: &[f32], to: &mut [i8]) {
+            to.iter_mut().zip(from).for_each(|(to, &x)| *to = nearest(x));
         }
     }
 }

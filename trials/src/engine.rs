@@ -91,7 +91,7 @@ impl Arithmetic {
     pub fn of_kernels(dtype: Dtype) -> Arithmetic {
         match dtype {
             Dtype::E4m3 => Arithmetic::Fp8RoundedSums,
-            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => Arithmetic::OfInputs,
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::Int8 => Arithmetic::OfInputs,
         }
     }
 }

@@ -16,13 +16,13 @@ use crate::{Arithmetic, Case, Judge, Values};
 /// The error of the call, or the violation of the law.
 ///
 /// # Panics
-/// If the case is e4m3.
+/// If the case has 8 bits.
 pub fn check(case: &Case, device: &Device) -> Result<f64, String> {
     let checked = match case.problem.dtype() {
         Dtype::F32 => check_of::<f32>(case, device),
         Dtype::F16 => check_of::<f16>(case, device),
         Dtype::Bf16 => check_of::<bf16>(case, device),
-        Dtype::E4m3 => panic!("{}: calls take 16 bits or f32", case.name),
+        Dtype::E4m3 | Dtype::Int8 => panic!("{}: calls take 16 bits or f32", case.name),
     };
     checked.map_err(|fault| format!("{} ({}): {fault}", case.name, case.problem))
 }

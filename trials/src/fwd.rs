@@ -210,7 +210,7 @@ pub fn initial(problem: &KnownProblem, program: &Program<Kernel>, values: &Value
 /// Bytes of a buffer that the caller of this problem fills, except outputs and gradients.
 pub(crate) fn input(problem: &KnownProblem, values: &Values, buffer: &Buffer) -> Option<Vec<u8>> {
     let code = |of: Scaled, x: &Array4<f32>| match of.dtype(problem) {
-        Dtype::E4m3 => of.codes(problem, x),
+        Dtype::E4m3 | Dtype::Int8 => of.codes(problem, x),
         Dtype::F32 | Dtype::F16 | Dtype::Bf16 => x.clone(),
     };
     let floats = |numbers: Vec<f32>| words(numbers, f32::to_le_bytes);

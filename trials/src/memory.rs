@@ -220,6 +220,8 @@ pub fn encode(dtype: Dtype, x: f32) -> u16 {
         Dtype::F16 => f16::from_f32(x).to_bits(),
         Dtype::Bf16 => bf16::from_f32(x).to_bits(),
         Dtype::E4m3 => E4m3::from_f32(x).to_bits().into(),
+        // Where other types have NaN, this one has its largest magnitude.
+        Dtype::Int8 => (if x.is_nan() { i8::MIN } else { x as i8 }).cast_unsigned().into(),
         Dtype::F32 => unreachable!("{dtype} has 32 bits"),
     }
 }
@@ -233,6 +235,7 @@ pub fn decode(dtype: Dtype, bits: u16) -> f32 {
         Dtype::F16 => f16::from_bits(bits).to_f32(),
         Dtype::Bf16 => bf16::from_bits(bits).to_f32(),
         Dtype::E4m3 => E4m3::from_bits(bits as u8).to_f32(),
+        Dtype::Int8 => (bits as i8).into(),
         Dtype::F32 => unreachable!("{dtype} has 32 bits"),
     }
 }

@@ -1,5 +1,5 @@
-//! Scales of e4m3 tensors. Per-head scales are 1 if Q is e4m3. Scales of blocks and of channels all differ, and so do
-//! per-head scales of K and V beside 16-bit Q, and scales of tokens.
+//! Scales of e4m3 and int8 tensors. Per-head scales are 1 if Q is e4m3. Scales of blocks and of channels all differ,
+//! and so do per-head scales of K and V beside 16-bit Q, and scales of tokens.
 
 use fa3::Scalar;
 use fa3_quant::{Channels, E4m3, Quantized};
@@ -148,11 +148,13 @@ impl Scaled {
         y
     }
 
-    /// Rounds each value to the nearest one that has a code.
+    /// Rounds each value to the nearest one that has a code. Codes of int8 have as few significant bits as e4m3.
     pub(crate) fn round(self, problem: &KnownProblem, x: &Array4<f32>) -> Array4<f32> {
+        let is_int8 = self.dtype(problem) == Dtype::Int8;
         self.map(problem, x, |x, mean, scale| {
-            let code = <E4m3 as Scalar>::from_f32((x - mean) / scale);
-            mean + code.to_f32() * scale
+            let code = <E4m3 as Scalar>::from_f32((x - mean) / scale).to_f32();
+            let code = if is_int8 { code.round_ties_even().clamp(-120.0, 120.0) } else { code };
+            mean + code * scale
         })
     }
 

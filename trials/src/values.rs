@@ -138,7 +138,7 @@ impl Values {
         let qv = latent_queries(problem, dist, poison, seed);
         let sink = problem.has_sink().then(|| sinks(problem, seed));
         let rounded = |(of, x): (Scaled, Array4<f32>)| match of.dtype(problem) {
-            Dtype::E4m3 => of.round(problem, &x),
+            Dtype::E4m3 | Dtype::Int8 => of.round(problem, &x),
             Dtype::F32 | Dtype::F16 | Dtype::Bf16 => x,
         };
         let [q, k, v] = [(Scaled::Q, q), (Scaled::K, k), (Scaled::V, v)].map(rounded);
@@ -191,6 +191,7 @@ fn round(dtype: Dtype, x: f64) -> f32 {
         Dtype::F16 => f16::from_f32(x).to_f32(),
         Dtype::Bf16 => bf16::from_f32(x).to_f32(),
         Dtype::E4m3 => <E4m3 as Scalar>::from_f32(x).to_f32(),
+        Dtype::Int8 => unreachable!("no problem has q of int8"),
     }
 }
 
@@ -200,6 +201,7 @@ fn subnormal(dtype: Dtype) -> f64 {
         Dtype::F32 | Dtype::Bf16 => -126,
         Dtype::F16 => -14,
         Dtype::E4m3 => -6,
+        Dtype::Int8 => unreachable!("no problem has q of int8"),
     };
     f64::powi(2.0, exponent - 2)
 }

@@ -25,7 +25,7 @@ pub(crate) fn forward(
         Dtype::F32 => forward_of::<f32>(pass, &problem, inputs),
         Dtype::F16 => forward_of::<f16>(pass, &problem, inputs),
         Dtype::Bf16 => forward_of::<bf16>(pass, &problem, inputs),
-        Dtype::E4m3 => unreachable!("no type of candle is taken for e4m3"),
+        Dtype::E4m3 | Dtype::Int8 => unreachable!("no type of candle is taken for 8 bits"),
     }
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn backward(given: &Gradients<'_>) -> Result<([Tensor; 3], Option<Ten
         Dtype::F32 => backward_of::<f32>(given, problem.forward()),
         Dtype::F16 => backward_of::<f16>(given, problem.forward()),
         Dtype::Bf16 => backward_of::<bf16>(given, problem.forward()),
-        Dtype::E4m3 => unreachable!("no type of candle is taken for e4m3"),
+        Dtype::E4m3 | Dtype::Int8 => unreachable!("no type of candle is taken for 8 bits"),
     }
 }
 

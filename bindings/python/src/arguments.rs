@@ -186,6 +186,7 @@ fn element(dtype: &Bound<'_, PyAny>) -> PyResult<Element> {
             ("float16", Element::Number(Dtype::F16)),
             ("float32", Element::Number(Dtype::F32)),
             ("float8_e4m3fn", Element::Number(Dtype::E4m3)),
+            ("int8", Element::Number(Dtype::Int8)),
             ("int32", Element::Integer),
         ];
         names

@@ -68,8 +68,13 @@ pub(crate) const CPU: i32 = 1;
 pub(crate) const CUDA: i32 = 2;
 
 /// DLPack's kinds of numbers, with their bits.
-pub(crate) const NUMBERS: [(u8, u8, Dtype); 4] =
-    [(2, 16, Dtype::F16), (2, 32, Dtype::F32), (4, 16, Dtype::Bf16), (10, 8, Dtype::E4m3)];
+pub(crate) const NUMBERS: [(u8, u8, Dtype); 5] = [
+    (0, 8, Dtype::Int8),
+    (2, 16, Dtype::F16),
+    (2, 32, Dtype::F32),
+    (4, 16, Dtype::Bf16),
+    (10, 8, Dtype::E4m3),
+];
 
 /// The type torch.Tensor, and torch's functions.
 struct Torchs {

@@ -47,6 +47,7 @@ fn in_torchs_words(sentence: &str) -> String {
             "f16" => "torch.float16",
             "bf16" => "torch.bfloat16",
             "e4m3" => "torch.float8_e4m3fn",
+            "int8" => "torch.int8",
             "i32" => "torch.int32",
             other => other,
         };

@@ -59,8 +59,8 @@ mod _fa3 {
     /// tensors is a dict of tensors by their names, in which None stands for no tensor. All are torch tensors, in one
     /// place, or all are tuples (dtype, address, shape, strides). Torch tensors that kernels cannot read are copied: q,
     /// k, v and other tensors of rows if the last dimension has gaps, all others if they are not contiguous or not
-    /// aligned. Tuples are used as they are. Their dtype is torch's or a name: "f32", "f16", "bf16", "e4m3" or "i32".
-    /// Strides count elements. Packed sequences have no batch.
+    /// aligned. Tuples are used as they are. Their dtype is torch's or a name: "f32", "f16", "bf16", "e4m3", "int8" or
+    /// "i32". Strides count elements. Packed sequences have no batch.
     ///
     /// - forward: writes attention of q, k and v to o, and LSE to lse (float32, contiguous) if lse is given. Other
     ///   inputs are sink, qv, intervals, and for e4m3 q_descale, k_descale, v_descale and v_mean. Packed sequences have

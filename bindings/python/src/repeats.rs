@@ -19,6 +19,9 @@ use crate::workspaces::Allocate;
 /// Number of calls that are kept, such as the calls of a model's different layers.
 const KEPT: usize = 8;
 
+/// The names of scales of heads, and of scales of tokens.
+const SCALES: [(&str, &str); 2] = [("k_descale", "k_scales"), ("v_descale", "v_scales")];
+
 /// Alignment in bytes of tensors that kernels read under torch's operators.
 const ALIGNMENT: u64 = 16;
 
@@ -27,7 +30,8 @@ const ALIGNMENT: u64 = 16;
 /// Attention that a function computes again. The function gives its tensors in the order of `names`, the first three of
 /// which are q, k and v, and all of its other arguments as options. After a call without gradients it keeps the
 /// options, and the operation that they mean. A later call with equal options then converts and checks no option:
-/// `attend` does everything that is left. `allocate(like, bytes, zeros)` makes a workspace as in `run`.
+/// `attend` does everything that is left. `allocate(like, bytes, zeros)` makes a workspace as in `run`. Tensors
+/// k_descale and v_descale are scales of heads, or of tokens and heads.
 #[pyclass(frozen, module = "fa3._fa3")]
 pub(crate) struct Repeats {
     names: Vec<String>,
@@ -109,6 +113,9 @@ impl Repeats {
         let py = tensors.py();
         let (Some(described), Some(torch)) = (described(tensors), Torch::find(py)) else { return Ok(None) };
         let Some(kept) = self.find(&described, options) else { return Ok(None) };
+        if !self.takes_scales(&described) {
+            return Ok(None);
+        }
         if let Kind::Function { .. } = kept.kind
             && !(torch.is_plain(py)? && are_plain(tensors, &described, torch.is_grad_enabled(py)?)?)
         {
@@ -117,7 +124,8 @@ impl Repeats {
         let mut given = Vec::with_capacity(self.names.len() + 2);
         for ((name, found), tensor) in self.names.iter().zip(described).zip(tensors.iter()) {
             if let Some(found) = found {
-                given.push(Argument { name, tensor, described: Some(found.in_order(kept.kind)) });
+                let (name, found) = found.in_order(kept.kind).taken_as(name);
+                given.push(Argument { name, tensor, described: Some(found) });
             }
         }
         let [Argument { tensor: of_q, described: Some(q), .. }, _, Argument { described: Some(v), .. }, ..] =
@@ -177,7 +185,11 @@ impl Repeats {
         let Some(tensors) = described(tensors) else { return };
         let are_given = tensors.len() == self.names.len() && tensors.iter().take(3).all(Option::is_some);
         let are_constant = options.iter().all(|option| is_constant(&option));
-        if !are_given || !are_constant || self.find(&tensors, options).is_some() {
+        if !are_given
+            || !are_constant
+            || !self.takes_scales(&tensors)
+            || self.find(&tensors, options).is_some()
+        {
             return;
         }
         let options: Vec<_> = options.iter().map(Bound::unbind).collect();
@@ -188,6 +200,28 @@ impl Repeats {
         drop(kept);
         // Python's objects are dropped without the lock.
         drop(oldest);
+    }
+
+    /// Whether the operation takes the scales of a call as they are, if there are some. The operation checks scales of
+    /// tokens, but of scales of heads only whether they are given. Scales of K and V of 16 bits are ignored.
+    fn takes_scales(&self, tensors: &[Option<Described>]) -> bool {
+        let find = |name: &str| {
+            let number = self.names.iter().position(|known| known == name)?;
+            tensors[number].as_ref()
+        };
+        let (k, ends) = (find("k"), find("cu_seqlens_q"));
+        let sequences = ends.map(|ends| ends.shape[0].wrapping_sub(1)).or(find("q").map(|q| q.shape[0]));
+        let heads = k.map(|k| k.shape[k.rank.saturating_sub(2)]);
+        SCALES.iter().filter_map(|(name, _)| find(name)).all(|scales| {
+            let are_of_heads =
+                scales.rank == 2 && [sequences, heads] == [Some(scales.shape[0]), Some(scales.shape[1])];
+            scales.element == Element::Number(Dtype::F32)
+                && match k.map(|k| &k.element) {
+                    Some(Element::Number(Dtype::E4m3)) => are_of_heads || scales.rank == 3,
+                    Some(Element::Number(Dtype::Int8)) => scales.rank == 3,
+                    _ => false,
+                }
+        })
     }
 
     /// The kept call with these options, for these tensors.
@@ -226,6 +260,18 @@ impl Described {
             self.strides.swap(1, 2);
         }
         self
+    }
+
+    /// The tensor with the name by which the operation takes it. Scales of tokens get a dimension for the columns.
+    fn taken_as(mut self, name: &str) -> (&str, Described) {
+        let Some((_, of_tokens)) = SCALES.iter().find(|(known, _)| *known == name) else {
+            return (name, self);
+        };
+        if self.rank != 3 {
+            return (name, self);
+        }
+        (self.shape[3], self.strides[3], self.rank) = (1, 1, 4);
+        (of_tokens, self)
     }
 }
 
@@ -267,7 +313,8 @@ fn is_same(constant: &Bound<'_, PyAny>, x: &Bound<'_, PyAny>) -> bool {
     are_both(constant, x) && constant.eq(x).unwrap_or(false)
 }
 
-/// Whether the memory of tensors has their values, none has a gradient, and none is one that autocast may cast.
+/// Whether the memory of tensors has their values, none has a gradient, and none is one that autocast may cast, which
+/// casts Q, K and V.
 ///
 /// # Errors
 /// Errors of torch.
@@ -277,10 +324,11 @@ fn are_plain(
     with_grad: bool,
 ) -> PyResult<bool> {
     let py = tensors.py();
-    for (x, found) in tensors.iter_borrowed().zip(described) {
+    for (number, (x, found)) in tensors.iter_borrowed().zip(described).enumerate() {
         let Some(found) = found else { continue };
         // A tensor of zeros without memory, and one without elements, have no address.
-        let is_other = found.address == 0 || matches!(found.element, Element::Number(Dtype::F32));
+        let is_other =
+            found.address == 0 || number < 3 && matches!(found.element, Element::Number(Dtype::F32));
         if is_other || x.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
             return Ok(false);
         }

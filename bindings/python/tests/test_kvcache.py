@@ -347,10 +347,10 @@ def test_scales_of_1_have_the_results_of_16_bits(device, dtype, head_dims):
 @pytest.mark.parametrize("layout", ["seqused", "indexed padded", 1, 16, "16 padded"])
 def test_tokens_with_scales_have_the_results_of_16_bits(nan_in_new_tensors, device, layout):
     """The bits are equal if keys are split. All other rows of the cache, and their scales, are NaN."""
-    for dtype, rows in ((BF16, 1), (F16, [2, 0, 7, 1, 3, 1])):
+    for dtype, rows, to in ((BF16, 1, E4M3), (F16, [2, 0, 7, 1, 3, 1], E4M3), (BF16, 1, torch.int8)):
         cached = Cached(device, dtype, layout=layout, rows=rows)
-        scales = [x.float().abs().amax(-1) / 448 for x in (cached.k, cached.v)]
-        codes = [(x / scale[..., None]).to(E4M3) for x, scale in zip((cached.k, cached.v), scales)]
+        scales = [x.float().abs().amax(-1) / (448 if to == E4M3 else 127) for x in (cached.k, cached.v)]
+        codes = [(x / scale[..., None]).to(to) for x, scale in zip((cached.k, cached.v), scales)]
         rounded = [(x.float() * scale[..., None]).to(dtype) for x, scale in zip(codes, scales)]
         # Rows of one head lie side by side, and so do the scales of K and of V.
         of_k, of_v = torch.stack([x.transpose(1, 2) for x in scales], -1).unbind(-1)

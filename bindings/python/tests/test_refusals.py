@@ -35,6 +35,7 @@ X, ROWS, ENDS, COUNT = shape(2, 16, 4, 64), shape(16, 4, 64), ints(4), ints(3)
 TABLES = dict(cos=floats(16, 32), sin=floats(16, 32))
 CODES, PACKED_CODES = ({name: shape(*rows, 4, 64, dtype=E4M3) for name in "qkv"} for rows in ((2, 16), (16,)))
 CODES_CACHED = dict.fromkeys(["k_cache", "v_cache"], shape(2, 9, 2, 64, dtype=E4M3))
+INT8_CACHED = dict.fromkeys(["k_cache", "v_cache"], shape(2, 9, 2, 64, dtype=torch.int8))
 KEYS, NEW = shape(2, 9, 2, 64), shape(2, 1, 2, 64)
 OF_BACKWARD = "dout", "q", "k", "v", "o", "lse", "dlse"
 LISTS = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
@@ -261,9 +262,11 @@ REFUSED = dict(
         ("k_cache is torch.float8_e4m3fn and v_cache is torch.bfloat16, expected both of one type, or v_cache of torch.float8_e4m3fn beside q and k_cache of torch.bfloat16", dict(k_cache=shape(2, 9, 2, 64, dtype=E4M3))),
         ("k_cache is torch.float8_e4m3fn, expected torch.float32 like q", CODES_CACHED | dict(q=floats(2, 1, 4, 64))),
         ("k_descale is torch.float32 (1, 2), expected torch.float32 (2, 2): (sequences, heads_kv)", CODES_CACHED | dict(k_descale=floats(1, 2))),
+        ("only k_cache and v_cache may be torch.int8, both of them beside q of 16 bits and with scales of tokens and heads: q is torch.bfloat16, k_cache torch.int8 and v_cache torch.int8, without such scales", INT8_CACHED),
+        ("k_descale is for torch.float8_e4m3fn, k_cache is torch.int8", INT8_CACHED | dict(k_descale=floats(2, 2))),
         ("v_descale is None, expected torch.float32 (2, 9, 2): (batch or pages, rows, heads_kv)", CODES_CACHED | dict(k_descale=floats(2, 9, 2))),
         ("k_descale is torch.float32 (2, 2, 9), expected torch.float32 (2, 9, 2): (batch or pages, rows, heads_kv)", CODES_CACHED | dict(k_descale=floats(2, 2, 9), v_descale=floats(2, 9, 2))),
-        ("scales of tokens and heads belong to k_cache and v_cache of torch.float8_e4m3fn beside q of 16 bits, not to k_cache of torch.float8_e4m3fn beside q of torch.bfloat16 with qv", CODES_CACHED | dict.fromkeys(["k_descale", "v_descale"], floats(2, 9, 2)) | dict(qv=shape(2, 1, 4, 64))),
+        ("scales of tokens and heads belong to k_cache and v_cache of torch.float8_e4m3fn or torch.int8 beside q of 16 bits, not to k_cache of torch.float8_e4m3fn beside q of torch.bfloat16 with qv", CODES_CACHED | dict.fromkeys(["k_descale", "v_descale"], floats(2, 9, 2)) | dict(qv=shape(2, 1, 4, 64))),
     ],
     append=[
         ("there is k without v, expected both or none", dict(v=None)),

@@ -5,6 +5,7 @@ would do without it. Needs torch.
 import ast
 import contextlib
 import inspect
+import math
 import re
 
 import pytest
@@ -57,6 +58,14 @@ def decoding(of=lambda x: x, dtype=BF16, rows=2, **options):
     return fa3.flash_attn_with_kvcache, (q, *cache), lists | options
 
 
+def decoding_of_8_bits(of=lambda x: x, scales=(6, 4, 2), codes=torch.float8_e4m3fn, **options):
+    """Decoding over caches of codes with scales, of tokens and heads in these pages or of heads."""
+    function, (q, *cache), lists = decoding()
+    k, v = (x.to(codes) for x in cache)
+    named = {f"{name}_descale": of(torch.arange(48.0)[: math.prod(scales)].view(scales) + i) for i, name in enumerate("kv")}
+    return function, (q, k, v), lists | named | options
+
+
 @pytest.fixture
 def runs(monkeypatch):
     """The calls that take the longer way."""
@@ -97,6 +106,56 @@ def test_a_call_that_is_made_again_takes_the_shorter_way(runs, make, with_lse, d
     assert outcome(make(dtype=dtype, **{name: with_lse})) == expected and not runs
     # Other sizes are no other options.
     assert outcome(make(dtype=dtype, rows=11 if make is not decoding else 3, **{name: with_lse}))[0] and not runs
+
+
+@pytest.mark.parametrize(
+    "given", [dict(scales=(6, 4, 2)), dict(scales=(2, 2)), dict(codes=torch.int8)], ids=["tokens", "heads", "int8"]
+)
+def test_scales_are_no_options(runs, given):
+    expected = alone(decoding_of_8_bits(**given))
+    del runs[:]
+    assert outcome(decoding_of_8_bits(**given)) == expected and not runs
+    # Their numbers and strides are the ones of this call.
+    others = dict(numbers=lambda x: x * 2 + 1, strides=lambda x: x.transpose(0, 1).contiguous().transpose(0, 1) * 3)
+    for of in others.values():
+        other = alone(decoding_of_8_bits(of, **given))
+        del runs[:]
+        assert outcome(decoding_of_8_bits(of, **given)) == other != expected and not runs
+
+
+SCALES = {
+    "of another dtype": dict(of=lambda x: x.to(BF16)),
+    "of fewer pages": dict(of=lambda x: x[1:]),
+    "of fewer heads": dict(of=lambda x: x[..., 1:]),
+    "of one dimension more": dict(of=lambda x: x[..., None]),
+    "of heads": dict(scales=(2, 2)),
+    "of one tensor": dict(v_descale=None),
+    "of both kinds": dict(v_descale=torch.ones(2, 2)),
+    "of no tensor": dict(k_descale=None, v_descale=None),
+    "of q": dict(q_descale=torch.ones(2, 2)),
+    "with a gradient": dict(of=lambda x: x.requires_grad_()),
+    "that are negated": dict(of=torch._neg_view),
+    "of a subclass": dict(of=lambda x: x.as_subclass(Subclass)),
+    "that are numbers": dict(k_descale=1.0),
+    "of int8": dict(codes=torch.int8),
+}
+
+
+@pytest.mark.parametrize("usual", [(6, 4, 2), (2, 2)])
+@pytest.mark.parametrize("other", SCALES)
+def test_every_change_of_scales_counts(usual, other):
+    changes = dict(scales=usual) | SCALES[other]
+    expected, of_usual = alone(decoding_of_8_bits(**changes)), alone(decoding_of_8_bits(scales=usual))
+    for _ in range(2):
+        assert outcome(decoding_of_8_bits(scales=usual)) == of_usual
+        assert outcome(decoding_of_8_bits(**changes)) == expected
+
+
+def test_scales_of_16_bits_are_ignored():
+    scales = dict(k_descale=torch.full((2, 2), 3.0), v_descale=torch.full((2, 2), 3.0))
+    for _ in range(2):
+        assert outcome(decoding_of_8_bits(scales=(2, 2)))[0]
+        assert outcome(decoding(**scales)) == alone(decoding())
 
 
 def heads_first(x):

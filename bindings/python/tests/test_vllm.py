@@ -29,6 +29,8 @@ ROWS, KEYS = [1, 7, 4, 0], [37, 7, 20, 0]
 HEADS, HEADS_KV, PAGE = 4, 2, 16
 # The number of rows behind the last sequence. A captured graph has such rows.
 FILLED = 2
+# vLLM's kernel that gives each token and head a scale.
+OF_TOKENS = "triton_reshape_and_cache_flash_per_token_head_quant"
 # The order in memory of a cache's axes, which are pages, heads, rows.
 LAYOUTS = dict(HND=(0, 1, 2), NHD=(0, 2, 1), heads_outside=(1, 0, 2))
 
@@ -44,6 +46,7 @@ def backend(monkeypatch):
     module = importlib.import_module("fa3.vllm.backend")
     if not (HAS_VLLM and torch.cuda.is_available()):
         monkeypatch.setattr(module.ops, "reshape_and_cache_flash", vllm_interface.reshape_and_cache_flash)
+        monkeypatch.setattr(module.triton_ops, OF_TOKENS, getattr(vllm_interface, OF_TOKENS))
     yield module
     if not HAS_VLLM:
         sys.modules.pop("fa3.vllm.backend", None)
@@ -64,7 +67,7 @@ def ends_of(lengths, device):
 class Batch:
     """A batch of sequences in pages, and the arguments of its layers."""
 
-    def __init__(self, device, head_size=64, layout="HND", dtype=BF16, causal=True):
+    def __init__(self, device, head_size=64, layout="HND", dtype=BF16, causal=True, extra=0):
         self.device, self.head_size, self.dtype = device, head_size, dtype
         self.q, self.k, self.v = (
             [normal(n, heads, head_size, dtype=BF16, seed=seed + i, device=device) for i, n in enumerate(lengths)]
@@ -75,7 +78,7 @@ class Batch:
         self.pages = [[numbers.pop() for _ in range(n)] for n in pages]
         order = LAYOUTS[layout]
         shape = sum(pages) + 2, HEADS_KV, PAGE
-        cache = torch.empty(*(shape[i] for i in order), 2 * head_size, dtype=dtype, device=device)
+        cache = torch.empty(*(shape[i] for i in order), 2 * head_size + extra, dtype=dtype, device=device)
         # 0xFF is NaN: rows that are not written must not reach results.
         cache.view(torch.uint8).fill_(0xFF)
         back = sorted(range(3), key=lambda i: order[i])
@@ -236,6 +239,45 @@ def test_caches_of_8_bits(backend, device, layout, scales):
     check(batch, impl, build(backend, batch.lists(backend)), expected)
 
 
+def spec_of(backend, head_size, dtype="fp8_per_token_head", **options):
+    """The spec of a layer's cache with a scale for each token and head, from vLLM or its stand-in."""
+    interface = importlib.import_module("vllm.v1.kv_cache_interface")
+    of_cache = dict(block_size=PAGE, num_kv_heads=HEADS_KV, head_size=head_size, head_size_v=head_size)
+    mode = interface.get_kv_quant_mode(dtype)
+    codes = torch.int8 if dtype.startswith("int8") else torch.uint8
+    return interface.AttentionSpec(**of_cache, dtype=codes, kv_quant_mode=mode, **options)
+
+
+def by_rows(x, codes=E4M3):
+    """The numbers of a cache with a scale for each token and head."""
+    scale = x.float().abs().amax(-1, keepdim=True) / (448 if codes == E4M3 else 127)
+    y = x * (1 / scale)
+    y = y.to(codes) if codes == E4M3 else (y + 0.5 * y.sign()).trunc()
+    return (y.float() * scale).to(x.dtype)
+
+
+@pytest.mark.parametrize("codes", [E4M3, torch.int8])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("head_size", [64, 128])
+def test_caches_with_scales_of_tokens_and_heads(backend, device, layout, head_size, codes):
+    dtype = "fp8_per_token_head" if codes == E4M3 else "int8_per_token_head"
+    spec = backend.Fa3Backend.customize_spec(spec_of(backend, head_size, dtype))
+    batch = Batch(device, head_size, layout, codes, extra=spec.state_content_bytes - 2 * head_size)
+    # Rows differ in size, so that no other scale will do.
+    sizes = [torch.linspace(-9, 0, len(x), device=device).exp2()[:, None, None].to(BF16) for x in batch.k]
+    batch.v = [x * size for x, size in zip(batch.v, sizes)]
+    impl = make(backend, head_size, kv_cache_dtype=dtype, sliding_window=5)
+    metadata = build(backend, batch.lists(backend))
+    check(batch, impl, metadata, lambda q, *kv: standard(q, *(by_rows(x, codes) for x in kv), window_size=(4, 0))[0])
+
+
+def test_rows_with_scales_are_as_far_apart_as_kernels_take_them(backend):
+    customize = backend.Fa3Backend.customize_spec
+    assert [customize(spec_of(backend, n)).state_content_bytes for n in (64, 128, 256)] == [144, 272, 528]
+    for spec in (spec_of(backend, 64, "fp8"), spec_of(backend, 64, state_content_bytes=200)):
+        assert customize(spec) is spec
+
+
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("of", ["encoder", "encoder_only"])
 def test_encoders(backend, device, of, window):
@@ -351,6 +393,11 @@ def test_what_the_backend_says_it_computes(backend):
     rest = (16, False, False, False, False, capability(9, 0))
     for size, dtype, works in ((128, "fp8", True), (72, "fp8", False), (512, "fp8", True), (512, "auto", True)):
         assert (ours.supports_combination(size, BF16, dtype, *rest) is None) == works
+    for codes in ("fp8", "int8"):
+        of_tokens = f"{codes}_per_token_head"
+        assert of_tokens in ours.supported_kv_cache_dtypes and not ours.supports_combination(256, BF16, of_tokens, *rest)
+        refusal = f"a cache of {of_tokens} has a head size of at most 256, not 512"
+        assert ours.supports_combination(512, BF16, of_tokens, *rest) == refusal
     with_images = (*rest[:4], True, rest[-1])
     assert ours.supports_mm_prefix() and ours.supports_combination(256, BF16, "auto", *with_images) is None
     refusal = "images that see themselves need a cache of 16 bits, not of fp8"
@@ -358,7 +405,7 @@ def test_what_the_backend_says_it_computes(backend):
     assert all(ours.supports_attn_type(x) for x in ("decoder", "encoder", "encoder_only", "encoder_decoder"))
 
 
-@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("dtype", ["auto", "fp8", "fp8_per_token_head", "int8_per_token_head"])
 def test_head_sizes_that_it_says_it_computes_are_those_of_the_kernels(backend, dtype):
     """Fake tensors are checked by the rules of an H100."""
     fake = pytest.importorskip("torch._subclasses.fake_tensor")
@@ -368,7 +415,9 @@ def test_head_sizes_that_it_says_it_computes_are_those_of_the_kernels(backend, d
         says = ours.supports_head_size(size) and ours.supports_combination(size, BF16, dtype, *rest) is None
         with fake.FakeTensorMode():
             q = torch.empty(3, HEADS, size, dtype=BF16, device="cuda")
-            cache = torch.empty(4, HEADS_KV, PAGE, 2 * size, dtype=E4M3 if dtype == "fp8" else BF16, device="cuda")
+            columns = backend.Fa3Backend.customize_spec(spec_of(backend, size, dtype)).state_content_bytes or 2 * size
+            element = dict(auto=BF16, int8_per_token_head=torch.int8).get(dtype, E4M3)
+            cache = torch.empty(4, HEADS_KV, PAGE, columns, dtype=element, device="cuda")
             list_of = lambda *shape: torch.empty(*shape, dtype=I32, device="cuda")
             metadata = backend.Fa3Metadata(3, 2, 9, list_of(3), list_of(2), list_of(2, 3), list_of(3), True)
             layer = SimpleNamespace(_k_scale=torch.empty((), device="cuda"), _v_scale=torch.empty((), device="cuda"))
@@ -430,7 +479,7 @@ def test_vllm_takes_the_backend(registry, backend):
 
 
 @needs_vllm
-@pytest.mark.parametrize("cache", ["auto", "fp8"])
+@pytest.mark.parametrize("cache", ["auto", "fp8", "fp8_per_token_head", "int8_per_token_head"])
 def test_a_layer_of_vllm(backend, device, cache):
     """vLLM's own layer writes keys to its cache, and gets O."""
     config = importlib.import_module("vllm.config")
@@ -443,10 +492,12 @@ def test_a_layer_of_vllm(backend, device, cache):
             options = dict(prefix="a.0", attn_backend=backend.Fa3Backend)
             of_cache = config.CacheConfig(cache_dtype=cache)
             layer = layers.Attention(HEADS, 64, 0.125, HEADS_KV, cache_config=of_cache, **options)
-            spec = layer.get_kv_cache_spec(of_vllm)
+            # vLLM's workers do this, too.
+            spec = backend.Fa3Backend.customize_spec(layer.get_kv_cache_spec(of_vllm))
     finally:
         torch.set_default_dtype(dtype)
-    layer.kv_cache = torch.zeros(4, HEADS_KV, spec.block_size, 128, dtype=spec.dtype, device=device)
+    columns = spec.state_content_size_bytes // spec.dtype.itemsize
+    layer.kv_cache = torch.zeros(4, HEADS_KV, spec.block_size, columns, dtype=spec.dtype, device=device)
     q, k, v = (normal(5, n * 64, dtype=torch.float16, seed=n, device=device) for n in (HEADS, HEADS_KV, HEADS_KV))
     ends = ends_of([5], device)
     common = backend.CommonAttentionMetadata(
@@ -465,6 +516,8 @@ def test_a_layer_of_vllm(backend, device, cache):
         found = layer(q, k, v)
     if cache == "fp8":
         k, v = (x.to(E4M3).to(x.dtype) for x in (k, v))
+    if cache.endswith("per_token_head"):
+        k, v = (by_rows(x.view(5, -1, 64), E4M3 if cache.startswith("fp8") else torch.int8) for x in (k, v))
     wanted = standard(*(x.view(1, 5, -1, 64) for x in (q, k, v)), causal=True)[0].flatten(2)[0]
     torch.testing.assert_close(found.double(), wanted, rtol=1e-2, atol=1e-2)
 
@@ -489,6 +542,11 @@ def test_the_interface_that_stands_for_vllm_is_vllms(backend):
     for ours in vllm_interface.AttentionCGSupport, vllm_interface.AttentionType:
         found = getattr(theirs, ours.__name__)
         assert {x.name: x.value for x in ours} == {x.name: x.value for x in found}
+    interface = importlib.import_module("vllm.v1.kv_cache_interface")
+    for ours in vllm_interface.KVQuantMode:
+        assert interface.KVQuantMode[ours.name] == ours and interface.KVQuantMode(ours).is_per_token_head == ours.is_per_token_head
+    fields = vllm_interface.AttentionSpec.__dataclass_fields__
+    assert set(fields) <= set(interface.AttentionSpec.__dataclass_fields__)
     ops = importlib.import_module("vllm._custom_ops")
     names = (inspect.signature(x.reshape_and_cache_flash).parameters for x in (vllm_interface, ops))
     # Without a GPU, the backend has our function in place of vLLM's.

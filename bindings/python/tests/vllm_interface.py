@@ -6,7 +6,7 @@ import importlib
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from types import ModuleType
 from typing import Generic, TypeVar
 
@@ -48,6 +48,10 @@ class AttentionBackend(ABC):
     @staticmethod
     @abstractmethod
     def get_builder_cls(): ...
+
+    @classmethod
+    def customize_spec(cls, spec):
+        return spec
 
     @classmethod
     def supports_head_size(cls, head_size):
@@ -217,8 +221,38 @@ class DeviceCapability(tuple):
         return super().__new__(cls, (major, minor))
 
 
+class KVQuantMode(IntEnum):
+    NONE = 0
+    FP8_PER_TENSOR = 1
+    INT8_PER_TOKEN_HEAD = 2
+    FP8_PER_TOKEN_HEAD = 3
+
+    @property
+    def is_per_token_head(self):
+        return self in (KVQuantMode.INT8_PER_TOKEN_HEAD, KVQuantMode.FP8_PER_TOKEN_HEAD)
+
+
+def get_kv_quant_mode(kv_cache_dtype):
+    if kv_cache_dtype.endswith("per_token_head"):
+        return KVQuantMode[kv_cache_dtype.upper()]
+    return KVQuantMode(kv_cache_dtype.startswith("fp8"))
+
+
 def is_quantized_kv_cache(kv_cache_dtype):
-    return kv_cache_dtype.startswith("fp8")
+    return get_kv_quant_mode(kv_cache_dtype) != KVQuantMode.NONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """The parts of a layer's cache: a token and head has state_content_bytes, or as many as K and V have."""
+
+    block_size: int
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+    dtype: torch.dtype
+    kv_quant_mode: KVQuantMode = KVQuantMode.NONE
+    state_content_bytes: int | None = None
 
 
 def reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale):
@@ -234,6 +268,30 @@ def reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping, kv
         cache[page, row] = new
 
 
+def triton_reshape_and_cache_flash_per_token_head_quant(
+    key, value, key_cache, value_cache, k_scale_cache, v_scale_cache, slot_mapping, kv_quant_mode
+):
+    """vLLM's kernel of that name, in torch: a row of a head is divided by its own scale, which goes to its slot, too.
+    The number of rows counts.
+    """
+    assert kv_quant_mode.is_per_token_head
+    used = slot_mapping[: len(key)] >= 0
+    slots = slot_mapping[: len(key)][used]
+    page, row = slots // key_cache.shape[1], slots % key_cache.shape[1]
+    for new, cache, scales in ((key, key_cache, k_scale_cache), (value, value_cache, v_scale_cache)):
+        new = new[used].float()
+        largest = 127.0 if cache.dtype == torch.int8 else 448.0
+        scale = (new.abs().amax(-1) / largest).clamp(min=1e-6)
+        scales[page, row] = scale
+        codes = new * (1.0 / scale[..., None])
+        if cache.dtype == torch.int8:
+            # Half of an integer is rounded away from 0.
+            codes = torch.where(codes >= 0, codes + 0.5, codes - 0.5).trunc()
+        # Torch's CPU puts no float8 to places that a tensor lists.
+        codes = codes.clamp(-largest, largest).to(cache.dtype)
+        cache.view(torch.uint8)[page, row] = codes.view(torch.uint8)
+
+
 def compute_on_the_cpu():
     """Makes vLLM use its CPU platform. Without a GPU, a vLLM built for GPUs finds no platform, and layers need one."""
     platforms = importlib.import_module("vllm.platforms")
@@ -244,7 +302,8 @@ def install(monkeypatch):
     """Makes `import vllm` find this module's names."""
     names = "vllm vllm._custom_ops vllm.platforms vllm.platforms.interface vllm.v1 vllm.v1.attention"
     names += " vllm.v1.attention.backend vllm.v1.attention.backends vllm.v1.attention.backends.registry"
-    names += " vllm.v1.kv_cache_interface vllm.envs"
+    names += " vllm.v1.kv_cache_interface vllm.envs vllm.v1.attention.ops"
+    names += " vllm.v1.attention.ops.triton_reshape_and_cache_flash"
     for name in names.split():
         module = ModuleType(name)
         module.__dict__.update({x: y for x, y in globals().items() if not x.startswith("__")})

@@ -56,6 +56,7 @@ fn forward(call: &Attention, memory: &Memory<'_>) -> Result<(), Error> {
         Dtype::F16 => forward_of::<f16>(&spec, &problem, lists, memory),
         Dtype::Bf16 => forward_of::<bf16>(&spec, &problem, lists, memory),
         Dtype::E4m3 => e4m3::forward(&spec, lists, memory),
+        Dtype::Int8 => unreachable!("q of int8 is no valid problem"),
     }
 }
 

@@ -54,13 +54,16 @@ pub(super) fn forward(
     lists: Lists<'_>,
     memory: &Memory<'_>,
 ) -> Result<(), Error> {
-    match (problem.dtype(), problem.converts_keys()) {
-        (Dtype::F16, false) => forward_of::<f16, f16>(spec, problem, lists, memory),
-        (Dtype::F16, true) => forward_of::<f16, E4m3>(spec, problem, lists, memory),
-        (Dtype::Bf16, false) => forward_of::<bf16, bf16>(spec, problem, lists, memory),
-        (Dtype::Bf16, true) => forward_of::<bf16, E4m3>(spec, problem, lists, memory),
+    match (problem.dtype(), problem.k().dtype) {
+        (Dtype::F16, Dtype::E4m3) => forward_of::<f16, E4m3>(spec, problem, lists, memory),
+        (Dtype::F16, Dtype::Int8) => forward_of::<f16, i8>(spec, problem, lists, memory),
+        (Dtype::F16, _) => forward_of::<f16, f16>(spec, problem, lists, memory),
+        (Dtype::Bf16, Dtype::E4m3) => forward_of::<bf16, E4m3>(spec, problem, lists, memory),
+        (Dtype::Bf16, Dtype::Int8) => forward_of::<bf16, i8>(spec, problem, lists, memory),
+        (Dtype::Bf16, _) => forward_of::<bf16, bf16>(spec, problem, lists, memory),
         (Dtype::F32, _) => forward_of::<f32, f32>(spec, problem, lists, memory),
         (Dtype::E4m3, _) => e4m3::forward(spec, lists, memory),
+        (Dtype::Int8, _) => unreachable!("q of int8 is no valid problem"),
     }
 }
 
@@ -101,6 +104,7 @@ fn append_forward(call: &Cached, memory: &Memory<'_>) -> Result<(), Error> {
         (Dtype::Bf16, false) => given.append_forward_of::<bf16, bf16>(memory),
         (Dtype::Bf16, true) => given.append_forward_of::<bf16, E4m3>(memory),
         (Dtype::F32, _) => given.append_forward_of::<f32, f32>(memory),
+        (Dtype::Int8, _) => unreachable!("new rows of int8 are no valid problem"),
         (Dtype::E4m3, _) => {
             let seqused = given.append_codes(memory)?;
             // The views of the append are gone.

@@ -30,7 +30,7 @@ fn combine(call: &Combination, memory: &Memory<'_>) -> Result<(), Error> {
         Dtype::F32 => combine_of::<f32>(call, &problem, memory),
         Dtype::F16 => combine_of::<f16>(call, &problem, memory),
         Dtype::Bf16 => combine_of::<bf16>(call, &problem, memory),
-        Dtype::E4m3 => unreachable!("parts of e4m3 are no valid problem"),
+        Dtype::E4m3 | Dtype::Int8 => unreachable!("parts of 8 bits are no valid problem"),
     }
 }
 
@@ -43,7 +43,7 @@ fn combine_of<T: Scalar + Copy>(
         Dtype::F32 => combine_to::<T, f32>(call, problem, memory),
         Dtype::F16 => combine_to::<T, f16>(call, problem, memory),
         Dtype::Bf16 => combine_to::<T, bf16>(call, problem, memory),
-        Dtype::E4m3 => unreachable!("o of e4m3 is no valid problem"),
+        Dtype::E4m3 | Dtype::Int8 => unreachable!("o of 8 bits is no valid problem"),
     }
 }
 

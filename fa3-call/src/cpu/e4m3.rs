@@ -51,7 +51,7 @@ pub(super) fn forward(spec: &ProblemSpec, lists: Lists<'_>, memory: &Memory<'_>)
     match problem.o().dtype {
         Dtype::F16 => write::<f16>(problem, &output, memory),
         Dtype::Bf16 => write::<bf16>(problem, &output, memory),
-        Dtype::F32 | Dtype::E4m3 => unreachable!("o of e4m3 has 16 bits in a valid problem"),
+        Dtype::F32 | Dtype::E4m3 | Dtype::Int8 => unreachable!("o of e4m3 has 16 bits in a valid problem"),
     }
 }
 

@@ -39,7 +39,7 @@ fn forward(call: &Fp8Attention, memory: &Memory<'_>) -> Result<(), Error> {
     match problem.attention().dtype() {
         Dtype::F16 => forward_of::<f16>(call, problem.attention(), memory),
         Dtype::Bf16 => forward_of::<bf16>(call, problem.attention(), memory),
-        Dtype::F32 | Dtype::E4m3 => unreachable!("q has 16 bits in a valid problem"),
+        Dtype::F32 | Dtype::E4m3 | Dtype::Int8 => unreachable!("q has 16 bits in a valid problem"),
     }
 }
 

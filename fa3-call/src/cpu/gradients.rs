@@ -47,7 +47,7 @@ fn backward(call: &Gradients, memory: &Memory<'_>) -> Result<(), Error> {
         Dtype::F32 => backward_of::<f32>(&spec, &problem, lists, memory),
         Dtype::F16 => backward_of::<f16>(&spec, &problem, lists, memory),
         Dtype::Bf16 => backward_of::<bf16>(&spec, &problem, lists, memory),
-        Dtype::E4m3 => unreachable!("no gradients of e4m3 are a valid problem"),
+        Dtype::E4m3 | Dtype::Int8 => unreachable!("no gradients of 8 bits are a valid problem"),
     }
 }
 

@@ -32,7 +32,7 @@ fn quantize(call: &Quantization, memory: &Memory<'_>) -> Result<(), Error> {
     match problem.x().dtype {
         Dtype::F16 => quantize_of::<f16>(call, &problem, memory),
         Dtype::Bf16 => quantize_of::<bf16>(call, &problem, memory),
-        Dtype::F32 | Dtype::E4m3 => unreachable!("x has 16 bits in a valid problem"),
+        Dtype::F32 | Dtype::E4m3 | Dtype::Int8 => unreachable!("x has 16 bits in a valid problem"),
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) fn forward(spec: &ProblemSpec, problem: &Problem, memory: &Memory<'_>
         Dtype::F32 => forward_of::<f32>(spec, problem, memory),
         Dtype::F16 => forward_of::<f16>(spec, problem, memory),
         Dtype::Bf16 => forward_of::<bf16>(spec, problem, memory),
-        Dtype::E4m3 => unreachable!("a problem of e4m3 has a feature that is not known"),
+        Dtype::E4m3 | Dtype::Int8 => unreachable!("a problem of 8 bits has a feature that is not known"),
     }
 }
 

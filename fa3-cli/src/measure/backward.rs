@@ -146,7 +146,7 @@ impl Laws {
             Dtype::Bf16 => {
                 Ok(Laws::of(problem, |x| bf16::from_f32(x).to_bits(), |x| bf16::from_bits(x).to_f32()))
             }
-            dtype @ (Dtype::F32 | Dtype::E4m3) => Err(UnmeasuredDtype { dtype }),
+            dtype @ (Dtype::F32 | Dtype::E4m3 | Dtype::Int8) => Err(UnmeasuredDtype { dtype }),
         }
     }
 

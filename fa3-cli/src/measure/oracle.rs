@@ -60,7 +60,7 @@ impl Oracle {
             }
             Dtype::Bf16 => Ok(Oracle::of(problem, bf16::from_f32, bf16::to_ne_bytes, as_bf16, half)),
             Dtype::E4m3 => Ok(Oracle::of(problem, E4m3::from_f32, |x| [x.to_bits()], as_bf16, fp8::rows_law)),
-            dtype @ Dtype::F32 => Err(UnmeasuredDtype { dtype }),
+            dtype @ (Dtype::F32 | Dtype::Int8) => Err(UnmeasuredDtype { dtype }),
         }
     }
 

@@ -163,6 +163,7 @@ impl Call {
             Some(Dtype::F16) => Tensor::rounded_to::<f16>,
             Some(Dtype::Bf16) => Tensor::rounded_to::<bf16>,
             Some(Dtype::E4m3) => Tensor::rounded_to::<E4m3>,
+            Some(Dtype::Int8) => Tensor::rounded_to::<i8>,
             None => return self,
         };
         let Call { q, k, v, qv, dout, .. } = self;

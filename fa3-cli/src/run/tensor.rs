@@ -216,6 +216,7 @@ stored! {
     f16: F16, f16::from_le_bytes, f16::to_le_bytes;
     bf16: BF16, bf16::from_le_bytes, bf16::to_le_bytes;
     E4m3: F8_E4M3, |[bits]: [u8; 1]| E4m3::from_bits(bits), |x| [x.to_bits()];
+    i8: I8, i8::from_le_bytes, i8::to_le_bytes;
 }
 
 #[cfg(test)]

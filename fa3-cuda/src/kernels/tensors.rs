@@ -13,6 +13,7 @@ pub(super) fn elem(dtype: Dtype) -> Elem {
         Dtype::F16 => Elem::F16,
         Dtype::Bf16 => Elem::Bf16,
         Dtype::E4m3 => Elem::E4m3,
+        Dtype::Int8 => Elem::U8,
     }
 }
 

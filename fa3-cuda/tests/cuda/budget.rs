@@ -61,7 +61,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                     page_block: None,
                     gathered_cols: converts_rows.then_some(tile.head_dim),
                     row_scales: false,
-                    token_scales: false,
+                    token_scales: None,
                     indexed: false,
                 };
                 let takes_listed = loads == Loads::Producer && scheduler == Scheduler::DynamicPersistent;

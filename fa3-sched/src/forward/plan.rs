@@ -279,6 +279,7 @@ fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
         Dtype::F32 => return Err(PlanError::Dtype { dtype }),
         Dtype::F16 | Dtype::Bf16 => output == dtype,
         Dtype::E4m3 => matches!(output, Dtype::F16 | Dtype::Bf16),
+        Dtype::Int8 => false,
     };
     if !writes {
         return Err(PlanError::Output { dtype, output });

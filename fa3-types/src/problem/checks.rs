@@ -4,11 +4,15 @@ use super::HEAD_DIM_LIMIT;
 use crate::{Dim, Dtype, ProblemError, Sequences, Shape, TensorDesc, TensorName};
 
 /// Checks that Q, K and V have one type, or that Q has 16 bits and K and V are e4m3, or that V is e4m3 and Q and K are
-/// bf16.
-pub(super) fn check_dtypes(q: Dtype, k: Dtype, v: Dtype, o: Dtype) -> Result<(), ProblemError> {
+/// bf16, or that Q has 16 bits and K and V are int8, whose tokens have scales.
+pub(super) fn check_dtypes([q, k, v, o]: [Dtype; 4], token_scales: bool) -> Result<(), ProblemError> {
     let may_convert = matches!(q, Dtype::F16 | Dtype::Bf16);
+    if [q, k, v].contains(&Dtype::Int8) && !(may_convert && [k, v] == [Dtype::Int8; 2] && token_scales) {
+        return Err(ProblemError::Int8 { q, k, v, token_scales });
+    }
     match [k, v].map(|dtype| may_convert && dtype == Dtype::E4m3) {
         [true, true] => {}
+        _ if k == Dtype::Int8 => {}
         [false, true] if [q, k] == [Dtype::Bf16; 2] => {}
         [false, false] => {
             for (tensor, given) in [(TensorName::K, k), (TensorName::V, v)] {

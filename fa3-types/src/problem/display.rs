@@ -19,15 +19,15 @@ impl Problem {
             _ => longest.to_string(),
         };
         let Lengths { q, k } = known.unwrap_or_else(|| self.longest());
+        let over = match (self.k.dtype, self.v.dtype) {
+            (k, _) if self.converts_keys() => format!(" over {k}"),
+            (k, v) if k != v => format!(" over v of {v}"),
+            _ => String::new(),
+        };
         write!(
             f,
-            "{}{} batch {} seqlen {} x {} heads {}/{} head_dim {}",
+            "{}{over} batch {} seqlen {} x {} heads {}/{} head_dim {}",
             self.dtype(),
-            match (self.converts_keys(), self.v_scales()) {
-                (true, _) => " over e4m3",
-                (false, Some(_)) => " over v of e4m3",
-                (false, None) => "",
-            },
             self.batch(),
             lengths(self.seqs_q, q),
             lengths(self.seqs_k, k),

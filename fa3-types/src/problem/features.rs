@@ -32,8 +32,10 @@ names! {
         Qv = "qv",
         /// Q, K and V of e4m3.
         E4m3 = "q, k and v of e4m3",
-        /// [`Problem::converts_keys`].
+        /// [`Problem::converts_keys`], from e4m3.
         E4m3Keys = "k and v of e4m3 beside q of 16 bits",
+        /// [`Problem::converts_keys`], from int8.
+        Int8Keys = "k and v of int8 beside q of 16 bits",
         /// [`Problem::v_scales`].
         RowScales = "rows of v in e4m3 with their own scales",
         /// [`Problem::token_scales`].
@@ -152,7 +154,8 @@ impl Problem {
             (*sink, Feature::Sinks),
             (qv.is_some(), Feature::Qv),
             (q.dtype == Dtype::E4m3, Feature::E4m3),
-            (q.dtype != k.dtype, Feature::E4m3Keys),
+            (q.dtype != k.dtype && k.dtype != Dtype::Int8, Feature::E4m3Keys),
+            (k.dtype == Dtype::Int8, Feature::Int8Keys),
             (k.dtype != v.dtype, Feature::RowScales),
             (token_scales.is_some(), Feature::TokenScales),
             (matches!(of_q, Granularity::Block { .. }), Feature::BlockScales),

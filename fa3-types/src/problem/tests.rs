@@ -5,6 +5,7 @@ const Q: Shape = Shape { batch: 2, seqlen: 16, heads: 4, head_dim: 64 };
 const KV: Shape = Shape { batch: 2, seqlen: 24, heads: 2, head_dim: 64 };
 
 mod lists;
+mod token_scales;
 
 use lists::{listed, scaled_rows};
 
@@ -131,28 +132,6 @@ fn dtypes_are_checked() {
     rejects(|s| s.k.dtype = Dtype::Bf16, mismatch(TensorName::K, Dtype::Bf16));
     rejects(|s| s.v.dtype = Dtype::Bf16, mismatch(TensorName::V, Dtype::Bf16));
     rejects(|s| s.o.dtype = Dtype::Bf16, ProblemError::OutputDtype { given: Dtype::Bf16, input: Dtype::F16 });
-}
-
-#[test]
-fn scales_of_tokens_are_checked() {
-    let scaled = |spec: ProblemSpec| spec.e4m3_keys().token_scales(TokenScales::contiguous(KV));
-    let problem = scaled(spec()).validate().unwrap();
-    assert!(!problem.has_scales() && problem.to_string().contains(" scales of tokens "), "{problem}");
-    let refused = |spec: ProblemSpec| spec.validate().unwrap_err();
-    let [f16, e4m3] = [Dtype::F16, Dtype::E4m3];
-    let of = |q, k, qv, lists| ProblemError::TokenScales { q, k, qv, lists };
-    assert_eq!(refused(spec().token_scales(TokenScales::contiguous(KV))), of(f16, f16, false, false));
-    let of_e4m3 = ProblemSpec::dense(e4m3, Q, KV);
-    assert_eq!(refused(of_e4m3.token_scales(TokenScales::contiguous(KV))), of(e4m3, e4m3, false, false));
-    let latent = TensorDesc::contiguous(f16, spec().o.shape);
-    assert_eq!(refused(scaled(spec()).qv(latent)), of(f16, e4m3, true, false));
-    let lists = scaled(spec()).seqs_k(Sequences::listed(2, 9));
-    assert_eq!(refused(lists), of(f16, e4m3, false, true));
-    let mut wrong = scaled(spec());
-    wrong.token_scales = Some(TokenScales::contiguous(Shape { seqlen: 23, ..KV }));
-    let tensor = TensorName::KScales;
-    let error = ProblemError::DimMismatch { tensor, dim: Dim::Seqlen, given: 23, expected: KV.seqlen };
-    assert_eq!(refused(wrong), error);
 }
 
 #[test]

@@ -137,9 +137,9 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         /// Sets the factors on the elements of V, like [`CachedAttention::k_descale`] for K.
         v_descale(scales: impl Into<ArrayView2<'a, f32>>) { v_descale: Some(scales.into()) }
 
-        /// Sets a factor on each row and head of K, and one of V, in an e4m3 cache: (entries, rows, heads_kv), with any
-        /// strides, as vLLM's `fp8_per_token_head` has them. An element is its code times the factor, rounded to the
-        /// type of Q, once. Rows are not appended to such a cache.
+        /// Sets a factor on each row and head of K, and one of V, in a cache of e4m3 or `i8`: (entries, rows,
+        /// heads_kv), with any strides, as vLLM's `fp8_per_token_head` and `int8_per_token_head` have them. An element
+        /// is its code times the factor, rounded to the type of Q, once. Rows are not appended to such a cache.
         ///
         /// ```
         /// use fa3::half::bf16;

@@ -101,6 +101,7 @@ fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::P
         }
         Feature::E4m3 => e4m3(&spec),
         Feature::E4m3Keys => spec.e4m3_keys(),
+        Feature::Int8Keys => spec.int8_keys(),
         Feature::TokenScales => {
             let scales = TokenScales::contiguous(spec.k.shape);
             spec.e4m3_keys().token_scales(scales)

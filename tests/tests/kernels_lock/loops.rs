@@ -251,7 +251,7 @@ mod tests {
             page_block: None,
             gathered_cols: None,
             row_scales: false,
-            token_scales: false,
+            token_scales: None,
             indexed: false,
         }
     }

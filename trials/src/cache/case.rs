@@ -99,10 +99,10 @@ pub struct Case {
     pub columns: (usize, usize),
     /// Type of Q.
     pub dtype: Dtype,
-    /// Whether K and V are e4m3.
+    /// Whether K and V are e4m3, without `token_scales`.
     pub e4m3_keys: bool,
-    /// Whether each row and head of e4m3 K and V has a scale.
-    pub token_scales: bool,
+    /// The type of K and V whose rows and heads have scales, if any.
+    pub token_scales: Option<Dtype>,
     /// Whether the problem has `qv`.
     pub qv: bool,
     /// The mask, which stands beside the intervals, if any.
@@ -329,7 +329,11 @@ impl Case {
     fn spec(&self, rows_q: &SequenceRows, kv: Shape) -> ProblemSpec {
         let spec = ProblemSpec::dense(self.dtype, self.shape_q(rows_q), kv).head_dim_v(self.columns.1);
         let spec = if self.e4m3_keys { spec.e4m3_keys() } else { spec };
-        let spec = if self.token_scales { spec.token_scales(TokenScales::contiguous(kv)) } else { spec };
+        let spec = match self.token_scales {
+            Some(Dtype::Int8) => spec.int8_keys(),
+            Some(_) => spec.e4m3_keys().token_scales(TokenScales::contiguous(kv)),
+            None => spec,
+        };
         let spec = if self.qv { with_qv(spec) } else { spec };
         let spec = self.layout.of(spec);
         let mut spec = spec.mask(self.mask);
@@ -393,8 +397,8 @@ impl Case {
         match buffer.name {
             "k" => tensor(Scaled::K, problem.k(), &values.k),
             "v" => tensor(Scaled::V, problem.v(), &values.v),
-            "k_scales" if self.token_scales => scales(Scaled::K, |scales| &scales.k),
-            "v_scales" if self.token_scales => scales(Scaled::V, |scales| &scales.v),
+            "k_scales" if self.token_scales.is_some() => scales(Scaled::K, |scales| &scales.k),
+            "v_scales" if self.token_scales.is_some() => scales(Scaled::V, |scales| &scales.v),
             "page_table" => list(&mut cache.page_table().into_iter()),
             "cache_batch_idx" => {
                 list(&mut cache.index.iter().flat_map(|(rows, _)| rows).map(|&row| row as i32))

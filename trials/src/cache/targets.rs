@@ -2,7 +2,7 @@
 
 use fa3_sched::forward::SplitKeys;
 use fa3_sim::Rule;
-use fa3_types::Mask;
+use fa3_types::{Dtype, Mask};
 
 use super::trials::SMALL;
 use super::{Case, Keys, Pages};
@@ -100,8 +100,7 @@ const ROUND: &[usize] = &[300, 600, 20];
 pub(crate) fn targets() -> Vec<Target> {
     // A CTA's share ends beyond the last work unit, and the table ends before the last tile.
     let boxes = trials(&case(), &[(1, ROUND), (2, &[20, 0, 828])]);
-    let e4m3 =
-        trials(&Case { e4m3_keys: true, token_scales: true, ..case() }, &[(1, ROUND), (2, &[20, 1, 700])]);
+    let e4m3 = trials(&Case { token_scales: Some(Dtype::E4m3), ..case() }, &[(1, ROUND), (2, &[20, 1, 700])]);
     let pieces = Some(SplitKeys::FixedSize { keys: 512 });
     let rows = Case { keys: Keys::Pages(Pages::of(12).padded()), split_keys: pieces, ..case() };
     let parts = trials(&rows, &[(1, ROUND), (2, &[700, 100, 300]), (1, &[300; 4])]);

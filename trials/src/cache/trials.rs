@@ -112,7 +112,7 @@ fn of_e4m3() -> impl Iterator<Item = Case> {
             split_keys: levels.pick(&SPLITS),
             mask: levels.pick(&MASKS[..3]),
             e4m3_keys: true,
-            token_scales: levels.pick(&[true, false]),
+            token_scales: levels.pick(&[Some(Dtype::E4m3), None, Some(Dtype::Int8)]),
             ..of_options(levels)
         };
         Case { queries: of_heads(case.queries, case.heads), ..case }
@@ -200,7 +200,7 @@ pub const fn paged(columns: (usize, usize)) -> Case {
         columns,
         dtype: Dtype::Bf16,
         e4m3_keys: false,
-        token_scales: false,
+        token_scales: None,
         qv: false,
         mask: Mask::Causal,
         intervals: None,
@@ -227,7 +227,7 @@ pub(crate) fn small() -> Vec<Trial> {
         Case { lengths: vec![500, 20], split_keys: SPLITS[3], split_bytes: Some(0), ..SMALL },
         Case { lengths: vec![200, 90, 3], keys: Keys::IndexedPadded, mask: chunks(70, None), ..SMALL },
         Case { lengths: vec![300, 20, 130], keys: Keys::Pages(Pages::of(1)), ..SMALL },
-        Case { lengths: vec![500, 20, 130], e4m3_keys: true, token_scales: true, ..SMALL },
+        Case { lengths: vec![500, 20, 130], token_scales: Some(Dtype::Int8), ..SMALL },
         Case {
             lengths: vec![500, 20, 130],
             mask: Mask::None,
@@ -266,7 +266,7 @@ pub fn in_pieces(seed: u64, kernels: u64) -> Case {
     Case {
         split_keys: Some(split),
         e4m3_keys: false,
-        token_scales: false,
+        token_scales: None,
         intervals: None,
         ..any(seed, kernels)
     }
@@ -301,7 +301,7 @@ pub fn random_wide(seed: u64, kernels: u64) -> Trial {
     let lengths = case.lengths.iter().take(4).map(|&length| length % 2000).collect();
     let of_e4m3 = columns.0 <= 512 && [columns.0, columns.1].iter().all(|cols| cols.is_multiple_of(16));
     let e4m3_keys = of_kernel.below(2) == 1 && of_e4m3;
-    let token_scales = false;
+    let token_scales = None;
     let intervals = case.intervals.filter(|_| !qv && !e4m3_keys);
     Case { lengths, queries, heads, columns, qv, e4m3_keys, token_scales, intervals, ..case }.trial()
 }
@@ -332,7 +332,7 @@ fn any(seed: u64, kernels: u64) -> Case {
         columns,
         dtype: DTYPES[of_kernel.below(2)],
         e4m3_keys: false,
-        token_scales: false,
+        token_scales: None,
         qv,
         mask: MASKS[of_kernel.below(MASKS.len() as u64)],
         intervals: None,
@@ -352,6 +352,7 @@ fn any(seed: u64, kernels: u64) -> Case {
     let has_intervals = of_kernel.below(2) == 0 && !qv && !e4m3_keys;
     let intervals =
         has_intervals.then(|| (Kind::ALL[of_kernel.below(Kind::ALL.len() as u64)], rng.below(2) == 0));
-    let token_scales = e4m3_keys && of_kernel.below(2) == 0;
+    let token_scales =
+        [None, Some(Dtype::E4m3), Some(Dtype::Int8), None][of_kernel.below(4)].filter(|_| e4m3_keys);
     Case { e4m3_keys, token_scales, intervals, ..case }
 }

@@ -174,7 +174,7 @@ fn judge(
     let (unit, smallest) = match output {
         Dtype::F32 => (f64::powi(2.0, -24), 1e-37),
         Dtype::F16 => (f64::powi(2.0, -11), f64::powi(2.0, -25)),
-        Dtype::Bf16 | Dtype::E4m3 => (f64::powi(2.0, -8), 1e-37),
+        Dtype::Bf16 | Dtype::E4m3 | Dtype::Int8 => (f64::powi(2.0, -8), 1e-37),
     };
     let (given_o, given_lse) = (after.tensor("o"), after.tensor("lse"));
     for ((at, &expected), (&given, &magnitude)) in o.indexed_iter().zip(given_o.iter().zip(magnitude)) {

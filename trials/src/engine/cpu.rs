@@ -24,6 +24,7 @@ impl Engine for Cpu {
             Dtype::F16 => forward::<f16>(&case.problem, values),
             Dtype::Bf16 => forward::<bf16>(&case.problem, values),
             Dtype::E4m3 => forward::<E4m3>(&case.problem, values),
+            dtype @ Dtype::Int8 => return Err(Skip::Dtype(dtype).into()),
         };
         result.map_err(|error| NoAnswer::Failed(Box::new(error)))
     }
@@ -34,7 +35,7 @@ impl Engine for Cpu {
             Dtype::F32 => backward::<f32>(&case.problem, values),
             Dtype::F16 => backward::<f16>(&case.problem, values),
             Dtype::Bf16 => backward::<bf16>(&case.problem, values),
-            Dtype::E4m3 => return Err(Skip::Dtype(Dtype::E4m3).into()),
+            dtype @ (Dtype::E4m3 | Dtype::Int8) => return Err(Skip::Dtype(dtype).into()),
         };
         result.map_err(|error| NoAnswer::Failed(Box::new(error)))
     }

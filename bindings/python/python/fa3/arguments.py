@@ -10,6 +10,8 @@ from torch.compiler import is_compiling
 from . import operator
 
 _FLOAT32 = torch.float32
+# The dtypes of tensors that have scales.
+_SCALED = (torch.float8_e4m3fn, torch.int8)
 # While torch.compile traces, a number may be a symbol.
 _INTEGERS = (int, torch.SymInt)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
@@ -161,8 +163,8 @@ def _words_of_tree(tree: Any, q: Any) -> Tensor:
 
 
 def descales(q: Any, k: Any, v: Any, *given: Any) -> list[Tensor | None]:
-    """The descales of float8_e4m3fn tensors. For other tensors they are None, and given descales are ignored as in
-    FlashAttention-3.
+    """The descales of float8_e4m3fn and int8 tensors. For other tensors they are None, and given descales are ignored
+    as in FlashAttention-3.
     """
     if given[0] is given[1] is given[2] is None:
         return [None, None, None]
@@ -170,7 +172,7 @@ def descales(q: Any, k: Any, v: Any, *given: Any) -> list[Tensor | None]:
     for name, x, descale in zip(("q_descale", "k_descale", "v_descale"), (q, k, v), given, strict=True):
         if descale is not None:
             tensor(name, descale)
-        kept.append(descale if getattr(x, "dtype", None) == torch.float8_e4m3fn else None)
+        kept.append(descale if getattr(x, "dtype", None) in _SCALED else None)
     return kept
 
 

@@ -16,7 +16,7 @@ from .new_rows import NewRows
 from .score import ScoreMod
 from .sequences import Sequences
 
-_REPEATS = operator.repeats("q", "k", "v", "seqused_k", "page_table", "cu_seqlens_q")
+_REPEATS = operator.repeats("q", "k", "v", "seqused_k", "page_table", "cu_seqlens_q", "k_descale", "v_descale")
 
 
 @overload
@@ -214,7 +214,8 @@ def flash_attn_with_kvcache(
             is a multiple of heads_kv. Strides are as for q: in memory heads may lie outside rows, and K and V may lie
             side by side. The last stride is 1 where new rows are written.
         v_cache: of k_cache's shape, but with head_dim_v. Both caches have q's dtype, or are float8_e4m3fn beside q of
-            float16 or bfloat16: then half as many bytes are read, and results have q's dtype.
+            float16 or bfloat16: then half as many bytes are read, and results have q's dtype. So may both caches be
+            int8, with scales of each row and head.
         k, v: new rows, (batch, seqlen_new, heads_kv, ...), or (total_new, heads_kv, ...) with cu_seqlens_k_new, float16
             or bfloat16, or on the CPU float32. Before attention they are written after the first cache_seqlens rows of
             each sequence, and queries see them. Rows that do not fit into the cache are dropped on a GPU, and raise on
@@ -245,8 +246,8 @@ def flash_attn_with_kvcache(
             as in `flash_attn_varlen_func`. The descale of a 16-bit tensor is ignored, as in FlashAttention-3. Beside q
             of 16 bits, k_descale and v_descale may both have a scale for each row and head of the cache instead, as
             vLLM's fp8_per_token_head has: (batch, rows, heads_kv), or (pages, page_rows, heads_kv) with page_table, of
-            any strides. Then an element is its code times its row's scale, rounded to q's dtype, head_dim and
-            head_dim_v are at most 256 on a GPU, and k, v and qv are None.
+            any strides, and int8 caches must have. Then an element is its code times its row's scale, rounded to q's
+            dtype, head_dim and head_dim_v are at most 256 on a GPU, and k, v and qv are None.
         softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin: as in `flash_attn_func`. The last query
             of a sequence is aligned with its last key in use. causal may also be a tensor, bool or int32 (batch,), that
             says which sequences are causal, as in `flash_attn_varlen_func`.
@@ -301,8 +302,6 @@ def flash_attn_with_kvcache(
         max_seqlen_q,
         rotary_seqlens,
         q_descale,
-        k_descale,
-        v_descale,
         softmax_scale,
         causal,
         window_size,
@@ -324,7 +323,7 @@ def flash_attn_with_kvcache(
         return_max_logits,
         score,
     )
-    tensors = q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q
+    tensors = q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, k_descale, v_descale
     if (found := operator.again(_REPEATS, tensors, given)) is not None:
         return (*found, None, None) if return_softmax_lse else found  # type: ignore[no-any-return]
     arguments.check_hints(num_splits, pack_gqa)

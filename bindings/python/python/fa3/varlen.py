@@ -200,7 +200,8 @@ def flash_attn_varlen_func(
             None, scores are the product of qv and v alone.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (sequences, heads_kv): a number
             is its code times its scale, which is not negative. A query head uses the scale of its key/value head. None
-            is 1. The descale of a 16-bit tensor is ignored, as in FlashAttention-3.
+            is 1. The descale of a 16-bit tensor is ignored, as in FlashAttention-3. With page_table, k_descale and
+            v_descale may be scales of each row and head, as in `flash_attn_with_kvcache`.
         softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, pack_gqa, deterministic, sm_margin,
             return_attn_probs, return_max_logits, out_dtype: as in `flash_attn_func`. In each sequence the last query in
             use is aligned with the last key in use. causal may also be a tensor, bool or int32 (sequences,) on q's

@@ -13,6 +13,7 @@ use crate::error::refused;
 
 /// XLA's types of elements.
 const PRED: i32 = 1;
+const S8: i32 = 2;
 const S32: i32 = 4;
 const S64: i32 = 5;
 const F16: i32 = 10;
@@ -94,6 +95,7 @@ unsafe fn contiguous(buffer: &abi::Buffer) -> Result<Buffer, Error> {
     }
     shape.iter_mut().zip(extents).for_each(|(to, extent)| *to = *extent as usize);
     let element = match buffer.dtype {
+        S8 => Element::Number(Dtype::Int8),
         S32 => Element::Integer,
         F16 => Element::Number(Dtype::F16),
         F32 => Element::Number(Dtype::F32),

@@ -74,7 +74,7 @@ unsafe fn rotation_table<T: Scalar>(rotary: AppendRotary, memory: &Memory<'_>) -
         let numbers: Vec<f32> = unsafe {
             match rotary.table {
                 Dtype::F32 => memory.slice::<f32>(name, dims.0 * dims.1)?.to_vec(),
-                Dtype::F16 | Dtype::Bf16 | Dtype::E4m3 => {
+                Dtype::F16 | Dtype::Bf16 | Dtype::E4m3 | Dtype::Int8 => {
                     memory.slice::<T>(name, dims.0 * dims.1)?.iter().map(|&x| x.to_f32()).collect()
                 }
             }

@@ -313,7 +313,9 @@ impl<'k> Converter<'k> {
             } else {
                 let scale = self.scales[part.registers].get(part.scale_at(number, col));
                 let scale = scale.map(|scale| scale.get());
-                store_converted(self.builder, (words, scale), self.elem, |second| to.at(row, col + second));
+                store_converted(self.builder, (words, scale), [Elem::E4m3, self.elem], |second| {
+                    to.at(row, col + second)
+                });
             }
         }
         free.commit_stored();

@@ -1,11 +1,12 @@
-//! Mixed-input products: dequantizing warps convert each block of e4m3 K and V, exactly, to the type of Q. They read
-//! the stage that TMA has filled, and write a stage that products read. If Q is e4m3, they convert it to the type of O.
+//! Mixed-input products: dequantizing warps convert each block of e4m3 or int8 K and V to the type of Q. They read the
+//! stage that TMA has filled, and write a stage that products read. If Q is e4m3, they convert it to the type of O.
 //!
 //! A warp converts 32 chunks of 16 elements at a time, which are rows of a panel of 16-bit elements. Each thread reads
 //! 16 bytes and writes 32. Threads that access shared memory together have rows r and r ⊕ 5. These rows differ in bit
 //! 2, so reads hit different banks, and in bit 0, so writes do.
 //!
-//! Where rows have [scales of their own](super::token_scales), a code times its scale is rounded once.
+//! The conversion is exact. Where rows have [scales of their own](super::token_scales), which int8 needs, a code times
+//! its scale is rounded once.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::CONVERTED_SLOTS;
@@ -85,7 +86,7 @@ fn run<'k>(fwd: &Fwd<'k>, mut q: Option<Dequantizer<'k>>, keys: &mut [Dequantize
         if let Some(q) = &mut q {
             b.if_uniform(work.kv.first.lt(work.kv.end), || q.next(b, &[]));
         }
-        if !fwd.spec.token_scales {
+        if fwd.spec.token_scales.is_none() {
             b.for_each((0, work.kv.end - work.kv.first), 1, |_| keys.iter_mut().for_each(|x| x.next(b, &[])));
             return;
         }
@@ -154,7 +155,7 @@ impl<'k> Chunks<'k> {
 /// Converts this warp's rows of a tile, times the scales of this thread's rows, if they have scales.
 #[track_caller]
 fn convert<'k>(b: &'k Builder, elem: Elem, [from, to]: [Tile<'_, 'k>; 2], scales: &[V<'k, F32>]) {
-    let TileShape { rows, cols, .. } = from.shape();
+    let TileShape { rows, cols, elem: codes, .. } = from.shape();
     let panel = to.shape().panel_cols();
     let chunks = Chunks::new(b, panel);
     let (from, to) = [from, to].map(|tile| tile.elements(chunks.row, chunks.col)).into();
@@ -166,24 +167,42 @@ fn convert<'k>(b: &'k Builder, elem: Elem, [from, to]: [Tile<'_, 'k>; 2], scales
         let loaded: Vec<[U32<'k>; 4]> = some.iter().map(load).collect();
         for (words, &(row, col)) in loaded.into_iter().zip(some) {
             let scale = scales.get((row / chunks.rows) as usize).copied();
-            store_converted(b, (words, scale), elem, |second| to.at(row, col + second));
+            store_converted(b, (words, scale), [codes, elem], |second| to.at(row, col + second));
         }
     }
 }
 
-/// Converts a chunk to numbers of `elem`, times its scale if it has one, and stores both halves, 8 columns apart, at
-/// addresses that `to` gives.
+/// Converts a chunk of codes to numbers of another type, times its scale if it has one, and stores both halves, 8
+/// columns apart, at addresses that `to` gives.
 #[track_caller]
 pub(super) fn store_converted<'k>(
     b: &'k Builder,
     (chunk, scale): ([U32<'k>; 4], Option<V<'k, F32>>),
-    elem: Elem,
+    [codes, elem]: [Elem; 2],
     to: impl Fn(u32) -> SharedAddr,
 ) {
-    let [first, second, third, fourth] = chunk.map(|word| of_16_bits(word, scale, elem));
+    let [first, second, third, fourth] = chunk.map(|word| match scale {
+        Some(scale) if codes == Elem::U8 => of_int8(word, scale, elem),
+        _ => of_16_bits(word, scale, elem),
+    });
     for (number, [[x, y], [z, w]]) in [[first, second], [third, fourth]].into_iter().enumerate() {
         b.store_vector(to(8 * number as u32), [x, y, z, w]);
     }
+}
+
+/// Converts four int8 elements, times a scale, to two pairs of `elem`. Products are rounded once.
+#[track_caller]
+fn of_int8<'k>(word: U32<'k>, scale: V<'k, F32>, elem: Elem) -> [U32<'k>; 2] {
+    // A byte in the lowest bits of 2^23 in binary32 is 2^23 plus the byte, which is the element plus 128.
+    let above_128 = word ^ 0x8080_8080_u32;
+    let product = |byte: u32| {
+        let number = above_128.prmt(0x4B00_0000_u32, 0x7440 + byte).as_f32();
+        (number - (8_388_608.0 + 128.0)) * scale
+    };
+    [0, 2].map(|first| {
+        let (lower, upper) = (product(first), product(first + 1));
+        if elem == Elem::F16 { upper.f16x2_above(lower) } else { upper.bf16x2_above(lower) }
+    })
 }
 
 /// Converts four e4m3 elements to two pairs of `elem`. Products by a scale are rounded once.

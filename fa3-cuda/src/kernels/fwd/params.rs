@@ -180,7 +180,7 @@ impl Params<Form> {
             piece: spec.merges.map(|_| FastDiv::new(1).map(|_| ())),
             running_o: (spec.merges == Some(RunningO::Workspace)).then_some(Elem::F32),
             score: spec.score.as_ref().map(ScoreParams::form),
-            token_scales: spec.token_scales.then(TokenScales::form),
+            token_scales: spec.token_scales.map(|_| TokenScales::form()),
         }
     }
 }

@@ -65,8 +65,9 @@ pub struct FwdSpec {
     pub gathered_cols: Option<u32>,
     /// Whether V is e4m3 beside K of 16 bits, and each of its rows has its own scales.
     pub row_scales: bool,
-    /// Whether K and V are e4m3 beside Q of 16 bits, and each of their rows has a scale for each head.
-    pub token_scales: bool,
+    /// The elements of K and V beside Q of 16 bits, if each of their rows has a scale for each head: e4m3, or bytes for
+    /// int8.
+    pub token_scales: Option<Elem>,
     /// Whether the page table is indirect: cache_batch_idx has the row of each sequence.
     pub indexed: bool,
 }
@@ -132,7 +133,7 @@ impl FwdSpec {
             page_block: pages.map(|pages| pages.block_rows),
             gathered_cols: (is_gathered || plan.tile().converts_rows()).then(|| problem.head_dim() as u32),
             row_scales: problem.v_scales().is_some(),
-            token_scales: problem.token_scales().is_some(),
+            token_scales: problem.token_scales().map(|_| elem(problem.k().dtype)),
             indexed: pages.is_some_and(|pages| pages.indexed.is_some()),
         }
     }
@@ -214,7 +215,7 @@ impl FwdSpec {
         if self.tile.precision.transposes_v() { 3 - self.loaders() } else { 0 }
     }
 
-    /// Whether K and V are e4m3 in memory, and warps convert them to the type of Q.
+    /// Whether K and V are e4m3 or int8 in memory, and warps convert them to the type of Q.
     pub(super) fn converts(&self) -> bool {
         self.tile.precision.is_converted()
     }
@@ -240,12 +241,16 @@ impl FwdSpec {
 
     /// The elements of K in memory, and of V unless rows have their own scales.
     pub(super) fn key_elem(&self) -> Elem {
-        if self.converts() && !self.row_scales { Elem::E4m3 } else { self.elem }
+        match self.token_scales {
+            Some(codes) => codes,
+            None if self.converts() && !self.row_scales => Elem::E4m3,
+            None => self.elem,
+        }
     }
 
     /// Whether K and V have scales of heads, blocks or channels.
     pub(super) fn has_scales(&self) -> bool {
-        self.key_elem() == Elem::E4m3 && !self.token_scales
+        self.key_elem() == Elem::E4m3 && self.token_scales.is_none()
     }
 
     /// Number of rows of a tile of Q that are copied: all rows, or with PackGQA only the rows of whole positions.

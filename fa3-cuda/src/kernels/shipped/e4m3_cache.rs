@@ -1,11 +1,11 @@
-//! Problems over caches of e4m3.
+//! Problems over caches of e4m3 and int8.
 
 use fa3_types::{Dtype, ProblemSpec, Sequences, Shape, TokenScales};
 
 use super::forward::{CACHE_DIMS, MASKS, SOFTCAP};
 
 /// Decoding with every head dimension, with 16-bit Q and e4m3 Q, and chunked prefill; with scales of heads and of
-/// tokens.
+/// tokens, which int8 needs.
 pub(super) fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
     let paged = |q: Shape, rows, heads| {
         let kv = Shape { batch: 1000, seqlen: rows, heads, head_dim: q.head_dim };
@@ -54,6 +54,10 @@ pub(super) fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
             let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).e4m3_keys().causal().seqs_k(sequences);
             spec.token_scales(TokenScales::contiguous(kv))
         });
-    let of_16_bits = decoding.chain(prefill).chain(dense).chain(one_by_one).chain(of_tokens);
+    let of_int8 = [(128, 1, 16), (128, 4096, 16)].map(|(head_dim, seqlen, rows)| {
+        let (q, kv, sequences) = paged(Shape { batch: 2, seqlen, heads: 32, head_dim }, rows, 8);
+        ProblemSpec::dense(Dtype::Bf16, q, kv).int8_keys().causal().seqs_k(sequences)
+    });
+    let of_16_bits = decoding.chain(prefill).chain(dense).chain(one_by_one).chain(of_tokens).chain(of_int8);
     of_16_bits.chain(of_e4m3).chain(decoding_of_e4m3)
 }

@@ -394,6 +394,7 @@ fn name(spec: &FwdSpec) -> String {
     of_scores.into_iter().flatten().for_each(|of_scores| word(&of_scores));
     word(scheduler_word(scheduler));
     match tile.precision {
+        Precision::Converted { q: false } if spec.token_scales == Some(Elem::U8) => word("over-int8"),
         Precision::Converted { q: false } => word("over-e4m3"),
         Precision::Converted { q: true } => word("of-e4m3"),
         Precision::Half | Precision::Fp8(_) => {}
@@ -424,7 +425,7 @@ fn name(spec: &FwdSpec) -> String {
         (spec.merges.is_some(), "merged-pieces"),
         (max_logits, "max-logits"),
         (spec.row_scales, "row-scales"),
-        (spec.token_scales, "token-scales"),
+        (spec.token_scales.is_some(), "token-scales"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     if let Some(ShareForm { q, k, said_by, twins, reduces_whole: _, lists }) = shares {

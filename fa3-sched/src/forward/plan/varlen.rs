@@ -23,6 +23,7 @@ const KNOWN: Known = Known::new(
         Feature::Qv,
         Feature::E4m3,
         Feature::E4m3Keys,
+        Feature::Int8Keys,
         Feature::TokenScales,
         Feature::BlockScales,
         Feature::Packed,

@@ -130,4 +130,8 @@ fn invalid_scales_are_refused() {
     let sentence = "no rows are appended to a cache with scales of tokens and heads: write the rows and their scales before";
     let error = call.append_forward(&Device::Cpu, &mut cache, &NewRows::new(&q, &q));
     assert_eq!(error.unwrap_err().to_string(), sentence);
+    let of_int8 = KvCache::dense(wave::<i8>((2, 8, 1, 16), 0.5), wave((2, 8, 1, 16), 0.5));
+    let sentence = "only k and v may be int8, both of them beside q of 16 bits and with scales of tokens and heads: q is \
+                    f16, k int8 and v int8, without such scales";
+    assert_eq!(CachedAttention::new(&q).forward(&Device::Cpu, &of_int8).unwrap_err().to_string(), sentence);
 }

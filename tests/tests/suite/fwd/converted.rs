@@ -96,34 +96,49 @@ fn set_rows(of_16_bits: &mut Trial, rows: [Array4<f32>; 2]) {
     }
 }
 
-/// Scales of tokens give the bits of the 16-bit kernel on rows of the products, which are rounded once.
+/// Scales of tokens give the bits of the 16-bit kernel on rows of the products, which are rounded once. Rows of int8
+/// have all codes.
 #[test]
 fn tokens_with_scales_have_the_bits_of_16_bit_rows() {
-    for (dtype, columns, page) in [(Dtype::Bf16, (128, 128), 16), (Dtype::F16, (96, 64), 1)] {
+    let cases = [
+        (Dtype::E4m3, Dtype::Bf16, (128, 128), 16),
+        (Dtype::E4m3, Dtype::F16, (96, 64), 1),
+        (Dtype::Int8, Dtype::F16, (64, 128), 16),
+        (Dtype::Int8, Dtype::Bf16, (96, 64), 1),
+    ];
+    for (codes, dtype, columns, page) in cases {
         let (lengths, keys) = (vec![300, 0, 65], Keys::Pages(Pages::of(page)));
         let of_16_bits = Case { lengths, keys, dtype, ..paged(columns) };
-        let mut scaled = Case { e4m3_keys: true, token_scales: true, ..of_16_bits.clone() }.trial();
+        let mut scaled = Case { token_scales: Some(codes), ..of_16_bits.clone() }.trial();
         let mut of_16_bits = of_16_bits.trial();
         for name in ["k_scales", "v_scales"] {
             for scale in scaled.buffer_mut(name).as_chunks_mut::<4>().0 {
-                *scale = (f32::from_le_bytes(*scale) * 1.234_567).to_le_bytes();
+                let factor = if codes == Dtype::Int8 { 1.234_567 / 64.0 } else { 1.234_567 };
+                *scale = (f32::from_le_bytes(*scale) * factor).to_le_bytes();
             }
+        }
+        for name in ["k", "v"].into_iter().filter(|_| codes == Dtype::Int8) {
+            let bytes = scaled.buffer_mut(name).iter_mut().enumerate();
+            bytes.for_each(|(number, byte)| {
+                *byte = (number as u32).wrapping_mul(0x9E37_79B1).to_be_bytes()[0]
+            });
         }
         let given = Memory::new(&scaled.program, &scaled.before);
         let rows = |of| given.tensor(of) * given.tensor(&format!("{of}_scales"));
         set_rows(&mut of_16_bits, ["k", "v"].map(rows));
         let results = |trial: Trial| crate::o_and_lse(&trial.program, &trial.before, Policy::Eager);
-        assert!(results(scaled) == results(of_16_bits), "{dtype} {columns:?}");
+        assert!(results(scaled) == results(of_16_bits), "{codes} {dtype} {columns:?}");
     }
 }
 
-/// Prefill of dense and of packed sequences whose tokens have scales.
+/// Prefill of dense sequences of e4m3 and of packed sequences of int8 whose tokens have scales.
 #[test]
 fn tokens_have_scales_outside_of_caches() {
     let shape = Shape { batch: 2, seqlen: 150, heads: 2, head_dim: 64 };
     let of_tokens = |spec: ProblemSpec| {
         let scales = TokenScales::contiguous(spec.k.shape);
-        Layout::HeadsFirst.of(spec.causal().e4m3_keys().token_scales(scales))
+        let spec = if spec.seqs_k.is_packed() { spec.int8_keys() } else { spec.e4m3_keys() };
+        Layout::HeadsFirst.of(spec.causal().token_scales(scales))
     };
     let dense = ProblemSpec::dense(Dtype::Bf16, Shape { heads: 4, ..shape }, shape);
     let rows = SequenceRows::packed_lengths(&[70, 0, 150]);
@@ -140,7 +155,7 @@ fn tokens_have_scales_outside_of_caches() {
 #[test]
 fn scales_of_nan_stay_in_their_sequence() {
     let of_tokens = paged((64, 64));
-    let case = Case { lengths: vec![300, 65], e4m3_keys: true, token_scales: true, sms: 1, ..of_tokens };
+    let case = Case { lengths: vec![300, 65], token_scales: Some(Dtype::E4m3), sms: 1, ..of_tokens };
     let of = |trial: &Trial| crate::o_and_lse(&trial.program, &trial.before, Policy::Eager);
     let mut trial = case.trial();
     let expected = of(&trial);

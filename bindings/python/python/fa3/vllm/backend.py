@@ -19,7 +19,8 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
     MultipleOf,
 )
-from vllm.v1.kv_cache_interface import is_quantized_kv_cache
+from vllm.v1.attention.ops import triton_reshape_and_cache_flash as triton_ops
+from vllm.v1.kv_cache_interface import get_kv_quant_mode, is_quantized_kv_cache
 
 from .. import masks
 from ..varlen import flash_attn_varlen_func
@@ -29,13 +30,26 @@ __all__ = ["Fa3Backend", "Fa3Impl", "Fa3Metadata", "Fa3MetadataBuilder"]
 
 # Attention types of encoders, whose keys are not in a cache.
 _ENCODERS = {AttentionType.ENCODER, AttentionType.ENCODER_ONLY}
+# The largest head size of a cache with a scale for each token and head.
+_LARGEST_WITH_SCALES = 256
+# Bytes behind K and V of a token and head with scales: both scales, float32, and as many bytes again. Kernels copy rows
+# that begin at multiples of 16 bytes.
+_BYTES_OF_SCALES = 16
 
 
 class Fa3Backend(AttentionBackend):
     """The capabilities of this package's attention. vLLM refuses a model that needs anything else."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = [
+        "auto",
+        "float16",
+        "bfloat16",
+        "fp8",
+        "fp8_e4m3",
+        "fp8_per_token_head",
+        "int8_per_token_head",
+    ]
     forward_includes_kv_cache_update = False
     # Attention over a cache reads keys from the cache only.
     supports_kv_cache_update_bypass = True
@@ -58,6 +72,13 @@ class Fa3Backend(AttentionBackend):
         return [MultipleOf(16)]
 
     @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        """Adds the scales of tokens and heads to a layer's cache."""
+        if spec.state_content_bytes is not None or not spec.kv_quant_mode.is_per_token_head:
+            return spec
+        return replace(spec, state_content_bytes=spec.head_size + spec.head_size_v + _BYTES_OF_SCALES)
+
+    @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         return head_size % 8 == 0 and 0 < head_size <= 512
 
@@ -78,9 +99,11 @@ class Fa3Backend(AttentionBackend):
             return None
         if use_mm_prefix:
             return f"images that see themselves need a cache of 16 bits, not of {kv_cache_dtype}"
-        if head_size % 16 == 0:
-            return None
-        return f"a cache of {kv_cache_dtype} has a head size that is a multiple of 16, not {head_size}"
+        if head_size % 16 != 0:
+            return f"a cache of {kv_cache_dtype} has a head size that is a multiple of 16, not {head_size}"
+        if get_kv_quant_mode(kv_cache_dtype).is_per_token_head and head_size > _LARGEST_WITH_SCALES:
+            return f"a cache of {kv_cache_dtype} has a head size of at most {_LARGEST_WITH_SCALES}, not {head_size}"
+        return None
 
     @classmethod
     def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
@@ -235,6 +258,7 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
         if alibi_slopes is not None:
             raise NotImplementedError("alibi_slopes are not supported")
         self.is_quantized = is_quantized_kv_cache(kv_cache_dtype)
+        self.quant_mode = get_kv_quant_mode(kv_cache_dtype)
         self.is_encoder = attn_type in _ENCODERS
         if self.is_quantized and self.is_encoder:
             raise NotImplementedError(f"attention of an encoder has no cache that could be {kv_cache_dtype}")
@@ -268,7 +292,8 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
             query: (tokens, heads, head_size), float16 or bfloat16.
             key, value: (tokens, heads_kv, head_size). Only an encoder's attention reads them.
             kv_cache: (pages, heads_kv, page_rows, 2 * head_size), with any strides: K and V are the halves of its last
-                dimension. uint8 or float8_e4m3fn, if it is an 8-bit cache.
+                dimension. uint8, float8_e4m3fn or int8, if it is an 8-bit cache. With scales of tokens and heads its
+                last dimension is longer (`Fa3Backend.customize_spec`).
             attn_metadata: None in a profiling run, whose O is 0.
             output: O, (tokens, heads, head_size), which is returned. Rows of no token are 0.
         """
@@ -299,8 +324,10 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
             assert key is not None and value is not None
             flash_attn_varlen_func(query[:rows], key[:rows], value[:rows], ends, ends, longest, longest, **scores)
             return output
-        keys, values = self._halves(kv_cache)
-        if self.is_quantized:
+        keys, values, *of_tokens = self._parts(kv_cache)
+        if of_tokens:
+            scores |= zip(("k_descale", "v_descale"), of_tokens)
+        elif self.is_quantized:
             shape = ends.shape[0] - 1, self.num_kv_heads
             scores |= dict(k_descale=layer._k_scale.expand(shape), v_descale=layer._v_scale.expand(shape))
         flash_attn_varlen_func(
@@ -325,12 +352,22 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
         """Writes new keys and values to the cache, by vLLM's own kernel."""
         if self.is_encoder:
             return
+        if self.quant_mode.is_per_token_head:
+            # This kernel writes as many rows as there are keys.
+            new = key[: slot_mapping.shape[0]], value[: slot_mapping.shape[0]]
+            write = triton_ops.triton_reshape_and_cache_flash_per_token_head_quant
+            write(*new, *self._parts(kv_cache), slot_mapping, kv_quant_mode=self.quant_mode)
+            return
         keys, values = kv_cache.transpose(1, 2).tensor_split((self.head_size,), dim=-1)
         scales = layer._k_scale, layer._v_scale
         ops.reshape_and_cache_flash(key, value, keys, values, slot_mapping, self.kv_cache_dtype, *scales)
 
-    def _halves(self, kv_cache: Tensor) -> tuple[Tensor, ...]:
-        """K and V, (pages, page_rows, heads_kv, head_size)."""
-        if self.is_quantized:
+    def _parts(self, kv_cache: Tensor) -> tuple[Tensor, ...]:
+        """K and V, (pages, page_rows, heads_kv, head_size), and the scales of K's and V's tokens, float32 (pages,
+        page_rows, heads_kv), if there are some.
+        """
+        kv_cache, scales = kv_cache.transpose(1, 2).tensor_split((2 * self.head_size,), dim=-1)
+        if self.is_quantized and kv_cache.dtype != torch.int8:
             kv_cache = kv_cache.view(torch.float8_e4m3fn)
-        return kv_cache.transpose(1, 2).tensor_split((self.head_size,), dim=-1)
+        halves = kv_cache.tensor_split((self.head_size,), dim=-1)
+        return (*halves, *scales.view(torch.float32).unbind(-1)[:2]) if self.quant_mode.is_per_token_head else halves
