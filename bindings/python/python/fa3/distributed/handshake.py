@@ -58,7 +58,7 @@ def agree(group: dist.ProcessGroup, call: str) -> None:
         waited = f"{PATIENCE.total_seconds():.0f} s"
         raise RuntimeError(f"rank {rank} waited {waited} for ranks {missing} to begin {what}: {call}")
     calls = [store.get(key).decode() for key in keys]
-    # The first rank may keep the store in its process. So it leaves last, when nobody needs the descriptions any more.
+    # The first rank may keep the store in its process. So it leaves last, when all have read.
     store.set(read[rank], "")
     if rank == 0:
         store.wait(read, PATIENCE)
