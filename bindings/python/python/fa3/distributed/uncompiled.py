@@ -11,8 +11,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def uncompiled(function: F) -> F:
     """Decorates a function that torch.compile does not trace. `torch.compiler.disable` does this too, but it imports
-    the compiler at once, which takes as long as importing torch. Nothing is traced before
-    it is imported.
+    the compiler at once, which takes as long as importing torch. Nothing is traced before it is imported.
     """
 
     @functools.wraps(function)
