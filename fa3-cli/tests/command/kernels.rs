@@ -100,7 +100,7 @@ fn kernels_that_are_none_are_refused() {
             ("forward --pipeline two", "[possible values: serial, paired, two-stage, three-stage]"),
             ("forward --pipeline two", "'two' for '--pipeline <HOW>'\n"),
             ("forward --window 5", "expected two whole numbers L,R from -1 to 2^32 - 1, as in 256,0"),
-            ("forward --dtype int8", "'int8' for '--dtype <TYPE>': expected f32, f16, bf16 or e4m3"),
+            ("forward --dtype int4", "'int4' for '--dtype <TYPE>': expected f32, f16, bf16, e4m3 or int8"),
         ] {
             fa3(&format!("{verb} {kernel}")).misused(why);
         }

@@ -315,7 +315,7 @@ fn bad_problems_are_refused() {
     assert!(odd.contains("q has head_dim 127, not a multiple of 8 as bf16 needs (16-byte rows)"), "{odd}");
     assert!(!plan(&format!("{base} --seqlen 1000000 --batch 101")).succeeded().contains("Makespan"));
     for usage in
-        ["--seqlen 64 --window 5", "--seqlen 64 --sms 0", "--seqlen x", "--seqlen 4 --dtype int8", ""]
+        ["--seqlen 64 --window 5", "--seqlen 64 --sms 0", "--seqlen x", "--seqlen 4 --dtype int4", ""]
     {
         plan(&format!("{base} {usage}")).misused("");
     }
