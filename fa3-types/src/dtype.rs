@@ -22,6 +22,9 @@ impl Dtype {
     /// Every dtype, widest first.
     pub const ALL: [Dtype; 5] = [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::E4m3, Dtype::Int8];
 
+    /// The types that Q may have.
+    pub const OF_Q: [Dtype; 4] = [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::E4m3];
+
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {

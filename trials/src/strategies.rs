@@ -54,7 +54,7 @@ pub fn mask(reach: u32) -> impl Strategy<Value = Mask> {
 
 /// Any dtype.
 pub fn dtype() -> impl Strategy<Value = Dtype> {
-    select(Dtype::ALL.to_vec())
+    select(Dtype::OF_Q.to_vec())
 }
 
 /// Any distribution.
