@@ -31,7 +31,7 @@ pub(super) fn judge(
         Dtype::F16 => rows(problem, tile_m, inputs, outputs, |bits| bits.reinterpret_cast::<f16>()),
         Dtype::Bf16 => rows(problem, tile_m, inputs, outputs, |bits| bits.reinterpret_cast::<bf16>()),
         Dtype::E4m3 => fp8::judge(problem, inputs, outputs),
-        dtype @ Dtype::F32 => Err(format!("no kernel takes {dtype}")),
+        dtype @ (Dtype::F32 | Dtype::Int8) => Err(format!("no kernel takes {dtype}")),
     }
 }
 
