@@ -13,5 +13,5 @@ def test_every_two_levels_meet(counts):
     for i, j in itertools.combinations(range(len(counts)), 2):
         assert {(row[i], row[j]) for row in rows} == set(itertools.product(levels[i], levels[j]))
     # No array of pairs has fewer rows than the two largest factors have pairs.
-    least = counts[0] * counts[1] if len(counts) == 2 else max(x * y for x, y in itertools.combinations(counts, 2))
+    least = max(x * y for x, y in itertools.combinations(counts, 2))
     assert least <= len(rows) <= least + 4

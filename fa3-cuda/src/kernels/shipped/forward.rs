@@ -89,23 +89,23 @@ fn half() -> impl Iterator<Item = ProblemSpec> {
 /// such problems every two features meet in all four combinations: whether a problem has a feature is the parity of
 /// some bits of the problem's number. Every head dimension meets all eight.
 fn fp8() -> impl Iterator<Item = ProblemSpec> {
-    let (dims, lengths) = ([64, 128, 256], [(512, 512), (512, 8192)]);
-    (0..2 * dims.len() * MASKS.len() * lengths.len()).map(move |index| {
-        let cell = index / 2;
-        let number = if index % 2 == 0 { 0 } else { 1 + cell % 7 };
-        let has = |bits: usize| (number & bits).count_ones() % 2 == 1;
-        let heads = if has(1) { MANY_HEADS } else { 1 };
-        let (dim, mask, of) = (cell / 10, cell / 2 % 5, cell % 2);
-        let mut spec = problem(Dtype::E4m3, lengths[of], heads, dims[dim]).mask(MASKS[mask]);
-        spec.softcap = has(2).then_some(SOFTCAP);
-        spec.o.dtype = if has(4) { Dtype::F16 } else { Dtype::Bf16 };
-        if has(3) {
-            spec = spec.transposed_v();
-        }
-        if has(5) {
-            spec = spec.block_scales(64);
-        }
-        if has(6) { spec.v_channels() } else { spec }
+    let cells = [64, 128, 256].into_iter().flat_map(|head_dim| MASKS.map(|mask| (head_dim, mask)));
+    let cells = cells.flat_map(|cell| [(512, 512), (512, 8192)].map(|lengths| (cell, lengths)));
+    cells.enumerate().flat_map(|(cell, ((head_dim, mask), lengths))| {
+        [0, 1 + cell % 7].map(|number| {
+            let has = |bits: usize| (number & bits).count_ones() % 2 == 1;
+            let heads = if has(1) { MANY_HEADS } else { 1 };
+            let mut spec = problem(Dtype::E4m3, lengths, heads, head_dim).mask(mask);
+            spec.softcap = has(2).then_some(SOFTCAP);
+            spec.o.dtype = if has(4) { Dtype::F16 } else { Dtype::Bf16 };
+            if has(3) {
+                spec = spec.transposed_v();
+            }
+            if has(5) {
+                spec = spec.block_scales(64);
+            }
+            if has(6) { spec.v_channels() } else { spec }
+        })
     })
 }
 
